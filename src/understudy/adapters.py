@@ -1,0 +1,23 @@
+"""Adapters by name: agents, sandboxes and export formats are entry points, imported when they are used."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import Any
+
+from understudy.errors import ConfigError
+
+
+def names(kind: str) -> list[str]:
+    """Sorted names of the adapters of a kind ("agents", "sandboxes", "exports"), without importing them."""
+    return sorted({point.name for point in entry_points(group=f"understudy.{kind}")})
+
+
+def load(kind: str, name: str) -> Any:
+    """Import and return the adapter called `name`.
+
+    Raises ConfigError when there is none, naming those that exist.
+    """
+    for point in entry_points(group=f"understudy.{kind}", name=name):
+        return point.load()
+    raise ConfigError(f"no {kind} adapter is called {name!r}; there are: {', '.join(names(kind))}")

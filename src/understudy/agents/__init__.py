@@ -1,0 +1,1 @@
+"""The programs that work on a task, each behind one protocol."""

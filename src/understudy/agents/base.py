@@ -1,0 +1,54 @@
+"""The agent protocol: what to mount, how to run, what to collect."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Protocol
+
+from msgspec import Struct, field
+
+from understudy.sandbox.base import Mount, Sandbox
+
+GATEWAY_SOCKET = "/run/understudy/gateway.sock"
+"""Where the gateway's Unix socket is mounted in every sandbox that an agent runs in."""
+
+Outcome = Literal["completed", "max_turns", "timeout", "crashed"]
+
+
+class AgentJob(Struct, frozen=True, kw_only=True):
+    """What one attempt asks of an agent. `key` names the attempt to the gateway and is worth nothing elsewhere.
+
+    `instruction` is the task's text as it stands; `timeout_s` bounds the wall clock of the whole run.
+    """
+
+    instruction: str
+    key: str
+    model: str
+    max_turns: int
+    timeout_s: float
+
+
+class AgentResult(Struct, frozen=True, kw_only=True):
+    """How an agent ended. `logs` are the files it left, by name; `message` says why when it crashed."""
+
+    outcome: Outcome
+    exit_code: int | None
+    message: str = ""
+    logs: dict[str, bytes] = field(default_factory=dict[str, bytes])
+
+
+class Agent(Protocol):
+    """A program that works on a task inside a sandbox and reaches its model through `GATEWAY_SOCKET`."""
+
+    name: ClassVar[str]
+
+    def problems(self) -> list[str]:
+        """Why this agent cannot run here, each with what to do about it; empty when it can."""
+        ...
+
+    def mounts(self) -> tuple[Mount, ...]:
+        """What of the host it needs to see, read-only. Raises ConfigError when it is not installed."""
+        ...
+
+    async def run(self, sandbox: Sandbox, job: AgentJob) -> AgentResult:
+        """Work on the job to its end. Raises SandboxError; a crash of the agent is an outcome."""
+        ...

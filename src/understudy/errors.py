@@ -1,0 +1,91 @@
+"""Every error that Understudy raises on purpose, named by the boundary it crossed.
+
+    UnderstudyError
+    ├── TaskError       a task file, tree or gold patch is not usable
+    ├── SandboxError    isolation is missing, or a sandbox broke
+    ├── AgentError      the agent could not be started, or crashed
+    ├── GatewayError    our own gateway failed
+    ├── BackendError    the model server is down, refused, or answered nonsense
+    ├── GraderError     grading itself failed: never a reward of 0
+    ├── StoreError      the store cannot be read or written
+    └── ConfigError     an option, a setting or the machine is not as needed
+
+A message says what was found, where, what was expected, and what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class UnderstudyError(Exception):
+    """Base of all deliberate errors.
+
+    `boundary` names the seam that was crossed; it is stored with a failed attempt. `retryable` says whether
+    running the same thing again can help.
+    """
+
+    boundary: ClassVar[str] = "understudy"
+    retryable: ClassVar[bool] = False
+
+
+class TaskError(UnderstudyError):
+    """A task that cannot be used: missing or malformed file, a patch that does not apply, failed validation."""
+
+    boundary: ClassVar[str] = "task"
+
+
+class SandboxError(UnderstudyError):
+    """A sandbox that cannot be opened, or that broke while in use."""
+
+    boundary: ClassVar[str] = "sandbox"
+    retryable: ClassVar[bool] = True
+
+
+class AgentError(UnderstudyError):
+    """An agent that did not start, crashed, or ended without a result."""
+
+    boundary: ClassVar[str] = "agent"
+    retryable: ClassVar[bool] = True
+
+
+class GatewayError(UnderstudyError):
+    """A fault of the gateway itself."""
+
+    boundary: ClassVar[str] = "gateway"
+    retryable: ClassVar[bool] = True
+
+
+class BackendError(UnderstudyError):
+    """A model server that is down, refuses the request, or answers with nonsense.
+
+    `status` is the HTTP status of its answer, or None when there was no answer. `retry_after_s` is what the
+    server asked for, if it did.
+    """
+
+    boundary: ClassVar[str] = "backend"
+    retryable: ClassVar[bool] = True
+
+    def __init__(self, message: str, *, status: int | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class GraderError(UnderstudyError):
+    """Grading that could not be carried out. An infrastructure failure, never a reward of 0."""
+
+    boundary: ClassVar[str] = "grader"
+    retryable: ClassVar[bool] = True
+
+
+class StoreError(UnderstudyError):
+    """A store that cannot be opened, read or written, or an illegal state transition."""
+
+    boundary: ClassVar[str] = "store"
+
+
+class ConfigError(UnderstudyError):
+    """An option, a setting, or the machine itself is not as needed."""
+
+    boundary: ClassVar[str] = "config"

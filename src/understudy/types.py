@@ -1,0 +1,205 @@
+"""The nouns that cross rooms: task, rollout, attempt, call, verdict. Plain data, no behaviour.
+
+All are msgspec structs, so that they read and write JSON with type checks and exact error paths.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct, field
+
+# --- tasks ---------------------------------------------------------------------------------------------
+
+
+class Sdist(Struct, frozen=True, tag="sdist", tag_field="kind", forbid_unknown_fields=True):
+    """A source distribution on the package index, pinned by hash."""
+
+    name: str
+    version: str
+    sha256: str
+
+
+class Directory(Struct, frozen=True, tag="directory", tag_field="kind", forbid_unknown_fields=True):
+    """A directory on disk; in a JSONL file a relative path is taken from the file's own directory."""
+
+    path: str
+
+
+class Files(Struct, frozen=True, tag="files", tag_field="kind", forbid_unknown_fields=True):
+    """Text files given in place: relative path → content."""
+
+    files: dict[str, str]
+
+
+Source = Sdist | Directory | Files
+
+
+class PytestChecks(Struct, frozen=True, tag="pytest", tag_field="kind", forbid_unknown_fields=True):
+    """Hidden pytest files and the node ids that decide.
+
+    `files` are laid over the patched tree before the tests run (path relative to the tree → content). The
+    patch is resolved when every id of `fail_to_pass` passes and no id of `pass_to_pass` fails.
+    """
+
+    files: dict[str, str]
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...] = ()
+    timeout_s: float = 120.0
+
+
+class ScriptChecks(Struct, frozen=True, tag="script", tag_field="kind", forbid_unknown_fields=True):
+    """A hidden directory with a script that decides, mounted read-only at `target`.
+
+    The reward is the number that the script writes to `reward_file` (or the key `reward` of a `.json` beside
+    it), else 1 when it exits with 0.
+    """
+
+    source: Directory | Files
+    command: tuple[str, ...] = ("bash", "/tests/test.sh")
+    target: str = "/tests"
+    reward_file: str = "/logs/verifier/reward.txt"
+    timeout_s: float = 300.0
+
+
+Checks = PytestChecks | ScriptChecks
+
+
+class Task(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One programming task: an instruction, a source tree and hidden checks.
+
+    The agent gets `source` with `setup_patch` applied, as a single root commit in `workdir`. `gold_patch` is a
+    unified diff against that tree which must score 1; the empty patch must score 0.
+    """
+
+    instance_id: str
+    repo: str
+    instruction: str
+    source: Source
+    checks: Checks
+    gold_patch: str
+    setup_patch: str = ""
+    workdir: str = "/workspace"
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    meta: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+# --- the life of a rollout -----------------------------------------------------------------------------
+
+RolloutStatus = Literal[
+    "queuing", "preparing", "running", "succeeded", "failed", "cancelled", "requeuing"
+]
+AttemptStatus = Literal["preparing", "running", "succeeded", "failed", "timeout", "unresponsive"]
+
+ROLLOUT_TRANSITIONS: dict[RolloutStatus, frozenset[RolloutStatus]] = {
+    "queuing": frozenset({"preparing", "cancelled"}),
+    "preparing": frozenset({"running", "failed", "cancelled", "requeuing"}),
+    "running": frozenset({"succeeded", "failed", "cancelled", "requeuing"}),
+    "requeuing": frozenset({"preparing", "failed", "cancelled"}),
+    "succeeded": frozenset(),
+    "failed": frozenset(),
+    "cancelled": frozenset({"requeuing"}),
+}
+ATTEMPT_TRANSITIONS: dict[AttemptStatus, frozenset[AttemptStatus]] = {
+    "preparing": frozenset({"running", "failed", "unresponsive"}),
+    "running": frozenset({"succeeded", "failed", "timeout", "unresponsive"}),
+    "succeeded": frozenset(),
+    "failed": frozenset(),
+    "timeout": frozenset(),
+    "unresponsive": frozenset(),
+}
+
+
+class ErrorInfo(Struct, frozen=True):
+    """A fault as it is stored: the boundary it crossed, its type and its message."""
+
+    boundary: str
+    type: str
+    message: str
+
+
+class Rollout(Struct, frozen=True, kw_only=True):
+    """One task, one sample index. Times are Unix seconds."""
+
+    id: str
+    task_id: str
+    sample_index: int
+    status: RolloutStatus
+    created_at: float
+    updated_at: float
+    error: ErrorInfo | None = None
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    """One execution of a rollout. `number` counts from 1 within the rollout."""
+
+    id: str
+    rollout_id: str
+    number: int
+    status: AttemptStatus
+    started_at: float
+    heartbeat_at: float
+    ended_at: float | None = None
+    error: ErrorInfo | None = None
+    timings: dict[str, float] = field(default_factory=dict[str, float])
+
+
+TestOutcome = Literal["passed", "failed", "error", "skipped", "xfailed", "xpassed", "missing"]
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """What the grader says of one patch. `reward` is 1.0 or 0.0; `reason` is one line for a person."""
+
+    reward: float
+    reason: str
+    tests: dict[str, TestOutcome] = field(default_factory=dict[str, TestOutcome])
+    log: str = ""
+
+
+# --- calls ---------------------------------------------------------------------------------------------
+
+
+class Usage(Struct, frozen=True, omit_defaults=True):
+    """Token counts as the backend reports them; `prompt_tokens` includes the cached ones."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+CallStatus = Literal["ok", "error", "abandoned"]
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """One model request and its answer.
+
+    `request` is the exact body the agent sent. `response` is the exact JSON message it was answered with
+    (streamed answers are a rendering of it), or the error body. What a backend cannot give (token ids,
+    logprobs, a policy version) is None, never made up. `logprobs[i]` belongs to `completion_token_ids[i]`.
+    The branch key is (`session_id`, `agent_id`); `parent_id` is the call before it on that branch and
+    `sequence` counts from 0 within the attempt.
+    """
+
+    id: str
+    attempt_id: str
+    sequence: int
+    dialect: str
+    requested_model: str
+    backend: str
+    backend_model: str
+    request: bytes
+    response: bytes
+    status: CallStatus
+    started_at: float
+    ended_at: float
+    parent_id: str | None = None
+    session_id: str | None = None
+    agent_id: str | None = None
+    policy_version: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    completion_token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[float, ...] | None = None
+    finish_reason: str | None = None
+    usage: Usage = Usage()
+    sampling: dict[str, Any] = field(default_factory=dict[str, Any])
+    error: ErrorInfo | None = None
