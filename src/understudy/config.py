@@ -1,8 +1,4 @@
-"""Where things lie on this machine, what is pinned, and the settings a person may change.
-
-Settings come from `understudy.toml` in the working directory, then from `UNDERSTUDY_*` variables, then from the
-command line; later ones win. An unknown key is refused.
-"""
+"""Where things lie on this machine, and what is pinned."""
 
 from __future__ import annotations
 

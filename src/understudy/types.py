@@ -86,9 +86,7 @@ class Task(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
 
 # --- the life of a rollout -----------------------------------------------------------------------------
 
-RolloutStatus = Literal[
-    "queuing", "preparing", "running", "succeeded", "failed", "cancelled", "requeuing"
-]
+RolloutStatus = Literal["queuing", "preparing", "running", "succeeded", "failed", "cancelled", "requeuing"]
 AttemptStatus = Literal["preparing", "running", "succeeded", "failed", "timeout", "unresponsive"]
 
 ROLLOUT_TRANSITIONS: dict[RolloutStatus, frozenset[RolloutStatus]] = {
@@ -97,7 +95,8 @@ ROLLOUT_TRANSITIONS: dict[RolloutStatus, frozenset[RolloutStatus]] = {
     "running": frozenset({"succeeded", "failed", "cancelled", "requeuing"}),
     "requeuing": frozenset({"preparing", "failed", "cancelled"}),
     "succeeded": frozenset(),
-    "failed": frozenset(),
+    # A resumed run tries again what failed for reasons of infrastructure, or what was called off.
+    "failed": frozenset({"requeuing"}),
     "cancelled": frozenset({"requeuing"}),
 }
 ATTEMPT_TRANSITIONS: dict[AttemptStatus, frozenset[AttemptStatus]] = {
@@ -118,10 +117,19 @@ class ErrorInfo(Struct, frozen=True):
     message: str
 
 
-class Rollout(Struct, frozen=True, kw_only=True):
-    """One task, one sample index. Times are Unix seconds."""
+class Run(Struct, frozen=True, kw_only=True):
+    """One invocation over many rollouts, with the configuration it must keep. `created_at` in Unix seconds."""
 
     id: str
+    config: dict[str, Any]
+    created_at: float
+
+
+class Rollout(Struct, frozen=True, kw_only=True):
+    """One task, one sample index, within one run. Times are Unix seconds."""
+
+    id: str
+    run_id: str
     task_id: str
     sample_index: int
     status: RolloutStatus

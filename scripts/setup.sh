@@ -1,0 +1,42 @@
+#!/bin/sh
+# Everything a run needs, from nothing but Python, git and make. Quick when it is all there already.
+set -eu
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3}
+VENV=.venv
+
+say() { printf '%s\n' "$*" >&2; }
+fail() { say "setup: $*"; exit 1; }
+
+[ "$(uname -s)" = Linux ] || fail "Understudy's sandboxes need Linux; this is $(uname -s). Use a Linux machine, a virtual machine or WSL2."
+command -v "$PYTHON" >/dev/null || fail "no $PYTHON here; install Python 3.11 or newer, or set PYTHON=/path/to/python3"
+"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+  fail "$("$PYTHON" --version) is too old; install Python 3.11 or newer, or set PYTHON=/path/to/python3"
+command -v git >/dev/null || fail "no git here; install it, as: apt-get install git"
+
+if ! command -v bwrap >/dev/null; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    say "setup: installing bubblewrap with apt-get"
+    { apt-get install -y -q bubblewrap || { apt-get update -q && apt-get install -y -q bubblewrap; }; } >.setup.log 2>&1 ||
+      fail "apt-get could not install bubblewrap (is the network there?); its output is in .setup.log"
+    rm -f .setup.log
+  else
+    fail "no bubblewrap here, which the sandbox is made of; install it, as: sudo apt-get install bubblewrap
+       (dnf install bubblewrap, pacman -S bubblewrap, apk add bubblewrap)"
+  fi
+fi
+
+if [ ! -x $VENV/bin/python ]; then
+  "$PYTHON" -m venv $VENV || fail "$PYTHON cannot make a virtual environment; install its venv module, as: apt-get install python3-venv"
+fi
+stamp=$VENV/.installed
+extras="hf,dev"
+command -v npm >/dev/null || extras="$extras,node"
+want="$extras $(cksum pyproject.toml)"
+if [ "$(cat $stamp 2>/dev/null || true)" != "$want" ]; then
+  say "setup: installing into $VENV"
+  $VENV/bin/python -m pip install -q --disable-pip-version-check -e ".[$extras]" ||
+    fail "pip could not install the dependencies (is the network there?); its words are above"
+  printf '%s' "$want" >$stamp
+fi
+$VENV/bin/understudy setup || exit 1

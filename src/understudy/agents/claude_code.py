@@ -1,0 +1,168 @@
+"""The real Claude Code CLI, headless, talking to the gateway through its Unix socket."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from typing import Any, ClassVar
+
+import msgspec
+import orjson
+
+from understudy.agents.base import GATEWAY_SOCKET, AgentJob, AgentResult, Outcome
+from understudy.agents.claude_install import binary_path
+from understudy.errors import ConfigError
+from understudy.sandbox.base import Completed, Mount, Sandbox
+
+_BINARY = "/opt/understudy/claude"
+
+_ENVIRONMENT = {
+    "ANTHROPIC_BASE_URL": "http://localhost",
+    # A changing billing block at the head of the system prompt would break every prefix cache.
+    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "CLAUDE_CODE_MAX_RETRIES": "6",
+    "DISABLE_AUTOUPDATER": "1",
+    "DISABLE_ERROR_REPORTING": "1",
+    "DISABLE_TELEMETRY": "1",
+    "IS_SANDBOX": "1",
+}
+
+_OUTCOMES: dict[str, Outcome] = {"success": "completed", "error_max_turns": "max_turns"}
+"""The CLI's result subtypes that are an ordinary end; every other one is a crash."""
+
+
+class _SessionNote(msgspec.Struct):
+    """What the CLI tells its hooks, as far as it matters here."""
+
+    transcript_path: str
+
+
+class _StreamEvent(msgspec.Struct):
+    """The few fields of a stream-json line that decide how the run ended."""
+
+    type: str
+    subtype: str = ""
+    is_error: bool = False
+    result: str | None = None
+    errors: list[Any] = msgspec.field(default_factory=list[Any])
+
+
+class ClaudeCode:
+    """Runs `claude -p` once per attempt and collects its stream, its session logs and how it ended."""
+
+    name: ClassVar[str] = "claude-code"
+
+    def problems(self) -> list[str]:
+        """Why Claude Code cannot run here; empty when it can."""
+        try:
+            binary = binary_path()
+        except ConfigError as error:
+            return [str(error)]
+        return [] if binary.is_file() else [f"Claude Code is not fetched yet ({binary}); run: understudy setup"]
+
+    def mounts(self) -> tuple[Mount, ...]:
+        """The CLI's binary. Raises ConfigError when it has not been fetched."""
+        if problems := self.problems():
+            raise ConfigError(problems[0])
+        return (Mount(binary_path(), _BINARY),)
+
+    async def run(self, sandbox: Sandbox, job: AgentJob) -> AgentResult:
+        """Run the CLI on the instruction to its end or the job's wall-clock limit."""
+        config_dir = f"{sandbox.home}/.claude"
+        session_note = f"{sandbox.home}/.understudy-session.json"
+        await sandbox.write(f"{config_dir}/settings.json", orjson.dumps(_settings(session_note)))
+        completed = await sandbox.run(
+            [
+                sandbox.locate(_BINARY),
+                "-p",
+                "--model",
+                job.model,
+                "--max-turns",
+                str(job.max_turns),
+                "--output-format",
+                "stream-json",
+                "--verbose",
+                "--dangerously-skip-permissions",
+            ],
+            # The instruction goes in by stdin: it may begin with a dash, or be longer than an argument may be.
+            stdin=job.instruction.encode(),
+            timeout_s=job.timeout_s,
+            env={
+                **_ENVIRONMENT,
+                "ANTHROPIC_UNIX_SOCKET": sandbox.locate(GATEWAY_SOCKET),
+                "ANTHROPIC_AUTH_TOKEN": job.key,
+                "CLAUDE_CONFIG_DIR": config_dir,
+                **dict.fromkeys(_MODEL_VARIABLES, job.model),
+            },
+        )
+        logs = {"stream.jsonl": completed.stdout, "stderr.txt": completed.stderr}
+        logs.update(await _session_logs(sandbox, session_note))
+        outcome, message = _judge(completed)
+        return AgentResult(outcome=outcome, exit_code=completed.exit_code, message=message, logs=logs)
+
+
+_MODEL_VARIABLES = (
+    "ANTHROPIC_DEFAULT_OPUS_MODEL",
+    "ANTHROPIC_DEFAULT_SONNET_MODEL",
+    "ANTHROPIC_DEFAULT_HAIKU_MODEL",
+    "CLAUDE_CODE_SUBAGENT_MODEL",
+)
+
+
+def _settings(session_note: str) -> dict[str, Any]:
+    """Settings of the CLI. The hook notes where this session's log is written, for collecting it afterwards."""
+    hook = {"type": "command", "command": f"cat > '{session_note}'"}
+    return {
+        "includeCoAuthoredBy": False,
+        "cleanupPeriodDays": 3650,
+        # There is no network in a sandbox, and WebSearch would ask the model's provider for it.
+        "permissions": {"deny": ["WebFetch", "WebSearch"]},
+        "hooks": {"SessionStart": [{"hooks": [hook]}]},
+    }
+
+
+def _judge(completed: Completed) -> tuple[Outcome, str]:
+    """How the run ended, from the last `result` line of its stream, with a reason when it is a crash."""
+    if completed.timed_out:
+        return "timeout", f"stopped after {completed.duration_s:.0f} s"
+    result: _StreamEvent | None = None
+    for line in reversed(completed.stdout.splitlines()):
+        try:
+            event = msgspec.json.decode(line, type=_StreamEvent)
+        except msgspec.DecodeError:
+            continue  # what the agent's hooks or a killed CLI left on stdout is not part of the stream
+        if event.type == "result":
+            result = event
+            break
+    if result is None:
+        tail = completed.stderr.decode(errors="replace").strip()[-500:] or "nothing on stderr"
+        return "crashed", f"Claude Code ended with exit code {completed.exit_code} and no result: {tail}"
+    outcome = _OUTCOMES.get(result.subtype)
+    if outcome == "max_turns" or (outcome and not result.is_error):
+        return outcome, ""
+    said = result.result or "; ".join(str(error) for error in result.errors) or "no message"
+    return "crashed", f"Claude Code reported {result.subtype}: {said[:500]}"
+
+
+async def _session_logs(sandbox: Sandbox, session_note: str) -> dict[str, bytes]:
+    """The session's JSONL and those of its subagents, by their names below the CLI's project directory."""
+    try:
+        note = msgspec.json.decode(await sandbox.read(session_note, limit=1 << 20), type=_SessionNote)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return {}  # the CLI ended before its session began; its exit state tells why
+    directory, _, file = note.transcript_path.rpartition("/")
+    archive = await sandbox.run(
+        ["tar", "-C", directory, "--ignore-failed-read", "-cf", "-", "--", file, file.removesuffix(".jsonl")],
+        timeout_s=30,
+    )
+    logs: dict[str, bytes] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as members:
+            for member in members:
+                content = members.extractfile(member) if member.isfile() else None
+                if content is not None:
+                    logs[f"session/{member.name}"] = content.read()
+    except tarfile.TarError:
+        return logs  # an agent that ruins its own log directory loses its log, not its attempt
+    return logs

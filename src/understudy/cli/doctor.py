@@ -1,0 +1,152 @@
+"""`understudy doctor`: what a run needs and its state. `understudy setup`: fetch what is missing."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from msgspec import Struct, json
+
+from understudy.errors import ConfigError
+
+
+class Check(Struct, frozen=True):
+    """One thing a run needs: whether it is there, what was found, and what to do when it is not."""
+
+    name: str
+    ok: bool
+    found: str
+    remedy: str = ""
+    required: bool = True
+
+
+def doctor(
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+) -> None:
+    """Show everything a run needs, with its state. Exits with 1 when something required is missing."""
+    checks = [check() for check in _CHECKS]
+    healthy = all(check.ok for check in checks if check.required)
+    if json_:
+        typer.echo(json.encode({"ok": healthy, "checks": checks}).decode())
+    else:
+        _print(checks)
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def setup() -> None:
+    """Fetch what a run needs and is not here yet: Claude Code, the tasks' environment, the pinned packages."""
+    from understudy.agents.claude_install import install
+    from understudy.config import cache_dir
+    from understudy.tasks.catalog import CATALOG
+    from understudy.tasks.environment import python_environment
+    from understudy.tasks.sources import fetch
+
+    cache = cache_dir()
+    typer.echo(f"Claude Code: {install(cache)}", err=True)
+    python_environment(cache)
+    typer.echo("tasks' environment: ready", err=True)
+    for package in CATALOG.values():
+        typer.echo(f"{package.sdist.name} {package.sdist.version}: {fetch(package.sdist, cache)}", err=True)
+
+
+def _print(checks: list[Check]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_edge=False, pad_edge=False)
+    for heading in ("", "what", "found", "what to do"):
+        table.add_column(heading, overflow="fold")
+    for check in checks:
+        mark = "ok" if check.ok else ("missing" if check.required else "optional")
+        table.add_row(mark, check.name, check.found, check.remedy)
+    Console().print(table, markup=False)
+
+
+def _python() -> Check:
+    found = platform.python_version()
+    return Check(
+        "Python", sys.version_info >= (3, 11), found, "" if sys.version_info >= (3, 11) else "use 3.11 or newer"
+    )
+
+
+def _tool(name: str, remedy: str, *, required: bool = True) -> Callable[[], Check]:
+    def check() -> Check:
+        path = shutil.which(name)
+        if path is None:
+            return Check(name, False, "not found", remedy, required)
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+        return Check(
+            name, True, f"{path} ({said.strip().splitlines()[0] if said.strip() else 'no version'})", "", required
+        )
+
+    return check
+
+
+def _sandbox() -> Check:
+    from understudy.sandbox.local import LocalSandboxes
+
+    problems = LocalSandboxes().problems()
+    return Check(
+        "sandbox: local", not problems, "; ".join(problems) or "works", "" if not problems else "see left"
+    )
+
+
+def _npm() -> Check:
+    from understudy.agents.claude_install import find_npm
+
+    npm = find_npm()
+    remedy = "" if npm else "install Node.js with npm, or: pip install 'understudy[node]'"
+    return Check("npm", npm is not None, " ".join(npm) if npm else "not found", remedy, required=False)
+
+
+def _claude_code() -> Check:
+    from understudy.agents.claude_install import binary_path
+    from understudy.config import CLAUDE_CODE_VERSION
+
+    try:
+        binary = binary_path()
+    except ConfigError as error:
+        return Check("Claude Code", False, str(error))
+    if binary.is_file():
+        return Check("Claude Code", True, f"{CLAUDE_CODE_VERSION} at {binary}")
+    return Check("Claude Code", False, f"{CLAUDE_CODE_VERSION} is not fetched", "understudy setup")
+
+
+def _datasets() -> Check:
+    from importlib.util import find_spec
+
+    there = find_spec("datasets") is not None
+    remedy = "" if there else "pip install 'understudy[hf]'"
+    return Check("datasets (export hf)", there, "installed" if there else "not installed", remedy, required=False)
+
+
+def _cache() -> Check:
+    from understudy.config import cache_dir
+
+    cache = cache_dir()
+    parent = next(path for path in (cache, *cache.parents) if path.exists())
+    free = shutil.disk_usage(parent).free / 2**30
+    enough = free >= 2
+    return Check(
+        "cache directory",
+        enough,
+        f"{cache} ({free:.0f} GiB free)",
+        "" if enough else "free 2 GiB, or set UNDERSTUDY_CACHE",
+    )
+
+
+_CHECKS: tuple[Callable[[], Check], ...] = (
+    _python,
+    _tool("git", "install git, as: apt-get install git"),
+    _sandbox,
+    _npm,
+    _claude_code,
+    _cache,
+    _datasets,
+)

@@ -1,0 +1,57 @@
+"""The `understudy` command: its sub-commands, and how errors and interrupts reach a person."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from understudy import __version__
+from understudy.cli import doctor, export, run, show, tasks
+from understudy.errors import UnderstudyError
+
+app = typer.Typer(
+    name="understudy",
+    help="Teach any language model to do Claude Code's job.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run.run)
+app.command("show")(show.show)
+app.command("doctor")(doctor.doctor)
+app.command("setup")(doctor.setup)
+app.add_typer(tasks.app, name="tasks")
+app.add_typer(export.app, name="export")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"understudy {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(  # pyright: ignore[reportUnusedFunction]
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 done, 1 done with failures, 2 a named error, 130 interrupted."""
+    try:
+        app()
+    except UnderstudyError as error:
+        print(f"understudy: {error.boundary} error: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(EXIT_ERROR)
+    except KeyboardInterrupt:
+        print("understudy: interrupted", file=sys.stderr)  # noqa: T201
+        sys.exit(EXIT_INTERRUPTED)

@@ -1,0 +1,122 @@
+"""Live progress of a run on stderr: a line that is redrawn on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from understudy.run.conductor import Monitor
+from understudy.run.scheduler import Scheduler
+from understudy.store.store import Store
+
+_TERMINAL_S = 0.25
+_PLAIN_S = 10.0
+
+
+class Display(Monitor):
+    """What a run tells, as one line of text; thread-safe to read."""
+
+    def __init__(self) -> None:
+        self.scheduler: Scheduler | None = None
+        self.changed = threading.Event()
+        self._stage = "starting"
+        self._store: Store | None = None
+        self._began = time.monotonic()
+        self._done_before = 0
+
+    def stage(self, text: str) -> None:
+        """Show a stage."""
+        self._stage = text
+        self.changed.set()
+
+    def running(self, scheduler: Scheduler, store: Store) -> None:
+        """Show the rollouts' counters from now on."""
+        self._store = store
+        self._began = time.monotonic()
+        self._done_before = scheduler.progress.done
+        self.scheduler = scheduler
+        self.changed.set()
+
+    def line(self) -> str:
+        """Where the run stands: rollouts done, solved, calls, tokens, time left."""
+        if self.scheduler is None or self._store is None:
+            return self._stage
+        progress = self.scheduler.progress
+        counts = self._store.counts(self.scheduler.run_id)
+        parts = [
+            f"{progress.done}/{progress.total} rollouts",
+            f"{progress.solved} solved",
+            f"{progress.running} running",
+            f"{counts.calls} calls",
+            f"{_short(counts.prompt_tokens)}+{_short(counts.completion_tokens)} tokens",
+            self._time_left(progress.done, progress.total),
+        ]
+        if progress.failed or progress.retried:
+            parts.append(f"{progress.failed} failed, {progress.retried} retried")
+        if progress.last_error is not None:
+            parts.append(f"last fault at the {progress.last_error.boundary}")
+        if self.scheduler.draining:
+            parts.append("finishing what runs; Ctrl-C again stops at once")
+        return " · ".join(parts)
+
+    def _time_left(self, done: int, total: int) -> str:
+        fresh = done - self._done_before
+        if fresh == 0:
+            return "time left unknown"
+        left = (time.monotonic() - self._began) / fresh * (total - done)
+        return f"{left:.0f} s left" if left < 120 else f"{left / 60:.0f} min left"
+
+
+def _short(count: int) -> str:
+    for size, letter in ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")):
+        if count >= size:
+            return f"{count / size:.1f}{letter}"
+    return str(count)
+
+
+@contextmanager
+def display(stream: TextIO) -> Iterator[Display]:
+    """Show a run's progress on `stream` while the context is open."""
+    shown = Display()
+    stop = threading.Event()
+    draw = _draw_live if stream.isatty() else _draw_plain
+    thread = threading.Thread(target=draw, args=(shown, stream, stop), name="progress", daemon=True)
+    thread.start()
+    try:
+        yield shown
+    finally:
+        stop.set()
+        shown.changed.set()
+        thread.join()
+
+
+def _draw_live(shown: Display, stream: TextIO, stop: threading.Event) -> None:
+    spinner = Spinner("dots")
+    with Live(spinner, console=Console(file=stream), auto_refresh=False, transient=True) as live:
+        while not stop.is_set():
+            spinner.update(text=Text(shown.line()))
+            live.refresh()
+            stop.wait(_TERMINAL_S)
+
+
+def _draw_plain(shown: Display, stream: TextIO, stop: threading.Event) -> None:
+    last = ""
+    while not stop.is_set():
+        line = shown.line()
+        if line != last:
+            stream.write(f"{line}\n")
+            stream.flush()
+            last = line
+        shown.changed.clear()
+        if shown.scheduler is None:
+            shown.changed.wait(_PLAIN_S)
+        else:
+            stop.wait(_PLAIN_S)

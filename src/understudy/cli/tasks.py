@@ -1,0 +1,141 @@
+"""`understudy tasks`: make tasks, and check those one has."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from understudy.errors import ConfigError, TaskError
+
+app = typer.Typer(help="Make tasks, and check those you have.", no_args_is_help=True)
+
+_Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Sandboxes at a time [default: CPUs].")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command("make")
+def make_tasks(
+    package: Annotated[str, typer.Argument(help="A package of the catalog, as toolz or boltons.")],
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many tasks.")] = 10,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same tasks.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="JSONL file [default: tasks/PACKAGE-COUNT-SEED.jsonl].")
+    ] = None,
+    jobs: _Jobs = None,
+    json_: _Json = False,
+) -> None:
+    """Make programming tasks out of a package: bugs that its own tests catch, with those tests hidden."""
+    import msgspec
+
+    from understudy.config import cache_dir
+    from understudy.run.intake import take_in
+    from understudy.sandbox.local import LocalSandboxes
+    from understudy.tasks.environment import python_environment
+    from understudy.tasks.mutated import make
+    from understudy.tasks.records import dump
+
+    path = output or Path("tasks") / f"{package}-{count}-{seed}.jsonl"
+    workers = jobs or os.cpu_count() or 1
+    cache = cache_dir()
+    sandboxes = LocalSandboxes()
+    if problems := sandboxes.problems():
+        raise ConfigError("\n".join(problems))
+    environment = python_environment(cache)
+
+    async def work() -> None:
+        tasks = await make(
+            package, count, seed, sandboxes=sandboxes, cache=cache, jobs=workers, progress=_say("bugs kept")
+        )
+        intake = await take_in(
+            tasks,
+            cache=cache,
+            sandboxes=sandboxes,
+            environment=environment,
+            concurrency=workers,
+            progress=_say("tasks validated"),
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        dump(intake.accepted, path)
+        made, refused = len(intake.accepted), intake.refused
+        if json_:
+            report = {
+                "path": str(path),
+                "tasks": [task.instance_id for task in intake.accepted],
+                "refused": refused,
+            }
+            typer.echo(msgspec.json.encode(report).decode())
+        else:
+            typer.echo(f"{made} tasks in {path}")
+            typer.echo(f"next: understudy run --tasks {path}")
+        if refused:
+            raise ConfigError(f"{len(refused)} tasks did not pass validation: {refused}")
+
+    asyncio.run(work())
+
+
+@app.command("check")
+def check_tasks(
+    specs: Annotated[
+        list[str], typer.Argument(metavar="TASKS...", help="JSONL files, task folders, directories of them.")
+    ],
+    sandbox: Annotated[str, typer.Option(help="local, or unsafe-local.")] = "local",
+    jobs: _Jobs = None,
+    json_: _Json = False,
+) -> None:
+    """Validate tasks: the gold patch must score 1 and the empty patch 0. Exits with 1 when one is refused."""
+    import msgspec
+
+    from understudy import adapters
+    from understudy.config import cache_dir
+    from understudy.run.intake import Intake, take_in
+    from understudy.sandbox.base import Sandboxes
+    from understudy.tasks.base import load
+    from understudy.tasks.environment import python_environment
+
+    cache = cache_dir()
+    sandboxes: Sandboxes = adapters.load("sandboxes", sandbox)()
+    if problems := sandboxes.problems():
+        raise ConfigError("\n".join(problems))
+    tasks = [task for spec in specs for task in load(spec)]
+
+    async def work() -> Intake:
+        return await take_in(
+            tasks,
+            cache=cache,
+            sandboxes=sandboxes,
+            environment=python_environment(cache),
+            concurrency=jobs or os.cpu_count() or 1,
+            progress=_say("tasks validated"),
+        )
+
+    intake = asyncio.run(work())
+    accepted = [task.instance_id for task in intake.accepted]
+    if json_:
+        typer.echo(msgspec.json.encode({"accepted": accepted, "refused": intake.refused}).decode())
+    else:
+        for task in accepted:
+            typer.echo(f"ok       {task}")
+        for task, reason in intake.refused.items():
+            typer.echo(f"refused  {task}: {reason}")
+    if intake.refused:
+        raise typer.Exit(1)
+
+
+def _say(what: str) -> Callable[[int, int], None]:
+    """Progress on stderr: redrawn on a terminal, one line at the end elsewhere."""
+    live = sys.stderr.isatty()
+
+    def say(done: int, total: int) -> None:
+        if live or done == total:
+            start = "\r" if live else ""
+            end = "\n" if done == total or not live else ""
+            sys.stderr.write(f"{start}{what}: {done} of {total}{end}")
+            sys.stderr.flush()
+
+    return say

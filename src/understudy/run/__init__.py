@@ -1,0 +1,1 @@
+"""The life of a rollout, and many at once."""

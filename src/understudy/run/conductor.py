@@ -1,0 +1,211 @@
+"""One run from its configuration to its summary: store, intake, model server, gateway, scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+
+from msgspec import Struct
+
+from understudy import adapters
+from understudy.agents.base import Agent
+from understudy.config import cache_dir
+from understudy.errors import ConfigError, TaskError
+from understudy.gateway.app import Gateway
+from understudy.gateway.backends.openai import OpenAIBackend
+from understudy.gateway.keys import Keys
+from understudy.model.process import start_server
+from understudy.run.attempt import Workbench, execute
+from understudy.run.config import RunConfig
+from understudy.run.intake import Intake, take_in
+from understudy.run.scheduler import Progress, Scheduler
+from understudy.sandbox.base import Sandboxes
+from understudy.store.store import Store
+from understudy.tasks.environment import python_environment
+from understudy.tasks.records import dump
+from understudy.types import Task
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """The figures a run ends with, over all starts of it; `wall_s` is this start's wall clock in seconds.
+
+    `pending` counts rollouts left queued (a drained run); `refused_tasks` maps the tasks that did not pass
+    validation to the reason.
+    """
+
+    run_id: str
+    output_dir: str
+    rollouts: int
+    solved: int
+    unsolved: int
+    infrastructure_failures: int
+    pending: int
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    wall_s: float
+    refused_tasks: dict[str, str]
+
+
+class Monitor:
+    """What a run tells while it goes on. The base class listens to nothing; a display overrides what it shows."""
+
+    def stage(self, text: str) -> None:
+        """A stage before the rollouts began, in words."""
+
+    def running(self, scheduler: Scheduler, store: Store) -> None:
+        """The rollouts begin; the scheduler's progress and the store's counts may be read from now on."""
+
+
+async def conduct(
+    config: RunConfig, tasks: Sequence[Task], output_dir: Path, *, concurrency: int, monitor: Monitor
+) -> Summary:
+    """Carry out a run, or continue it where an earlier start of it ended.
+
+    Everything it starts is stopped when it returns, raises or is cancelled. Raises ConfigError, TaskError,
+    StoreError, or the error that made going on useless.
+    """
+    started = time.monotonic()
+    cache = cache_dir()
+    agent: Agent = adapters.load("agents", config.agent)(**config.agent_options)
+    sandboxes: Sandboxes = adapters.load("sandboxes", config.sandbox)()
+    if problems := agent.problems() + sandboxes.problems():
+        raise ConfigError("\n".join(problems))
+    with lock(output_dir), Store.open(output_dir) as store:
+        monitor.stage("preparing the tasks' environment")
+        environment = await asyncio.to_thread(python_environment, cache)
+        monitor.stage(f"validating {len(tasks)} tasks")
+        intake = await take_in(
+            tasks,
+            cache=cache,
+            sandboxes=sandboxes,
+            environment=environment,
+            concurrency=concurrency,
+            progress=lambda done, total: monitor.stage(f"validating tasks: {done} of {total}"),
+        )
+        await _enrol(store, config, intake)
+        async with AsyncExitStack() as stack:
+            monitor.stage("starting the model and the gateway")
+            backend = await stack.enter_async_context(_backend(config, intake.accepted, output_dir))
+            keys = Keys()
+            gateway = Gateway(backend, store, keys)
+            socket = output_dir / "gateway.sock"
+            await gateway.start_unix(socket)
+            stack.push_async_callback(gateway.stop)
+            bench = Workbench(
+                config=config,
+                store=store,
+                keys=keys,
+                agent=agent,
+                sandboxes=sandboxes,
+                environment=environment,
+                cache=cache,
+                gateway_socket=socket,
+            )
+            counts = store.counts(config.run_id)
+            progress = Progress(
+                total=config.samples * len(intake.accepted),
+                done=counts.solved + counts.unsolved,
+                solved=counts.solved,
+            )
+            scheduler = Scheduler(store, config.run_id, partial(execute, bench), concurrency, progress)
+            monitor.running(scheduler, store)
+            try:
+                await scheduler.run()
+            except asyncio.CancelledError:
+                # What was called off in the middle is queued again at once, so that nobody takes it for running.
+                await asyncio.wrap_future(store.recover(config.run_id))
+                raise
+        return summarise(store, config, output_dir, time.monotonic() - started, intake.refused)
+
+
+def summarise(
+    store: Store, config: RunConfig, output_dir: Path, wall_s: float, refused: dict[str, str]
+) -> Summary:
+    """The summary of a run as its store has it now."""
+    counts = store.counts(config.run_id)
+    by_status = counts.rollouts
+    return Summary(
+        run_id=config.run_id,
+        output_dir=str(output_dir),
+        rollouts=sum(by_status.values()),
+        solved=counts.solved,
+        unsolved=counts.unsolved,
+        infrastructure_failures=by_status.get("failed", 0),
+        pending=by_status.get("queuing", 0) + by_status.get("requeuing", 0),
+        calls=counts.calls,
+        prompt_tokens=counts.prompt_tokens,
+        completion_tokens=counts.completion_tokens,
+        wall_s=round(wall_s, 3),
+        refused_tasks=refused,
+    )
+
+
+async def _enrol(store: Store, config: RunConfig, intake: Intake) -> None:
+    """Write the run, its tasks and its rollouts into the store, and queue again what an earlier start left."""
+    if not intake.accepted:
+        reasons = "\n".join(f"  {task}: {reason}" for task, reason in list(intake.refused.items())[:5])
+        raise TaskError(f"none of the {len(intake.refused)} tasks passed validation:\n{reasons}")
+    run_id = config.run_id
+    await asyncio.wrap_future(store.put_run(run_id, config.record()))
+    await asyncio.wrap_future(store.put_tasks(run_id, intake.accepted))
+    rollouts = [
+        (config.rollout_id(task.instance_id, index), task.instance_id, index)
+        for index in range(config.samples)
+        for task in intake.accepted
+    ]
+    await asyncio.wrap_future(store.create_rollouts(run_id, rollouts))
+    await asyncio.wrap_future(store.recover(run_id))
+    await asyncio.wrap_future(store.requeue_failed(run_id))
+
+
+@asynccontextmanager
+async def _backend(config: RunConfig, tasks: Sequence[Task], output_dir: Path) -> AsyncIterator[OpenAIBackend]:
+    """The model behind the gateway, answering. Raises BackendError when it does not."""
+    async with AsyncExitStack() as stack:
+        base_url = config.base_url
+        if config.backend == "embedded":
+            tasks_file = output_dir / "tasks.jsonl"
+            dump(tasks, tasks_file)
+            server = await stack.enter_async_context(
+                start_server(
+                    config.policy or "oracle",
+                    tasks_file,
+                    policy_args=config.policy_args,
+                    model_name=config.model,
+                )
+            )
+            base_url = server.url
+        if base_url is None:
+            raise ConfigError(f"the {config.backend} backend needs --base-url, as http://host:port/v1")
+        backend = OpenAIBackend(base_url, config.model)
+        stack.push_async_callback(backend.close)
+        models = await backend.models()
+        if config.model not in models:
+            raise ConfigError(
+                f"the server at {base_url} has no model {config.model!r}; it has: {', '.join(models)}"
+            )
+        yield backend
+
+
+@contextmanager
+def lock(output_dir: Path) -> Iterator[None]:
+    """Hold an output directory for this process. Raises ConfigError when another run has it."""
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        file = (output_dir / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"cannot write to the output directory {output_dir}: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another run is using {output_dir}; wait for it, or give another --output-dir"
+            ) from None
+        yield

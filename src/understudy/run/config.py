@@ -1,0 +1,61 @@
+"""What a run is: everything that decides its results, resolved, saved with it, and hashed to its id."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from understudy.types import Task
+
+
+class RunConfig(Struct, frozen=True, kw_only=True):
+    """The resolved configuration of a run.
+
+    Two commands with equal configurations are one run, and the second continues the first; concurrency, output
+    formats and the like are no part of it. `tasks` maps each instance id to the digest of its record.
+    """
+
+    backend: str
+    model: str
+    base_url: str | None = None
+    policy: str | None = None
+    policy_args: dict[str, str] = field(default_factory=dict[str, str])
+    agent: str = "claude-code"
+    agent_options: dict[str, str] = field(default_factory=dict[str, str])
+    sandbox: str = "local"
+    samples: int = 1
+    seed: int = 0
+    max_turns: int = 30
+    timeout_s: float = 1800.0
+    tasks: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def run_id(self) -> str:
+        """Twelve hex digits that follow from the configuration alone."""
+        return digest(self)[:12]
+
+    def record(self) -> dict[str, Any]:
+        """The configuration as JSON types, for the store."""
+        return msgspec.to_builtins(self)
+
+    def rollout_id(self, task_id: str, sample_index: int) -> str:
+        """The id of one rollout of this run; asking again gives the same, so creation can be repeated."""
+        return digest([self.run_id, task_id, sample_index])[:16]
+
+    def sampling_seed(self, task_id: str, sample_index: int) -> int:
+        """The seed sent to the backend with every call of a rollout, below 2**31."""
+        return int(digest([self.seed, task_id, sample_index])[:8], 16) >> 1
+
+
+def digest(value: Any) -> str:
+    """SHA-256 in hex of a value's JSON with sorted keys."""
+    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()
+
+
+def task_digests(tasks: Sequence[Task]) -> dict[str, str]:
+    """Instance id → digest of the task's record."""
+    return {task.instance_id: digest(task)[:16] for task in tasks}

@@ -1,0 +1,139 @@
+"""Many rollouts at once: workers, retries of infrastructure failures, heartbeats, a clean stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from understudy.errors import StoreError, UnderstudyError
+from understudy.store.store import Store
+from understudy.types import Attempt, ErrorInfo, Rollout, Verdict
+
+MAX_ATTEMPTS = 3
+HEARTBEAT_S = 5.0
+
+Execute = Callable[[Rollout, Attempt], Awaitable[Verdict]]
+
+
+@dataclass
+class Progress:
+    """Where a run stands. `done` counts rollouts that ended, those of an earlier start of the run included."""
+
+    total: int
+    done: int = 0
+    solved: int = 0
+    failed: int = 0
+    running: int = 0
+    retried: int = 0
+    last_error: ErrorInfo | None = None
+
+
+@dataclass
+class Scheduler:
+    """Runs every open rollout of a run to its end, `concurrency` at a time.
+
+    When `concurrency + 2` rollouts in a row fail for good at one boundary, with none ending well in between, what
+    they need is broken: the run stops with that error and leaves the rest queued.
+    """
+
+    store: Store
+    run_id: str
+    execute: Execute
+    concurrency: int
+    progress: Progress
+    retry_pause_s: float = 1.0
+    _queue: deque[str] = field(default_factory=deque[str])
+    _active: set[str] = field(default_factory=set[str])
+    _draining: bool = False
+    _failures_in_a_row: list[UnderstudyError] = field(default_factory=list[UnderstudyError])
+
+    def drain(self) -> None:
+        """Start nothing new; rollouts that run are let finish."""
+        self._draining = True
+
+    @property
+    def draining(self) -> bool:
+        """Whether `drain` was called."""
+        return self._draining
+
+    async def run(self) -> None:
+        """Run until nothing is left to do or `drain` was called.
+
+        Raises StoreError at once when the store cannot take an attempt's end, and the last UnderstudyError when
+        failures in a row show that going on is useless.
+        """
+        open_statuses = ("queuing", "requeuing")
+        self._queue.extend(r.id for r in self.store.rollouts(self.run_id) if r.status in open_statuses)
+        heartbeat = asyncio.create_task(self._heartbeat())
+        workers = [asyncio.create_task(self._worker()) for _ in range(self.concurrency)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            # A worker that raised leaves the others running: they are stopped, and their sandboxes closed.
+            for task in (heartbeat, *workers):
+                task.cancel()
+            await asyncio.gather(heartbeat, *workers, return_exceptions=True)
+
+    async def _worker(self) -> None:
+        while self._queue and not self._draining:
+            await self._rollout(self._queue.popleft())
+
+    async def _rollout(self, rollout_id: str) -> None:
+        """Give a rollout its attempts until it ends or they are used up."""
+        self.progress.running += 1
+        try:
+            for tries_left in range(MAX_ATTEMPTS - 1, -1, -1):
+                attempt = await asyncio.wrap_future(self.store.start_attempt(rollout_id))
+                error = await self._attempt(attempt, final=tries_left == 0)
+                if error is None:
+                    self._failures_in_a_row.clear()
+                    return
+                if tries_left == 0 or not error.retryable:
+                    self._count_failure(error)
+                    return
+                self.progress.retried += 1
+                if self._draining:
+                    return
+                await asyncio.sleep(self.retry_pause_s * (MAX_ATTEMPTS - tries_left))
+        finally:
+            self.progress.running -= 1
+
+    async def _attempt(self, attempt: Attempt, *, final: bool) -> UnderstudyError | None:
+        """Execute one attempt; returns the error when it was an infrastructure failure, after storing it."""
+        self._active.add(attempt.id)
+        try:
+            verdict = await self.execute(self.store.rollout(attempt.rollout_id), attempt)
+        except StoreError:
+            raise
+        except UnderstudyError as error:
+            info = ErrorInfo(error.boundary, type(error).__name__, str(error))
+            ended = "failed" if final or not error.retryable else "requeuing"
+            await asyncio.wrap_future(self.store.finish_attempt(attempt.id, "failed", ended, error=info))
+            self.progress.last_error = info
+            return error
+        finally:
+            self._active.discard(attempt.id)
+        self.progress.done += 1
+        self.progress.solved += verdict.reward == 1.0
+        return None
+
+    def _count_failure(self, error: UnderstudyError) -> None:
+        self.progress.done += 1
+        self.progress.failed += 1
+        row = self._failures_in_a_row
+        if row and row[-1].boundary != error.boundary:
+            row.clear()
+        row.append(error)
+        if error.retryable and len(row) >= self.concurrency + 2:
+            raise type(error)(
+                f"{len(row)} rollouts in a row failed at the {error.boundary}; the rest is left queued. "
+                f"Mend this and give the same command again: {error}"
+            )
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            if self._active:
+                await asyncio.wrap_future(self.store.heartbeat(sorted(self._active)))

@@ -1,0 +1,74 @@
+"""Every command in the README and in docs/ is run, or at least understood, as it stands there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from understudy.types import Task
+
+from support import understudy
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"(?:<!-- docs-test: (\w+) -->\n)?```(sh|json)\n(.*?)```", re.DOTALL)
+OUTSIDE = ("make", "vllm")
+"""Commands that a test cannot run in place: CI itself calls make, and vllm needs a GPU."""
+
+
+def blocks(language: str, mark: str | None) -> list[tuple[str, str]]:
+    """(page, text) of each code block in a language with a mark."""
+    return [
+        (page.name, match[3])
+        for page in PAGES
+        for match in BLOCK.finditer(page.read_text())
+        if match[2] == language and match[1] == mark
+    ]
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("claude_code", "isolation")
+@pytest.mark.parametrize(("page", "text"), blocks("sh", "run"))
+def test_blocks_to_run(page: str, text: str, tmp_path: Path):
+    script = text.replace("source .venv/bin/activate\n", "")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, f"{page}:\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("sh", "help"))
+def test_blocks_whose_options_must_exist(page: str, text: str):
+    for line in text.strip().splitlines():
+        words = line.split()
+        assert words[0] == "understudy", f"{page}: {line}"
+        usage = understudy(words[1], "--help", env={"COLUMNS": "200"}).stdout
+        for option in (word for word in words if word.startswith("--")):
+            assert option in usage, f"{page}: {option}"
+
+
+def test_no_other_command_stands_there():
+    for page, text in blocks("sh", None):
+        for line in text.strip().splitlines():
+            assert line.split()[0] in OUTSIDE, f"{page}: {line!r} is run by no test; mark its block"
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("json", None))
+def test_the_record_in_the_docs_is_a_task(page: str, text: str):
+    task = msgspec.json.decode(json.dumps(json.loads(text)), type=Task)
+    assert task.instance_id, page

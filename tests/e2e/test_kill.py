@@ -1,0 +1,167 @@
+"""A run killed at random moments: every process gets SIGKILL, the same command continues, nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from understudy.config import SANDBOX_UID
+from understudy.store.store import Store
+from understudy.tasks.records import dump
+
+from support import UNDERSTUDY, calc_task, understudy
+
+pytestmark = pytest.mark.e2e
+
+KILLS = 20
+
+CLIENT = """
+import http.client, json, os, socket, sys
+instruction = sys.stdin.read()
+
+class Gateway(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(os.environ["UNDERSTUDY_GATEWAY_SOCKET"])
+
+for turn in range(6):
+    body = {"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": f"{turn} {instruction}"}]}
+    gateway = Gateway("localhost")
+    gateway.request("POST", "/v1/messages", json.dumps(body), {
+        "authorization": "Bearer " + os.environ["UNDERSTUDY_API_KEY"], "anthropic-version": "2023-06-01"})
+    answer = json.loads(gateway.getresponse().read())
+    with open(sys.argv[1], "a") as seen:
+        seen.write(answer["id"] + "\\n")
+"""
+
+
+def descendants(root: int) -> list[int]:
+    """The process and all below it."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            parents.setdefault(parent, []).append(int(entry.name))
+    found, waiting = [], [root]
+    while waiting:
+        found.append(waiting.pop())
+        waiting.extend(parents.get(found[-1], []))
+    return found
+
+
+def kill_everything(process: subprocess.Popen[bytes]) -> list[int]:
+    """SIGKILL to the run and every process below it; returns their ids."""
+    pids = descendants(process.pid)
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.wait()
+    return pids
+
+
+def sandbox_processes() -> list[int]:
+    """Processes of the sandboxes' own user."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and entry.stat().st_uid == SANDBOX_UID:
+                found.append(int(entry.name))
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def gone(pids: list[int], seconds: float = 5.0) -> bool:
+    """Whether all of the processes end within some seconds; the kernel needs a moment to free a namespace."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def kill_and_resume(arguments: list[str], moments: random.Random, longest: float) -> int:
+    """Start the run and kill it, again and again; returns how often it was killed before it had ended."""
+    kills = 0
+    for _ in range(KILLS):
+        process = subprocess.Popen(
+            [UNDERSTUDY, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(moments.uniform(0.2, longest))
+        kills += process.poll() is None
+        assert gone(kill_everything(process))
+    return kills
+
+
+@pytest.mark.usefixtures("claude_code", "isolation")
+def test_the_real_cli_killed_and_resumed(tmp_path: Path):
+    tasks, out = tmp_path / "tasks.jsonl", tmp_path / "out"
+    dump([calc_task(number) for number in range(6)], tasks)
+    mounts, strangers = Path("/proc/self/mounts").read_text(), set(sandbox_processes())
+    arguments = ["run", "embedded", "--tasks", str(tasks), "-n", "4", "-j", "2", "-o", str(out), "--json"]
+    assert kill_and_resume(arguments, random.Random(2), 2.5) >= KILLS / 2
+    done = understudy(*arguments)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["rollouts"], summary["solved"], summary["infrastructure_failures"]) == (24, 24, 0)
+    assert Path("/proc/self/mounts").read_text() == mounts
+    if os.geteuid() == 0:
+        assert set(sandbox_processes()) <= strangers
+    with Store.open(out, create=False) as store:
+        for rollout in store.rollouts():
+            statuses = Counter(attempt.status for attempt in store.attempts(rollout.id))
+            assert statuses["succeeded"] == 1, "a rollout that had ended was repeated, or never ended"
+            assert set(statuses) <= {"succeeded", "unresponsive"}
+            for attempt in store.attempts(rollout.id):
+                sequence = [call.sequence for call in store.calls(attempt.id)]
+                assert sequence == list(range(len(sequence)))
+    left = {path.name for path in out.iterdir()}
+    assert left <= {"store.db", "store.db-wal", "store.db-shm", "tasks.jsonl", "gateway.sock", ".lock"}
+
+
+def test_every_answer_an_agent_received_is_in_the_store_once(tmp_path: Path):
+    tasks, out, seen, client = (tmp_path / name for name in ("tasks.jsonl", "out", "seen", "client.py"))
+    dump([calc_task(number) for number in range(4)], tasks)
+    client.write_text(CLIENT)
+    arguments = [
+        *("run", "embedded", "--policy", "idle", "--tasks", str(tasks), "-n", "6", "-j", "2", "-o", str(out)),
+        *(
+            "--agent",
+            "shell",
+            "--agent-command",
+            f"python3 {client} {seen}",
+            "--sandbox",
+            "unsafe-local",
+            "--json",
+        ),
+    ]
+    kill_and_resume(arguments, random.Random(3), 2.0)
+    done = understudy(*arguments)
+    assert done.returncode == 0, done.stderr
+    received = Counter(seen.read_text().split())
+    with Store.open(out, create=False) as store:
+        attempts = [attempt for rollout in store.rollouts() for attempt in store.attempts(rollout.id)]
+        stored = Counter(
+            json.loads(call.response)["id"] for attempt in attempts for call in store.calls(attempt.id)
+        )
+    assert set(received.values()) == {1}
+    assert set(stored.values()) == {1}
+    assert set(received) <= set(stored)
+    assert len(received) >= 24 * 6

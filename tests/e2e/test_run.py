@@ -1,0 +1,113 @@
+"""`understudy run` as a person meets it: the real CLI, real sandboxes, the real store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from understudy.model.tokenizer import load_tokenizer
+from understudy.store.store import Store
+
+from support import understudy
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("claude_code", "isolation")]
+
+
+def run(tasks: Path, output: Path, *options: str) -> dict[str, object]:
+    done = understudy("run", "embedded", "--tasks", tasks, "--output-dir", output, "--json", *options)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_policies_score_as_they_should_and_nothing_is_repeated(calc_tasks: Path, tmp_path: Path):
+    summary = run(calc_tasks, tmp_path / "out", "--policy", "oracle", "--samples", "2")
+    assert (summary["rollouts"], summary["solved"], summary["unsolved"]) == (8, 8, 0)
+    assert summary["infrastructure_failures"] == 0
+    for field in ("calls", "prompt_tokens", "completion_tokens"):
+        assert int(str(summary[field])) > 0
+    again = run(calc_tasks, tmp_path / "out", "--policy", "oracle", "--samples", "2")
+    assert {**again, "wall_s": 0} == {**summary, "wall_s": 0}
+    for policy in ("wrong", "idle"):
+        summary = run(calc_tasks, tmp_path / policy, "--policy", policy, "--limit", "2")
+        assert (summary["rollouts"], summary["solved"], summary["unsolved"]) == (2, 0, 2)
+
+
+def test_flaky_is_right_as_often_as_it_is_told_and_the_same_each_time(calc_tasks: Path, tmp_path: Path):
+    options = ("--policy", "flaky", "--policy-arg", "p=0.5", "--samples", "4", "--seed", "3")
+    first = run(calc_tasks, tmp_path / "a", *options)
+    second = run(calc_tasks, tmp_path / "b", *options)
+    assert first["solved"] == second["solved"]
+    assert 0 < int(str(first["solved"])) < 16
+
+
+def test_the_dataset_holds_the_very_tokens_of_each_call(calc_tasks: Path, tmp_path: Path):
+    datasets = pytest.importorskip("datasets")
+    out = tmp_path / "out"
+    run(calc_tasks, out, "--policy", "oracle", "--limit", "2")
+    done = understudy("export", "hf", out, "--json")
+    assert done.returncode == 0, done.stderr
+    tokenizer = load_tokenizer()
+    for task in ("calc-0", "calc-1"):
+        rows = datasets.load_from_disk(str(out / f"dataset-{task}"))
+        assert [row["turn"] for row in rows] == list(range(len(rows)))
+        for row in rows:
+            assert row["repo"] == "example/calc"
+            assert row["reward"] == 1.0
+            assert tokenizer.decode(row["prompt_ids"]) == row["prompt"]
+            assert len(row["logprobs"]) == len(row["gold_completion_ids"])
+            assert set(row["logprobs"]) == {0.0}
+        closing = tokenizer.decode(rows[len(rows) - 1]["gold_completion_ids"])
+        assert closing.endswith("<|im_end|>")
+        names = [json.loads(line)["name"] for line in (out / f"stream_{task}.json").read_text().splitlines()]
+        assert names.count("raw_gen_ai_request") == len(rows)
+        assert "agentlightning.annotation" in names
+
+
+def test_the_store_has_what_the_cli_saw(calc_tasks: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    run(calc_tasks, out, "--policy", "oracle", "--limit", "1")
+    with Store.open(out, create=False) as store:
+        (rollout,) = store.rollouts()
+        (attempt,) = store.attempts(rollout.id)
+        calls = list(store.calls(attempt.id))
+        logs = store.logs(attempt.id)
+    assert [call.sequence for call in calls] == list(range(len(calls)))
+    answered = {json.loads(call.response)["id"] for call in calls}
+    events = [json.loads(line) for line in logs["stream.jsonl"].splitlines()]
+    seen = {event["message"]["id"] for event in events if event["type"] == "assistant"}
+    assert seen == answered
+    assert any(name.startswith("session/") for name in logs)
+    key = b"sk-understudy-"
+    assert not any(key in call.request or key in call.response for call in calls)
+    assert not any(key in content for content in logs.values())
+
+
+def test_show_prints_the_story(calc_tasks: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    run(calc_tasks, out, "--policy", "oracle", "--limit", "1")
+    listing = json.loads(understudy("show", "--dir", out, "--json").stdout)
+    rollout = listing["rollouts"][0]["id"]
+    text = understudy("show", rollout, "--dir", out).stdout
+    for expected in ("calc-0", "Read", "Edit", "Bash", "return x + 1", "test_shift", "passed"):
+        assert expected in text
+
+
+def test_another_agent_works_through_the_same_seam(calc_tasks: Path, tmp_path: Path):
+    command = "cat > /dev/null; sed -i 's/return x - 1/return x + 1/' calc.py"
+    summary = run(calc_tasks, tmp_path / "out", "--agent", "shell", "--agent-command", command)
+    assert (summary["solved"], summary["unsolved"], summary["calls"]) == (1, 3, 0)
+
+
+def test_max_turns_ends_a_rollout_with_a_reward(calc_tasks: Path, tmp_path: Path):
+    summary = run(calc_tasks, tmp_path / "out", "--policy", "oracle", "--limit", "1", "--max-turns", "1")
+    assert (summary["solved"], summary["unsolved"], summary["infrastructure_failures"]) == (0, 1, 0)
+
+
+def test_the_wall_clock_ends_a_rollout_with_a_reward(calc_tasks: Path, tmp_path: Path):
+    options = ("--agent", "shell", "--agent-command", "sleep 60", "--timeout", "1", "--limit", "1")
+    summary = run(calc_tasks, tmp_path / "out", *options)
+    assert (summary["solved"], summary["unsolved"], summary["infrastructure_failures"]) == (0, 1, 0)
+    with Store.open(tmp_path / "out", create=False) as store:
+        assert store.attempts(store.rollouts()[0].id)[0].status == "timeout"

@@ -1,0 +1,59 @@
+"""What several tests need: small tasks of our own, and the real CLI where it is installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from understudy.types import Files, PytestChecks, Task
+
+UNDERSTUDY = Path(sys.executable).with_name("understudy")
+
+
+def calc_task(number: int = 0) -> Task:
+    """A task of one file and one hidden test; every number makes another bug, statement and gold patch."""
+    step = number + 1
+    body = f'"""Arithmetic."""\n\n\ndef shift(x):\n    return x - {step}\n\n\ndef same(x):\n    return x\n'
+    visible = "def test_same():\n    assert same(3) == 3\n"
+    hidden = f"def test_shift():\n    assert shift(1) == {1 + step}\n"
+    return Task(
+        instance_id=f"calc-{number}",
+        repo="example/calc",
+        instruction=f"`calc.shift(x)` must return x + {step}, but shift(1) gives {1 - step}. Mend calc.py.",
+        source=Files({"calc.py": body, "test_calc.py": f"from calc import same\n\n\n{visible}"}),
+        checks=PytestChecks(
+            files={"test_calc.py": f"from calc import same, shift\n\n\n{visible}\n\n{hidden}"},
+            fail_to_pass=("test_calc.py::test_shift",),
+            pass_to_pass=("test_calc.py::test_same",),
+        ),
+        gold_patch="--- a/calc.py\n+++ b/calc.py\n@@ -2,7 +2,7 @@\n \n \n def shift(x):\n"
+        f"-    return x - {step}\n+    return x + {step}\n \n \n def same(x):\n",
+    )
+
+
+def understudy(
+    *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None, timeout: float = 240
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a person would, in a process of its own."""
+    return subprocess.run(
+        [UNDERSTUDY, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **(env or {})},
+        cwd=cwd,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def require(problems: list[str]) -> None:
+    """Skip the test when the machine lacks something; in CI, where set-up has run, that is a failure."""
+    if problems and os.environ.get("CI"):
+        pytest.fail("; ".join(problems))
+    if problems:
+        pytest.skip("; ".join(problems))

@@ -1,0 +1,149 @@
+"""The scheduler against a real store, with attempts that end as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support import calc_task
+
+from understudy.errors import BackendError, StoreError, TaskError
+from understudy.run.scheduler import MAX_ATTEMPTS, Progress, Scheduler
+from understudy.store.store import Store
+from understudy.types import Attempt, Rollout, Verdict
+
+RUN = "run0"
+Attempts = Callable[[Rollout, Attempt], Awaitable[Verdict]]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "store") as opened:
+        tasks = [calc_task(number) for number in range(8)]
+        opened.put_run(RUN, {}).result()
+        opened.put_tasks(RUN, tasks).result()
+        opened.create_rollouts(RUN, [(f"r{n}", task.instance_id, 0) for n, task in enumerate(tasks)]).result()
+        yield opened
+
+
+def scheduler(store: Store, execute: Attempts, concurrency: int = 2) -> Scheduler:
+    return Scheduler(store, RUN, execute, concurrency, Progress(total=8), retry_pause_s=0.0)
+
+
+def ending_well(store: Store) -> Attempts:
+    async def execute(rollout: Rollout, attempt: Attempt) -> Verdict:
+        store.begin_running(attempt.id).result()
+        verdict = Verdict(reward=1.0, reason="resolved")
+        await asyncio.wrap_future(
+            store.finish_attempt(attempt.id, "succeeded", "succeeded", patch=b"", verdict=verdict)
+        )
+        return verdict
+
+    return execute
+
+
+async def test_every_rollout_runs_once(store: Store):
+    running = scheduler(store, ending_well(store))
+    await running.run()
+    assert {rollout.status for rollout in store.rollouts(RUN)} == {"succeeded"}
+    assert all(len(store.attempts(rollout.id)) == 1 for rollout in store.rollouts(RUN))
+    assert (running.progress.done, running.progress.solved, running.progress.running) == (8, 8, 0)
+
+
+async def test_a_retryable_failure_is_tried_again_and_counted_apart(store: Store):
+    well = ending_well(store)
+
+    async def first_fails(rollout: Rollout, attempt: Attempt) -> Verdict:
+        if attempt.number == 1:
+            raise BackendError("the server is down")
+        return await well(rollout, attempt)
+
+    running = scheduler(store, first_fails)
+    await running.run()
+    assert {rollout.status for rollout in store.rollouts(RUN)} == {"succeeded"}
+    first, second = store.attempts("r0")
+    assert (first.status, second.status) == ("failed", "succeeded")
+    assert first.error is not None
+    assert first.error.boundary == "backend"
+    assert running.progress.retried == 8
+
+
+async def test_a_failure_that_cannot_be_mended_by_trying_again_is_final_at_once(store: Store):
+    well = ending_well(store)
+
+    async def one_is_bad(rollout: Rollout, attempt: Attempt) -> Verdict:
+        if rollout.id == "r3":
+            raise TaskError("the tree is broken")
+        return await well(rollout, attempt)
+
+    await scheduler(store, one_is_bad).run()
+    assert len(store.attempts("r3")) == 1
+    assert store.rollout("r3").status == "failed"
+    assert store.counts(RUN).solved == 7
+
+
+async def test_attempts_are_bounded(store: Store):
+    well = ending_well(store)
+
+    async def one_never_works(rollout: Rollout, attempt: Attempt) -> Verdict:
+        if rollout.id == "r3":
+            raise BackendError("down")
+        return await well(rollout, attempt)
+
+    await scheduler(store, one_never_works).run()
+    assert len(store.attempts("r3")) == MAX_ATTEMPTS
+    assert store.rollout("r3").status == "failed"
+
+
+async def test_failures_in_a_row_stop_the_run_and_leave_the_rest_queued(store: Store):
+    async def down(rollout: Rollout, attempt: Attempt) -> Verdict:
+        raise BackendError("connection refused")
+
+    with pytest.raises(BackendError, match="in a row failed at the backend.*connection refused"):
+        await scheduler(store, down, concurrency=1).run()
+    statuses = [rollout.status for rollout in store.rollouts(RUN)]
+    assert statuses.count("failed") == 3
+    assert statuses.count("queuing") == 5
+
+
+async def test_drain_lets_the_running_ones_finish(store: Store):
+    begun = asyncio.Event()
+    go_on = asyncio.Event()
+    well = ending_well(store)
+
+    async def waits(rollout: Rollout, attempt: Attempt) -> Verdict:
+        begun.set()
+        await go_on.wait()
+        return await well(rollout, attempt)
+
+    running = scheduler(store, waits)
+    task = asyncio.create_task(running.run())
+    await begun.wait()
+    running.drain()
+    go_on.set()
+    await task
+    statuses = [rollout.status for rollout in store.rollouts(RUN)]
+    assert statuses.count("succeeded") == 2
+    assert statuses.count("queuing") == 6
+
+
+async def test_a_store_that_fails_stops_everything(store: Store):
+    async def full(rollout: Rollout, attempt: Attempt) -> Verdict:
+        raise StoreError("the disk is full")
+
+    with pytest.raises(StoreError, match="full"):
+        await scheduler(store, full).run()
+
+
+async def test_recover_queues_what_was_under_way_and_what_failed(store: Store):
+    store.start_attempt("r0").result()
+    attempt = store.start_attempt("r1").result()
+    store.begin_running(attempt.id).result()
+    assert store.recover(RUN).result() == 2
+    assert {store.rollout("r0").status, store.rollout("r1").status} == {"requeuing"}
+    assert store.attempts("r1")[0].status == "unresponsive"
+    await scheduler(store, ending_well(store)).run()
+    assert store.rollout("r1").status == "succeeded"
+    assert [each.number for each in store.attempts("r1")] == [1, 2]
