@@ -39,6 +39,11 @@ def tokenize(text: str) -> list[int]:
     return [zlib.crc32(piece.encode()) % 50_000 for piece in _PIECE.findall(text)]
 
 
+def as_float32(values: Sequence[float]) -> tuple[float, ...]:
+    """Logprobs as model servers give them: float32, widened on the way."""
+    return struct.unpack(f"<{len(values)}f", struct.pack(f"<{len(values)}f", *values))
+
+
 def source_text(seed: int) -> Iterator[str]:
     """Endless pieces of real source, about 1,000 characters each, none twice in a conversation."""
     files = sorted(Path(os.__file__).parent.glob("*.py"))
@@ -113,7 +118,7 @@ def conversation(name: str, seed: int, *, turns: int, preamble: int, result: int
                 policy_version="step-000120",
                 prompt_token_ids=tuple(ids),
                 completion_token_ids=tuple(completion),
-                logprobs=tuple(-rng.expovariate(4.0) for _ in completion),
+                logprobs=as_float32([-rng.expovariate(4.0) for _ in completion]),
                 finish_reason="tool_calls",
                 usage=Usage(len(ids), len(completion)),
                 sampling={"temperature": 1.0, "top_p": 1.0},
@@ -187,7 +192,7 @@ def in_parallel(work: Callable[[Call], object], jobs: Sequence[Sequence[Call]]) 
     begun = time.perf_counter()
     for thread in threads:
         thread.join()
-    return time.perf_counter() - begun, sorted(sum(latencies, []))
+    return time.perf_counter() - begun, sorted(took for one in latencies for took in one)
 
 
 def bench_size(directory: Path) -> dict[str, Any]:
@@ -235,7 +240,9 @@ def bench_rate(directory: Path) -> dict[str, Any]:
     number = sum(map(len, jobs))
     flat = [name for row in names for name in row]
     store = open_store(directory / "many", flat)
+    cpu = time.process_time()
     wall, latencies = in_parallel(lambda call: store.append_call(call).result(), jobs)
+    cpu = time.process_time() - cpu
     store.close()
     naive = Naive(directory / "many")
     naive_wall, naive_latencies = in_parallel(naive.append, jobs)
@@ -249,6 +256,7 @@ def bench_rate(directory: Path) -> dict[str, Any]:
         "request_bytes_median": sorted(len(call.request) for job in jobs for call in job)[number // 2],
         "calls_per_s": round(number / wall),
         "target_calls_per_s": RATE_TARGET,
+        "cpu_us_per_call": round(cpu / number * 1e6),
         "p50_ms": round(latencies[number // 2] * 1e3, 2),
         "p99_ms": round(latencies[number * 99 // 100] * 1e3, 2),
         "naive_calls_per_s": round(number / naive_wall),
@@ -284,15 +292,21 @@ def main() -> None:
     size, rate = figures["size"], figures["rate"]
     print(f"machine        {figures['machine']}")
     print(
-        f"size           {size['ratio']} x the last request + response (target < {SIZE_TARGET}; naive "
-        f"{size['naive_ratio']}, {size['naive_ratio_bodies_only']} without its tokens); {size['store_bytes']:,} B "
-        f"for {size['turns']} turns to {size['last_prompt_tokens']:,} tokens, read back exact in {size['read_back_s']} s"
+        f"size           {size['ratio']} x the last request + response (target < {SIZE_TARGET}; "
+        f"naive {size['naive_ratio']}, {size['naive_ratio_bodies_only']} without its tokens)"
     )
     print(
-        f"rate           {rate['calls_per_s']:,} calls/s at {WRITERS} writers (target >= {RATE_TARGET:,.0f}; naive "
-        f"{rate['naive_calls_per_s']:,}, so {rate['calls_per_s'] / rate['naive_calls_per_s']:.1f} x)"
+        f"               {size['store_bytes']:,} B for {size['turns']} turns to {size['last_prompt_tokens']:,} "
+        f"tokens, read back byte-exact in {size['read_back_s']} s"
     )
-    print(f"commit         p50 {rate['p50_ms']} ms, p99 {rate['p99_ms']} ms (naive p99 {rate['naive_p99_ms']} ms)")
+    print(
+        f"rate           {rate['calls_per_s']:,} calls/s at {WRITERS} writers (target >= {RATE_TARGET:,.0f}; "
+        f"naive {rate['naive_calls_per_s']:,}, so {rate['calls_per_s'] / rate['naive_calls_per_s']:.1f} x)"
+    )
+    print(
+        f"commit         p50 {rate['p50_ms']} ms, p99 {rate['p99_ms']} ms (naive p99 {rate['naive_p99_ms']} ms); "
+        f"CPU {rate['cpu_us_per_call']} µs a call of {rate['request_bytes_median']:,} B (median)"
+    )
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
 

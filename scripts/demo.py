@@ -36,9 +36,9 @@ def check_dataset(directory: Path) -> tuple[int, int]:
     """
     from datasets import load_from_disk
 
-    from understudy.model.tokenizer import load_tokenizer
+    from understudy.model.tokenizer import shipped
 
-    tokenizer = load_tokenizer()
+    tokenizer = shipped()
     rows = 0
     paths = sorted(directory.glob("dataset-*"))
     for path in paths:

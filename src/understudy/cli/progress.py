@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -83,7 +83,7 @@ def _short(count: int) -> str:
 
 
 @contextmanager
-def display(stream: TextIO) -> Iterator[Display]:
+def display(stream: TextIO) -> Generator[Display]:
     """Show a run's progress on `stream` while the context is open."""
     shown = Display()
     stop = threading.Event()

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from understudy.cli.progress import Display
     from understudy.run.conductor import Summary
     from understudy.run.config import RunConfig
-    from understudy.types import Task
 
 EMBEDDED_MODEL = "understudy-embedded"
 BACKENDS = ("embedded", "vllm")
@@ -72,15 +71,13 @@ def run(
     stops at once.
     """
     from understudy.cli.progress import display
-    from understudy.run.config import RunConfig, task_digests
-    from understudy.tasks.base import load
+    from understudy.run.config import RunConfig
 
     if not tasks:
         raise ConfigError(
             "say which tasks to run with --tasks; to make some: "
             "understudy tasks make toolz --count 5 --output tasks.jsonl"
         )
-    chosen = [task for spec in tasks for task in load(spec)][:limit]
     model = _model(backend, backend_model_high, base_url)
     config = RunConfig(
         backend=backend,
@@ -95,13 +92,10 @@ def run(
         seed=seed,
         max_turns=max_turns,
         timeout_s=timeout,
-        tasks=task_digests(chosen),
     )
-    label = policy if backend == "embedded" else model.replace("/", "-")
-    directory = (output_dir or Path("runs") / f"{backend}-{label}-{config.run_id}").absolute()
     workers = concurrency or (os.cpu_count() or 1) + 1
     with display(sys.stderr) as monitor:
-        summary = _conduct(config, chosen, directory, workers, monitor)
+        summary = _conduct(config, tasks, limit, output_dir, workers, monitor)
     _print(summary, json_)
     if summary.pending:
         raise typer.Exit(130)
@@ -132,15 +126,33 @@ def _pairs(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _conduct(
-    config: RunConfig, tasks: Sequence[Task], directory: Path, concurrency: int, monitor: Display
+    config: RunConfig,
+    specs: Sequence[str],
+    limit: int | None,
+    output_dir: Path | None,
+    concurrency: int,
+    monitor: Display,
 ) -> Summary:
     """Run to the end; the first Ctrl-C or SIGTERM drains, the second stops at once."""
+    import msgspec
     import uvloop
 
+    from understudy.config import cache_dir
     from understudy.run.conductor import conduct
+    from understudy.run.config import task_digests
+    from understudy.sandbox.base import usable
+    from understudy.tasks.base import load
+
+    async def carry_out() -> Summary:
+        sandboxes, cache = usable(config.sandbox), cache_dir()
+        tasks = [task for spec in specs for task in await load(spec, sandboxes=sandboxes, cache=cache)][:limit]
+        resolved = msgspec.structs.replace(config, tasks=task_digests(tasks))
+        label = config.policy or config.model.replace("/", "-")
+        directory = output_dir or Path("runs") / f"{config.backend}-{label}-{resolved.run_id}"
+        return await conduct(resolved, tasks, directory.absolute(), concurrency=concurrency, monitor=monitor)
 
     async def main() -> Summary:
-        work = asyncio.ensure_future(conduct(config, tasks, directory, concurrency=concurrency, monitor=monitor))
+        work = asyncio.ensure_future(carry_out())
 
         def interrupt() -> None:
             scheduler = monitor.scheduler

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from understudy.errors import ConfigError, TaskError
+from understudy.errors import TaskError
 
 app = typer.Typer(help="Make tasks, and check those you have.", no_args_is_help=True)
 
@@ -35,7 +35,7 @@ def make_tasks(
 
     from understudy.config import cache_dir
     from understudy.run.intake import take_in
-    from understudy.sandbox.local import LocalSandboxes
+    from understudy.sandbox.base import usable
     from understudy.tasks.environment import python_environment
     from understudy.tasks.mutated import make
     from understudy.tasks.records import dump
@@ -43,14 +43,18 @@ def make_tasks(
     path = output or Path("tasks") / f"{package}-{count}-{seed}.jsonl"
     workers = jobs or os.cpu_count() or 1
     cache = cache_dir()
-    sandboxes = LocalSandboxes()
-    if problems := sandboxes.problems():
-        raise ConfigError("\n".join(problems))
+    sandboxes = usable("local")
     environment = python_environment(cache)
 
     async def work() -> None:
         tasks = await make(
-            package, count, seed, sandboxes=sandboxes, cache=cache, jobs=workers, progress=_say("bugs kept")
+            package,
+            count,
+            seed,
+            sandboxes=sandboxes,
+            cache=cache,
+            jobs=workers,
+            progress=_counter(f"{{}} of {count} bugs kept, {{}} tried"),
         )
         intake = await take_in(
             tasks,
@@ -58,7 +62,7 @@ def make_tasks(
             sandboxes=sandboxes,
             environment=environment,
             concurrency=workers,
-            progress=_say("tasks validated"),
+            progress=_counter("{} of {} tasks validated"),
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         dump(intake.accepted, path)
@@ -74,7 +78,7 @@ def make_tasks(
             typer.echo(f"{made} tasks in {path}")
             typer.echo(f"next: understudy run --tasks {path}")
         if refused:
-            raise ConfigError(f"{len(refused)} tasks did not pass validation: {refused}")
+            raise TaskError(f"{len(refused)} tasks did not pass validation: {refused}")
 
     asyncio.run(work())
 
@@ -91,27 +95,23 @@ def check_tasks(
     """Validate tasks: the gold patch must score 1 and the empty patch 0. Exits with 1 when one is refused."""
     import msgspec
 
-    from understudy import adapters
     from understudy.config import cache_dir
     from understudy.run.intake import Intake, take_in
-    from understudy.sandbox.base import Sandboxes
+    from understudy.sandbox.base import usable
     from understudy.tasks.base import load
     from understudy.tasks.environment import python_environment
 
     cache = cache_dir()
-    sandboxes: Sandboxes = adapters.load("sandboxes", sandbox)()
-    if problems := sandboxes.problems():
-        raise ConfigError("\n".join(problems))
-    tasks = [task for spec in specs for task in load(spec)]
+    sandboxes = usable(sandbox)
 
     async def work() -> Intake:
         return await take_in(
-            tasks,
+            [task for spec in specs for task in await load(spec, sandboxes=sandboxes, cache=cache)],
             cache=cache,
             sandboxes=sandboxes,
             environment=python_environment(cache),
             concurrency=jobs or os.cpu_count() or 1,
-            progress=_say("tasks validated"),
+            progress=_counter("{} of {} tasks validated"),
         )
 
     intake = asyncio.run(work())
@@ -127,15 +127,17 @@ def check_tasks(
         raise typer.Exit(1)
 
 
-def _say(what: str) -> Callable[[int, int], None]:
-    """Progress on stderr: redrawn on a terminal, one line at the end elsewhere."""
+def _counter(what: str) -> Callable[[int, int], None]:
+    """Progress on stderr: `what` with two numbers put in; elsewhere than on a terminal when the first changed."""
     live = sys.stderr.isatty()
+    last = -1
 
-    def say(done: int, total: int) -> None:
-        if live or done == total:
-            start = "\r" if live else ""
-            end = "\n" if done == total or not live else ""
-            sys.stderr.write(f"{start}{what}: {done} of {total}{end}")
+    def say(first: int, second: int) -> None:
+        nonlocal last
+        if live or first != last:
+            start, end = ("\r", "") if live else ("", "\n")
+            sys.stderr.write(f"{start}{what.format(first, second)}{end}")
             sys.stderr.flush()
+        last = first
 
     return say

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from understudy.run.attempt import Workbench, execute
 from understudy.run.config import RunConfig
 from understudy.run.intake import Intake, take_in
 from understudy.run.scheduler import Progress, Scheduler
-from understudy.sandbox.base import Sandboxes
+from understudy.sandbox.base import usable
 from understudy.store.store import Store
 from understudy.tasks.environment import python_environment
 from understudy.tasks.records import dump
@@ -73,9 +73,9 @@ async def conduct(
     started = time.monotonic()
     cache = cache_dir()
     agent: Agent = adapters.load("agents", config.agent)(**config.agent_options)
-    sandboxes: Sandboxes = adapters.load("sandboxes", config.sandbox)()
-    if problems := agent.problems() + sandboxes.problems():
+    if problems := agent.problems():
         raise ConfigError("\n".join(problems))
+    sandboxes = usable(config.sandbox)
     with lock(output_dir), Store.open(output_dir) as store:
         monitor.stage("preparing the tasks' environment")
         environment = await asyncio.to_thread(python_environment, cache)
@@ -165,7 +165,7 @@ async def _enrol(store: Store, config: RunConfig, intake: Intake) -> None:
 
 
 @asynccontextmanager
-async def _backend(config: RunConfig, tasks: Sequence[Task], output_dir: Path) -> AsyncIterator[OpenAIBackend]:
+async def _backend(config: RunConfig, tasks: Sequence[Task], output_dir: Path) -> AsyncGenerator[OpenAIBackend]:
     """The model behind the gateway, answering. Raises BackendError when it does not."""
     async with AsyncExitStack() as stack:
         base_url = config.base_url
@@ -175,12 +175,12 @@ async def _backend(config: RunConfig, tasks: Sequence[Task], output_dir: Path) -
             server = await stack.enter_async_context(
                 start_server(
                     config.policy or "oracle",
-                    tasks_file,
+                    tasks=tasks_file,
                     policy_args=config.policy_args,
                     model_name=config.model,
                 )
             )
-            base_url = server.url
+            base_url = f"{server.url}/v1"
         if base_url is None:
             raise ConfigError(f"the {config.backend} backend needs --base-url, as http://host:port/v1")
         backend = OpenAIBackend(base_url, config.model)
@@ -194,7 +194,7 @@ async def _backend(config: RunConfig, tasks: Sequence[Task], output_dir: Path) -
 
 
 @contextmanager
-def lock(output_dir: Path) -> Iterator[None]:
+def lock(output_dir: Path) -> Generator[None]:
     """Hold an output directory for this process. Raises ConfigError when another run has it."""
     try:
         output_dir.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from understudy.errors import TaskError
+from understudy.errors import TaskError, UnderstudyError
 from understudy.grade.validate import validate
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
@@ -52,7 +52,10 @@ async def take_in(
         done += 1
         progress(done, len(tasks))
 
-    async with asyncio.TaskGroup() as group:
-        for task in tasks:
-            group.create_task(one(task))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for task in tasks:
+                group.create_task(one(task))
+    except* UnderstudyError as errors:
+        raise errors.exceptions[0] from None
     return Intake([task for task in tasks if task.instance_id not in reasons], reasons)

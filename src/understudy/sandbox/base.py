@@ -12,6 +12,9 @@ from typing import ClassVar, Protocol
 
 from msgspec import Struct, field
 
+from understudy import adapters
+from understudy.errors import ConfigError
+
 
 class Mount(Struct, frozen=True):
     """A file, directory or socket of the host, seen at `target` in the sandbox; read-only but for sockets.
@@ -132,3 +135,11 @@ class Sandboxes(Protocol):
     def prepare_tree(self, tree: Path) -> None:
         """Give a freshly made tree the ownership that sandboxes of this kind need. Called once per tree."""
         ...
+
+
+def usable(name: str) -> Sandboxes:
+    """The kind of sandbox called `name`. Raises ConfigError when there is none, or when it cannot work here."""
+    kind: Sandboxes = adapters.load("sandboxes", name)()
+    if problems := kind.problems():
+        raise ConfigError("\n".join(problems))
+    return kind

@@ -1,0 +1,60 @@
+"""`understudy export`: what others learn from, out of a run's store."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from understudy.export.base import Exported
+
+app = typer.Typer(no_args_is_help=True, help="Write what a run gathered in a format that others read.")
+
+
+@app.command("hf")
+def hf(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run's output directory, with its store.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write [default: DIR].")] = None,
+    run: Annotated[str | None, typer.Option("--run", help="Only this run of the store [default: all].")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the summary.")] = False,
+) -> None:
+    """Hugging Face datasets with exact tokens, and streams of spans, one of each per task instance.
+
+    dataset-INSTANCE loads with datasets.load_from_disk; stream_INSTANCE.json has one span a line. An earlier
+    export to the same place is replaced.
+    """
+    _export("hf", directory, output or directory, run, json_)
+
+
+def _export(name: str, directory: Path, output: Path, run_id: str | None, as_json: bool) -> None:
+    from understudy.adapters import load
+    from understudy.store import Store
+
+    with Store.open(directory, create=False) as store:
+        exported: Exported = load("exports", name)(store, output, run_id=run_id, report=_progress)
+    if as_json:
+        import msgspec
+
+        typer.echo(msgspec.json.encode(exported))
+        return
+    typer.echo(
+        f"{exported.instances} instances, {exported.rollouts} rollouts, {exported.rows} rows and "
+        f"{exported.spans} spans in {exported.output_dir}"
+    )
+    if exported.without_tokens:
+        typer.echo(
+            f"{exported.without_tokens} answered calls have no token ids, because their backend gives none: "
+            "they are in the streams, not in the datasets",
+            err=True,
+        )
+    for status, count in exported.left_out.items():
+        typer.echo(f"left out: {count} rollouts without a verdict, {status}", err=True)
+
+
+def _progress(done: int, of: int) -> None:
+    """Keep one line on a terminal's stderr up to date."""
+    if sys.stderr.isatty():
+        typer.echo(f"\rexporting {done} of {of}", err=True, nl=done == of)

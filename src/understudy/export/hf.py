@@ -1,0 +1,180 @@
+"""Hugging Face datasets, one per task instance, beside the stream of spans they were made from.
+
+`dataset-<instance_id>/` loads with `datasets.load_from_disk`: one row a call that has token ids.
+`stream_<instance_id>.json` has every call, one span a line.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from understudy.errors import ConfigError
+from understudy.export.base import Exported, Graded, carry_back, file_name, graded, replacing, silent
+from understudy.export.stream import spans
+from understudy.store import Store
+from understudy.trajectory.messages import chat_messages, render
+from understudy.trajectory.samples import usable
+from understudy.trajectory.tree import Node, build
+from understudy.types import Task
+
+Decoder = Callable[[Sequence[int]], str]
+
+_MESSAGE: dict[str, Any] = {
+    "role": "string",
+    "content": "string",
+    "reasoning_content": "string",
+    "tool_calls": [{"id": "string", "type": "string", "function": {"name": "string", "arguments": "string"}}],
+    "tool_call_id": "string",
+}
+COLUMNS: dict[str, Any] = {
+    "repo": "string",
+    "instance_id": "string",
+    "turn": "int64",
+    "prompt_ids": ["int32"],
+    "gold_completion_ids": ["int32"],
+    "logprobs": ["float64"],
+    "reward": "float64",
+    "prompt": "string",
+    "prompt_source": "string",
+    "messages": [_MESSAGE],
+    "rollout_id": "string",
+    "attempt_id": "string",
+    "branch": "string",
+    "policy_version": "string",
+}
+"""The columns and their types.
+
+`turn` counts the rows of a rollout from 0. `logprobs` belong to `gold_completion_ids` and are null where the
+backend gave none. `prompt` is the text of `prompt_ids` where `prompt_source` is "tokens"; where it is
+"messages" the tokenizer is not known here, and it is a rendering of the messages for people.
+`messages` are in the chat-completion shape, the answer last; `arguments` is JSON text.
+"""
+
+
+def export(
+    store: Store, output: Path, *, run_id: str | None = None, report: Callable[[int, int], None] = silent
+) -> Exported:
+    """Write a stream and a dataset for every instance with a graded rollout; an earlier export is replaced.
+
+    Raises ConfigError when `datasets` is missing or a directory cannot be written, TaskError for an instance id
+    that cannot be a file name; then nothing has been written.
+    """
+    save = _writer()
+    chosen, left_out = graded(store, run_id)
+    names = {
+        instance: (file_name("stream_", instance, ".json"), file_name("dataset-", instance)) for instance in chosen
+    }
+    decoders = _decoders(store)
+    rows_written = spans_written = without_tokens = 0
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for done, (instance, members) in enumerate(chosen.items()):
+            report(done, len(chosen))
+            stream, dataset = names[instance]
+            rows: list[dict[str, Any]] = []
+            with replacing(output / stream) as path, path.open("wb") as file:
+                for member in members:
+                    nodes = build(store.calls(member.attempt.id)).nodes
+                    task = store.task(member.rollout.run_id, instance)
+                    for span in spans(member, nodes):
+                        file.write(msgspec.json.encode(span) + b"\n")
+                        spans_written += 1
+                    rows += _rows(task, member, nodes, decoders.get(member.rollout.run_id))
+                    without_tokens += sum(node.call.status == "ok" and not usable(node) for node in nodes)
+            rows_written += len(rows)
+            if rows:
+                with replacing(output / dataset) as path:
+                    save(rows, path)
+            else:
+                _discard(output / dataset)
+    except OSError as error:
+        raise ConfigError(f"cannot write the export to {output}: {error}; choose another --output") from error
+    report(len(chosen), len(chosen))
+    return Exported(
+        output_dir=str(output),
+        instances=len(chosen),
+        rollouts=sum(map(len, chosen.values())),
+        rows=rows_written,
+        spans=spans_written,
+        without_tokens=without_tokens,
+        left_out=left_out,
+    )
+
+
+def _rows(task: Task, graded: Graded, nodes: Sequence[Node], decode: Decoder | None) -> Iterator[dict[str, Any]]:
+    """The rows of one rollout, in the order of its calls."""
+    answered = [node for node in nodes if usable(node)]
+    rewards = carry_back(len(answered), {len(answered) - 1: graded.verdict.reward})
+    for turn, (node, reward) in enumerate(zip(answered, rewards, strict=True)):
+        call = node.call
+        prompt_ids = list(call.prompt_token_ids or ())
+        text = decode(prompt_ids) if decode else render(chat_messages(node.conversation))
+        yield {
+            "repo": task.repo,
+            "instance_id": task.instance_id,
+            "turn": turn,
+            "prompt_ids": prompt_ids,
+            "gold_completion_ids": list(call.completion_token_ids or ()),
+            "logprobs": None if call.logprobs is None else list(call.logprobs),
+            "reward": reward,
+            "prompt": text,
+            "prompt_source": "tokens" if decode else "messages",
+            "messages": msgspec.to_builtins(chat_messages(node.conversation, node.answer)),
+            "rollout_id": graded.rollout.id,
+            "attempt_id": graded.attempt.id,
+            "branch": node.branch,
+            "policy_version": call.policy_version,
+        }
+
+
+def _decoders(store: Store) -> dict[str, Decoder]:
+    """For each run whose tokenizer is known here, what turns its token ids into text."""
+    embedded = [run.id for run in store.runs() if run.config.get("backend") == "embedded"]
+    if not embedded:
+        return {}
+    from understudy.model.tokenizer import shipped
+
+    return dict.fromkeys(embedded, shipped().decode)
+
+
+def _writer() -> Callable[[list[dict[str, Any]], Path], None]:
+    """A function that saves rows as a dataset. Raises ConfigError when `datasets` is not installed."""
+    try:
+        import datasets  # pyright: ignore[reportMissingTypeStubs]
+    except ImportError as error:
+        raise ConfigError(
+            f"exporting datasets needs the package datasets ({error}); install it: pip install 'understudy[hf]'"
+        ) from error
+
+    def feature(kind: Any) -> Any:
+        if isinstance(kind, str):
+            return datasets.Value(kind)
+        if isinstance(kind, list):
+            return [feature(item) for item in cast(list[Any], kind)]
+        return {name: feature(item) for name, item in cast(dict[str, Any], kind).items()}
+
+    features = datasets.Features(feature(COLUMNS))
+
+    def save(rows: list[dict[str, Any]], path: Path) -> None:
+        columns = {name: [row[name] for row in rows] for name in COLUMNS}
+        shown = datasets.is_progress_bar_enabled()
+        datasets.disable_progress_bars()
+        try:
+            dataset: Any = datasets.Dataset.from_dict(columns, features=features)  # pyright: ignore[reportUnknownMemberType]
+            dataset.save_to_disk(str(path))
+        finally:
+            if shown:
+                datasets.enable_progress_bars()
+
+    return save
+
+
+def _discard(dataset: Path) -> None:
+    """Remove what an earlier export left where there is nothing to write now."""
+    if dataset.is_dir():
+        shutil.rmtree(dataset)

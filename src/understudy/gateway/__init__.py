@@ -1,0 +1,1 @@
+"""The gateway: an agent's model requests in, committed answers out."""

@@ -1,0 +1,77 @@
+"""What goes wrong on the way to an answer, in kinds that every dialect says in its own words."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from understudy.errors import BackendError, GatewayError, StoreError, UnderstudyError
+from understudy.gateway.backends.base import ContextOverflow
+from understudy.types import ErrorInfo
+
+Kind = Literal[
+    "invalid_request", "too_long", "permission", "not_found", "too_large", "rate_limit", "overloaded", "internal"
+]
+RETRY_AFTER_LIMIT_S = 30.0
+"""Claude Code gives up at once when it is told to wait for minutes; this long it waits."""
+
+_TRY_AGAIN = frozenset({408, 409, 425})
+
+
+class InvalidRequest(GatewayError):
+    """A request that is malformed, or asks for what the gateway does not do."""
+
+    retryable = False
+
+
+class Abandoned(GatewayError):
+    """The agent went away, or the gateway stopped, before there was an answer."""
+
+
+class Fault(Struct, frozen=True, kw_only=True):
+    """A failure on its way to the agent. `final` asks it not to try again; `overflow` is (tokens, limit)."""
+
+    kind: Kind
+    message: str
+    retry_after_s: float | None = None
+    final: bool = False
+    overflow: tuple[int, int] | None = None
+
+
+def fault_of(error: UnderstudyError) -> Fault:
+    """How an error is told to the agent, so that waiting is tried where it helps and nowhere else."""
+    message = str(error)
+    match error:
+        case ContextOverflow():
+            return Fault(kind="too_long", message=message, overflow=(error.prompt_tokens, error.limit))
+        case BackendError():
+            return Fault(kind=_backend_kind(error.status), message=message, retry_after_s=_bounded(error))
+        case InvalidRequest():
+            return Fault(kind="invalid_request", message=message)
+        case Abandoned():
+            return Fault(kind="overloaded", message=message)
+        case StoreError():
+            # Every further try would sample again and could not be kept either. Where the store lies is not the
+            # agent's business.
+            return Fault(kind="internal", message="the call could not be kept, so it is not answered", final=True)
+        case _:
+            return Fault(kind="internal", message=message)
+
+
+def info_of(error: UnderstudyError) -> ErrorInfo:
+    """An error as it is stored with its call."""
+    return ErrorInfo(boundary=error.boundary, type=type(error).__name__, message=str(error))
+
+
+def _backend_kind(status: int | None) -> Kind:
+    if status is None or status >= 500 or status in _TRY_AGAIN:
+        return "overloaded"
+    if status == 429:
+        return "rate_limit"
+    return "invalid_request" if status >= 400 else "internal"
+
+
+def _bounded(error: BackendError) -> float | None:
+    """Only what the server asked for: left alone, Claude Code doubles its waits, which outlasts a restart."""
+    return None if error.retry_after_s is None else min(max(error.retry_after_s, 0.0), RETRY_AFTER_LIMIT_S)

@@ -1,0 +1,108 @@
+"""Keys and sessions: a key names one attempt, works until it is revoked, and is kept only as its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from msgspec import Struct
+
+from understudy.errors import GatewayError
+from understudy.gateway.backends.base import ToolCall
+
+PREFIX = "sk-understudy-"
+_NO_SAMPLING: Mapping[str, Any] = MappingProxyType({})
+_TOOL_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+
+class Branch(Struct, frozen=True):
+    """What tells a main conversation from its subagents: the agent's session id and subagent id."""
+
+    session_id: str | None
+    agent_id: str | None
+
+
+class Session:
+    """What the gateway remembers of one attempt while its key works."""
+
+    def __init__(self, attempt_id: str, sampling: Mapping[str, Any]) -> None:
+        self.attempt_id = attempt_id
+        self.sampling = dict(sampling)
+        self._calls = 0
+        self._last: dict[Branch, str] = {}
+        self._tool_ids: set[str] = set()
+        self._sampled: dict[str, ToolCall] = {}
+
+    def next_sequence(self) -> int:
+        """The place of the next call in the attempt, from 0."""
+        self._calls += 1
+        return self._calls - 1
+
+    def parent(self, branch: Branch) -> str | None:
+        """The id of the last answered call on a branch, or None."""
+        return self._last.get(branch)
+
+    def answered(self, branch: Branch, call_id: str, sampled: Mapping[str, ToolCall]) -> None:
+        """Note a committed answer: the next call on the branch follows it, its tool calls may come back."""
+        self._last[branch] = call_id
+        self._sampled.update(sampled)
+
+    def tool_id(self, offered: str) -> str:
+        """A tool id that no earlier answer of the attempt used: the offered one if it will do, else a new one.
+
+        Claude Code erases a turn whose tool id it has seen before.
+        """
+        usable = _TOOL_ID.fullmatch(offered) and offered not in self._tool_ids
+        chosen = offered if usable else f"toolu_{secrets.token_hex(12)}"
+        self._tool_ids.add(chosen)
+        return chosen
+
+    def sampled(self, tool_id: str) -> ToolCall | None:
+        """The tool call as the model wrote it, by the id that the agent was given."""
+        return self._sampled.get(tool_id)
+
+
+class Keys:
+    """The keys of the attempts that run in this process."""
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, tuple[bytes, Session]] = {}
+        self._indices: dict[str, bytes] = {}
+
+    def issue(self, attempt_id: str, *, sampling: Mapping[str, Any] = _NO_SAMPLING) -> str:
+        """A new key for an attempt. `sampling` is laid over what the agent asks in each of its calls.
+
+        Raises GatewayError when the attempt has a key already.
+        """
+        if attempt_id in self._indices:
+            raise GatewayError(f"attempt {attempt_id} has a key already; revoke it before issuing another")
+        key = PREFIX + secrets.token_urlsafe(32)
+        digest = _digest(key)
+        self._entries[digest[:8]] = (digest, Session(attempt_id, sampling))
+        self._indices[attempt_id] = digest[:8]
+        return key
+
+    def revoke(self, attempt_id: str) -> None:
+        """Make an attempt's key worthless at once, and forget its session. Without a key nothing happens."""
+        index = self._indices.pop(attempt_id, None)
+        if index is not None:
+            del self._entries[index]
+
+    def find(self, key: str) -> Session | None:
+        """The session that a key opens, or None.
+
+        Found by a few bytes of the hash, then compared whole in constant time: how long it takes says nothing
+        of the keys there are.
+        """
+        digest = _digest(key)
+        expected, session = self._entries.get(digest[:8], (b"", None))
+        return session if hmac.compare_digest(expected, digest) else None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,137 @@
+"""Listening sockets: Unix sockets of any path length, TCP, and the server on top of them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import stat
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from understudy.errors import ConfigError
+
+BACKLOG = 1024
+KEEP_ALIVE_S = 3600
+"""Longer than any tool runs: a connection that is closed just as the agent uses it again costs a retry."""
+
+
+@contextmanager
+def _short(path: Path) -> Generator[str]:
+    """A name for a socket that fits into the 108 bytes that the kernel takes, however deep the path is."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+def unix_socket(path: Path) -> socket.socket:
+    """A socket listening at `path`, open to every user: who may reach it is decided by where it is mounted.
+
+    What a dead process left there is replaced. Raises ConfigError when a live one listens there, or the place
+    cannot be used.
+    """
+    try:
+        with _short(path) as name:
+            _clear(path, name)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                listener.bind(name)
+                Path(name).chmod(0o666)
+                listener.listen(BACKLOG)
+            except OSError:
+                listener.close()
+                raise
+    except OSError as error:
+        raise ConfigError(f"cannot listen on the socket {path}: {error.strerror or error}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _clear(path: Path, name: str) -> None:
+    try:
+        mode = os.lstat(name).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(
+            f"cannot listen on the socket {path}: something that is no socket is there; move it away"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(name)
+        except ConnectionRefusedError:
+            Path(name).unlink(missing_ok=True)
+            return
+    raise ConfigError(f"cannot listen on the socket {path}: another process answers there; choose another path")
+
+
+def tcp_socket(host: str, port: int) -> tuple[socket.socket, str]:
+    """A socket listening on `host`, at a free port when `port` is 0, and its URL.
+
+    Raises ConfigError naming host and port.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        taken = "; another process listens there: choose another port" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}{taken}") from error
+    listener.setblocking(False)
+    shown = f"[{host}]" if family == socket.AF_INET6 else host
+    return listener, f"http://{shown}:{listener.getsockname()[1]}"
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        # Ctrl-C belongs to whoever runs the gateway.
+        yield
+
+
+class Listener:
+    """A server on one listening socket, in the event loop that starts it."""
+
+    def __init__(self, app: Callable[..., Any], listener: socket.socket, path: Path | None = None) -> None:
+        config = uvicorn.Config(
+            app,
+            loop="none",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=5,
+        )
+        self._server = _Uvicorn(config)
+        self._socket = listener
+        self._path = path
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns when requests are accepted."""
+        self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
+        while not self._server.started:
+            if self._task.done():
+                await self._task
+                raise ConfigError("the HTTP server ended while it was starting")
+            await asyncio.sleep(0.001)
+
+    async def stop(self) -> None:
+        """Returns when the last connection is closed."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+        self._socket.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)

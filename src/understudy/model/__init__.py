@@ -1,0 +1,1 @@
+"""The embedded model: a tokenizer, a chat template, policies, and the server that speaks for them."""

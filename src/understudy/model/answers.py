@@ -1,0 +1,189 @@
+"""A completion as the JSON that clients get: one message, or the chunks of a stream that add up to it."""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+from uuid import uuid4
+
+from msgspec import Struct
+
+from understudy.model.completion import Completion
+from understudy.model.parse import Segment
+from understudy.model.protocol import ChatRequest, NamedToolChoice
+from understudy.model.tokenizer import Tokenizer
+
+_CHUNK_TOKENS = 8
+
+
+class Answer(Struct, frozen=True):
+    """All that an answer is made of."""
+
+    model: str
+    request: ChatRequest
+    prompt_ids: list[int]
+    cached_tokens: int
+    completion: Completion
+
+
+def message_body(answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The body of a `chat.completion`."""
+    completion, request = answer.completion, answer.request
+    said = {"reasoning": None, "content": None} | _spoken(completion.segments)
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": said["content"],
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "reasoning": said["reasoning"],
+    }
+    calls = [segment for segment in completion.segments if segment.kind == "tool_call"]
+    if calls:
+        message["tool_calls"] = [
+            {"id": _call_id(), "type": "function", "function": {"name": call.name, "arguments": call.text}}
+            for call in calls
+        ]
+    elif message["content"] is None and message["reasoning"] is None:
+        message["content"] = ""
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": _logprobs(answer, tokenizer, 0, len(completion.ids)),
+        "finish_reason": _finish_reason(answer),
+        "stop_reason": completion.stop_reason,
+        "token_ids": completion.ids if request.return_token_ids else None,
+        "routed_experts": None,
+    }
+    return _head("chat.completion", answer.model) | {
+        "choices": [choice],
+        "service_tier": None,
+        "system_fingerprint": None,
+        "usage": _usage(answer),
+        "prompt_logprobs": None,
+        "prompt_token_ids": answer.prompt_ids if request.return_token_ids else None,
+        "prompt_text": None,
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+        "metrics": None,
+    }
+
+
+def chunk_bodies(answer: Answer, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
+    """The bodies of the `chat.completion.chunk`s; together they tell what `message_body` tells."""
+    request, completion = answer.request, answer.completion
+    head = _head("chat.completion.chunk", answer.model)
+    opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    yield head | {
+        "choices": [opening],
+        "prompt_token_ids": answer.prompt_ids if request.return_token_ids else None,
+    }
+    position = 0
+    deltas = list(_deltas(completion.segments, tokenizer))
+    for number, (delta, count) in enumerate(deltas, 1):
+        choice: dict[str, Any] = {
+            "index": 0,
+            "delta": delta,
+            "logprobs": _logprobs(answer, tokenizer, position, position + count),
+            "finish_reason": None,
+            "token_ids": completion.ids[position : position + count] if request.return_token_ids else None,
+        }
+        position += count
+        if number == len(deltas):
+            choice["finish_reason"] = _finish_reason(answer)
+            choice["stop_reason"] = completion.stop_reason
+        yield head | {"choices": [choice]}
+    if request.stream_options is not None and request.stream_options.include_usage:
+        yield head | {"choices": [], "usage": _usage(answer)}
+
+
+def _deltas(segments: Sequence[Segment], tokenizer: Tokenizer) -> Iterator[tuple[dict[str, Any], int]]:
+    """What each chunk adds, and how many of the completion's tokens it accounts for."""
+    calls = 0
+    for segment in segments:
+        if segment.kind == "silent":
+            yield {}, len(segment.ids)
+        elif segment.kind == "tool_call":
+            function: dict[str, Any] = {"name": segment.name, "arguments": ""}
+            yield {"tool_calls": [{"index": calls, "id": _call_id(), "type": "function", "function": function}]}, 1
+            pieces = _even(segment.text, max(1, (len(segment.ids) - 1) // _CHUNK_TOKENS))
+            counts = [len(part) for part in _even(segment.ids[1:], len(pieces))]
+            for piece, count in zip(pieces, counts, strict=True):
+                yield {"tool_calls": [{"index": calls, "function": {"arguments": piece}}]}, count
+            calls += 1
+        else:
+            for piece, count in _spoken_pieces(segment, tokenizer):
+                yield {segment.kind: piece}, count
+
+
+def _spoken_pieces(segment: Segment, tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
+    """The text of a segment as its tokens spell it, some tokens at a time and never a part of a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    ids = segment.ids
+    if segment.kind == "reasoning":
+        ids = ids[1:-1] if tokenizer.special_texts.get(ids[-1]) == "</think>" else ids[1:]
+    silent = len(segment.ids) - len(ids)
+    told = 0
+    for start in range(0, len(ids), _CHUNK_TOKENS):
+        part = ids[start : start + _CHUNK_TOKENS]
+        piece = decoder.decode(b"".join(tokenizer.token_bytes[id_] for id_ in part))[: len(segment.text) - told]
+        told += len(piece)
+        yield piece, len(part)
+    if silent:
+        yield "", silent
+
+
+def _even(sequence: Any, parts: int) -> list[Any]:
+    """A sequence in `parts` stretches of about the same length."""
+    size = len(sequence)
+    bounds = [size * number // parts for number in range(parts + 1)]
+    return [sequence[start:end] for start, end in pairwise(bounds)]
+
+
+def _spoken(segments: Sequence[Segment]) -> dict[str, str]:
+    return {segment.kind: segment.text for segment in segments if segment.kind in ("reasoning", "content")}
+
+
+def _finish_reason(answer: Answer) -> str:
+    """As OpenAI has it: tool calls end in "tool_calls", but a call that was chosen by name in "stop"."""
+    completion = answer.completion
+    named = isinstance(answer.request.tool_choice, NamedToolChoice)
+    called = any(segment.kind == "tool_call" for segment in completion.segments)
+    return (
+        "tool_calls" if called and not named and completion.finish_reason == "stop" else completion.finish_reason
+    )
+
+
+def _logprobs(answer: Answer, tokenizer: Tokenizer, start: int, end: int) -> dict[str, Any] | None:
+    if not answer.request.logprobs:
+        return None
+    completion = answer.completion
+    content: list[dict[str, Any]] = []
+    for id_, logprob in zip(completion.ids[start:end], completion.logprobs[start:end], strict=True):
+        data = tokenizer.token_bytes[id_]
+        entry = {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
+        # A policy knows the probability of what it did and of nothing else.
+        content.append(entry | {"top_logprobs": [entry] if answer.request.top_logprobs else []})
+    return {"content": content}
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    prompt, completion = len(answer.prompt_ids), len(answer.completion.ids)
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+    }
+
+
+def _head(kind: str, model: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+
+
+def _call_id() -> str:
+    return f"chatcmpl-tool-{uuid4().hex}"

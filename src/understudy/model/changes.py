@@ -1,0 +1,177 @@
+"""A unified diff as a list of changes that an agent can make with its tools, one after another."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+
+from msgspec import Struct, structs
+from unidiff.errors import UnidiffParseError
+from unidiff.patch import Hunk, PatchedFile, PatchSet
+
+_NO_NEWLINE = "\\ No newline at end of file\n"
+
+
+class Edit(Struct, frozen=True):
+    """Lines of a file that give way to others.
+
+    `line` is the first of them, counted from 1 in the file as it is when the changes before this one are made.
+    Each of `lines` is (" ", "-" or "+", text with its newline, if it has one).
+    """
+
+    path: str
+    line: int
+    lines: tuple[tuple[str, str], ...]
+
+    @property
+    def old(self) -> str:
+        """The text that is replaced, context included."""
+        return "".join(text for tag, text in self.lines if tag != "+")
+
+    @property
+    def new(self) -> str:
+        """The text that replaces it, context included."""
+        return "".join(text for tag, text in self.lines if tag != "-")
+
+    @property
+    def patch(self) -> str:
+        """The change as a unified diff of its own."""
+        sizes = [sum(tag != other for tag, _ in self.lines) for other in ("+", "-")]
+        starts = [self.line if size else self.line - 1 for size in sizes]
+        body = "".join(
+            f"{tag}{text}" if text.endswith("\n") else f"{tag}{text}\n{_NO_NEWLINE}" for tag, text in self.lines
+        )
+        span = f"@@ -{starts[0]},{sizes[0]} +{starts[1]},{sizes[1]} @@\n"
+        # Without git's own header, git takes a file that is emptied for one that is removed.
+        header = f"diff --git a/{self.path} b/{self.path}\n--- a/{self.path}\n+++ b/{self.path}\n"
+        return f"{header}{span}{body}"
+
+
+class Write(Struct, frozen=True):
+    """A new file."""
+
+    path: str
+    content: str
+
+    @property
+    def patch(self) -> str:
+        """The change as a unified diff of its own."""
+        lines = [line for line in re.split(r"(?<=\n)", self.content) if line]
+        edit = Edit(self.path, 1, tuple(("+", line) for line in lines))
+        return edit.patch.replace(f"\n--- a/{self.path}\n", "\nnew file mode 100644\n--- /dev/null\n", 1)
+
+
+class Remove(Struct, frozen=True):
+    """A file that goes. `patch` is its part of the diff."""
+
+    path: str
+    patch: str
+
+
+class Apply(Struct, frozen=True):
+    """A change that no editing tool can make exactly; it takes the diff itself."""
+
+    patch: str
+
+
+Change = Edit | Write | Remove | Apply
+
+
+def read_changes(patch: str) -> list[Change]:
+    """The changes of a unified diff, in order. A diff that cannot be taken apart is one `Apply`."""
+    try:
+        files = PatchSet(patch)
+    except UnidiffParseError:
+        return [Apply(patch)]
+    if not files or any(file.is_binary_file or _mode_changes(file) for file in files):
+        return [Apply(patch)] if patch.strip() else []
+    return [change for file in files for change in _file_changes(file)]
+
+
+def spoil(changes: list[Change]) -> list[Change]:
+    """A change at the right place that mends nothing: a comment before the first line that had to change."""
+    for change in changes:
+        if isinstance(change, Edit):
+            first = next((index for index, (tag, _) in enumerate(change.lines) if tag != " "), 0)
+            context = [(" ", text) for tag, text in change.lines if tag != "+"]
+            near = context[min(first, len(context) - 1)][1] if context else ""
+            indent = near[: len(near) - len(near.lstrip())].rstrip("\r\n")
+            context.insert(first, ("+", f"{indent}{_comment(change.path, 'Checked: this is as it should be.')}\n"))
+            return [structs.replace(change, lines=tuple(context))]
+    for change in changes:
+        if isinstance(change, Write):
+            return [Write(change.path, _comment(change.path, "To be written.") + "\n")]
+    return [Write("NOTES.txt", "Looked at the task; nothing was changed.\n")]
+
+
+def _comment(path: str, text: str) -> str:
+    styles = {
+        "// {}": {
+            ".c",
+            ".cc",
+            ".cpp",
+            ".cs",
+            ".go",
+            ".h",
+            ".java",
+            ".js",
+            ".jsx",
+            ".kt",
+            ".rs",
+            ".swift",
+            ".ts",
+            ".tsx",
+        },
+        "<!-- {} -->": {".html", ".md", ".xml", ".svg"},
+    }
+    suffix = PurePosixPath(path).suffix.lower()
+    style = next((style for style, suffixes in styles.items() if suffix in suffixes), "# {}")
+    return style.format(text)
+
+
+def _mode_changes(file: PatchedFile) -> bool:
+    """Whether the file's mode matters: it is changed, or a new file is no ordinary one."""
+    modes = [line for line in file.patch_info or () if line.startswith(("old mode", "new mode", "new file mode"))]
+    return any(not line.rstrip().endswith("new file mode 100644") for line in modes)
+
+
+def _file_changes(file: PatchedFile) -> list[Change]:
+    # Not unidiff's own is_added_file and is_removed_file: they go by line numbers, which an empty file has too.
+    if file.target_file == "/dev/null":
+        return [Remove(file.path, str(file))]
+    edits: list[Edit] = []
+    shift = 0
+    for hunk in file:
+        lines = _lines(hunk)
+        edits.append(Edit(file.path, hunk.source_start + (hunk.source_length == 0) + shift, lines))
+        shift += hunk.target_length - hunk.source_length
+    if file.source_file == "/dev/null":
+        content = "".join(edit.new for edit in edits)
+        exact = content and all(line == line.rstrip() for line in content.split("\n"))
+        return [Write(file.path, content)] if exact else [Apply(str(file))]
+    if file.is_rename or not edits or not all(_editable(edit) for edit in edits):
+        return [Apply(str(file))]
+    return list(edits)
+
+
+def _lines(hunk: Hunk) -> tuple[tuple[str, str], ...]:
+    lines: list[tuple[str, str]] = []
+    for line in hunk:
+        if line.line_type == "\\":
+            tag, text = lines[-1]
+            lines[-1] = (tag, text.removesuffix("\n"))
+        else:
+            # Some tools write an empty context line without its leading space.
+            lines.append((line.line_type.strip() or " ", line.value))
+    return tuple(lines)
+
+
+def _editable(edit: Edit) -> bool:
+    """Whether an editing tool makes exactly this change; it keeps a file's line ends and trims lines it writes."""
+    ends = {text[-2:] == "\r\n" for _, text in edit.lines if text.endswith("\n")}
+    texts = [text.removesuffix("\n").removesuffix("\r") for _, text in edit.lines]
+    return (
+        len(ends) < 2
+        and not any("\r" in text or "\0" in text for text in texts)
+        and not any(text != text.rstrip() for text, (tag, _) in zip(texts, edit.lines, strict=True) if tag != "-")
+    )

@@ -1,0 +1,137 @@
+"""From an action to a completion: its text in the template's form, the tokens of that text, where they are cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from understudy.errors import BackendError
+from understudy.model.parse import Segment, parse
+from understudy.model.protocol import ChatRequest, NamedToolChoice, RequestFault, Tool
+from understudy.model.template import TURN_END, render_call
+from understudy.model.tokenizer import Tokenizer, mark
+from understudy.model.turn import Action, ChatTurn, Policy, ToolCall
+
+
+class Completion(Struct, frozen=True):
+    """A generated turn. `logprobs[i]` belongs to `ids[i]`; `stop_reason` is the stop string that was met, if
+    any."""
+
+    ids: list[int]
+    logprobs: list[float]
+    segments: list[Segment]
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | None = None
+
+
+def complete(policy: Policy, tokenizer: Tokenizer, request: ChatRequest, limit: int) -> Completion:
+    """What the policy answers, as at most `limit` tokens. Raises BackendError."""
+    tools = [] if request.tool_choice == "none" else request.tools or []
+    action = policy.act(ChatTurn(request.messages, tools, request.seed))
+    action = _constrained(action, request, tools)
+    ids = encode_action(tokenizer, action)
+    logprobs = [0.0] * len(ids) if action.logprobs is None else list(action.logprobs)
+    if len(logprobs) != len(ids):
+        raise BackendError(
+            f"policy {policy.name!r} gave {len(logprobs)} logprobs for {len(ids)} tokens", status=500
+        )
+    finish: Literal["stop", "length"] = "stop" if len(ids) <= limit else "length"
+    ids = ids[:limit]
+    stop, byte_limit = None, None
+    if met := _first_stop(tokenizer, ids, request.stop_strings):
+        stop, count, start = met
+        finish, ids = "stop", ids[:count]
+        byte_limit = start + (len(stop.encode()) if request.include_stop_str_in_output else 0)
+    segments = parse(tokenizer, ids, tools=bool(tools), byte_limit=byte_limit)
+    return Completion(ids, logprobs[: len(ids)], segments, finish, stop)
+
+
+def encode_action(tokenizer: Tokenizer, action: Action) -> list[int]:
+    """The tokens of an action's text, the end of the turn included."""
+    thought = f"<think>{mark(action.reasoning)}</think>" if action.reasoning is not None else ""
+    calls = "\n".join(render_call(call.name, call.arguments) for call in action.tool_calls)
+    return tokenizer.encode_marked(thought + mark(action.content) + calls + TURN_END)[0]
+
+
+def _first_stop(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str]) -> tuple[str, int, int] | None:
+    """The stop string that is complete first, after how many tokens, and the byte at which it begins."""
+    if not stops:
+        return None
+    body = ids[:-1] if ids and ids[-1] == tokenizer.end_id else ids
+    data = b"".join(tokenizer.token_bytes[id_] for id_ in body)
+    found = [
+        (start + len(stop.encode()), start, stop) for stop in stops if (start := data.find(stop.encode())) >= 0
+    ]
+    if not found:
+        return None
+    end, start, stop = min(found)
+    size = 0
+    for count, id_ in enumerate(body, 1):
+        size += len(tokenizer.token_bytes[id_])
+        if size >= end:
+            return stop, count, start
+    raise AssertionError("a match lies within the text it was found in")
+
+
+def _constrained(action: Action, request: ChatRequest, tools: Sequence[Tool]) -> Action:
+    """The action within what the request allows, as guided decoding would have kept it."""
+    calls = action.tool_calls
+    if isinstance(request.tool_choice, NamedToolChoice):
+        name = request.tool_choice.function.name
+        calls = tuple(call for call in calls if call.name == name) or (_least_call(tools, name),)
+    elif request.tool_choice == "required":
+        calls = calls or (_least_call(tools, tools[0].function.name),)
+    if request.parallel_tool_calls is False:
+        calls = calls[:1]
+    content = action.content
+    if request.response_format is not None and request.response_format.type != "text" and not calls:
+        schema = request.response_format.json_schema
+        content = json.dumps(
+            _least_value(schema.schema if schema else {"type": "object"}, content), ensure_ascii=False
+        )
+    if calls == action.tool_calls and content == action.content:
+        return action
+    return Action(content=content, tool_calls=calls, reasoning=action.reasoning)
+
+
+class _Schema(Struct):
+    """The part of JSON Schema that a smallest value needs."""
+
+    type: str | list[str] | None = None
+    const: Any = msgspec.UNSET
+    default: Any = msgspec.UNSET
+    enum: list[Any] = []
+    options: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]], name="anyOf")
+    properties: dict[str, dict[str, Any]] = {}
+    required: list[str] = []
+    minimum: float | int = 0
+
+
+def _least_call(tools: Sequence[Tool], name: str) -> ToolCall:
+    parameters = next(tool.function.parameters for tool in tools if tool.function.name == name)
+    return ToolCall(name, json.dumps(_least_value(parameters or {"type": "object"}, ""), ensure_ascii=False))
+
+
+def _least_value(definition: dict[str, Any], text: str, depth: int = 0) -> Any:
+    """A small value of a JSON schema, with `text` where a string is wanted."""
+    if depth > 20:
+        raise RequestFault("a JSON schema is nested more than 20 levels deep; use a flatter one")
+    try:
+        schema = msgspec.convert(definition, _Schema)
+    except msgspec.ValidationError as error:
+        raise RequestFault(f"a JSON schema is malformed: {error}") from None
+    for value in (schema.const, schema.default, *schema.enum[:1]):
+        if value is not msgspec.UNSET:
+            return value
+    if schema.options:
+        return _least_value(schema.options[0], text, depth + 1)
+    kind = schema.type[0] if isinstance(schema.type, list) and schema.type else schema.type
+    if kind == "object" or (kind is None and schema.properties):
+        wanted = [name for name in schema.required if name in schema.properties]
+        return {name: _least_value(schema.properties[name], text, depth + 1) for name in wanted}
+    simple: dict[str, Any] = {"integer": schema.minimum, "number": schema.minimum, "boolean": False, "array": []}
+    return simple.get(str(kind), None if kind == "null" else text)

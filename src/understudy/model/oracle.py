@@ -1,0 +1,195 @@
+"""Work on a task by real tool calls, from changes that are known beforehand.
+
+The work is a generator that yields actions and is sent the texts of their results. For every request it runs again
+through the whole conversation, so that all its state is in the messages: a retried or resumed conversation
+gets the same answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Generator, Iterable, Sequence
+
+from understudy.model.changes import Apply, Change, Edit, Remove, Write
+from understudy.model.protocol import Message
+from understudy.model.turn import Action, ChatTurn, ToolCall
+
+_AROUND = 20
+"""Lines read before and after those that change."""
+
+_WORKDIR = re.compile(r"\b(?:Primary w|W)orking directory: (/[^\n]*)")
+_NUMBERED = re.compile(r" *(\d+)(?:\t|→)(.*)")
+_FAILURES = ("Error", "<tool_use_error>")
+_SUMMARY = re.compile(r"create a detailed summary of|TEXT ONLY")
+
+Results = Sequence[str]
+Work = Generator[Action, Results, bool]
+
+
+def next_action(turn: ChatTurn, start: int, changes: Sequence[Change], workdir: str) -> Action:
+    """The action after everything that happened since message `start`, which gave the task.
+
+    `workdir` is where the files are when the conversation does not say it.
+    """
+    if wants_summary(turn.messages[-1]):
+        return Action(f"The task is:\n\n{turn.messages[start].text}\n\nThe work on it goes on.")
+    work = _work(turn, changes, find_workdir(turn.messages) or workdir)
+    try:
+        action = next(work)
+        for results in exchanges(turn.messages[start + 1 :]):
+            action = work.send(results)
+    except StopIteration as end:
+        return Action("The change is made." if end.value else "I could not make the change with the tools I have.")
+    return action
+
+
+def wants_summary(message: Message) -> bool:
+    """Whether the message asks for a summary of the conversation, as an agent does before it shortens it."""
+    return message.role == "user" and _SUMMARY.search(message.text) is not None
+
+
+def find_workdir(messages: Iterable[Message]) -> str | None:
+    """The working directory that the agent's own text names: the first one, system messages before others."""
+    for message in sorted(messages, key=lambda message: message.role not in ("system", "developer")):
+        if message.role in ("system", "developer", "user") and (found := _WORKDIR.search(message.text)):
+            return found[1].rstrip()
+    return None
+
+
+def exchanges(messages: Iterable[Message]) -> list[Results]:
+    """For each assistant turn with tool calls, the texts of their results in order."""
+    found: list[list[str]] = []
+    for message in messages:
+        if message.role == "assistant" and message.tool_calls:
+            found.append([])
+        elif message.role == "tool" and found:
+            found[-1].append(message.text)
+    return [results for results in found if results]
+
+
+def _work(turn: ChatTurn, changes: Sequence[Change], workdir: str) -> Work:
+    """Make the changes one by one; what the editing tools cannot do goes through the shell."""
+    has_shell = turn.offers("Bash")
+    left = list(changes)
+    while left and turn.offers("Read", "Edit"):
+        done = yield from _make(left[0], turn, workdir)
+        if not done:
+            break
+        left.pop(0)
+    if left and not has_shell:
+        return False
+    if left:
+        results = yield _apply(left, "I apply the change as a patch.")
+        if _failed(results):
+            return False
+    if has_shell:
+        yield _call(
+            "Bash", "Let me look at what changed.", command="git diff --stat", description="Show what changed"
+        )
+    return True
+
+
+def _make(change: Change, turn: ChatTurn, workdir: str) -> Work:
+    """Make one change with the tools that fit it; False when that did not work."""
+    root = workdir.rstrip("/")
+    match change:
+        case Edit():
+            return (yield from _edit(change, f"{root}/{change.path}"))
+        case Write() if turn.offers("Write"):
+            path = f"{root}/{change.path}"
+            results = yield _call("Write", f"I write `{change.path}`.", file_path=path, content=change.content)
+            return not _failed(results)
+        case Remove() if turn.offers("Bash"):
+            command = f"rm -f -- {shlex.quote(f'{root}/{change.path}')}"
+            results = yield _call("Bash", "This file goes.", command=command, description="Remove the file")
+            return not _failed(results)
+        case Apply() if turn.offers("Bash"):
+            results = yield _apply([change], "This part I apply as a patch.")
+            return not _failed(results)
+        case _:
+            return False
+
+
+def _edit(edit: Edit, path: str) -> Work:
+    size = edit.old.count("\n") + 1
+    offset = max(1, edit.line - _AROUND)
+    limit = edit.line - offset + size + _AROUND
+    say = f"Let me read `{edit.path}` around line {edit.line}."
+    results = yield _call("Read", say, file_path=path, offset=offset, limit=limit)
+    window = _numbered(results)
+    seen = "\n".join(window.values())
+    old_lines, new_lines = _line_lists(edit)
+    if _holds(window, edit.line, new_lines) and not _holds(window, edit.line, old_lines):
+        return True  # made before the conversation was shortened
+    width = next(
+        (width for width in range(_AROUND + 1) if _is_unique(_replacement(edit, window, width), seen)), _AROUND
+    )
+    for attempt in dict.fromkeys((width, _AROUND)):
+        old, new = _replacement(edit, window, attempt)
+        if not old or not new or any(line != line.rstrip() for line in new.split("\n")):
+            return False
+        say = "I change these lines."
+        results = yield _call("Edit", say, file_path=path, old_string=old, new_string=new)
+        if not _failed(results):
+            return True
+        if " matches " not in results[0]:
+            return False
+    return False
+
+
+def _replacement(edit: Edit, window: dict[int, str], width: int) -> tuple[str, str]:
+    """What to replace and by what, with `width` more lines of the window above and below."""
+    old, new = _line_lists(edit)
+    above = [window[line] for line in range(edit.line - width, edit.line) if line in window]
+    end = edit.line + len(old)
+    below = [window[line] for line in range(end, end + width) if line in window]
+    return "\n".join(above + old + below), "\n".join(above + new + below)
+
+
+def _line_lists(edit: Edit) -> tuple[list[str], list[str]]:
+    """The lines before and after. A newline that ends both is left out; one that ends one is an empty last line."""
+    old, new = (text.replace("\r\n", "\n") for text in (edit.old, edit.new))
+    if all(text.endswith("\n") or not text for text in (old, new)):
+        old_lines, new_lines = (text.removesuffix("\n").split("\n") if text else [] for text in (old, new))
+        return old_lines, new_lines
+    return old.split("\n"), new.split("\n")
+
+
+def _holds(window: dict[int, str], start: int, lines: Sequence[str]) -> bool:
+    return all(window.get(start + index) == line for index, line in enumerate(lines))
+
+
+def _is_unique(replacement: tuple[str, str], seen: str) -> bool:
+    old, new = replacement
+    return bool(old.strip() and new.strip()) and seen.find(old) == seen.rfind(old)  # overlaps count too
+
+
+def _numbered(results: Results) -> dict[int, str]:
+    """The lines of a Read result by their numbers."""
+    lines: dict[int, str] = {}
+    for line in results[0].split("\n"):
+        if found := _NUMBERED.fullmatch(line.removesuffix("\r")):
+            lines[int(found[1][:9])] = found[2]
+    return lines
+
+
+def _apply(changes: Sequence[Change], say: str) -> Action:
+    patch = "".join(change.patch if change.patch.endswith("\n") else change.patch + "\n" for change in changes)
+    delimiter = "PATCH"
+    while delimiter in patch:
+        delimiter += "_END"
+    options = "--whitespace=nowarn"
+    if not re.search(r"^ ", patch, re.MULTILINE):
+        options += " --unidiff-zero"  # git asks for context, or for this
+    command = f"git apply {options} <<'{delimiter}'\n{patch}{delimiter}"
+    return _call("Bash", say, command=command, description="Apply the patch")
+
+
+def _call(tool: str, say: str, **arguments: str | int) -> Action:
+    return Action(say, (ToolCall(tool, json.dumps(arguments, ensure_ascii=False)),))
+
+
+def _failed(results: Results) -> bool:
+    return results[0].lstrip().startswith(_FAILURES)

@@ -1,0 +1,144 @@
+"""Completion tokens as what a chat client sees: reasoning, content and tool calls, in Hermes' form.
+
+Parsing goes by tokens, not by text: a `</tool_call>` inside a string of the arguments is ordinary tokens and ends
+nothing.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from understudy.model.tokenizer import Tokenizer
+
+Kind = Literal["reasoning", "content", "tool_call", "silent"]
+
+
+class Segment(Struct, frozen=True):
+    """A stretch of the completion: `ids` are its tokens, `text` is what it says (a tool call's arguments).
+
+    A `silent` segment says nothing: the end of the turn, the newline between calls. The ids of all segments
+    together are the completion.
+    """
+
+    kind: Kind
+    text: str
+    ids: list[int]
+    name: str = ""
+
+
+class _HermesCall(Struct):
+    name: str
+    arguments: msgspec.Raw
+
+
+def parse(
+    tokenizer: Tokenizer, ids: Sequence[int], *, tools: bool = True, byte_limit: int | None = None
+) -> list[Segment]:
+    """The segments of a completion.
+
+    Without `tools`, a tool call is content. `byte_limit` cuts the text (not the tokens) as a stop string does.
+    When a tool call cannot be read, because it was cut off or is no JSON, everything after the reasoning is
+    content.
+    """
+    runs = _runs(tokenizer, ids, byte_limit)
+    segments, position = _reasoning(runs)
+    rest = runs[position:]
+    called = _with_calls(rest) if tools else None
+    return segments + (called if called is not None else _as_content(rest))
+
+
+class _Run(Struct, frozen=True):
+    """Tokens between special ones, or one special token, which then is named by `special`."""
+
+    special: str | None
+    ids: list[int]
+    data: bytes
+
+
+_TURN_ENDS = ("<|im_end|>", "<|endoftext|>")
+
+
+def _runs(tokenizer: Tokenizer, ids: Sequence[int], byte_limit: int | None) -> list[_Run]:
+    runs: list[_Run] = []
+    plain_ids: list[int] = []
+    plain: list[bytes] = []
+
+    def flush() -> None:
+        if plain_ids:
+            runs.append(_Run(None, plain_ids.copy(), b"".join(plain)))
+            plain_ids.clear()
+            plain.clear()
+
+    left = byte_limit
+    for id_ in ids:
+        data = tokenizer.token_bytes[id_]
+        if left is not None:
+            data = data[:left]
+            left -= len(data)
+        special = tokenizer.special_texts.get(id_)
+        if special is not None and len(data) == len(special):
+            flush()
+            runs.append(_Run(special, [id_], data))
+        else:
+            plain_ids.append(id_)
+            plain.append(data)
+    flush()
+    return runs
+
+
+def _reasoning(runs: Sequence[_Run]) -> tuple[list[Segment], int]:
+    """The reasoning at the start, if any, and where it ends; one that is not closed goes to the turn's end."""
+    if not runs or runs[0].special != "<think>":
+        return [], 0
+    end = _find(runs, 1, "</think>", *_TURN_ENDS)
+    closed = end < len(runs) and runs[end].special == "</think>"
+    taken = runs[: end + closed]
+    return [Segment("reasoning", _text(runs[1:end]), _ids(taken))], len(taken)
+
+
+def _with_calls(runs: Sequence[_Run]) -> list[Segment] | None:
+    """Content, then tool calls; None when one of them cannot be read. Text after the first call is not told."""
+    start = _find(runs, 0, "<tool_call>")
+    if start == len(runs):
+        return _as_content(runs)
+    segments = _as_content(runs[:start])
+    while start < len(runs):
+        if runs[start].special != "<tool_call>":
+            segments.append(Segment("silent", "", runs[start].ids))
+            start += 1
+            continue
+        end = _find(runs, start + 1, "</tool_call>")
+        if end == len(runs):
+            return None
+        try:
+            call = msgspec.json.decode(_text(runs[start + 1 : end]), type=_HermesCall)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        arguments = bytes(call.arguments).decode()
+        segments.append(Segment("tool_call", arguments, _ids(runs[start : end + 1]), call.name))
+        start = end + 1
+    return segments
+
+
+def _as_content(runs: Sequence[_Run]) -> list[Segment]:
+    end = _find(runs, 0, *_TURN_ENDS)
+    said = [Segment("content", _text(runs[:end]), _ids(runs[:end]))] if end else []
+    return said + ([Segment("silent", "", _ids(runs[end:]))] if end < len(runs) else [])
+
+
+def _find(runs: Sequence[_Run], start: int, *specials: str) -> int:
+    return next((index for index in range(start, len(runs)) if runs[index].special in specials), len(runs))
+
+
+def _text(runs: Sequence[_Run]) -> str:
+    # A character that the end of the completion cut off is not told, as a stream would not have told it.
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(b"".join(run.data for run in runs))
+
+
+def _ids(runs: Sequence[_Run]) -> list[int]:
+    return [id_ for run in runs for id_ in run.ids]

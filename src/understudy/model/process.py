@@ -1,0 +1,132 @@
+"""The embedded model's server as a child process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from understudy.errors import BackendError
+from understudy.model.server import DEFAULT_CONTEXT, DEFAULT_MODEL
+
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 5.0
+
+
+class _Announcement(msgspec.Struct):
+    url: str
+    model: str
+
+
+class ServerProcess:
+    """A running server: `url` without a path, the name of its `model`, and its `pid`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._log: deque[bytes] = deque(maxlen=50)
+        self._reader = asyncio.create_task(self._read_log())
+        self.url = ""
+        self.model = ""
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raise BackendError with its last words when the server has ended."""
+        if self._process.returncode is not None:
+            raise BackendError(
+                f"the embedded model's server ended {self._how()}; its last words: {self._last_words()}"
+            )
+
+    async def start(self) -> None:
+        """Wait until it listens. Raises BackendError when it ends before, or does not listen in a minute."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        try:
+            line = await asyncio.wait_for(stdout.readline(), _START_TIMEOUT_S)
+            if line:
+                announced = msgspec.json.decode(line, type=_Announcement)
+                self.url, self.model = announced.url, announced.model
+                return
+            await asyncio.wait_for(self._process.wait(), _STOP_TIMEOUT_S)
+            await self._reader
+        except TimeoutError:
+            raise BackendError(
+                f"the embedded model's server did not listen within {_START_TIMEOUT_S:.0f} s: {self._last_words()}"
+            ) from None
+        except msgspec.DecodeError as error:
+            raise BackendError(f"the embedded model's server announced itself wrongly: {error}") from error
+        raise BackendError(
+            f"the embedded model's server did not start, it ended {self._how()}: {self._last_words()}"
+        )
+
+    async def stop(self) -> None:
+        """End the server: its stdin ends, and if that does not help it is killed."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), _STOP_TIMEOUT_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        await self._reader
+
+    async def _read_log(self) -> None:
+        assert self._process.stderr is not None
+        async for line in self._process.stderr:
+            self._log.append(line)
+
+    def _how(self) -> str:
+        code = self._process.returncode
+        return f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
+
+    def _last_words(self) -> str:
+        return b"".join(self._log).decode(errors="replace").strip() or "none"
+
+
+@contextlib.asynccontextmanager
+async def start_server(
+    policy: str,
+    *,
+    tasks: Path | None = None,
+    policy_args: Mapping[str, str] | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    model_name: str = DEFAULT_MODEL,
+    max_model_len: int = DEFAULT_CONTEXT,
+) -> AsyncGenerator[ServerProcess]:
+    """Run the embedded model's server while the context lasts; it never outlives this process.
+
+    Raises BackendError when it does not start; `ServerProcess.check` tells whether it still runs.
+    """
+    command = [sys.executable, "-m", "understudy.model.server", "--policy", policy, "--exit-with-parent"]
+    command += [
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--model-name",
+        model_name,
+        "--max-model-len",
+        str(max_model_len),
+    ]
+    command += [f"--tasks={tasks}"] if tasks else []
+    command += [f"--policy-arg={key}={value}" for key, value in (policy_args or {}).items()]
+    pipe = asyncio.subprocess.PIPE
+    # In a session of its own: a Ctrl-C at the terminal is for the run, which still has answers to wait for.
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, limit=1 << 20
+    )
+    server = ServerProcess(process)
+    try:
+        await server.start()
+        yield server
+    finally:
+        await server.stop()

@@ -1,0 +1,258 @@
+"""The chat-completions dialect of vLLM: what a request may hold, and how faults are told."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+from understudy.errors import BackendError
+
+
+class TextPart(Struct, tag="text", tag_field="type"):
+    """A piece of text in a message given as parts."""
+
+    text: str
+
+
+class ImagePart(Struct, tag="image_url", tag_field="type"):
+    """An image, which this model cannot see."""
+
+    image_url: Any = None
+
+
+class FunctionCall(Struct):
+    """A call as a message tells it; `arguments` is the JSON text that was sampled, or an object."""
+
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class MessageToolCall(Struct):
+    """One tool call of an assistant message."""
+
+    function: FunctionCall
+    id: str = ""
+    type: str = "function"
+
+
+class Message(Struct):
+    """One message of a conversation. `reasoning_content` is the older name of `reasoning`."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart | ImagePart] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The message's text; parts are joined by newlines. Raises BackendError for an image."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        texts: list[str] = []
+        for part in self.content:
+            if isinstance(part, ImagePart):
+                raise BackendError("At most 0 image(s) may be provided in one prompt.", status=400)
+            texts.append(part.text)
+        return "\n".join(texts)
+
+
+class ToolFunction(Struct, omit_defaults=True):
+    """What a tool is called, does and takes."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Struct, kw_only=True):
+    """A tool that the model may call. The template shows the fields in this order."""
+
+    type: Literal["function"] = "function"
+    function: ToolFunction
+
+
+class NamedFunction(Struct):
+    """The name of the tool that must be called."""
+
+    name: str
+
+
+class NamedToolChoice(Struct):
+    """A choice of one tool by name."""
+
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
+class JsonSchema(Struct):
+    """A schema that the answer must satisfy."""
+
+    schema: dict[str, Any]
+    name: str = ""
+
+
+class ResponseFormat(Struct):
+    """The form of the answer's text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StreamOptions(Struct):
+    """Whether a last chunk tells the usage."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(Struct):
+    """The body of `POST /v1/chat/completions`, without the fields that cannot matter to a certain policy."""
+
+    messages: list[Message]
+    model: str | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = True
+    response_format: ResponseFormat | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = 1
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    include_stop_str_in_output: bool = False
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = 0
+    return_token_ids: bool | None = None
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """The stop strings, as a list."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def output_limit(self) -> tuple[str, int | None]:
+        """The field that limits the completion, and its value."""
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
+
+
+class TokenizeRequest(Struct):
+    """The body of `POST /tokenize`: a prompt, or a conversation."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    model: str | None = None
+    add_generation_prompt: bool = True
+
+
+class DetokenizeRequest(Struct):
+    """The body of `POST /detokenize`."""
+
+    tokens: list[int] = field(default_factory=list[int])
+    model: str | None = None
+
+
+class RequestFault(BackendError):
+    """A request that is refused. `param` names the field at fault, `kind` is the error type that clients see."""
+
+    def __init__(
+        self, message: str, *, status: int = 400, param: str | None = None, kind: str = "BadRequestError"
+    ) -> None:
+        super().__init__(message, status=status)
+        self.param = param
+        self.kind = kind
+
+
+_Body = TypeVar("_Body")
+
+
+def read_body(body: bytes, as_: type[_Body]) -> _Body:
+    """A request body as a struct. Raises RequestFault saying where it is not as expected."""
+    try:
+        return msgspec.json.decode(body, type=as_)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        hint = "; a \\ud800 to \\udfff escape must be one of a pair" if b"\\ud" in body.lower() else ""
+        raise RequestFault(f"the request body is not usable: {error}{hint}") from None
+
+
+def check_chat(request: ChatRequest) -> None:
+    """Raise RequestFault for what types alone do not show, in vLLM's words where it has some."""
+    name, limit = request.output_limit
+    offered = {tool.function.name for tool in request.tools or []}
+    choice = request.tool_choice
+    faults: tuple[tuple[bool, str, str], ...] = (
+        (not request.messages, "messages", "`messages` must hold at least one message."),
+        (request.n not in (None, 1), "n", f"n must be 1 for this model, got {request.n}."),
+        (limit is not None and limit < 1, name, f"{name} must be at least 1, got {limit}."),
+        (
+            request.tools == [],
+            "tools",
+            "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.",
+        ),
+        (
+            choice not in (None, "none") and request.tools is None,
+            "tool_choice",
+            "When using `tool_choice`, `tools` must be set.",
+        ),
+        (
+            isinstance(choice, NamedToolChoice) and choice.function.name not in offered,
+            "tool_choice",
+            "The tool specified in `tool_choice` does not match any of the specified `tools`",
+        ),
+        (
+            request.stream_options is not None and not request.stream,
+            "stream_options",
+            "Stream options can only be defined when `stream=True`.",
+        ),
+        (
+            (request.top_logprobs or 0) < 0,
+            "top_logprobs",
+            f"`top_logprobs` must be a positive value, got {request.top_logprobs}.",
+        ),
+        (
+            (request.top_logprobs or 0) > 0 and not request.logprobs,
+            "top_logprobs",
+            "when using `top_logprobs`, `logprobs` must be set to true.",
+        ),
+        ("" in request.stop_strings, "stop", "stop cannot contain an empty string."),
+    )
+    for wrong, param, message in faults:
+        if wrong:
+            raise RequestFault(message, param=param)
+
+
+def check_length(request: ChatRequest, prompt_tokens: int, context: int) -> int:
+    """How many tokens may be generated. Raises RequestFault when prompt and completion do not fit the context."""
+    name, limit = request.output_limit
+    output = limit or 0
+    if output > context:
+        raise RequestFault(
+            f"{name}={output} cannot be greater than max_model_len={context}. Please request fewer output tokens.",
+            param=name,
+        )
+    if prompt_tokens > context - output or (limit is None and prompt_tokens == context):
+        raise RequestFault(
+            f"This model's maximum context length is {context} tokens. However, you requested {output} output "
+            f"tokens and your prompt contains {prompt_tokens} input tokens, for a total of "
+            f"{prompt_tokens + output} tokens. "
+            "Please reduce the length of the input prompt or the number of requested output tokens.",
+            param="input_tokens",
+        )
+    return context - prompt_tokens if limit is None else limit
+
+
+def error_body(error: BackendError) -> dict[str, Any]:
+    """The JSON that tells an error, in OpenAI's shape as vLLM fills it."""
+    status = error.status or 500
+    fault = error if isinstance(error, RequestFault) else None
+    kind = fault.kind if fault else "BadRequestError" if status < 500 else "InternalServerError"
+    return {
+        "error": {"message": str(error), "type": kind, "param": fault.param if fault else None, "code": status}
+    }

@@ -1,0 +1,141 @@
+"""Files of a sandbox, opened from outside without ever leaving it.
+
+Paths are resolved by the kernel with the sandbox's root as "/" (openat2, RESOLVE_IN_ROOT), so neither a link nor a
+race can lead out; the thread takes the sandbox user's file-system identity meanwhile, so it may what that user may.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Generator
+from pathlib import PurePosixPath
+
+from understudy.errors import SandboxError
+
+SYS_OPENAT2 = 437  # the same number on every architecture
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_IN_ROOT = 0x10
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def open_in(root: int, path: str, flags: int, mode: int = 0) -> int:
+    """A descriptor of `path` as seen with the directory `root` as "/". Raises OSError."""
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
+    while True:
+        found = _libc.syscall(
+            ctypes.c_long(SYS_OPENAT2),
+            ctypes.c_int(root),
+            ctypes.c_char_p(os.fsencode(path)),
+            ctypes.byref(how),
+            ctypes.c_size_t(ctypes.sizeof(how)),
+        )
+        if found >= 0:
+            return int(found)
+        code = ctypes.get_errno()
+        # EAGAIN: something was renamed during the walk; the kernel asks to try again.
+        if code not in (errno.EAGAIN, errno.EINTR):
+            raise OSError(code, os.strerror(code), path)
+
+
+@contextlib.contextmanager
+def _acting_as(user: int | None) -> Generator[None]:
+    """Give this thread the file-system identity of `user` (None: leave it), and take it back after."""
+    if user is None:
+        yield
+        return
+    group_before, user_before = _libc.setfsgid(user), _libc.setfsuid(user)
+    try:
+        yield
+    finally:
+        _libc.setfsuid(user_before)
+        _libc.setfsgid(group_before)
+
+
+def kind(root: int, path: str) -> int | None:
+    """The mode bits of what `path` leads to, or None when there is nothing."""
+    try:
+        descriptor = open_in(root, path, os.O_PATH)
+    except OSError:
+        return None
+    try:
+        return os.fstat(descriptor).st_mode
+    finally:
+        os.close(descriptor)
+
+
+def read(root: int, path: str, limit: int, user: int | None) -> bytes:
+    """The content of a regular file. Raises FileNotFoundError, SandboxError above `limit` bytes or otherwise."""
+    try:
+        with _acting_as(user):
+            descriptor = open_in(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(errno.ENOENT, "no such file in the sandbox", path) from error
+    except OSError as error:
+        raise SandboxError(f"cannot read {path} in the sandbox: {error.strerror}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise SandboxError(f"cannot read {path} in the sandbox: it is no regular file")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise SandboxError(f"cannot read {path} in the sandbox: it has more than {limit} bytes")
+    return data
+
+
+def _make_directory(root: int, path: PurePosixPath) -> None:
+    """Make a directory and its parents, as `mkdir -p`. Raises OSError."""
+    mode = kind(root, str(path))
+    if mode is not None and stat.S_ISDIR(mode):
+        return
+    if mode is not None:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    _make_directory(root, path.parent)
+    parent = open_in(root, str(path.parent), os.O_PATH | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path.name, 0o755, dir_fd=parent)
+    finally:
+        os.close(parent)
+
+
+def make_directory(root: int, path: str, user: int | None) -> None:
+    """Make a directory with its parents, unless it is there. Raises SandboxError."""
+    try:
+        with _acting_as(user):
+            _make_directory(root, PurePosixPath(path))
+    except OSError as error:
+        raise SandboxError(f"cannot make the directory {path} in the sandbox: {error.strerror}") from error
+
+
+def make_mount_point(root: int, path: str, *, directory: bool) -> None:
+    """Make an empty directory or file to mount upon, unless something is there. Raises SandboxError."""
+    if directory:
+        make_directory(root, path, None)
+    elif kind(root, path) is None:
+        write(root, path, b"", 0o444, None)
+
+
+def write(root: int, path: str, data: bytes, mode: int, user: int | None) -> None:
+    """Write a regular file with its parent directories. Raises SandboxError."""
+    try:
+        with _acting_as(user):
+            _make_directory(root, PurePosixPath(path).parent)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY
+            descriptor = open_in(root, path, flags, mode)
+            with os.fdopen(descriptor, "wb") as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise SandboxError(f"cannot write {path} in the sandbox: there is something else than a file")
+                os.fchmod(descriptor, mode)
+                file.truncate(0)
+                file.write(data)
+    except OSError as error:
+        raise SandboxError(f"cannot write {path} in the sandbox: {error.strerror}") from error

@@ -1,0 +1,122 @@
+"""A child process of ours: fed, drained within bounds, timed, and killed with its whole process group.
+
+Every kind of sandbox ends in such a process; this is the one place that watches over it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import BinaryIO
+
+from understudy.sandbox.base import Completed
+
+GRACE_S = 1.0
+"""How long a killed process may take to end, and its pipes to close: who holds them then has left the group."""
+
+
+class _Watch(asyncio.SubprocessProtocol):
+    """Keeps each stream's first bytes. The rest is read and dropped: a flood neither blocks nor grows."""
+
+    def __init__(self, output_bytes: int) -> None:
+        self.output = {1: bytearray(), 2: bytearray()}
+        self.truncated = False
+        self.exited = asyncio.Event()
+        self.closed = asyncio.Event()
+        self._output_bytes = output_bytes
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        kept = self.output[fd]
+        room = self._output_bytes - len(kept)
+        kept += data[:room]
+        self.truncated = self.truncated or len(data) > room
+
+    def process_exited(self) -> None:
+        self.exited.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set()
+
+
+def kill_group(leader: int) -> None:
+    """SIGKILL the process group of `leader`, if there is still one."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+async def _settle(transport: asyncio.SubprocessTransport, watch: _Watch, kill: Callable[[int], None]) -> None:
+    """Kill what is left, reap the leader and close the pipes."""
+    kill(transport.get_pid())
+    try:
+        await asyncio.wait_for(watch.exited.wait(), GRACE_S)
+    except TimeoutError:
+        kill_group(transport.get_pid())
+        await watch.exited.wait()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(watch.closed.wait(), GRACE_S)
+    transport.close()
+
+
+@contextlib.contextmanager
+def _file_of(content: bytes) -> Generator[BinaryIO]:
+    """Content as a file in memory, to be a child's stdin.
+
+    A pipe of asyncio's would be a socket, which some programs, Claude Code among them, do not read as stdin; and a
+    child that reads late, or never, has nobody waiting for it.
+    """
+    with open(os.memfd_create("stdin"), "w+b", buffering=0) as file:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[file.write(rest) :]
+        file.seek(0)
+        yield file
+
+
+async def complete(
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    output_bytes: int,
+    stdin: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    pass_fds: Sequence[int] = (),
+    kill: Callable[[int], None] = kill_group,
+) -> Completed:
+    """Run `argv` in a session of its own until it ends, or for `timeout_s` seconds, then kill its group.
+
+    `kill` gets the leader's pid when the command has ended or must end. `exit_code` is what the kernel says, negative for a signal, None on a timeout. Raises OSError when the
+    program cannot be started. When the awaiting task is cancelled, the group is killed and reaped first.
+    """
+    started = time.monotonic()
+    with _file_of(stdin) as given:
+        transport, watch = await asyncio.get_running_loop().subprocess_exec(
+            lambda: _Watch(output_bytes),
+            *argv,
+            stdin=given,
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+    timed_out = False
+    try:
+        async with asyncio.timeout(timeout_s):
+            await watch.exited.wait()
+    except TimeoutError:
+        timed_out = True
+    finally:
+        duration_s = time.monotonic() - started
+        await asyncio.shield(_settle(transport, watch, kill))
+    return Completed(
+        exit_code=None if timed_out else transport.get_returncode(),
+        stdout=bytes(watch.output[1]),
+        stderr=bytes(watch.output[2]),
+        duration_s=duration_s,
+        timed_out=timed_out,
+        truncated=watch.truncated,
+    )

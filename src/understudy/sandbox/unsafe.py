@@ -1,0 +1,194 @@
+"""`unsafe-local`: a copy of the tree in a temporary directory, and plain processes.
+
+WARNING: this isolates nothing. Commands run as the user who runs Understudy, with the network, the home directory
+and every file of the machine in reach; only wall-clock and output limits hold, and a process that leaves its
+process group outlives its run. It exists for machines without namespaces, and for tasks and agents one trusts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import ClassVar
+
+from understudy.errors import SandboxError
+from understudy.sandbox.base import Completed, SandboxSpec
+from understudy.sandbox.process import complete
+
+SYSTEM_PATH = os.defpath.lstrip(":")
+
+
+def _below(path: str, base: str) -> str | None:
+    """The part of `path` below `base` ("" for `base` itself), or None when it lies elsewhere."""
+    candidate = PurePosixPath(path)
+    if not candidate.is_relative_to(base):
+        return None
+    rest = candidate.relative_to(base).as_posix()
+    return "" if rest == "." else rest
+
+
+class UnsafeSandbox:
+    """A directory with `tree`, `home` and `tmp` in it. What is written elsewhere on the machine stays written."""
+
+    def __init__(self, spec: SandboxSpec, root: Path) -> None:
+        self._spec = spec
+        self._root = root
+        self._closed = False
+
+    @property
+    def workdir(self) -> str:
+        """The copy of the tree."""
+        return str(self._root / "tree")
+
+    @property
+    def home(self) -> str:
+        """An empty directory beside it."""
+        return str(self._root / "home")
+
+    def locate(self, target: str) -> str:
+        """The source of the mount declared with this `target`: nothing is mounted here."""
+        for mount in self._spec.mounts:
+            if mount.target == target:
+                return str(mount.source)
+        raise SandboxError(
+            f"no mount has the target {target!r}; declared: {[m.target for m in self._spec.mounts]}"
+        )
+
+    def _host(self, path: str) -> str:
+        """Where a path of the spec's world lies here: the workdir and mount targets move, the rest stays."""
+        bases = [(mount.target, str(mount.source)) for mount in self._spec.mounts]
+        bases.append((self._spec.workdir, self.workdir))
+        for base, place in sorted(bases, key=lambda pair: len(pair[0]), reverse=True):
+            if (rest := _below(path, base)) is not None:
+                return os.path.join(place, rest) if rest else place  # noqa: PTH118
+        return path
+
+    def _own(self, path: str) -> Path:
+        """The host path of `path`, which must lie in this sandbox's directory."""
+        place = Path(self._host(str(PurePosixPath(self.workdir, path))))
+        if not place.resolve().is_relative_to(self._root.resolve()):
+            raise SandboxError(f"{path}: unsafe-local writes only below its own {self._root}; this lies outside")
+        return place
+
+    def _env(self, extra: Mapping[str, str] | None) -> dict[str, str]:
+        prefixes = [self._host(prefix) for prefix in self._spec.path_prefixes]
+        return {
+            "PATH": os.pathsep.join([*prefixes, "/usr/local/bin", SYSTEM_PATH]),
+            "HOME": self.home,
+            "LANG": "C.UTF-8",
+            "USER": "agent",
+            "TMPDIR": str(self._root / "tmp"),
+            **self._spec.env,
+            **(extra or {}),
+        }
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        reveal: bool = False,
+    ) -> Completed:
+        """Run a plain process in its own process group. `reveal` makes no difference: nothing is hidden."""
+        if self._closed:
+            raise SandboxError(f"cannot run {argv[0]!r}: this sandbox is closed")
+        environment = self._env(env)
+        where = self._host(str(PurePosixPath(self.workdir, cwd or "")))
+        program = str(Path(where, argv[0])) if "/" in argv[0] else shutil.which(argv[0], path=environment["PATH"])
+        if program is None:
+            raise SandboxError(f"cannot run {argv[0]!r}: no such command in {environment['PATH']}")
+        try:
+            return await complete(
+                [program, *argv[1:]],
+                timeout_s=timeout_s,
+                output_bytes=self._spec.limits.output_bytes,
+                stdin=stdin,
+                env=environment,
+                cwd=where,
+            )
+        except (OSError, ValueError) as error:
+            raise SandboxError(f"cannot run {argv[0]!r} in {where}: {error}") from error
+
+    async def read(self, path: str, *, limit: int = 64 << 20) -> bytes:
+        """The content of a regular file anywhere on the machine, links followed."""
+        place = self._host(str(PurePosixPath(self.workdir, path)))
+        try:
+            descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise SandboxError(f"cannot read {path}: {error.strerror}") from error
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise SandboxError(f"cannot read {path}: not a regular file")
+            data = await asyncio.to_thread(file.read, limit + 1)
+        if len(data) > limit:
+            raise SandboxError(f"cannot read {path}: more than {limit} bytes")
+        return data
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Write a file in the sandbox's directory. Raises SandboxError for a path outside."""
+        place = self._own(path)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(data)
+            place.chmod(mode)
+        except OSError as error:
+            raise SandboxError(f"cannot write {path}: {error.strerror}") from error
+
+    async def reset(self) -> None:
+        """Copy the tree afresh and empty home and tmp."""
+        await asyncio.to_thread(_fill, self._root, self._spec.tree)
+
+    async def close(self) -> None:
+        """Remove the directory."""
+        self._closed = True
+        await asyncio.to_thread(_remove, self._root)
+
+
+def _remove(path: Path) -> None:
+    """Remove a tree whose directories a command may have made unwritable."""
+    for folder, _, _ in os.walk(path):
+        with contextlib.suppress(OSError):
+            Path(folder).chmod(0o700)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _fill(root: Path, tree: Path) -> None:
+    for name in ("tree", "home", "tmp"):
+        _remove(root / name)
+    shutil.copytree(tree, root / "tree", symlinks=True)
+    (root / "home").mkdir()
+    (root / "tmp").mkdir()
+
+
+class UnsafeSandboxes:
+    """Opens directories that pretend to be sandboxes; see the warning of this module."""
+
+    name: ClassVar[str] = "unsafe-local"
+
+    def problems(self) -> list[str]:
+        """Nothing is needed, so nothing is missing."""
+        return []
+
+    async def open(self, spec: SandboxSpec) -> UnsafeSandbox:
+        """Copy the spec's tree to a temporary directory. Raises SandboxError when that fails."""
+        root = Path(tempfile.mkdtemp(prefix="understudy-unsafe-"))
+        try:
+            await asyncio.to_thread(_fill, root, spec.tree)
+        except OSError as error:
+            _remove(root)
+            raise SandboxError(f"cannot copy the tree {spec.tree} to {root}: {error}") from error
+        return UnsafeSandbox(spec, root)
+
+    def prepare_tree(self, tree: Path) -> None:
+        """Nothing to do: the copy belongs to whoever runs Understudy."""

@@ -1,0 +1,156 @@
+"""Contents stored once: blobs by their hash, conversations as nodes of a prefix tree."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from typing import Any, Final, TypeVar
+
+import zstandard
+from sqlalchemy import Connection, select
+from sqlalchemy.dialects.sqlite import insert
+
+from understudy.errors import StoreError
+from understudy.store.bodies import Buffer
+from understudy.store.schema import blobs, nodes
+from understudy.store.sql import hot
+
+RAW: Final = 0
+ZSTD: Final = 1
+LEVEL: Final = 3
+SMALL: Final = 96
+"""Below this many bytes zstd gains nothing worth its time."""
+
+HASH: Final = 20
+"""Bytes kept of a SHA-256: nobody finds two contents that share them."""
+
+EMPTY: Final = 0
+"""The node of the conversation without messages."""
+
+_K = TypeVar("_K")
+_REMEMBERED: Final = 100_000
+_INSERT_BLOB = hot(insert(blobs).on_conflict_do_nothing(), "hash", "codec", "data")
+_FIND_BLOB = "SELECT id FROM blobs WHERE hash = ?"
+_INSERT_NODE = hot(insert(nodes).on_conflict_do_nothing(), "parent_id", "blob_id")
+_FIND_NODE = "SELECT id FROM nodes WHERE parent_id = ? AND blob_id = ?"
+_PATHS = """
+WITH RECURSIVE path (id, parent_id, blob_id) AS (
+    SELECT id, parent_id, blob_id FROM nodes WHERE id IN (SELECT node_id FROM calls WHERE {calls})
+    UNION
+    SELECT nodes.id, nodes.parent_id, nodes.blob_id FROM nodes JOIN path ON nodes.id = path.parent_id
+)
+SELECT id, parent_id, blob_id FROM path
+"""
+
+
+class Contents:
+    """Writes blobs and nodes within the writer's transaction, and remembers the ids of those it met lately."""
+
+    def __init__(self, raw: sqlite3.Connection) -> None:
+        self._cursor = raw.cursor()
+        self._blobs: dict[bytes, int] = {}
+        self._nodes: dict[tuple[int, int], int] = {}
+        self._compress = zstandard.ZstdCompressor(level=LEVEL).compress
+
+    def blob(self, data: Buffer) -> int:
+        """The id of the blob with these bytes, stored now unless it was."""
+        digest = sha256(data).digest()[:HASH]
+        known = self._blobs.get(digest)
+        if known is None:
+            known = self._id(_INSERT_BLOB, (digest, *self._packed(data)), _FIND_BLOB, (digest,))
+            _remember(self._blobs, digest, known)
+        return known
+
+    def node(self, messages: Iterable[Buffer]) -> int:
+        """The id of the node that a conversation ends in; its nodes are stored now unless they were."""
+        node = EMPTY
+        for message in messages:
+            step = (node, self.blob(message))
+            known = self._nodes.get(step)
+            if known is None:
+                known = self._id(_INSERT_NODE, step, _FIND_NODE, step)
+                _remember(self._nodes, step, known)
+            node = known
+        return node
+
+    def pack(self, data: bytes) -> bytes:
+        """One column with its codec in the first byte."""
+        codec, packed = self._packed(data)
+        return bytes((codec,)) + packed
+
+    def forget(self) -> None:
+        """Drop what is remembered: a rollback took ids back."""
+        self._blobs.clear()
+        self._nodes.clear()
+
+    def _id(self, insert_it: str, row: tuple[Any, ...], find_it: str, key: tuple[Any, ...]) -> int:
+        """The id of a row, inserted first: what is not remembered is most often new."""
+        cursor = self._cursor.execute(insert_it, row)
+        if cursor.rowcount == 1 and cursor.lastrowid is not None:
+            return cursor.lastrowid
+        return cursor.execute(find_it, key).fetchone()[0]
+
+    def _packed(self, data: Buffer) -> tuple[int, bytes]:
+        plain = bytes(data)
+        if len(plain) >= SMALL and len(packed := self._compress(plain)) < len(plain):
+            return ZSTD, packed
+        return RAW, plain
+
+
+def unpack(column: bytes) -> bytes:
+    """What `Contents.pack` was given. Raises StoreError when the column is damaged."""
+    return _plain(column[0], column[1:], "a token column")
+
+
+def read_blobs(connection: Connection, ids: Iterable[int]) -> dict[int, bytes]:
+    """The bytes of blobs by id. Raises StoreError when one is missing or damaged."""
+    wanted = set(ids)
+    found: dict[int, bytes] = {}
+    rest = sorted(wanted)
+    # SQLite takes a bounded number of parameters in one statement.
+    for start in range(0, len(rest), 500):
+        query = select(blobs.c.id, blobs.c.codec, blobs.c.data).where(blobs.c.id.in_(rest[start : start + 500]))
+        for key, codec, data in connection.execute(query):
+            found[key] = _plain(codec, data, f"blob {key}")
+    if missing := wanted - found.keys():
+        raise StoreError(f"the store is damaged: blob {min(missing)} is missing; restore it from a copy")
+    return found
+
+
+def read_nodes(connection: Connection, calls: str, parameters: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
+    """Every node of the conversations of some calls: id → (id of the node before it, blob id of its message).
+
+    `calls` is a condition on the table of calls with named `parameters`.
+    """
+    rows = connection.exec_driver_sql(_PATHS.format(calls=calls), dict(parameters))
+    return {key: (parent, blob) for key, parent, blob in rows}
+
+
+def path(tree: Mapping[int, tuple[int, int]], node: int) -> list[int]:
+    """The blob ids of a conversation, first message first. Raises StoreError when a node is missing."""
+    steps: list[int] = []
+    while node != EMPTY:
+        if node not in tree or len(steps) > len(tree):
+            raise StoreError(f"the store is damaged: node {node} does not lead to a root; restore it from a copy")
+        node, blob = tree[node]
+        steps.append(blob)
+    steps.reverse()
+    return steps
+
+
+def _plain(codec: int, data: bytes, what: str) -> bytes:
+    if codec == RAW:
+        return data
+    try:
+        return zstandard.decompress(data)
+    except zstandard.ZstdError as error:
+        raise StoreError(
+            f"the store is damaged: {what} cannot be read ({error}); restore it from a copy"
+        ) from error
+
+
+def _remember(memory: dict[_K, int], key: _K, value: int) -> None:
+    if len(memory) >= _REMEMBERED:
+        memory.clear()
+    memory[key] = value

@@ -1,0 +1,120 @@
+"""Opening the database file: pragmas, and the migrations that an older or a new one needs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from understudy.errors import StoreError
+from understudy.store.schema import HEAD
+from understudy.store.sql import as_store_error, speaking_of
+
+FILE = "store.db"
+BUSY_S = 30.0
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+# FULL: a commit that was answered survives a power cut. The rest trades a WAL of up to 32 MiB, and as much memory,
+# for checkpoints that are rare enough not to be felt.
+_PRAGMAS = ("foreign_keys = ON", "synchronous = FULL", "wal_autocheckpoint = 8000", "cache_size = -32768")
+
+# Alembic's operations go through module-level proxies: one migration at a time in a process.
+_migrating = threading.Lock()
+
+
+def open_engine(directory: Path, *, create: bool) -> Engine:
+    """An engine on the store in `directory`, at the newest schema.
+
+    Connections are in autocommit mode; who writes says BEGIN and COMMIT. Raises StoreError.
+    """
+    file = directory / FILE
+    try:
+        if create:
+            directory.mkdir(parents=True, exist_ok=True)
+        elif not file.is_file():
+            raise StoreError(f"{directory} holds no store ({FILE} is not there); give a run's output directory")
+    except OSError as error:
+        raise StoreError(f"{directory} cannot hold a store: {error}; give one that can be written") from error
+    engine = create_engine(
+        URL.create("sqlite", database=str(file)),
+        isolation_level="AUTOCOMMIT",
+        connect_args={"timeout": BUSY_S, "cached_statements": 256},
+    )
+    event.listen(engine, "connect", _set_up)
+    try:
+        with speaking_of(file), engine.connect() as connection:
+            if _version(connection, file) != HEAD:
+                with _alone(directory):
+                    _migrate(connection, file)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def _set_up(raw: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    cursor = raw.cursor()
+    for pragma in _PRAGMAS:
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _version(connection: Connection, file: Path) -> str | None:
+    """The migration that the file is at; None when it is empty."""
+    names = set(connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars())
+    if not names:
+        return None
+    if "alembic_version" not in names:
+        raise StoreError(f"{file} is an SQLite database but not a store; give another directory")
+    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+
+
+def _migrate(connection: Connection, file: Path) -> None:
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    version = _version(connection, file)  # again, now that nobody else migrates
+    if version == HEAD:
+        return
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if version is not None and version not in known:
+        raise StoreError(
+            f"{file} was written by a newer release (schema {version}; this one knows up to {HEAD}); "
+            "update understudy"
+        )
+    connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    try:
+        with _migrating:
+            command.upgrade(config, "head")
+        connection.exec_driver_sql("COMMIT")
+    except Exception as error:
+        if _in_transaction(connection):
+            connection.exec_driver_sql("ROLLBACK")
+        raise as_store_error(error, file) from error
+
+
+def _in_transaction(connection: Connection) -> bool:
+    return bool(getattr(connection.connection.dbapi_connection, "in_transaction", False))
+
+
+@contextmanager
+def _alone(directory: Path) -> Generator[None]:
+    """One process at a time, by a lock on the directory itself; it goes with the process."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,153 @@
+"""The tables. `migrations/` makes them; a test holds the two equal.
+
+Contents (message, system prompt, tool list, response, patch, log, task) are rows of `blobs`, once each. A
+conversation is a node of a prefix tree: `nodes` has the node before it and the message it adds, and node 0,
+which has no row, is the conversation without messages.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+HEAD = "0001"
+"""The newest migration: what this release reads and writes."""
+
+metadata = MetaData()
+
+blobs = Table(
+    "blobs",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("hash", LargeBinary, nullable=False, unique=True),
+    Column("codec", Integer, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    CheckConstraint("codec IN (0, 1)", name="blobs_codec"),
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("parent_id", Integer, nullable=False),
+    Column("blob_id", Integer, ForeignKey("blobs.id"), nullable=False),
+    UniqueConstraint("parent_id", "blob_id", name="nodes_once"),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("config", LargeBinary, nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("blob_id", Integer, ForeignKey("blobs.id"), nullable=False),
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("run_id", Text, nullable=False),
+    Column("task_id", Text, nullable=False),
+    Column("sample_index", Integer, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    Column("error", LargeBinary),
+    ForeignKeyConstraint(["run_id", "task_id"], ["tasks.run_id", "tasks.id"]),
+    UniqueConstraint("run_id", "task_id", "sample_index", name="rollouts_once"),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("rollout_id", Text, ForeignKey("rollouts.id"), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("heartbeat_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Column("error", LargeBinary),
+    Column("timings", LargeBinary, nullable=False),
+    Column("patch_id", Integer, ForeignKey("blobs.id")),
+    UniqueConstraint("rollout_id", "number", name="attempts_once"),
+)
+
+rewards = Table(
+    "rewards",
+    metadata,
+    Column("attempt_id", Text, ForeignKey("attempts.id"), primary_key=True),
+    Column("reward", Float, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("verdict_id", Integer, ForeignKey("blobs.id"), nullable=False),
+)
+
+logs = Table(
+    "logs",
+    metadata,
+    Column("attempt_id", Text, ForeignKey("attempts.id"), primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("blob_id", Integer, ForeignKey("blobs.id"), nullable=False),
+)
+
+# The columns after `error` are the contents: the request as skeleton + system + tools + conversation, and the
+# tokens, where the prompt is `shared` bytes of the base call's prompt + completion and then `suffix`. A call
+# without tokens has none of them but the base, so that the call after it finds the tokens before it.
+calls = Table(
+    "calls",
+    metadata,
+    Column("key", Integer, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("attempt_id", Text, ForeignKey("attempts.id"), nullable=False),
+    Column("sequence", Integer, nullable=False),
+    Column("dialect", Text, nullable=False),
+    Column("requested_model", Text, nullable=False),
+    Column("backend", Text, nullable=False),
+    Column("backend_model", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float, nullable=False),
+    Column("parent_id", Text),
+    Column("session_id", Text),
+    Column("agent_id", Text),
+    Column("policy_version", Text),
+    Column("finish_reason", Text),
+    Column("prompt_tokens", Integer, nullable=False),
+    Column("completion_tokens", Integer, nullable=False),
+    Column("cached_tokens", Integer, nullable=False),
+    Column("sampling", LargeBinary, nullable=False),
+    Column("error", LargeBinary),
+    Column("skeleton_id", Integer, ForeignKey("blobs.id"), nullable=False),
+    Column("system_id", Integer, ForeignKey("blobs.id")),
+    Column("tools_id", Integer, ForeignKey("blobs.id")),
+    Column("node_id", Integer, nullable=False),
+    Column("response_id", Integer, ForeignKey("blobs.id"), nullable=False),
+    Column("base_key", Integer, ForeignKey("calls.key")),
+    Column("prompt_count", Integer),
+    Column("shared", Integer),
+    Column("suffix", LargeBinary),
+    Column("completion_count", Integer),
+    Column("completion", LargeBinary),
+    Column("logprobs", LargeBinary),
+    Index("calls_in_order", "attempt_id", "sequence", unique=True),
+)

@@ -1,0 +1,320 @@
+"""The store as the rest of the house sees it: reads are direct, writes are queued and answered when durable."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from msgspec import Struct
+from sqlalchemy import Connection, Engine, RowMapping, Select, and_, func, select
+
+from understudy.errors import StoreError
+from understudy.store import blobs, calls, lives
+from understudy.store.database import FILE, open_engine
+from understudy.store.schema import attempts, logs, rewards, rollouts, runs, tasks
+from understudy.store.schema import calls as call_table
+from understudy.store.sql import read_error, speaking_of
+from understudy.store.writer import Writer
+from understudy.types import (
+    Attempt,
+    AttemptStatus,
+    Call,
+    ErrorInfo,
+    Rollout,
+    RolloutStatus,
+    Run,
+    Task,
+    Verdict,
+)
+
+_NOTHING: Mapping[str, Any] = {}
+_timings = msgspec.json.Decoder(dict[str, float]).decode
+_config = msgspec.json.Decoder(dict[str, Any]).decode
+_task = msgspec.json.Decoder(Task).decode
+_verdict = msgspec.json.Decoder(Verdict).decode
+
+
+class Counts(Struct, frozen=True, kw_only=True):
+    """A run in figures. `solved` and `unsolved` are rollouts whose last verdict is a reward of 1, or less.
+
+    Calls and tokens are those of all attempts; calls that failed count too.
+    """
+
+    rollouts: dict[RolloutStatus, int]
+    solved: int
+    unsolved: int
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Store:
+    """One directory with everything runs did. Safe to use from many threads, and from several processes.
+
+    Every write returns a future, resolved once the write survives a power cut, else with a StoreError; what is
+    passed must not be changed before. In asyncio, `await asyncio.wrap_future(...)`.
+    """
+
+    def __init__(self, directory: Path, engine: Engine) -> None:
+        self.directory = directory
+        self._file = directory / FILE
+        self._engine = engine
+        self._writer = Writer(engine, self._file)
+        self._closed = False
+
+    @classmethod
+    def open(cls, directory: Path, *, create: bool = True) -> Self:
+        """Open the store in a directory, made and migrated as needed.
+
+        Raises StoreError when there is none and `create` is false, when it is no store or a damaged one, and
+        when a newer release wrote it.
+        """
+        return cls(directory, open_engine(directory, create=create))
+
+    def close(self) -> None:
+        """Finish every queued write, then leave one file that can be copied. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._writer.close()
+        try:
+            with self._reading() as connection:
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- runs and tasks --------------------------------------------------------------------------------
+
+    def put_run(self, run_id: str, config: Mapping[str, Any]) -> Future[None]:
+        """Store a run; again is fine. StoreError when it is there with another configuration."""
+        return self._writer.submit(lambda session: lives.put_run(session, run_id, config))
+
+    def runs(self) -> list[Run]:
+        """All runs, oldest first."""
+        with self._reading() as connection:
+            rows = connection.execute(select(runs).order_by(runs.c.created_at, runs.c.id)).all()
+            return [Run(id=row.id, config=_config(row.config), created_at=row.created_at) for row in rows]
+
+    def put_tasks(self, run_id: str, given: Sequence[Task]) -> Future[None]:
+        """Store the tasks of a run; again is fine. StoreError when one is there with other content."""
+        return self._writer.submit(lambda session: lives.put_tasks(session, run_id, given))
+
+    def task(self, run_id: str, task_id: str) -> Task:
+        """A task of a run. Raises StoreError when there is none."""
+        query = select(tasks.c.blob_id).where(tasks.c.run_id == run_id, tasks.c.id == task_id)
+        if (content := self._content(query)) is None:
+            raise StoreError(f"{self._file}: run {run_id} has no task {task_id}")
+        with speaking_of(self._file):
+            return _task(content)
+
+    # --- rollouts and attempts -------------------------------------------------------------------------
+
+    def create_rollouts(self, run_id: str, given: Sequence[tuple[str, str, int]]) -> Future[None]:
+        """Store rollouts (id, task id, sample index) as queuing; those that are there are left alone."""
+        return self._writer.submit(lambda session: lives.create_rollouts(session, run_id, given))
+
+    def rollouts(self, run_id: str | None = None) -> list[Rollout]:
+        """The rollouts of a run, or all, oldest first, then by task and sample index."""
+        query = select(rollouts).order_by(
+            rollouts.c.created_at, rollouts.c.run_id, rollouts.c.task_id, rollouts.c.sample_index
+        )
+        if run_id is not None:
+            query = query.where(rollouts.c.run_id == run_id)
+        with self._reading() as connection:
+            return [_rollout(row) for row in connection.execute(query).mappings()]
+
+    def rollout(self, rollout_id: str) -> Rollout:
+        """A rollout by its id. Raises StoreError when there is none."""
+        with self._reading() as connection:
+            row = connection.execute(select(rollouts).where(rollouts.c.id == rollout_id)).mappings().one_or_none()
+        if row is None:
+            raise StoreError(f"{self._file}: there is no rollout {rollout_id}")
+        return _rollout(row)
+
+    def find_rollout(self, prefix: str) -> Rollout:
+        """The one rollout whose id is `prefix`, or starts with it. Raises StoreError when it is not one."""
+        starts = func.substr(rollouts.c.id, 1, len(prefix)) == prefix
+        with self._reading() as connection:
+            found = [_rollout(row) for row in connection.execute(select(rollouts).where(starts)).mappings()]
+        if exact := [rollout for rollout in found if rollout.id == prefix]:
+            return exact[0]
+        if len(found) != 1:
+            some = ", ".join(rollout.id for rollout in found[:5])
+            which = f"starts the ids of {len(found)} rollouts ({some}, …)" if found else "starts no rollout's id"
+            raise StoreError(f"{self._file}: {prefix!r} {which}; give more of the id")
+        return found[0]
+
+    def move_rollout(
+        self, rollout_id: str, status: RolloutStatus, *, error: ErrorInfo | None = None
+    ) -> Future[None]:
+        """Change a rollout that no attempt is at work on: cancel it, queue it again. StoreError when illegal."""
+        return self._writer.submit(lambda session: lives.move_rollout(session, rollout_id, status, error))
+
+    def start_attempt(self, rollout_id: str) -> Future[Attempt]:
+        """Begin the next attempt of a queuing or requeuing rollout; both are preparing then."""
+        return self._writer.submit(lambda session: lives.start_attempt(session, rollout_id))
+
+    def begin_running(self, attempt_id: str) -> Future[None]:
+        """An attempt and its rollout turn from preparing to running."""
+        return self._writer.submit(lambda session: lives.begin_running(session, attempt_id))
+
+    def finish_attempt(
+        self,
+        attempt_id: str,
+        status: AttemptStatus,
+        rollout_status: RolloutStatus,
+        *,
+        patch: bytes | None = None,
+        verdict: Verdict | None = None,
+        logs: Mapping[str, bytes] = _NOTHING,
+        error: ErrorInfo | None = None,
+        timings: Mapping[str, float] = _NOTHING,
+    ) -> Future[None]:
+        """End an attempt, with its rollout and all that came of it, in one transaction. Timings in seconds."""
+        return self._writer.submit(
+            lambda session: lives.finish_attempt(
+                session,
+                attempt_id,
+                status,
+                rollout_status,
+                patch=patch,
+                verdict=verdict,
+                given_logs=logs,
+                error=error,
+                timings=timings,
+            )
+        )
+
+    def heartbeat(self, attempt_ids: Iterable[str]) -> Future[None]:
+        """Note that attempts are alive now; those that ended are left alone."""
+        given = list(attempt_ids)
+        return self._writer.submit(lambda session: lives.heartbeat(session, given))
+
+    def recover(self, run_id: str) -> Future[int]:
+        """After a kill: open attempts become unresponsive, their rollouts requeuing. Returns how many."""
+        return self._writer.submit(lambda session: lives.recover(session, run_id))
+
+    def requeue_failed(self, run_id: str) -> Future[int]:
+        """Queue again the rollouts that failed or were called off. Returns how many."""
+        return self._writer.submit(lambda session: lives.requeue_failed(session, run_id))
+
+    def attempts(self, rollout_id: str) -> list[Attempt]:
+        """The attempts of a rollout, first to last."""
+        query = select(attempts).where(attempts.c.rollout_id == rollout_id).order_by(attempts.c.number)
+        with self._reading() as connection:
+            return [_attempt(row) for row in connection.execute(query).mappings()]
+
+    def patch(self, attempt_id: str) -> bytes | None:
+        """The patch that an attempt made, if it came so far."""
+        return self._content(select(attempts.c.patch_id).where(attempts.c.id == attempt_id))
+
+    def verdict(self, attempt_id: str) -> Verdict | None:
+        """What the grader said of an attempt, if it was graded."""
+        content = self._content(select(rewards.c.verdict_id).where(rewards.c.attempt_id == attempt_id))
+        with speaking_of(self._file):
+            return None if content is None else _verdict(content)
+
+    def logs(self, attempt_id: str) -> dict[str, bytes]:
+        """The files that an attempt left, by name."""
+        query = select(logs.c.name, logs.c.blob_id).where(logs.c.attempt_id == attempt_id).order_by(logs.c.name)
+        with self._reading() as connection:
+            found: dict[str, int] = {row.name: row.blob_id for row in connection.execute(query)}
+            contents = blobs.read_blobs(connection, found.values())
+        return {name: contents[blob] for name, blob in found.items()}
+
+    # --- calls -----------------------------------------------------------------------------------------
+
+    def append_call(self, call: Call) -> Future[None]:
+        """Store a call; the same id again is fine. StoreError when its attempt is unknown or its place taken."""
+        return self._writer.submit(lambda session: calls.append(session, call))
+
+    def calls(self, attempt_id: str) -> Iterator[Call]:
+        """The calls of an attempt in the order of their sequence, exactly as they were appended."""
+        with self._reading() as connection:
+            return calls.read(connection, "attempt_id = :attempt_id", {"attempt_id": attempt_id})
+
+    def call(self, call_id: str) -> Call:
+        """A call by its id. Raises StoreError when there is none."""
+        with self._reading() as connection:
+            for call in calls.read(connection, "id = :call_id", {"call_id": call_id}):
+                return call
+        raise StoreError(f"{self._file}: there is no call {call_id}")
+
+    def counts(self, run_id: str) -> Counts:
+        """A run in figures, as it stands now."""
+        of_run = rollouts.c.run_id == run_id
+        by_status = (
+            select(rollouts.c.status, func.count().label("number")).where(of_run).group_by(rollouts.c.status)
+        )
+        used = (
+            select(
+                func.count(),
+                func.coalesce(func.sum(call_table.c.prompt_tokens), 0),
+                func.coalesce(func.sum(call_table.c.completion_tokens), 0),
+            )
+            .join(attempts, attempts.c.id == call_table.c.attempt_id)
+            .join(rollouts, and_(rollouts.c.id == attempts.c.rollout_id, of_run))
+        )
+        graded = (
+            select(attempts.c.rollout_id, rewards.c.reward)
+            .join(attempts, attempts.c.id == rewards.c.attempt_id)
+            .join(rollouts, and_(rollouts.c.id == attempts.c.rollout_id, of_run))
+            .order_by(attempts.c.number)
+        )
+        with self._reading() as connection:
+            statuses: dict[RolloutStatus, int] = {row.status: row.number for row in connection.execute(by_status)}
+            number, prompt, completion = connection.execute(used).one()
+            last: dict[str, float] = {row.rollout_id: row.reward for row in connection.execute(graded)}
+        solved = sum(reward >= 1.0 for reward in last.values())
+        return Counts(
+            rollouts=statuses,
+            solved=solved,
+            unsolved=len(last) - solved,
+            calls=number,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+        )
+
+    # --- the ground ------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _reading(self) -> Generator[Connection]:
+        with speaking_of(self._file), self._engine.connect() as connection:
+            yield connection
+
+    def _content(self, query: Select[Any]) -> bytes | None:
+        """The blob whose id a query gives, if it gives one."""
+        with self._reading() as connection:
+            blob: int | None = connection.execute(query).scalar()
+            return None if blob is None else blobs.read_blobs(connection, [blob])[blob]
+
+
+def _rollout(row: RowMapping) -> Rollout:
+    fields: dict[str, Any] = {**row, "error": read_error(row["error"])}
+    return Rollout(**fields)
+
+
+def _attempt(row: RowMapping) -> Attempt:
+    fields: dict[str, Any] = {
+        **row,
+        "error": read_error(row["error"]),
+        "timings": _timings(row["timings"]),
+    }
+    del fields["patch_id"]
+    return Attempt(**fields)

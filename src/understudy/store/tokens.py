@@ -1,0 +1,105 @@
+"""Token ids and logprobs as bytes, so that comparing, cutting and keeping long prompts costs next to nothing.
+
+`Ids` are token ids one after another, each as MessagePack writes an integer: one to five bytes for any real
+vocabulary, and several times faster to make than any fixed width. A prompt is stored as the number of *bytes* it
+shares with what came before it and the bytes that follow; a cut within an id heals when the two are joined.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from understudy.errors import StoreError
+
+Ids = bytes
+_ARRAY_32 = struct.Struct(">BI")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
+
+
+def pack_ids(ids: Sequence[int]) -> Ids:
+    """Pack token ids. Raises StoreError when one does not fit in 64 bits."""
+    try:
+        data = _encode(ids)
+    except (TypeError, OverflowError) as error:
+        raise StoreError(f"token ids must be integers ({error}); the backend's answer is not usable") from error
+    # The array's own header, which tells the count: one, three or five bytes.
+    return data[1 if len(ids) < 16 else 3 if len(ids) < 65_536 else 5 :]
+
+
+def unpack_ids(ids: Ids, count: int) -> tuple[int, ...]:
+    """The `count` token ids that were packed. Raises StoreError when they are damaged."""
+    try:
+        return _decode(_ARRAY_32.pack(0xDD, count) + ids)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"the store is damaged: token ids: {error}; restore it from a copy") from error
+
+
+def pack_logprobs(values: Sequence[float]) -> bytes:
+    """Pack logprobs, bit for bit: as float32 where they are, as model servers give them, else as float64.
+
+    Raises StoreError when one is not a number.
+    """
+    size = len(values)
+    try:
+        exact = struct.pack(f"<{size}d", *values)
+    except struct.error as error:
+        raise StoreError(f"logprobs must be numbers ({error}); the backend's answer is not usable") from error
+    try:
+        short = struct.pack(f"<{size}f", *values)
+    except OverflowError:
+        return b"d" + exact
+    widened = struct.pack(f"<{size}d", *struct.unpack(f"<{size}f", short))
+    return b"f" + short if widened == exact else b"d" + exact
+
+
+def unpack_logprobs(data: bytes) -> tuple[float, ...]:
+    """The logprobs that were packed."""
+    kind, width = ("f", 4) if data[:1] == b"f" else ("d", 8)
+    return struct.unpack(f"<{(len(data) - 1) // width}{kind}", data[1:])
+
+
+def shared_bytes(before: Ids, prompt: Ids) -> int:
+    """How many leading bytes the two have in common."""
+    low, high = 0, min(len(before), len(prompt))
+    if before[:high] == prompt[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if before[low:middle] == prompt[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+class Recent:
+    """The tokens of the calls used last, up to `limit` bytes of them. What is not there is read again."""
+
+    def __init__(self, limit: int = 64 << 20) -> None:
+        self._limit = limit
+        self._size = 0
+        self._ids: OrderedDict[int, Ids] = OrderedDict()
+
+    def get(self, key: int) -> Ids | None:
+        """The prompt and completion of a call, if it was used lately."""
+        if (ids := self._ids.get(key)) is not None:
+            self._ids.move_to_end(key)
+        return ids
+
+    def put(self, key: int, ids: Ids) -> None:
+        """Keep the prompt and completion of a call."""
+        self._size += len(ids) - len(self._ids.pop(key, b""))
+        self._ids[key] = ids
+        while self._size > self._limit:
+            self._size -= len(self._ids.popitem(last=False)[1])
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._ids.clear()
+        self._size = 0

@@ -1,0 +1,224 @@
+"""Reading the part of a Dockerfile that a local sandbox can honour; everything else is refused by line."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from understudy.errors import TaskError
+
+_HINT = "a local sandbox cannot honour it; it needs a docker sandbox, which Understudy does not have yet"
+
+
+class Copy(Struct, frozen=True):
+    """COPY or ADD: patterns of the build context, and the absolute place they go to (`/` at the end: into it)."""
+
+    line: int
+    sources: tuple[str, ...]
+    target: str
+
+
+class Run(Struct, frozen=True):
+    """RUN: the command with the directory and the variables that it sees."""
+
+    line: int
+    argv: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+
+
+class MakeDirectory(Struct, frozen=True):
+    """WORKDIR: the directory is made when it is not there."""
+
+    line: int
+    path: str
+
+
+Step = Copy | Run | MakeDirectory
+
+
+class Recipe(Struct):
+    """What a Dockerfile says: the image it starts from, its last WORKDIR, all variables, and its steps."""
+
+    image: str = ""
+    workdir: str = ""
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    steps: list[Step] = field(default_factory=list[Step])
+
+
+def read(path: Path) -> Recipe:
+    """The recipe of a Dockerfile. Raises TaskError, naming file and line, for whatever cannot be honoured."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path}: is not UTF-8: {error}") from error
+    recipe = Recipe()
+    for line, instruction in _instructions(text):
+        word, _, rest = instruction.partition(" ")
+        handler = _HANDLERS.get(word.upper())
+        try:
+            if handler is None:
+                raise _Refusal(f"{word.upper()} is not one of {', '.join(_HANDLERS)}: {_HINT}")
+            if not recipe.image and word.upper() != "FROM":
+                raise _Refusal("FROM must come first")
+            handler(recipe, line, rest.strip())
+        except _Refusal as refusal:
+            raise TaskError(f"{path}:{line}: {refusal}") from refusal
+    if not recipe.image:
+        raise TaskError(f"{path}: no FROM; expected a Dockerfile")
+    if recipe.workdir in ("", "/"):
+        raise TaskError(f"{path}: no WORKDIR below /; the task's tree is what lies in it, so one is needed")
+    _check_places(recipe, path)
+    return recipe
+
+
+class _Refusal(Exception):
+    """Why an instruction is not taken; becomes a TaskError with its place."""
+
+
+def _instructions(text: str) -> list[tuple[int, str]]:
+    """Each instruction on one line, with the number of the line it starts on; comments are gone."""
+    found: list[tuple[int, str]] = []
+    parts: list[str] = []
+    first = 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip()
+        if stripped.startswith("#") or not stripped:
+            continue
+        first = first if parts else number
+        open_ended = stripped.endswith("\\")
+        parts.append(stripped[:-1].rstrip() if open_ended else stripped)
+        if not open_ended:
+            found.append((first, re.sub(r"\t", " ", " ".join(parts), count=1)))
+            parts = []
+    if parts:
+        found.append((first, " ".join(parts)))
+    return found
+
+
+def _from(recipe: Recipe, line: int, rest: str) -> None:
+    words = [word for word in rest.split() if not word.startswith("--platform=")]
+    if recipe.image:
+        raise _Refusal(f"a second FROM: {_HINT}")
+    if not words or words[0].startswith("-") or "$" in words[0]:
+        raise _Refusal(f"FROM {rest}: expected the name of an image")
+    recipe.image = words[0]
+
+
+def _workdir(recipe: Recipe, line: int, rest: str) -> None:
+    (path,) = _words(recipe, rest) if rest else ("",)
+    if not path:
+        raise _Refusal("WORKDIR: expected a path")
+    recipe.workdir = posixpath.normpath(posixpath.join(recipe.workdir or "/", path))
+    recipe.steps.append(MakeDirectory(line, recipe.workdir))
+
+
+def _env(recipe: Recipe, line: int, rest: str) -> None:
+    name, space, value = rest.partition(" ")
+    pairs = [(name, value.strip())] if space and "=" not in name else None
+    if pairs is None:
+        split = [word.partition("=") for word in _words(recipe, rest)]
+        if not all(name and equals for name, equals, _ in split):
+            raise _Refusal(f"ENV {rest}: expected NAME=value")
+        pairs = [(name, value) for name, _, value in split]
+    for name, value in pairs:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in ("PATH", "HOME"):
+            raise _Refusal(f"ENV {name}: the sandbox sets it itself, or it is not a name: {_HINT}")
+        recipe.env[name] = value
+
+
+def _copy(recipe: Recipe, line: int, rest: str) -> None:
+    words = _words(recipe, rest)
+    if rest.startswith("["):
+        words = _json_words(rest)
+    if words and words[0].startswith("--"):
+        raise _Refusal(f"{words[0]}: {_HINT}")
+    *sources, target = words
+    if not sources or any("<<" in source for source in sources):
+        raise _Refusal("COPY: expected sources and a target")
+    for source in sources:
+        if re.match(r"[a-z][a-z0-9+.-]*://|git@", source):
+            raise _Refusal(f"{source}: sandboxes have no network: {_HINT}")
+        if ".." in source.split("/"):
+            raise _Refusal(f"{source}: leads out of the build context")
+    slash = "/" if target.endswith(("/", "/.")) or target == "." or len(sources) > 1 else ""
+    place = posixpath.normpath(posixpath.join(recipe.workdir or "/", target))
+    recipe.steps.append(Copy(line, tuple(sources), place.rstrip("/") + slash))
+
+
+def _add(recipe: Recipe, line: int, rest: str) -> None:
+    if re.search(r"\.(tar|tgz|tbz2?|txz|zip|gz|bz2|xz|zst)\b", rest):
+        raise _Refusal(f"ADD of an archive, which unpacks it: use COPY, or unpack it beforehand; {_HINT}")
+    _copy(recipe, line, rest)
+
+
+def _run(recipe: Recipe, line: int, rest: str) -> None:
+    if not rest or rest.startswith("--"):
+        raise _Refusal(f"RUN {rest.split(' ')[0]}: {_HINT}")
+    if re.search(r"<<-?\s*['\"]?[A-Za-z_]", rest):
+        raise _Refusal(f"RUN with a here-document: {_HINT}")
+    argv = tuple(_json_words(rest)) if rest.startswith("[") else ("/bin/sh", "-c", rest)
+    recipe.steps.append(Run(line, argv, recipe.workdir or "/", dict(recipe.env)))
+
+
+_HANDLERS: dict[str, Callable[[Recipe, int, str], None]] = {
+    "FROM": _from,
+    "WORKDIR": _workdir,
+    "COPY": _copy,
+    "ADD": _add,
+    "ENV": _env,
+    "RUN": _run,
+}
+
+
+def _words(recipe: Recipe, text: str) -> list[str]:
+    """The words of an instruction: quotes taken off, variables of earlier ENV lines put in."""
+    if "$" in text and ("'" in text or "\\$" in text):
+        raise _Refusal(f"{text}: quoted dollar signs are not read; write it without them")
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name not in recipe.env:
+            raise _Refusal(f"${name} is set by no ENV before: {_HINT}")
+        return recipe.env[name]
+
+    try:
+        words = shlex.split(text, posix=True)
+    except ValueError as error:
+        raise _Refusal(f"{text}: {error}") from error
+    return [re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, word) for word in words]
+
+
+def _json_words(text: str) -> list[str]:
+    try:
+        words: object = json.loads(text)
+    except ValueError:
+        words = None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):  # pyright: ignore[reportUnknownVariableType]
+        raise _Refusal(f"{text}: expected a JSON array of strings")
+    return [str(word) for word in words]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+
+
+def _check_places(recipe: Recipe, path: Path) -> None:
+    """Everything must happen below the last WORKDIR: it is all that a task's tree holds."""
+    for step in recipe.steps:
+        match step:
+            case Copy():
+                place, what = step.target, "COPY to"
+            case Run():
+                place, what = step.cwd, "RUN in"
+            case MakeDirectory():
+                # A directory on the way, or one that a later WORKDIR leaves unused, has nothing in it.
+                continue
+        if posixpath.commonpath([place, recipe.workdir]) != recipe.workdir:
+            raise TaskError(
+                f"{path}:{step.line}: {what} {place}, outside the last WORKDIR {recipe.workdir}: {_HINT}"
+            )

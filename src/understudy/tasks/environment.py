@@ -1,0 +1,82 @@
+"""The Python that tasks run with: a virtual environment with a pinned pytest, made once in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from understudy.errors import ConfigError
+from understudy.sandbox.base import Mount
+from understudy.tasks.locks import locked, make_readable
+
+# Pure Python wheels, so that one hash serves every machine.
+_PINS = """\
+iniconfig==2.1.0 --hash=sha256:9deba5723312380e77435581c6bf4935c94cbfab9b1ed33ef8d238ea168eb760
+packaging==25.0 --hash=sha256:29572ef2b1f17581046b3a2227d5c611fb25ec70ca1ba8554b24b0e69331a484
+pip==26.3 --hash=sha256:f3b60b20ffaadd4415ed7957212a38ac63fa4c5fa375bd0f4a797777940fad13
+pluggy==1.6.0 --hash=sha256:e920276dd6813095e9377c0bc5566d94c932c33b27a3e3945d8389c374dd4746
+pygments==2.19.2 --hash=sha256:86540386c03d588bb81d44bc3928634ff26449851e99741617ecb9037ee5ec0b
+pytest==8.4.2 --hash=sha256:872f880de3fc3a5bdc88a11b39c9710c3497a547cfa9320bc3c5e62fbf272e79
+"""
+_PIP_TIMEOUT_S = 600
+
+
+class TaskEnvironment(Struct, frozen=True):
+    """What a sandbox needs to run a task's program and tests: mounts, places in PATH, variables."""
+
+    mounts: tuple[Mount, ...] = ()
+    path_prefixes: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def python_environment(cache: Path) -> TaskEnvironment:
+    """The running Python with a pinned pytest; made under `cache` on the first call (some seconds, network).
+
+    Raises ConfigError when it cannot be made.
+    """
+    prefix = Path(sys.base_prefix).resolve()
+    key = "\n".join((sys.version, str(prefix), _PINS))
+    home = cache.absolute() / "envs" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    ready = home / "ready"
+    if not ready.exists():
+        with locked(home.with_suffix(".lock")):
+            if not ready.exists():
+                # A virtual environment knows its own path: it is made in place, and remade when unfinished.
+                shutil.rmtree(home, ignore_errors=True)
+                _make(home)
+                ready.touch()
+    mounts = [Mount(home, str(home))]
+    if not prefix.is_relative_to("/usr"):  # every sandbox has /usr
+        mounts.append(Mount(prefix, str(prefix)))
+    return TaskEnvironment(
+        mounts=tuple(mounts),
+        path_prefixes=(str(home / "bin"),),
+        env={"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"},
+    )
+
+
+def _make(home: Path) -> None:
+    requirements = home / "requirements.txt"
+    argv = [home / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    argv += ["--no-deps", "--only-binary=:all:", "--require-hashes", "-r", requirements]
+    try:
+        venv.EnvBuilder(with_pip=True, symlinks=True).create(home)
+        requirements.write_text(_PINS, encoding="utf-8")
+        pip = subprocess.run(argv, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(
+            f"{home}: the Python environment for tasks could not be made ({error}); it needs a Python with "
+            f"venv and ensurepip (Debian: apt-get install python3-venv) and a writable cache"
+        ) from error
+    if pip.returncode:
+        raise ConfigError(
+            f"{home}: pip could not install the pinned pytest for tasks; check the network and pip's own settings "
+            f"(index, proxy), then run the same command again. pip said:\n{pip.stderr.strip()[-2000:]}"
+        )
+    make_readable(home)

@@ -1,0 +1,48 @@
+"""Things in the cache that are made once, however many processes ask for them at the same time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from understudy.errors import ConfigError
+
+
+@contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Hold an exclusive lock on the file `path`, which is made when absent and stays.
+
+    The kernel drops the lock when its holder dies. Raises ConfigError when the file cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be made: {error.strerror}; set UNDERSTUDY_CACHE to a directory that you can write"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def make_readable(root: Path) -> None:
+    """Let every user read `root` and all below it; links are left alone.
+
+    A sandbox's user is another one than ours, and a strict umask would shut it out.
+    """
+    for directory, names, files in os.walk(root):
+        for name in (".", *names, *files):
+            path = Path(directory, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                continue
+            wanted = mode | 0o444 | (0o111 if stat.S_ISDIR(mode) or mode & 0o100 else 0)
+            if wanted != mode:
+                path.chmod(stat.S_IMODE(wanted))

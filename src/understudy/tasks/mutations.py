@@ -1,0 +1,347 @@
+"""Small bugs for a Python module: where one fits, and the module with it, every other character kept.
+
+A site is one concrete change: a span of the source and what takes its place. Sites lie in function bodies and
+defaults only: never in docstrings, annotations, decorators, error messages or what runs at import.
+"""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import cast
+
+from msgspec import Struct
+
+from understudy.errors import TaskError
+
+
+class Site(Struct, frozen=True, order=True):
+    """One possible mutation: `source[start:end]` becomes `replacement`. `line` counts from 1."""
+
+    start: int
+    end: int
+    operator: str
+    replacement: str
+    line: int
+
+
+class Module:
+    """A parsed module that maps the positions of its syntax tree to offsets in its text.
+
+    Raises TaskError when the text is not Python.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        try:
+            self.tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise TaskError(f"this Python source does not parse: {error}") from error
+        self._starts = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", text)), len(text)]
+        self._ascii = text.isascii()
+
+    @property
+    def count(self) -> int:
+        """How many lines the text has; one that ends in a line end counts an empty last one."""
+        return len(self._starts) - 1
+
+    def offset(self, line: int, column: int) -> int:
+        """Offset in the text of a position: line from 1, column in UTF-8 bytes."""
+        start = self._starts[line - 1]
+        if self._ascii:
+            return start + column
+        encoded = self.text[start : self._starts[line]].encode()
+        return start + len(encoded[:column].decode())
+
+    def line(self, offset: int) -> int:
+        """The line, from 1, that an offset lies in."""
+        return bisect.bisect_right(self._starts, offset, hi=len(self._starts) - 1)
+
+    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        """Start and end offset of a node."""
+        assert node.end_lineno is not None and node.end_col_offset is not None  # ast.parse sets them always
+        return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno, node.end_col_offset)
+
+    def source(self, node: ast.expr | ast.stmt) -> str:
+        """The text of a node."""
+        start, end = self.span(node)
+        return self.text[start:end]
+
+    def lines(self, first: int, last: int) -> tuple[int, int]:
+        """Start and end offset of whole lines, line ends included."""
+        return self._starts[first - 1], self._starts[last]
+
+    def find(self, start: int, end: int, pattern: str) -> tuple[int, int]:
+        """The span of the first match of `pattern` in a stretch without string literals, comments skipped."""
+        gap = re.sub(r"#[^\r\n]*", lambda comment: " " * len(comment[0]), self.text[start:end])
+        match = re.search(pattern, gap)
+        return (start + match.start(), start + match.end()) if match else (start, start)
+
+
+def sites(module: Module) -> list[Site]:
+    """Every site of a module, in order."""
+    found: set[Site] = set()
+    for node in _mutable(module.tree.body):
+        for start, end, operator, replacement in _changes(module, node):
+            if start < end and module.text[start:end] != replacement:
+                found.add(Site(start, end, operator, replacement, module.line(start)))
+    return sorted(found)
+
+
+def mutate(text: str, chosen: Sequence[Site]) -> str:
+    """The text with all chosen sites changed. Raises TaskError when two of them overlap."""
+    ordered = sorted(chosen)
+    for before, after in pairwise(ordered):
+        if after.start < before.end:
+            raise TaskError(f"the mutations at lines {before.line} and {after.line} overlap; choose others")
+    for site in reversed(ordered):
+        text = text[: site.start] + site.replacement + text[site.end :]
+    return text
+
+
+# --- which nodes may change ----------------------------------------------------------------------------
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _mutable(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """The nodes that run when a function is called, and the defaults of functions."""
+    for node in body:
+        if isinstance(node, _Function):
+            yield from _executed(node)
+        elif not isinstance(node, ast.expr):
+            yield from _mutable(ast.iter_child_nodes(node))
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            yield node
+            children: list[ast.AST] = [*_defaults(node.args), *node.body]
+        case ast.AnnAssign():
+            yield node
+            children = [node.value] if node.value else []
+        case ast.Raise() | ast.JoinedStr() | ast.Assert() | ast.pattern():
+            # A statement may go as a whole; what it says to people, or to a format, is not behaviour.
+            yield node
+            children = []
+        case ast.Expr(value=ast.Constant(value=str())):
+            children = []
+        case ast.ClassDef():
+            children = [*node.body]
+        case ast.Lambda():
+            children = [*_defaults(node.args), node.body]
+        case _:
+            yield node
+            children = list(ast.iter_child_nodes(node))
+    for child in children:
+        yield from _executed(child)
+
+
+def _defaults(arguments: ast.arguments) -> list[ast.AST]:
+    return [*arguments.defaults, *(default for default in arguments.kw_defaults if default)]
+
+
+# --- the operators -------------------------------------------------------------------------------------
+
+Change = tuple[int, int, str, str]
+
+# For each comparison: how it stands in the source, and what may take its place, by operator.
+_COMPARE: dict[type[ast.cmpop], tuple[str, dict[str, str]]] = {
+    ast.Lt: ("<", {"boundary": "<=", "comparison": ">"}),
+    ast.LtE: ("<=", {"boundary": "<", "comparison": ">="}),
+    ast.Gt: (">", {"boundary": ">=", "comparison": "<"}),
+    ast.GtE: (">=", {"boundary": ">", "comparison": "<="}),
+    ast.Eq: ("==", {"comparison": "!="}),
+    ast.NotEq: ("!=", {"comparison": "=="}),
+    ast.Is: ("is", {"identity": "is not"}),
+    ast.IsNot: (r"is\s+not", {"identity": "is"}),
+    ast.In: ("in", {"membership": "not in"}),
+    ast.NotIn: (r"not\s+in", {"membership": "in"}),
+}
+_ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
+    ast.Add: (r"\+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: (r"\*", "+"),
+    ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "*"),
+    ast.Mod: ("%", "*"),
+    ast.BitAnd: ("&", "|"),
+    ast.BitOr: (r"\|", "&"),
+    ast.LShift: ("<<", ">>"),
+    ast.RShift: (">>", "<<"),
+}
+_SIBLINGS = {
+    name: other
+    for pair in (
+        ("min", "max"),
+        ("any", "all"),
+        ("startswith", "endswith"),
+        ("lstrip", "rstrip"),
+        ("find", "rfind"),
+        ("split", "rsplit"),
+        ("partition", "rpartition"),
+        ("lower", "upper"),
+        ("keys", "values"),
+        ("append", "extend"),
+        ("union", "intersection"),
+        ("floor", "ceil"),
+    )
+    for name, other in (pair, pair[::-1])
+}
+_WORD = re.compile(r"\w")
+
+
+def _changes(module: Module, node: ast.AST) -> Iterator[Change]:
+    match node:
+        case ast.Compare():
+            yield from _comparisons(module, node)
+        case ast.BinOp():
+            yield from _arithmetic(module, node)
+        case ast.AugAssign(op=ast.Add() | ast.Sub()):
+            old, new = ("+=", "-=") if isinstance(node.op, ast.Add) else ("-=", "+=")
+            start, end = module.find(module.span(node.target)[1], module.span(node.value)[0], re.escape(old))
+            yield start, end, "augmented assignment", new
+        case ast.BoolOp():
+            old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
+            for left, right in pairwise(node.values):
+                start, end = module.find(module.span(left)[1], module.span(right)[0], old)
+                yield start, end, "boolean", new
+        case ast.UnaryOp(op=ast.USub()):
+            yield *module.span(node), "sign", f"({module.source(node.operand)})"
+        case ast.Constant():
+            yield from _constants(module, node)
+        case ast.Slice():
+            for bound in (node.lower, node.upper):
+                if bound is not None:
+                    yield *module.span(bound), "slice bound", ""
+                    if not isinstance(bound, ast.Constant):
+                        yield *module.span(bound), "slice bound", f"({module.source(bound)}) + 1"
+        case ast.Call():
+            yield from _calls(module, node)
+        case ast.Return(value=ast.expr() as value):
+            if not isinstance(value, ast.Constant):
+                yield *module.span(value), "return value", "None"
+        case ast.Break():
+            yield *module.span(node), "loop jump", "continue"
+        case ast.Continue():
+            yield *module.span(node), "loop jump", "break"
+        case _:
+            pass
+    if isinstance(node, ast.If | ast.IfExp):
+        yield from _negation(module, node.test)
+    if isinstance(node, ast.comprehension):
+        for test in node.ifs:
+            yield from _negation(module, test)
+    if isinstance(node, ast.If):
+        yield from _without_else(module, node)
+    yield from _removals(module, node)
+
+
+def _comparisons(module: Module, node: ast.Compare) -> Iterator[Change]:
+    for (left, right), kind in zip(pairwise([node.left, *node.comparators]), node.ops, strict=True):
+        old, others = _COMPARE[type(kind)]
+        start, end = module.find(module.span(left)[1], module.span(right)[0], old)
+        for operator, new in others.items():
+            yield start, end, operator, new
+
+
+def _arithmetic(module: Module, node: ast.BinOp) -> Iterator[Change]:
+    textual = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple)
+    if any(isinstance(side, textual) and not _is_number(side) for side in (node.left, node.right)):
+        return  # joining or formatting: another operator is a plain TypeError
+    if kind := _ARITHMETIC.get(type(node.op)):
+        start, end = module.find(module.span(node.left)[1], module.span(node.right)[0], kind[0])
+        yield start, end, "arithmetic", kind[1]
+
+
+def _is_number(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float)
+
+
+def _constants(module: Module, node: ast.Constant) -> Iterator[Change]:
+    start, end = module.span(node)
+    text = module.text[start:end]
+    value: object = node.value
+    if isinstance(value, bool):
+        yield start, end, "truth value", str(not value)
+    elif isinstance(value, int) and text.isdecimal():
+        yield start, end, "off by one", str(value + 1)
+        if value > 0:
+            yield start, end, "off by one", str(value - 1)
+    elif isinstance(value, str) and re.fullmatch(r"""(['"])[^'"\\{}%\r\n]+\1""", text):
+        yield start, end, "string", text[:-2] + text[-1]
+        if text.swapcase() != text:
+            yield start, end, "string", text.swapcase()
+
+
+def _calls(module: Module, node: ast.Call) -> Iterator[Change]:
+    plain = [argument for argument in node.args[:2] if not isinstance(argument, ast.Starred)]
+    if len(plain) == 2 and not any(isinstance(argument, ast.GeneratorExp) for argument in plain):
+        (start, middle), (between, end) = module.span(plain[0]), module.span(plain[1])
+        first, second = module.text[start:middle], module.text[between:end]
+        yield start, end, "swapped arguments", second + module.text[middle:between] + first
+    match node.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name) if name in _SIBLINGS:
+            end = module.span(node.func)[1]
+            yield end - len(name), end, "sibling", _SIBLINGS[name]
+        case _:
+            pass
+
+
+def _negation(module: Module, test: ast.expr) -> Iterator[Change]:
+    start, end = module.span(test)
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield start, end, "negation", f"({module.source(test.operand)})"
+    elif not isinstance(test, ast.Compare):  # those have changes of their own
+        yield start, end, "negation", f"not ({module.text[start:end]})"
+
+
+def _without_else(module: Module, node: ast.If) -> Iterator[Change]:
+    if not node.orelse:
+        return
+    start, word_end = module.find(module.span(node.body[-1])[1], module.span(node.orelse[0])[0], r"\belse\b")
+    last = node.orelse[-1].end_lineno
+    if start < word_end and last is not None:
+        first, end = module.lines(module.line(start), last)
+        if not module.text[first:start].strip() and _ends_line(module, node.orelse[-1]):
+            yield first, end, "missing else", ""
+
+
+def _removals(module: Module, parent: ast.AST) -> Iterator[Change]:
+    """Statements of a body that may go: calls, assignments, guards that leave."""
+    for name in ("body", "orelse", "finalbody"):
+        body: object = getattr(parent, name, None)
+        statements = cast("list[ast.stmt]", body) if isinstance(body, list) else []
+        for statement in statements:
+            if not _removable(statement) or statement.end_lineno is None:
+                continue
+            first, end = module.lines(statement.lineno, statement.end_lineno)
+            start = module.span(statement)[0]
+            if len(statements) == 1:
+                yield *module.span(statement), "missing statement", "pass"
+            elif not module.text[first:start].strip() and _ends_line(module, statement):
+                yield first, end, "missing statement", ""
+
+
+def _removable(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Delete():
+            return True
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+            return True
+        case ast.If(body=[ast.Return() | ast.Raise() | ast.Continue() | ast.Break()], orelse=[]):
+            return True
+        case _:
+            return False
+
+
+def _ends_line(module: Module, statement: ast.stmt) -> bool:
+    """Whether nothing but a comment stands behind a statement on its last line."""
+    assert statement.end_lineno is not None
+    _, line_end = module.lines(statement.end_lineno, statement.end_lineno)
+    behind = module.text[module.span(statement)[1] : line_end].strip()
+    return not behind or behind.startswith("#")

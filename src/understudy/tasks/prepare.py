@@ -1,0 +1,287 @@
+"""From a task to what sandboxes open: its tree, and a pristine git directory out of the agent's reach.
+
+Both are made once for each content and kept in the cache. The tree has a `.git` of its own with one root commit;
+the pristine one holds the same commit, and is all that patches are ever taken or applied with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from understudy.errors import ConfigError, TaskError
+from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
+from understudy.tasks.checks import PLUGIN_MOUNT, REWARDS
+from understudy.tasks.environment import TaskEnvironment
+from understudy.tasks.locks import locked, make_readable
+from understudy.tasks.sources import materialise, relative_path
+from understudy.types import Directory, PytestChecks, ScriptChecks, Source, Task
+
+GIT_MOUNT = "/opt/understudy/git"
+"""Where the pristine git directory is in a sandbox, for runs with `reveal=True`."""
+
+_FORMAT = "2"  # part of every digest: a change of what is made here remakes it
+
+# Every file is taken byte for byte: nothing that a tree says about itself may run a filter or convert line ends.
+_ATTRIBUTES = "* -text !eol !crlf -ident !filter !working-tree-encoding !diff !merge !delta !whitespace\n"
+_CONFIG = """\
+[core]
+\trepositoryformatversion = 0
+\tbare = false
+\tfilemode = true
+\tsymlinks = true
+\tignorecase = false
+\tautocrlf = false
+\tsafecrlf = false
+\tprotectHFS = false
+\tprotectNTFS = false
+\tfsmonitor = false
+\thooksPath = /dev/null
+\tattributesFile = /dev/null
+\texcludesFile = /dev/null
+[gc]
+\tauto = 0
+[pack]
+\tthreads = 1
+"""
+_CACHES = b"__pycache__/\n*.py[cod]\n.pytest_cache/\n"
+
+
+class PreparedTask(Struct, frozen=True):
+    """A task on disk. `hidden` is the directory of a script check's files, None for other checks."""
+
+    task: Task
+    tree: Path
+    git: Path
+    hidden: Path | None = None
+
+
+def prepare(task: Task, cache: Path, sandboxes: Sandboxes) -> PreparedTask:
+    """Make the task's tree and pristine git directory for this kind of sandbox, or find them in the cache.
+
+    Raises TaskError when the source or `setup_patch` is not usable, ConfigError when the machine is not.
+    """
+    _check_paths(task)
+    hidden = None
+    if isinstance(checks := task.checks, ScriptChecks):
+        hidden = _make_once(
+            cache.absolute() / "checks" / _digest(checks.source, checks.reward_file, task.workdir),
+            lambda aside: _make_hidden(task, checks, aside, cache),
+        )
+    kind = f"{sandboxes.name} {os.geteuid()}"  # who owns the tree depends on both
+    home = _make_once(
+        cache.absolute() / "trees" / _digest(task.source, task.setup_patch, kind),
+        lambda aside: _make_tree(task, aside, cache, sandboxes),
+    )
+    return PreparedTask(task, home / "tree", home / "git", hidden / "files" if hidden else None)
+
+
+def sandbox_spec(
+    prepared: PreparedTask,
+    environment: TaskEnvironment,
+    *,
+    mounts: tuple[Mount, ...] = (),
+    env: Mapping[str, str] | None = None,
+) -> SandboxSpec:
+    """The sandbox for a prepared task, without its hidden checks; `mounts` and `env` come on top."""
+    own = (Mount(prepared.git, GIT_MOUNT, private=True), PLUGIN_MOUNT)
+    return SandboxSpec(
+        tree=prepared.tree,
+        workdir=prepared.task.workdir,
+        mounts=(*environment.mounts, *own, *mounts),
+        env={**environment.env, **prepared.task.env, **(env or {})},
+        path_prefixes=environment.path_prefixes,
+    )
+
+
+def _check_paths(task: Task) -> None:
+    where = f"task {task.instance_id}"
+    if not task.workdir.startswith("/") or task.workdir == "/" or ".." in task.workdir.split("/"):
+        raise TaskError(f"{where}: workdir {task.workdir!r} must be an absolute path below /")
+    if isinstance(task.checks, PytestChecks):
+        for name in task.checks.files:
+            relative_path(name, f"{where}: checks.files")
+
+
+def hidden_mounts(prepared: PreparedTask) -> tuple[Mount, ...]:
+    """What a sandbox needs on top for a script check: its files, and a place where it can write its reward."""
+    checks = prepared.task.checks
+    if prepared.hidden is None or not isinstance(checks, ScriptChecks):
+        return ()
+    mounts = [Mount(prepared.hidden, checks.target)]
+    if _needs_link(prepared.task, checks):
+        mounts.append(Mount(prepared.hidden.parent / "links", str(Path(checks.reward_file).parent.parent)))
+    return tuple(mounts)
+
+
+def _needs_link(task: Task, checks: ScriptChecks) -> bool:
+    return not Path(checks.reward_file).is_relative_to(task.workdir) and not Path(
+        checks.reward_file
+    ).is_relative_to("/tmp")
+
+
+def _make_once(home: Path, make: Callable[[Path], None]) -> Path:
+    """`home`, made by `make` in a directory beside it and then renamed, once for all who ask."""
+    if not home.exists():
+        with locked(home.with_suffix(".lock")):
+            if not home.exists():
+                aside = home.with_suffix(".new")  # ours while we hold the lock; left by one who was killed
+                shutil.rmtree(aside, ignore_errors=True)
+                try:
+                    aside.mkdir()
+                    make(aside)
+                    aside.rename(home)
+                except OSError as error:
+                    raise ConfigError(
+                        f"{aside}: the task cannot be prepared: {error}; make room in the cache"
+                    ) from error
+                finally:
+                    shutil.rmtree(aside, ignore_errors=True)
+    return home
+
+
+def _make_hidden(task: Task, checks: ScriptChecks, aside: Path, cache: Path) -> None:
+    materialise(checks.source, aside / "files", cache)
+    directory = Path(checks.reward_file).parent
+    if _needs_link(task, checks):
+        if directory.parent == Path("/") or not directory.is_absolute():
+            raise TaskError(
+                f"task {task.instance_id}: checks.reward_file {checks.reward_file!r} must be absolute and at "
+                f"least two directories deep, or below {task.workdir} or /tmp"
+            )
+        # Mounts are read-only, so the place for the reward is a link to where the script may write.
+        (aside / "links").mkdir()
+        (aside / "links" / directory.name).symlink_to(REWARDS)
+    make_readable(aside)
+
+
+def _make_tree(task: Task, aside: Path, cache: Path, sandboxes: Sandboxes) -> None:
+    tree, pristine = aside / "tree", aside / "git"
+    materialise(task.source, tree, cache)
+    _git(tree, "init", "--quiet", "--template=", "--initial-branch=main", git_dir=pristine)
+    (pristine / "config").write_text(_CONFIG, encoding="utf-8")
+    (pristine / "info").mkdir(exist_ok=True)
+    (pristine / "info" / "attributes").write_text(_ATTRIBUTES, encoding="utf-8")
+    _git(tree, "add", "--all", "--force", ".", git_dir=pristine)
+    if task.setup_patch.strip():
+        applied = _git(
+            tree,
+            *("apply", "--index", "--whitespace=nowarn", "-"),
+            git_dir=pristine,
+            stdin=task.setup_patch.encode(errors="surrogateescape"),
+            check=False,
+        )
+        if applied.returncode:
+            said = applied.stderr.decode(errors="replace").strip()
+            raise TaskError(f"task {task.instance_id}: setup_patch does not apply to its source: {said[-2000:]}")
+    _git(tree, "commit", "--quiet", "--allow-empty", "--no-verify", "--message=Initial commit", git_dir=pristine)
+    _git(tree, "repack", "-a", "-d", "-q", git_dir=pristine)
+    for name in ("COMMIT_EDITMSG", "logs"):
+        shutil.rmtree(pristine / name, ignore_errors=True)
+        (pristine / name).unlink(missing_ok=True)
+    shutil.copytree(pristine, tree / ".git")
+    (pristine / "info" / "ignored").write_bytes(
+        ignore_rules(tree, _git(tree, "ls-files", "-z", git_dir=pristine).stdout)
+    )
+    # Without remembered times and inodes git compares contents, which are the same in every sandbox.
+    (pristine / "index").unlink()
+    _git(tree, "read-tree", "HEAD", git_dir=pristine)
+    # What a patch is taken with: copied whole at the start, for git must not write to the pristine directory.
+    (pristine / "scratch" / "objects").mkdir(parents=True)
+    shutil.copy2(pristine / "index", pristine / "scratch" / "index")
+    make_readable(pristine)
+    sandboxes.prepare_tree(tree)
+
+
+def ignore_rules(tree: Path, listing: bytes) -> bytes:
+    """All `.gitignore` files of a tree as one list for its root, and caches that never belong to a patch.
+
+    `listing` is the NUL-separated list of the tree's files.
+    """
+    paths = sorted(path for path in listing.split(b"\0") if posixpath.basename(path) == b".gitignore")
+    rules: list[bytes] = []
+    for path in sorted(paths, key=lambda path: path.count(b"/")):  # the deeper one has the last word
+        file = tree / os.fsdecode(path)
+        if not file.is_symlink() and b"\n" not in path:
+            for line in file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"):
+                rules.append(_rule(posixpath.dirname(path), line.removesuffix(b"\r")))
+    return b"".join(rule + b"\n" for rule in rules if rule) + _CACHES
+
+
+def _rule(directory: bytes, line: bytes) -> bytes:
+    if not line.strip() or line.startswith(b"#"):
+        return b""
+    if not directory:
+        return line
+    negation, body = (b"!", line[1:]) if line.startswith(b"!") else (b"", line)
+    if not body.strip(b" /"):
+        return b""
+    prefix = b"/" + re.sub(rb"([*?\[\\])", rb"\\\1", directory) + b"/"
+    anchored = b"/" in body.rstrip(b" ").removesuffix(b"/")
+    return negation + prefix + (body.removeprefix(b"/") if anchored else b"**/" + body)
+
+
+def _digest(*parts: Source | str) -> str:
+    sha = hashlib.sha256(_FORMAT.encode())
+    for part in parts:
+        content = _directory_digest(Path(part.path)) if isinstance(part, Directory) else msgspec.json.encode(part)
+        sha.update(hashlib.sha256(content).digest())
+    return sha.hexdigest()[:32]
+
+
+def _directory_digest(root: Path) -> bytes:
+    if not root.is_dir():
+        raise TaskError(f"{root}: no such directory; a task's source must be there and readable")
+    sha = hashlib.sha256()
+    for parent, names, files in os.walk(root):
+        names[:] = sorted(name for name in names if name.lower() != ".git")
+        for name in sorted([*names, *files]):
+            path = Path(parent, name)
+            mode = path.lstat().st_mode
+            sha.update(os.fsencode(path.relative_to(root)) + b"\0%o\0" % mode)
+            if stat.S_ISLNK(mode):
+                sha.update(os.fsencode(path.readlink()) + b"\0")
+            elif stat.S_ISREG(mode):
+                with path.open("rb") as file:
+                    sha.update(hashlib.file_digest(file, "sha256").digest())
+    return sha.digest()
+
+
+def _git(
+    cwd: Path, *args: str, git_dir: Path | None = None, stdin: bytes = b"", check: bool = True
+) -> subprocess.CompletedProcess[bytes]:
+    """Run git with no configuration but the pristine one."""
+    env = {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": "/nonexistent",
+        "LC_ALL": "C",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_AUTHOR_NAME": "Understudy",
+        "GIT_AUTHOR_EMAIL": "understudy@localhost",
+        "GIT_AUTHOR_DATE": "2000-01-01T00:00:00Z",
+        "GIT_COMMITTER_NAME": "Understudy",
+        "GIT_COMMITTER_EMAIL": "understudy@localhost",
+        "GIT_COMMITTER_DATE": "2000-01-01T00:00:00Z",
+    }
+    if git_dir:
+        env |= {"GIT_DIR": str(git_dir), "GIT_WORK_TREE": str(cwd)}
+    try:
+        done = subprocess.run(["git", *args], cwd=cwd, env=env, input=stdin, capture_output=True, check=False)
+    except FileNotFoundError as error:
+        raise ConfigError("git is not installed; get it (Debian: apt-get install git)") from error
+    if check and done.returncode:
+        said = done.stderr.decode(errors="replace").strip()
+        raise TaskError(f"{cwd}: git {args[0]} failed while a task was prepared: {said[-2000:]}")
+    return done

@@ -1,0 +1,117 @@
+"""Task records: one JSON object a line."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from understudy.errors import ConfigError, TaskError
+from understudy.types import Directory, PytestChecks, ScriptChecks, Sdist, Source, Task
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
+
+# What must hold beyond the types: key, test, what is expected.
+_LAWS: tuple[tuple[str, Callable[[Task], bool], str], ...] = (
+    (
+        "instance_id",
+        lambda task: bool(_ID.fullmatch(task.instance_id)),
+        "letters, digits and ._+- only, at most 150, because it names files",
+    ),
+    ("instruction", lambda task: bool(task.instruction.strip()), "a text for the agent"),
+    ("gold_patch", lambda task: bool(task.gold_patch.strip()), "a unified diff that solves the task"),
+    (
+        "workdir",
+        lambda task: (
+            task.workdir.startswith("/") and ".." not in task.workdir.split("/") and len(task.workdir) > 1
+        ),
+        "an absolute path below /",
+    ),
+    (
+        "checks.fail_to_pass",
+        lambda task: not isinstance(task.checks, PytestChecks) or bool(task.checks.fail_to_pass),
+        "at least one pytest node id",
+    ),
+    (
+        "checks.command",
+        lambda task: not isinstance(task.checks, ScriptChecks) or bool(task.checks.command),
+        "a command and its arguments",
+    ),
+    ("checks.timeout_s", lambda task: 0 < task.checks.timeout_s < float("inf"), "a number of seconds above 0"),
+    (
+        "source.sha256",
+        lambda task: not isinstance(task.source, Sdist) or bool(re.fullmatch("[0-9a-f]{64}", task.source.sha256)),
+        "64 lower-case hex digits",
+    ),
+)
+
+
+def check(task: Task, where: str) -> None:
+    """Raise TaskError, naming `where` and the key, when a task breaks what its types cannot say."""
+    for key, holds, expected in _LAWS:
+        if not holds(task):
+            raise TaskError(f"{where}: {key}: expected {expected}")
+
+
+def load(path: Path) -> list[Task]:
+    """The tasks of a JSONL file, in order; relative directories are taken from the file's own.
+
+    Raises TaskError, with file, line and key, for anything malformed, a repeated id, or a file without tasks.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be read: {error.strerror}; give a file of task records") from error
+    tasks: dict[str, Task] = {}
+    instructions: dict[str, int] = {}
+    decoder = msgspec.json.Decoder(Task)
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            task = decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise TaskError(f"{where}: not a task record: {error}") from error
+        check(task, where)
+        if task.instance_id in tasks:
+            raise TaskError(f"{where}: instance_id: {task.instance_id!r} is there twice; give each task its own")
+        if other := instructions.get(task.instruction):
+            raise TaskError(f"{where}: instruction: the same as in line {other}; give each task its own")
+        instructions[task.instruction] = number
+        tasks[task.instance_id] = _resolved(task, path.absolute().parent)
+    if not tasks:
+        raise TaskError(f"{path}: no task in it; expected one JSON object a line")
+    return list(tasks.values())
+
+
+def dump(tasks: Iterable[Task], path: Path) -> None:
+    """Write tasks as JSONL: the whole file or, when that fails, nothing. Raises ConfigError."""
+    try:
+        descriptor, aside = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}-")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.writelines(msgspec.json.encode(task) + b"\n" for task in tasks)
+                file.flush()
+                os.fsync(descriptor)
+            Path(aside).chmod(0o644)
+            Path(aside).replace(path)
+        finally:
+            Path(aside).unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path}: tasks cannot be written: {error.strerror}") from error
+
+
+def _resolved(task: Task, base: Path) -> Task:
+    checks = task.checks
+    if isinstance(checks, ScriptChecks) and isinstance(checks.source, Directory):
+        moved = Directory(str(base / checks.source.path))
+        checks = msgspec.structs.replace(checks, source=moved)
+    source: Source = task.source
+    if isinstance(source, Directory):
+        source = Directory(str(base / source.path))
+    return msgspec.structs.replace(task, source=source, checks=checks)

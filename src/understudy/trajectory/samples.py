@@ -1,0 +1,170 @@
+"""Token-exact samples: the longest sequences in which every sampled token stands where it was sampled.
+
+Call n is merged into call n+1 of its branch when `prompt_{n+1}` begins with `prompt_n + completion_n`; else a
+new segment begins, and why is counted. No token is ever encoded anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal
+
+from msgspec import Struct
+
+from understudy.trajectory.tree import Node, Trajectory
+
+Reason = Literal[
+    "first call",
+    "retry",
+    "compaction",
+    "tools or system changed",
+    "history rewritten",
+    "sibling",
+    "call before not usable",
+    "prompt rendered anew",
+    "answer rewritten",
+    "retokenized",
+]
+"""Why a segment begins.
+
+The first five are those of a call that follows none (see `tree.Origin`). "sibling": another call went on from
+the same answer. "call before not usable": it has no token ids or was not answered. "prompt rendered anew": the
+earlier prompt itself comes back as other tokens. "answer rewritten": the agent sent the answer back changed.
+"retokenized": it came back unchanged, yet as other tokens.
+"""
+
+NO_TOKENS = "no token ids"
+"""Counted beside the reasons: an answered call that the backend gave no token ids for, so it has no segment."""
+
+
+class Segment(Struct, frozen=True, kw_only=True):
+    """A token sequence of one or more calls of one branch.
+
+    `loss_mask` is 1 exactly on the sampled tokens. `logprobs` are those of the sampling policy: 0.0 off the
+    mask, None where the backend gave none. `policy_versions` belong to `call_ids`. `superseded` marks a call
+    that was made again and led nowhere.
+    """
+
+    token_ids: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    call_ids: tuple[str, ...]
+    policy_versions: tuple[str | None, ...]
+    branch: str
+    reason: Reason
+    superseded: bool = False
+
+
+class Merged(Struct, frozen=True):
+    """The segments of a trajectory, and how often each reason began one (with `NO_TOKENS` counted along)."""
+
+    segments: tuple[Segment, ...]
+    reasons: dict[str, int]
+
+
+class Sample(Struct, frozen=True, kw_only=True):
+    """A segment with what it earned. `policy_version` is the one that all its calls share, else None."""
+
+    segment: Segment
+    reward: float | None
+    rollout_id: str
+    attempt_id: str
+    branch: str
+    policy_version: str | None
+
+
+def merge(trajectory: Trajectory) -> Merged:
+    """Merge the calls of `trajectory` into segments, in the order of their first calls.
+
+    Every sampled token of every answered call that has token ids is in exactly one segment, with mask 1.
+    """
+    chains: dict[str, list[Node]] = {}
+    reasons: dict[str, Reason] = {}
+    left_out = 0
+    for node in trajectory.nodes:
+        if not usable(node):
+            left_out += node.call.status == "ok"
+            continue
+        reason = _break(node)
+        if reason is None and node.parent is not None:
+            chains[node.call.id] = chain = chains.pop(node.parent.call.id)
+            chain.append(node)
+        elif reason is not None:
+            chains[node.call.id] = [node]
+            reasons[node.call.id] = reason
+    position = {node.call.id: number for number, node in enumerate(trajectory.nodes)}
+    ordered = sorted(chains.values(), key=lambda chain: position[chain[0].call.id])
+    segments = tuple(_segment(chain, reasons[chain[0].call.id]) for chain in ordered)
+    counts = Counter[str](segment.reason for segment in segments)
+    if left_out:
+        counts[NO_TOKENS] = left_out
+    return Merged(segments, dict(counts))
+
+
+def samples(trajectory: Trajectory, *, rollout_id: str, reward: float | None) -> list[Sample]:
+    """The samples of a trajectory, each with the whole reward."""
+    attempts = {node.call.id: node.call.attempt_id for node in trajectory.nodes}
+    found: list[Sample] = []
+    for segment in merge(trajectory).segments:
+        versions = set(segment.policy_versions)
+        found.append(
+            Sample(
+                segment=segment,
+                reward=reward,
+                rollout_id=rollout_id,
+                attempt_id=attempts[segment.call_ids[0]],
+                branch=segment.branch,
+                policy_version=versions.pop() if len(versions) == 1 else None,
+            )
+        )
+    return found
+
+
+def usable(node: Node) -> bool:
+    """Whether the call was answered and both its prompt and its completion are known as tokens."""
+    call = node.call
+    return call.status == "ok" and call.prompt_token_ids is not None and call.completion_token_ids is not None
+
+
+def _break(node: Node) -> Reason | None:
+    """Why `node` cannot be merged into its parent; None when it can."""
+    parent = node.parent
+    if parent is None:
+        return node.origin
+    if parent.heir is not node:
+        return "sibling"
+    if not usable(parent):
+        return "call before not usable"
+    before = parent.call.prompt_token_ids or ()
+    sampled = parent.call.completion_token_ids or ()
+    now = node.call.prompt_token_ids or ()
+    if now[: len(before)] != before:
+        same = parent.conversation.setting == node.conversation.setting
+        return "prompt rendered anew" if same else "tools or system changed"
+    if now[len(before) : len(before) + len(sampled)] != sampled:
+        return "retokenized" if node.verbatim else "answer rewritten"
+    return None
+
+
+def _segment(chain: list[Node], reason: Reason) -> Segment:
+    last = chain[-1].call
+    token_ids = (last.prompt_token_ids or ()) + (last.completion_token_ids or ())
+    mask = [0] * len(token_ids)
+    logprobs: list[float | None] = [0.0] * len(token_ids)
+    for node in chain:
+        call = node.call
+        start = len(call.prompt_token_ids or ())
+        count = len(call.completion_token_ids or ())
+        known = call.logprobs if call.logprobs is not None and len(call.logprobs) == count else None
+        mask[start : start + count] = [1] * count
+        logprobs[start : start + count] = [None] * count if known is None else known
+    return Segment(
+        token_ids=token_ids,
+        loss_mask=tuple(mask),
+        logprobs=tuple(logprobs),
+        call_ids=tuple(node.call.id for node in chain),
+        policy_versions=tuple(node.call.policy_version for node in chain),
+        branch=chain[-1].branch,
+        reason=reason,
+        superseded=chain[-1].superseded,
+    )

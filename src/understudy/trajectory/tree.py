@@ -1,0 +1,263 @@
+"""The tree of an attempt's calls: who follows whom, which branch each is on, and which were retried in vain.
+
+A call follows the earlier call of the same agent whose messages and own answer are the beginning of its
+messages. Claude Code rewrites an assistant's turn when it sends it back (defaults filled in, keys reordered,
+blank text dropped), so an assistant's tool calls are compared by id, its text without outer white space, and
+its thinking not at all; all else must be equal, but for `cache_control`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Literal
+
+from understudy.trajectory.messages import Block, Conversation, canonical, read_answer, read_request
+from understudy.types import Call
+
+Origin = Literal["first call", "retry", "compaction", "tools or system changed", "history rewritten"]
+"""Why a call follows no other."""
+
+MAIN = "main"
+"""The branch of the session itself; a subagent's branch bears the agent's id."""
+
+_CONTINUED = "This session is being continued from a previous conversation"
+"""What the CLI puts before the summary when it goes on after a compaction."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A call in its tree. A root has an `origin`, any other node a `parent`.
+
+    `children` are in the order of their calls; `heir` is the one that goes on with this node's branch, which is
+    unique to one line of calls. `fresh` is how many blocks of the conversation the parent and its answer make up.
+    `superseded`: the same request was made again and nothing followed this one.
+    `verbatim`: the parent's answer came back exactly as it was given. `spawned_by` is, on a subagent's first
+    call, the call whose tool call started it.
+    """
+
+    call: Call
+    conversation: Conversation
+    answer: tuple[Block, ...] | None
+    origin: Origin | None = None
+    parent: Node | None = None
+    children: list[Node] = field(default_factory=list["Node"])
+    heir: Node | None = None
+    branch: str = ""
+    fresh: int = 0
+    superseded: bool = False
+    verbatim: bool = True
+    spawned_by: Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """All calls of one attempt as a tree. `nodes` are in the order of the calls."""
+
+    nodes: tuple[Node, ...]
+
+    @property
+    def roots(self) -> list[Node]:
+        """The nodes that follow no other."""
+        return [node for node in self.nodes if node.parent is None]
+
+    @property
+    def branches(self) -> dict[str, list[Node]]:
+        """The nodes of each branch, branches in the order of their first call."""
+        branches: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            branches.setdefault(node.branch, []).append(node)
+        return branches
+
+
+def build(calls: Iterable[Call]) -> Trajectory:
+    """The tree of the calls of one attempt, given in any order; a call given twice counts once."""
+    unique = {call.id: call for call in calls}
+    ordered = sorted(unique.values(), key=_order)
+    answered: _Answered = defaultdict(list)
+    lines: dict[tuple[str | None, str | None], list[_Entry]] = defaultdict(list)
+    entries: list[_Entry] = []
+    for call in ordered:
+        entry = _Entry.read(call)
+        node, peers = entry.node, lines[call.session_id, call.agent_id]
+        if not _attach(entry, answered):
+            node.origin = _root_origin(entry, peers)
+            node.spawned_by = None if peers else _spawner(node, entries)
+        entries.append(entry)
+        peers.append(entry)
+        if entry.end:
+            answered[call.agent_id, entry.end.loose].append(entry)
+    _mark_superseded(entries)
+    nodes = tuple(entry.node for entry in entries)
+    _name_branches(nodes)
+    return Trajectory(nodes)
+
+
+def _order(call: Call) -> tuple[int, float, str]:
+    return (call.sequence, call.started_at, call.id)
+
+
+# --- fingerprints of conversations ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Digests of a conversation up to a point: `loose` forgives what the CLI rewrites, `strict` nothing."""
+
+    loose: bytes = b""
+    strict: bytes = b""
+
+    def then(self, block: Block) -> _Mark:
+        strict = _digest(self.strict, _strict(block))
+        loose = _loose(block)
+        return _Mark(self.loose if loose is None else _digest(self.loose, loose), strict)
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A node with its fingerprints: `marks[i]` after its i-th block, `end` after its answer too."""
+
+    node: Node
+    marks: list[_Mark]
+    end: _Mark | None
+
+    @classmethod
+    def read(cls, call: Call) -> _Entry:
+        conversation, answer = read_request(call), read_answer(call)
+        marks = _walk(_Mark(), conversation.blocks)
+        last = marks[-1] if marks else None
+        end = _walk(last, answer)[-1] if last and answer else last if answer is not None else None
+        return cls(Node(call, conversation, answer), marks, end)
+
+    @property
+    def request_key(self) -> tuple[object, ...]:
+        """Equal for two calls that ask the same."""
+        call = self.node.call
+        asked = self.marks[-1].strict if self.marks else b""
+        return (call.session_id, call.agent_id, self.node.conversation.setting, asked)
+
+
+_Answered = defaultdict[tuple[str | None, bytes], list[_Entry]]
+"""Calls by agent and by the loose digest of their messages and answer."""
+
+
+def _walk(mark: _Mark, blocks: Sequence[Block]) -> list[_Mark]:
+    marks: list[_Mark] = []
+    for block in blocks:
+        mark = mark.then(block)
+        marks.append(mark)
+    return marks
+
+
+def _digest(before: bytes, part: bytes) -> bytes:
+    return blake2b(before + part, digest_size=16).digest()
+
+
+def _strict(block: Block) -> bytes:
+    return canonical((block.role, block.kind, block.text, block.id, block.name, block.arguments, block.is_error))
+
+
+def _loose(block: Block) -> bytes | None:
+    """What of a block must come back; None when nothing of it needs to."""
+    if block.role != "assistant":
+        return _strict(block)
+    if block.kind == "tool_use":
+        return canonical(("call", block.id))
+    text = block.text.strip() if block.kind == "text" else ""
+    return canonical(("said", text)) if text else None
+
+
+# --- parents -------------------------------------------------------------------------------------------
+
+
+def _attach(entry: _Entry, answered: _Answered) -> bool:
+    """Hang `entry` under its parent, if it has one: the longest match, then the same session, then the latest."""
+    call, blocks = entry.node.call, entry.node.conversation.blocks
+    for position in range(len(blocks) - 2, -1, -1):
+        mark = entry.marks[position]
+        found = answered.get((call.agent_id, mark.loose))
+        if found is None or blocks[position + 1].role == "assistant":
+            continue
+        parent = max(
+            found,
+            key=lambda e: (
+                e.node.call.session_id == call.session_id,
+                e.end == mark,
+                _order(e.node.call),
+            ),
+        )
+        entry.node.parent = parent.node
+        entry.node.fresh = position + 1
+        entry.node.verbatim = parent.end == mark
+        parent.node.children.append(entry.node)
+        return True
+    return False
+
+
+def _root_origin(entry: _Entry, before: list[_Entry]) -> Origin:
+    """Why a call follows none of those `before` it."""
+    if not before:
+        return "first call"
+    if any(e.request_key == entry.request_key for e in before):
+        return "retry"
+    conversation = entry.node.conversation
+    if any(block.role != "assistant" and _CONTINUED in block.text for block in conversation.blocks):
+        return "compaction"
+    if all(e.node.conversation.setting != conversation.setting for e in before):
+        return "tools or system changed"
+    return "history rewritten"
+
+
+def _spawner(node: Node, earlier: list[_Entry]) -> Node | None:
+    """The latest call with a tool call whose prompt is what `node` begins with."""
+    asked = [block.text for block in node.conversation.blocks if block.kind == "text"]
+    for e in reversed(earlier):
+        if any(
+            block.kind == "tool_use" and block.inputs().get("prompt") in asked for block in e.node.answer or ()
+        ):
+            return e.node
+    return None
+
+
+# --- retries and branches ------------------------------------------------------------------------------
+
+
+def _mark_superseded(entries: list[_Entry]) -> None:
+    groups: dict[tuple[object, ...], list[Node]] = defaultdict(list)
+    for entry in entries:
+        if entry.marks:
+            groups[entry.request_key].append(entry.node)
+    for group in groups.values():
+        kept = [node for node in group if node.children]
+        if not kept:
+            kept = [max(group, key=lambda node: (node.call.status == "ok", _order(node.call)))]
+        for node in group:
+            node.superseded = node not in kept
+
+
+def _name_branches(nodes: Sequence[Node]) -> None:
+    """A node goes on with its parent's branch when it is the heir, else begins one: main, main.1, …
+
+    What a retry superseded is named last, so that the retry has the plain name.
+    """
+    for node in nodes:
+        node.heir = min(
+            node.children,
+            key=lambda n: (n.superseded, n.call.status != "ok", not n.children, _order(n.call)),
+            default=None,
+        )
+    heads = [node for node in nodes if node.parent is None or node.parent.heir is not node]
+    taken: set[str] = set()
+    for head in sorted(heads, key=lambda node: node.superseded):
+        label = name = head.call.agent_id or MAIN
+        count = 0
+        while name in taken:
+            count += 1
+            name = f"{label}.{count}"
+        taken.add(name)
+        head.branch = name
+    for node in nodes:
+        if not node.branch and node.parent is not None:
+            node.branch = node.parent.branch

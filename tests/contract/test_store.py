@@ -1,0 +1,489 @@
+"""The store's contract, on a real store: what goes in comes out, once, and what is illegal is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from understudy.errors import StoreError
+from understudy.store import Store
+from understudy.store.database import open_engine
+from understudy.store.schema import metadata
+from understudy.types import (
+    ATTEMPT_TRANSITIONS,
+    ROLLOUT_TRANSITIONS,
+    Attempt,
+    AttemptStatus,
+    Call,
+    ErrorInfo,
+    Files,
+    PytestChecks,
+    RolloutStatus,
+    Task,
+    Usage,
+    Verdict,
+)
+
+
+def make_task(name: str = "t", **changes: Any) -> Task:
+    task = Task(
+        instance_id=name,
+        repo="r",
+        instruction="do it",
+        source=Files({"a.py": "x = 1\n"}),
+        checks=PytestChecks({"test_a.py": ""}, ("test_a.py::test",)),
+        gold_patch="",
+    )
+    return msgspec.structs.replace(task, **changes)
+
+
+def make_call(attempt_id: str, sequence: int = 0, **changes: Any) -> Call:
+    call = Call(
+        id=f"{attempt_id}-{sequence}",
+        attempt_id=attempt_id,
+        sequence=sequence,
+        dialect="anthropic",
+        requested_model="m",
+        backend="embedded",
+        backend_model="m",
+        request=b"{}",
+        response=b"{}",
+        status="ok",
+        started_at=1.25,
+        ended_at=2.5,
+    )
+    return msgspec.structs.replace(call, **changes)
+
+
+def prepare(store: Store, rollouts: int = 1, run: str = "run") -> None:
+    store.put_run(run, {"model": "m"}).result()
+    store.put_tasks(run, [make_task()]).result()
+    store.create_rollouts(run, [(f"{run}-{n}", "t", n) for n in range(rollouts)]).result()
+
+
+def running(store: Store, rollout_id: str = "run-0") -> Attempt:
+    attempt = store.start_attempt(rollout_id).result()
+    store.begin_running(attempt.id).result()
+    return attempt
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "s") as opened:
+        prepare(opened)
+        yield opened
+
+
+# --- opening -------------------------------------------------------------------------------------------
+
+
+def test_migrations_from_empty_make_exactly_the_schema(tmp_path: Path) -> None:
+    engine = open_engine(tmp_path, create=True)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        made = set(connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE sql IS NOT NULL").scalars())
+        pragma = connection.exec_driver_sql
+        assert pragma("PRAGMA journal_mode").scalar() == "wal"
+        assert pragma("PRAGMA synchronous").scalar() == 2
+        assert pragma("PRAGMA foreign_keys").scalar() == 1
+    engine.dispose()
+    indexes = {index.name for table in metadata.tables.values() for index in table.indexes}
+    assert made == {*metadata.tables, *indexes, "alembic_version"}
+
+
+def test_a_closed_store_is_one_file_that_can_be_copied(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "a") as store:
+        prepare(store)
+        attempt = running(store)
+        store.append_call(make_call(attempt.id))  # not awaited: close drains
+    assert [file.name for file in (tmp_path / "a").iterdir()] == ["store.db"]
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with Store.open(tmp_path / "b", create=False) as copy:
+        assert list(copy.calls(attempt.id)) == [make_call(attempt.id)]
+
+
+def test_opening_an_existing_store_does_not_import_alembic(store: Store) -> None:
+    code = (
+        "import sys; from pathlib import Path; from understudy.store import Store\n"
+        "Store.open(Path(sys.argv[1])).close(); assert 'alembic' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(store.directory)], check=True, timeout=60)
+
+
+def test_no_store_where_one_must_be(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="holds no store"):
+        Store.open(tmp_path, create=False)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot hold a store"):
+        Store.open(tmp_path / "file")
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    content = b"this is no database at all, only text. " * 200
+    (tmp_path / "store.db").write_bytes(content)
+    with pytest.raises(StoreError, match=r"store\.db.*not an SQLite file"):
+        Store.open(tmp_path)
+    assert (tmp_path / "store.db").read_bytes() == content
+
+
+def test_another_programs_database_is_refused(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "store.db") as other:
+        other.execute("CREATE TABLE bookmarks (url)")
+    other.close()
+    with pytest.raises(StoreError, match="not a store"):
+        Store.open(tmp_path)
+
+
+def test_a_newer_schema_is_refused(store: Store) -> None:
+    store.close()
+    with sqlite3.connect(store.directory / "store.db") as raw:
+        raw.execute("UPDATE alembic_version SET version_num = '9999'")
+    raw.close()
+    with pytest.raises(StoreError, match=r"newer release.*9999.*update understudy"):
+        Store.open(store.directory)
+
+
+def test_damage_is_told_as_damage(store: Store) -> None:
+    attempt = running(store)
+    body = json.dumps({"messages": ["the quick brown fox" * 200] * 3}).encode()
+    store.append_call(make_call(attempt.id, request=body)).result()
+    store.close()
+    with sqlite3.connect(store.directory / "store.db") as raw:
+        raw.execute("UPDATE blobs SET data = x'00' WHERE codec = 1")
+    raw.close()
+    with Store.open(store.directory) as again, pytest.raises(StoreError, match="damaged"):
+        list(again.calls(attempt.id))
+
+
+def test_a_torn_file_is_told_as_damage(store: Store) -> None:
+    store.close()
+    file = store.directory / "store.db"
+    data = bytearray(file.read_bytes())
+    data[4096:] = b"\xa5" * (len(data) - 4096)
+    file.write_bytes(data)
+    with pytest.raises(StoreError, match="damaged"), Store.open(store.directory) as again:
+        again.rollouts()
+
+
+def test_a_closed_store_takes_no_more(store: Store) -> None:
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.put_run("other", {})
+
+
+# --- idempotency ---------------------------------------------------------------------------------------
+
+
+def test_the_same_again_is_fine_and_something_else_is_not(store: Store) -> None:
+    prepare(store)
+    assert [run.config for run in store.runs()] == [{"model": "m"}]
+    assert [rollout.id for rollout in store.rollouts("run")] == ["run-0"]
+    assert store.task("run", "t") == make_task()
+    for future, said in (
+        (store.put_run("run", {"model": "n"}), "another configuration.*model"),
+        (store.put_tasks("run", [make_task(instruction="other")]), "other content"),
+        (store.create_rollouts("run", [("run-0", "t", 1)]), "collides"),
+        (store.create_rollouts("run", [("other", "t", 0)]), "collides"),
+        (store.create_rollouts("run", [("other", "no-such-task", 0)]), "not in the store"),
+        (store.put_run("bad", {"when": object()}), "JSON"),
+    ):
+        with pytest.raises(StoreError, match=said):
+            future.result()
+    assert len(store.rollouts()) == 1
+
+
+def test_a_call_is_stored_once(store: Store) -> None:
+    attempt = running(store)
+    call = make_call(attempt.id)
+    for _ in range(3):
+        store.append_call(call).result()
+    with pytest.raises(StoreError, match="given once"):
+        store.append_call(msgspec.structs.replace(call, sequence=7)).result()
+    with pytest.raises(StoreError, match=r"attempt_id, calls\.sequence"):
+        store.append_call(msgspec.structs.replace(call, id="other")).result()
+    assert list(store.calls(attempt.id)) == [call]
+
+
+def test_contents_are_stored_once(store: Store) -> None:
+    attempt = running(store)
+    body = {"system": "s" * 500, "tools": ["t" * 500], "messages": ["m" * 500]}
+    for n in range(10):
+        call = make_call(attempt.id, n, request=json.dumps(body).encode(), response=b"r" * 500)
+        store.append_call(call).result()
+    store.close()
+    with sqlite3.connect(store.directory / "store.db") as raw:
+        # The task, then skeleton, system, tools, the message and the response.
+        assert raw.execute("SELECT COUNT(*) FROM blobs").fetchone() == (6,)
+        assert raw.execute("SELECT COUNT(*) FROM nodes").fetchone() == (1,)
+    raw.close()
+
+
+# --- lives ---------------------------------------------------------------------------------------------
+
+ROLLOUT_PAIRS = [(a, b) for a in get_args(RolloutStatus) for b in get_args(RolloutStatus)]
+ATTEMPT_PAIRS = [(a, b) for a in get_args(AttemptStatus) for b in get_args(AttemptStatus) if b != "preparing"]
+
+
+def path_to(transitions: Any, start: str, end: str) -> list[str]:
+    """A shortest legal way from one status to another."""
+    ways = [[start]]
+    for way in ways:
+        if way[-1] == end:
+            return way[1:]
+        ways += [[*way, after] for after in sorted(transitions[way[-1]]) if after not in way]
+    raise AssertionError(f"{end} cannot be reached")
+
+
+def test_every_change_of_a_rollout_is_legal_or_refused(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        prepare(store, len(ROLLOUT_PAIRS))
+        for n, (before, after) in enumerate(ROLLOUT_PAIRS):
+            for step in path_to(ROLLOUT_TRANSITIONS, "queuing", before):
+                store.move_rollout(f"run-{n}", step).result()  # type: ignore[arg-type]
+            moved = store.move_rollout(f"run-{n}", after)
+            if after in ROLLOUT_TRANSITIONS[before]:
+                moved.result()
+                assert store.rollout(f"run-{n}").status == after
+            else:
+                with pytest.raises(StoreError, match=f"run-{n} is {before} and cannot become {after}"):
+                    moved.result()
+                assert store.rollout(f"run-{n}").status == before
+
+
+def test_every_change_of_an_attempt_is_legal_or_refused(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        prepare(store, len(ATTEMPT_PAIRS))
+        for n, (before, after) in enumerate(ATTEMPT_PAIRS):
+            attempt = store.start_attempt(f"run-{n}").result()
+
+            def move(status: Any, attempt: Attempt = attempt) -> Future[None]:
+                if status == "running":
+                    return store.begin_running(attempt.id)
+                return store.finish_attempt(attempt.id, status, "requeuing")
+
+            for step in path_to(ATTEMPT_TRANSITIONS, "preparing", before):
+                move(step).result()
+            if after in ATTEMPT_TRANSITIONS[before]:
+                move(after).result()
+                assert store.attempts(f"run-{n}")[0].status == after
+            else:
+                with pytest.raises(StoreError, match=f"is {before} and cannot become {after}"):
+                    move(after).result()
+                assert store.attempts(f"run-{n}")[0].status == before
+
+
+def test_an_attempt_ends_with_all_that_came_of_it_or_not_at_all(store: Store) -> None:
+    attempt = running(store)
+    verdict = Verdict(reward=1.0, reason="1 of 1", tests={"a": "passed"}, log="ok")
+    more: Any = {"patch": b"\x00diff", "verdict": verdict, "logs": {"out": b"x" * 999, "err": b""}}
+    with pytest.raises(StoreError, match="cannot become queuing"):
+        store.finish_attempt(attempt.id, "succeeded", "queuing", **more).result()
+    with pytest.raises(StoreError, match="reward"):
+        bad = msgspec.structs.replace(verdict, reward=float("nan"))
+        store.finish_attempt(attempt.id, "succeeded", "succeeded", verdict=bad).result()
+    assert store.attempts("run-0")[0].status == "running"
+    assert (store.patch(attempt.id), store.verdict(attempt.id), store.logs(attempt.id)) == (None, None, {})
+
+    store.finish_attempt(attempt.id, "succeeded", "succeeded", timings={"agent": 1.5}, **more).result()
+    assert (store.patch(attempt.id), store.verdict(attempt.id)) == (b"\x00diff", verdict)
+    assert store.logs(attempt.id) == {"out": b"x" * 999, "err": b""}
+    ended = store.attempts("run-0")[0]
+    assert (ended.status, ended.timings) == ("succeeded", {"agent": 1.5})
+    assert ended.ended_at is not None and ended.ended_at >= ended.started_at
+    assert store.rollout("run-0").status == "succeeded"
+
+
+def test_after_a_kill_open_attempts_go_and_their_rollouts_come_again(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        prepare(store, 4)
+        prepare(store, 1, run="other")
+        done, works, other = running(store), running(store, "run-1"), running(store, "other-0")
+        starts = store.start_attempt("run-2").result()
+        store.finish_attempt(done.id, "succeeded", "succeeded").result()
+        assert store.recover("run").result() == 2
+        assert store.recover("run").result() == 0
+        assert [r.status for r in store.rollouts("run")] == ["succeeded", "requeuing", "requeuing", "queuing"]
+        assert store.attempts("other-0")[0].status == "running"
+        for attempt in (works, starts):
+            lost = store.attempts(attempt.rollout_id)[0]
+            assert lost.status == "unresponsive" and lost.error is not None
+        assert store.start_attempt("run-1").result().number == 2
+        store.heartbeat([works.id, other.id]).result()
+        assert store.attempts("other-0")[0].heartbeat_at > other.heartbeat_at
+
+
+def test_a_run_in_figures(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        prepare(store, 4)
+        for n, reward in enumerate((1.0, 0.0, None)):
+            attempt = running(store, f"run-{n}")
+            usage = Usage(prompt_tokens=100, completion_tokens=10, cached_tokens=90)
+            store.append_call(make_call(attempt.id, usage=usage)).result()
+            error = ErrorInfo("backend", "BackendError", "down")
+            store.append_call(make_call(attempt.id, 1, status="error", error=error)).result()
+            verdict = None if reward is None else Verdict(reward=reward, reason="")
+            store.finish_attempt(attempt.id, "succeeded", "succeeded", verdict=verdict).result()
+        counts = store.counts("run")
+        assert counts.rollouts == {"succeeded": 3, "queuing": 1}
+        assert (counts.solved, counts.unsolved, counts.calls) == (1, 1, 6)
+        assert (counts.prompt_tokens, counts.completion_tokens) == (300, 30)
+        assert store.counts("nothing").calls == 0
+
+
+def test_rollouts_are_found_by_a_unique_prefix(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        prepare(store, 11)
+        assert store.find_rollout("run-10").id == "run-10"
+        assert store.find_rollout("run-1").id == "run-1"
+        assert store.find_rollout("run-7").id == "run-7"
+        for prefix in ("run-", "RUN-7", "%", ""):
+            with pytest.raises(StoreError, match="give more of the id"):
+                store.find_rollout(prefix)
+        for unknown in (lambda: store.rollout("x"), lambda: store.call("x"), lambda: store.task("run", "x")):
+            with pytest.raises(StoreError):
+                unknown()
+
+
+# --- calls ---------------------------------------------------------------------------------------------
+
+token_ids = st.lists(st.integers(0, 200_000), max_size=30).map(tuple)
+bodies = st.one_of(
+    st.binary(max_size=100),
+    st.builds(
+        lambda system, messages: json.dumps({"system": system, "messages": messages}).encode(),
+        st.sampled_from(["", "you are " * 30]),
+        st.lists(st.sampled_from(["a" * 200, "b", {"role": "user", "content": "c"}]), max_size=8),
+    ),
+)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Calls in any tree, with or without tokens, each prompt an extension of any part of what came before."""
+    calls: list[dict[str, Any]] = []
+    for n in range(draw(st.integers(1, 8))):
+        parent = draw(st.none() | st.sampled_from(["nobody", *range(n)]))
+        before: tuple[int, ...] = ()
+        if isinstance(parent, int):
+            chosen = calls[parent]
+            before = (chosen["prompt_token_ids"] or ()) + (chosen["completion_token_ids"] or ())
+        prompt = draw(st.none() | st.tuples(st.integers(0, len(before)), token_ids))
+        completion = draw(st.none() | token_ids)
+        calls.append(
+            {
+                "parent_id": f"run-0.1-{parent}" if parent is not None else None,
+                "request": draw(bodies),
+                "response": draw(st.binary(max_size=60)),
+                "prompt_token_ids": None if prompt is None else before[: prompt[0]] + prompt[1],
+                "completion_token_ids": completion,
+                "logprobs": draw(st.none() | st.lists(st.floats(allow_nan=False), max_size=5).map(tuple)),
+                "sampling": draw(st.dictionaries(st.text(max_size=3), st.integers(0, 9), max_size=2)),
+                "error": draw(st.none() | st.builds(ErrorInfo, st.just("backend"), st.text(), st.text())),
+                "session_id": draw(st.none() | st.text(max_size=4)),
+            }
+        )
+    return calls
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(conversations(), st.booleans())
+def test_calls_come_back_exactly(
+    tmp_path_factory: pytest.TempPathFactory, given_calls: list[dict[str, Any]], forget: bool
+) -> None:
+    directory = tmp_path_factory.mktemp("store")
+    shutil.copytree(template(tmp_path_factory), directory, dirs_exist_ok=True)
+    expected = [make_call("run-0.1", n, **fields) for n, fields in enumerate(given_calls)]
+    store = Store.open(directory)
+    for call in expected:
+        if forget:  # a writer without any memory of what came before
+            store.close()
+            store = Store.open(directory)
+        store.append_call(call).result()
+    with store:
+        assert list(store.calls("run-0.1")) == expected
+        for call in expected:
+            assert store.call(call.id) == call
+
+
+def template(factory: pytest.TempPathFactory) -> Path:
+    """A store with a running attempt, made once and copied."""
+    directory = factory.getbasetemp() / "template"
+    if not directory.exists():
+        with Store.open(directory) as store:
+            prepare(store)
+            running(store)
+    return directory
+
+
+def test_a_write_that_fails_does_not_fail_those_beside_it(store: Store) -> None:
+    attempt = running(store)
+    gate = threading.Event()
+    held = store._writer.submit(lambda _: gate.wait(30))  # so that the rest is one group
+    futures = [store.append_call(make_call(attempt.id if n % 3 else "nobody", n)) for n in range(30)]
+    gate.set()
+    assert held.result()
+    for n, future in enumerate(futures):
+        if n % 3:
+            future.result()
+        else:
+            with pytest.raises(StoreError, match="not in the store"):
+                future.result()
+    assert [call.sequence for call in store.calls(attempt.id)] == [n for n in range(30) if n % 3]
+
+
+def test_hostile_values_are_refused_and_the_next_write_goes_on(store: Store) -> None:
+    attempt = running(store)
+    for bad in (
+        {"requested_model": "\ud800"},
+        {"started_at": "x" * 3, "sampling": {"a": object()}},
+        {"prompt_token_ids": (2**64,)},
+        {"sequence": 2**70},
+    ):
+        with pytest.raises(StoreError):
+            store.append_call(make_call(attempt.id, **bad)).result()
+    store.append_call(make_call(attempt.id)).result()
+    assert list(store.calls(attempt.id)) == [make_call(attempt.id)]
+
+
+def test_many_threads_and_two_stores_on_one_directory(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as one, Store.open(tmp_path) as two:
+        prepare(one, 8)
+        attempts = [running(store, f"run-{n}") for n, store in enumerate([one, two] * 4)]
+        shared = json.dumps({"messages": ["the same in every attempt" * 20] * 3}).encode()
+        failures: list[StoreError] = []
+
+        def work(store: Store, attempt: Attempt) -> None:
+            try:
+                for n in range(25):
+                    store.append_call(make_call(attempt.id, n, request=shared)).result()
+            except StoreError as error:
+                failures.append(error)
+
+        threads = [
+            threading.Thread(target=work, args=(store, attempt))
+            for store, attempt in zip([one, two] * 4, attempts, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert one.counts("run").calls == two.counts("run").calls == 200
+        for attempt in attempts:
+            assert [call.request for call in two.calls(attempt.id)] == [shared] * 25

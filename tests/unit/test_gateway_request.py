@@ -1,0 +1,277 @@
+"""Anthropic Messages requests, recorded and made up, as chat requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.gateway.backends.base import ChatRequest, ToolCall
+from understudy.gateway.dialects.anthropic import Anthropic
+from understudy.gateway.faults import InvalidRequest
+from understudy.gateway.keys import Branch, Session
+
+RECORDINGS = Path(__file__).parents[2].parent / "shared" / "claude-code-traffic"
+
+
+@cache
+def _blobs() -> dict[str, Any]:
+    return json.loads((RECORDINGS / "_blobs.json").read_text())
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, dict):
+        if "$blob" in value:
+            return _whole(_blobs()[value["$blob"]])
+        return {key: _whole(inner) for key, inner in value.items()}
+    return [_whole(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _bodies(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open() as lines:
+        for line in lines:
+            request = json.loads(line).get("request")
+            if isinstance(request, dict) and isinstance(request.get("body"), dict):
+                yield _whole(request["body"])
+
+
+def _session(**sampling: Any) -> Session:
+    return Session("attempt", sampling)
+
+
+def translate(body: dict[str, Any], session: Session | None = None) -> ChatRequest:
+    return Anthropic().parse(json.dumps(body).encode(), session or _session()).chat
+
+
+def ask(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"model": "m", "max_tokens": 100, "messages": list(messages), **fields}
+
+
+def user(*blocks: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
+
+
+def text(value: str) -> dict[str, Any]:
+    return {"type": "text", "text": value}
+
+
+# --- every recording -----------------------------------------------------------------------------------
+
+
+def _texts_in(body: dict[str, Any]) -> Iterator[str]:
+    """What a model must be told, in order: an own, plain walk over the request."""
+    for block in body["system"]:
+        if "x-anthropic-billing-header" not in block["text"]:
+            yield block["text"]
+    for message in body["messages"]:
+        content = message["content"]
+        for block in [text(content)] if isinstance(content, str) else content:
+            match block["type"]:
+                case "text":
+                    yield block["text"]
+                case "tool_use":
+                    yield block["name"]
+                case "tool_result":
+                    inner = block["content"]
+                    for part in [text(inner)] if isinstance(inner, str) else inner:
+                        yield part.get("text", "[image]")
+
+
+def _texts_out(chat: ChatRequest) -> str:
+    out: list[str] = []
+    for message in chat.messages:
+        content = message["content"]
+        parts = [text(content)] if isinstance(content, str) else content
+        out += [part["text"] for part in parts if part["type"] == "text"]
+        out += [call["function"]["name"] for call in message.get("tool_calls", [])]
+    return "\n".join(out)
+
+
+def _recordings() -> list[Any]:
+    return [pytest.param(path, id=path.stem) for path in sorted(RECORDINGS.glob("*.jsonl"))]
+
+
+@pytest.mark.skipif(not RECORDINGS.exists(), reason="the recordings are not here")
+@pytest.mark.parametrize("path", _recordings())
+def test_recordings_lose_nothing_and_keep_their_order(path: Path) -> None:
+    for body in _bodies(path):
+        if any("input_schema" not in tool for tool in body["tools"]):
+            with pytest.raises(InvalidRequest, match="web_search"):
+                translate(body)
+            continue
+        chat = translate(body)
+        told, place = _texts_out(chat), 0
+        for wanted in _texts_in(body):
+            place = told.index(wanted, place) + len(wanted)
+        assert "x-anthropic-billing-header" not in told
+
+        blocks = [b for m in body["messages"] if isinstance(m["content"], list) for b in m["content"]]
+        used = [block for block in blocks if block["type"] == "tool_use"]
+        calls = [call for message in chat.messages for call in message.get("tool_calls", [])]
+        assert [call["id"] for call in calls] == [block["id"] for block in used]
+        assert [json.loads(call["function"]["arguments"]) for call in calls] == [b["input"] for b in used]
+
+        results = [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
+        answers = [message for message in chat.messages if message["role"] == "tool"]
+        assert [message["tool_call_id"] for message in answers] == results
+
+        images = json.dumps(body["messages"]).count('"type": "image"')
+        assert json.dumps(chat.messages).count('"type": "image_url"') == images
+        assert [tool["function"]["name"] for tool in chat.tools] == [tool["name"] for tool in body["tools"]]
+        assert chat.sampling["max_tokens"] == body["max_tokens"]
+        assert chat.enable_thinking is (False if body.get("thinking") == {"type": "disabled"} else None)
+        assert (chat.response_format is not None) == ("format" in body.get("output_config", {}))
+        _check_tool_messages_follow_their_calls(chat)
+
+
+def _check_tool_messages_follow_their_calls(chat: ChatRequest) -> None:
+    before = ""
+    for message in chat.messages:
+        if message["role"] == "tool":
+            assert before in ("tool", "assistant")
+        before = message["role"]
+
+
+@pytest.mark.skipif(not RECORDINGS.exists(), reason="the recordings are not here")
+def test_a_longer_conversation_begins_as_the_shorter_one_did() -> None:
+    bodies = list(_bodies(RECORDINGS / "26b_long_horizon_qwen.jsonl"))
+    chats = [translate(body) for body in bodies]
+    grown = 0
+    for before, after in pairwise(chats):
+        if len(after.messages) > len(before.messages):
+            assert after.messages[: len(before.messages)] == before.messages
+            grown += 1
+    assert grown > 10
+
+
+# --- single rules --------------------------------------------------------------------------------------
+
+
+def test_system_blocks_are_joined_and_the_billing_block_dropped() -> None:
+    system = [text("x-anthropic-billing-header: cc_version=1"), text("one"), text("two")]
+    assert translate(ask(system=system)).messages == [{"role": "system", "content": "one\n\ntwo"}]
+    assert translate(ask(system="plain")).messages == [{"role": "system", "content": "plain"}]
+
+
+def test_an_inline_system_message_stays_where_it_is() -> None:
+    chat = translate(ask(user(text("a")), {"role": "system", "content": "rule"}, user(text("b"))))
+    assert chat.messages == [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": "rule"},
+        {"role": "user", "content": "b"},
+    ]
+
+
+def test_tool_results_and_user_parts_keep_their_order_and_images_follow() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+    chat = translate(
+        ask(
+            user(
+                text("before"),
+                {"type": "tool_result", "tool_use_id": "t1", "content": [image, text("seen")]},
+                {"type": "tool_result", "tool_use_id": "t2", "content": "bad", "is_error": True},
+                {"type": "tool_result", "tool_use_id": "t3"},
+                text("after"),
+            )
+        )
+    )
+    url = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    assert chat.messages == [
+        {"role": "user", "content": "before"},
+        {"role": "tool", "tool_call_id": "t1", "content": "[image]\nseen"},
+        {"role": "tool", "tool_call_id": "t2", "content": "Error: bad"},
+        {"role": "tool", "tool_call_id": "t3", "content": ""},
+        {"role": "user", "content": [url, text("after")]},
+    ]
+
+
+def test_thinking_becomes_reasoning_and_redacted_thinking_is_left_out() -> None:
+    blocks = [
+        {"type": "redacted_thinking", "data": "zzz"},
+        {"type": "thinking", "thinking": "hm", "signature": "s"},
+        text("said"),
+    ]
+    assert translate(ask({"role": "assistant", "content": blocks})).messages == [
+        {"role": "assistant", "content": "said", "reasoning": "hm"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected", "parallel"),
+    [
+        ({"type": "auto"}, "auto", None),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
+        ({"type": "none"}, "none", None),
+        ({"type": "tool", "name": "T"}, {"type": "function", "function": {"name": "T"}}, None),
+    ],
+)
+def test_tool_choice(choice: dict[str, Any], expected: Any, parallel: bool | None) -> None:
+    tools = [
+        {"name": "T", "description": "d", "input_schema": {"type": "object"}},
+        {"name": "DeferredToolPlaceholder", "input_schema": {}},
+    ]
+    chat = translate(ask(tools=tools, tool_choice=choice))
+    assert (chat.tool_choice, chat.parallel_tool_calls) == (expected, parallel)
+    function = {"name": "T", "description": "d", "parameters": {"type": "object"}}
+    assert chat.tools == [{"type": "function", "function": function}]
+
+
+def test_the_attempts_sampling_lies_over_the_agents() -> None:
+    body = ask(temperature=1, top_p=0.5, stop_sequences=["X"], thinking={"type": "disabled"})
+    chat = translate(body, _session(seed=7, temperature=0.2))
+    assert chat.sampling == {"max_tokens": 100, "temperature": 0.2, "top_p": 0.5, "stop": ["X"], "seed": 7}
+    assert chat.enable_thinking is False
+
+
+def test_a_structured_answer_is_asked_for() -> None:
+    format_ = {"type": "json_schema", "schema": {"type": "object"}}
+    chat = translate(ask(output_config={"format": format_, "effort": "high"}))
+    assert chat.response_format == {
+        "type": "json_schema",
+        "json_schema": {"name": "output", "schema": {"type": "object"}, "strict": True},
+    }
+
+
+def test_sampled_arguments_and_ids_go_back_to_the_model() -> None:
+    session = _session()
+    raw = '{"new_string" : "b", "file_path":"/x"}'
+    session.answered(Branch(None, None), "call_1", {"toolu_1": ToolCall("functions.Edit:0", "Edit", raw)})
+    echo = {"file_path": "/x", "new_string": "b", "replace_all": False}
+    turn = {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "Edit", "input": echo}]}
+    result = user({"type": "tool_result", "tool_use_id": "toolu_1", "content": "ok"})
+    assistant, tool = translate(ask(turn, result), session).messages
+    assert assistant["tool_calls"][0]["function"]["arguments"] == raw
+    assert assistant["tool_calls"][0]["id"] == tool["tool_call_id"] == "functions.Edit:0"
+
+
+def test_half_of_a_surrogate_pair_is_replaced() -> None:
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "cut \\ud83d here \\ud83d\\ude00"}]}'
+    chat = Anthropic().parse(body, _session()).chat
+    assert chat.messages == [{"role": "user", "content": "cut \ufffd here \U0001f600"}]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b'{"model": "m", "tools": [' + b'{"input_schema": ' * 100_000, "not valid JSON"),
+        (b'{"model": NaN, "messages": []}', "not valid JSON"),
+        (b"[]", "Expected `object`, got `array`"),
+        (b'{"model": "m"}', "missing required field `messages`"),
+        (b'{"model": 1, "messages": []}', r"Expected `str`, got `int` - at `\$.model`"),
+        (b'{"model": "m", "messages": [{"role": "tool", "content": ""}]}', r"\$.messages\[0\].role"),
+        (b'{"model": "m", "messages": [{"role": "user", "content": [1]}]}', r"\$.messages\[0\].content\[0\]"),
+        (b'{"model": "m", "messages": [], "tools": [{"name": "web_search", "type": "w"}]}', "run at the server"),
+        (b'{"model": "m", "messages": [], "output_config": {"format": {"type": "x"}}}', "json_schema is"),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_said(body: bytes, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        Anthropic().parse(body, _session())

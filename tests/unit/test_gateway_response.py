@@ -1,0 +1,209 @@
+"""Generations as Anthropic messages and event streams, and the arguments in them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.errors import BackendError, StoreError
+from understudy.gateway.backends.base import ContextOverflow, Generation, ToolCall
+from understudy.gateway.dialects.anthropic import Anthropic
+from understudy.gateway.dialects.anthropic_response import to_events, to_message
+from understudy.gateway.dialects.arguments import same_input, upstream_arguments
+from understudy.gateway.faults import fault_of
+from understudy.gateway.keys import Session
+from understudy.types import Usage
+
+from fakes import sse
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
+VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, width=32) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+OBJECT = st.dictionaries(TEXT, VALUE, max_size=4)
+ARGUMENTS = (
+    OBJECT.map(json.dumps) | OBJECT.map(lambda value: json.dumps(value, indent=2, ensure_ascii=False)) | TEXT
+)
+CALLS = st.lists(st.builds(ToolCall, TEXT, TEXT, ARGUMENTS), max_size=4)
+
+
+def session() -> Session:
+    return Session("attempt", {})
+
+
+def generation(**fields: Any) -> Generation:
+    return Generation(**({"model": "m", "text": "", "finish_reason": "stop"} | fields))
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    return json.loads(to_message(generation(**fields), "asked", session(), "msg_1").body)
+
+
+@given(TEXT, st.none() | TEXT, CALLS, st.sampled_from(["stop", "length", "tool_calls"]))
+def test_the_stream_says_what_the_message_says(
+    text: str, reasoning: str | None, calls: list[ToolCall], finish: str
+) -> None:
+    made = to_message(
+        generation(text=text, reasoning=reasoning, tool_calls=tuple(calls), finish_reason=finish),
+        "asked",
+        session(),
+        "msg_1",
+    )
+    whole = json.loads(made.body)
+    streamed = sse.message(to_events(made.body))
+    used = [block for block in streamed["content"] if block["type"] == "tool_use"]
+    for block, call in zip(used, calls, strict=True):
+        if isinstance(_json(call.arguments), dict):
+            assert block["input"] == call.arguments, "the sampled bytes are streamed as they are"
+        block["input"] = json.loads(block["input"])
+    assert streamed == whole
+    assert len({block["id"] for block in used}) == len(used)
+    assert list(made.sampled) == [block["id"] for block in used]
+    assert all(isinstance(block["input"], dict) for block in used)
+
+
+def _json(raw: str) -> Any:
+    try:
+        return json.loads(raw, parse_constant=lambda _: 1 / 0)
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "sequence"),
+    [
+        ({"finish_reason": "stop"}, "end_turn", None),
+        ({"finish_reason": "stop", "stop": "X"}, "stop_sequence", "X"),
+        ({"finish_reason": "length"}, "max_tokens", None),
+        ({"finish_reason": "tool_calls"}, "tool_use", None),
+        ({"finish_reason": "stop", "tool_calls": (ToolCall("", "T", "{}"),)}, "tool_use", None),
+        ({"finish_reason": "content_filter"}, "refusal", None),
+    ],
+)
+def test_stop_reasons(fields: dict[str, Any], reason: str, sequence: str | None) -> None:
+    made = message(**fields)
+    assert (made["stop_reason"], made["stop_sequence"]) == (reason, sequence)
+
+
+@pytest.mark.parametrize("finish", ["abort", "error", "none"])
+def test_an_answer_that_was_broken_off_is_none(finish: str) -> None:
+    with pytest.raises(BackendError, match="not whole"):
+        message(text="half", finish_reason=finish)
+
+
+def test_usage_counts_cached_tokens_apart() -> None:
+    usage = Usage(prompt_tokens=10, completion_tokens=3, cached_tokens=4)
+    assert message(usage=usage)["usage"] == {
+        "input_tokens": 6,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 4,
+        "output_tokens": 3,
+    }
+
+
+def test_tool_ids_are_unique_in_a_session_and_acceptable() -> None:
+    shared, ids = session(), list[str]()
+    for _ in range(2):
+        offered = [ToolCall(id_, "T", "{}") for id_ in ("call_1", "", "functions.T:0", "x" * 500)]
+        made = to_message(generation(tool_calls=tuple(offered)), "asked", shared, "msg_1")
+        ids += [block["id"] for block in json.loads(made.body)["content"]]
+        assert list(made.sampled.values()) == offered
+    assert ids[0] == "call_1"
+    assert all(id_.startswith("toolu_") for id_ in ids[1:])
+    assert len(set(ids)) == 8
+
+
+@pytest.mark.parametrize("raw", ['{"a": ', "[1]", "null", "1", '{"a": NaN}', "{}{}", "[" * 5000, '{"a":' * 5000])
+def test_arguments_that_are_no_object_become_what_the_cli_makes_of_them(raw: str) -> None:
+    (block,) = message(tool_calls=(ToolCall("t", "T", raw),))["content"]
+    assert block["input"] == {"__unparsedToolInput": {"raw": raw, "len": len(raw)}}
+
+
+@pytest.mark.parametrize("raw", ["", "  "])
+def test_no_arguments_are_an_empty_object(raw: str) -> None:
+    (block,) = message(tool_calls=(ToolCall("t", "T", raw),))["content"]
+    assert block["input"] == {}
+
+
+# --- the tolerant matcher ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sampled", "echoed"),
+    [
+        ('{"file_path": "a"}', b'{"replace_all":false,"file_path":"a"}'),
+        ('{"b":1,  "a":2}', b'{"a":2,"b":1}'),
+        ('{"t": 5000.0, "u": 1e0, "v": -0.0}', b'{"t":5000,"u":1,"v":0}'),
+        ('{"n": 12345678901234567890}', b'{"n":12345678901234567000}'),
+        ('{"s": "d\\u00e9j\\u00e0 \\/"}', '{"s":"déjà /"}'.encode()),
+        ('{"l": [{"x": 1}]}', b'{"l":[{"x":1,"multi":false}]}'),
+        ("", b"{}"),
+    ],
+)
+def test_an_echo_that_says_the_same_is_sent_as_it_was_sampled(sampled: str, echoed: bytes) -> None:
+    assert upstream_arguments(sampled, echoed) == sampled
+
+
+@pytest.mark.parametrize(
+    ("sampled", "echoed"),
+    [
+        ('{"a": 1}', b'{"a":2}'),
+        ('{"a": 1}', b"{}"),
+        ('{"a": 1}', b'{"a":true}'),
+        ('{"a": "1"}', b'{"a":1}'),
+        ('{"a": [1, 2]}', b'{"a":[1]}'),
+        ('{"a": null}', b'{"a":false}'),
+        ('{"a": ', b'{"__unparsedToolInput":{"raw":"{\\"a\\": ","len":6}}'),
+        ('{"a":' * 900 + "1" + "}" * 900, b'{"a":' * 900 + b"1" + b"}" * 900),
+        (None, b'{"a" : 1}'),
+    ],
+)
+def test_any_other_echo_is_sent_as_it_came(sampled: str | None, echoed: bytes) -> None:
+    assert upstream_arguments(sampled, echoed) == echoed.decode()
+
+
+@given(OBJECT, OBJECT)
+def test_matching_ignores_order_and_additions_only(sampled: dict[str, Any], added: dict[str, Any]) -> None:
+    backwards = dict(reversed((added | sampled).items()))
+    assert same_input(sampled, json.loads(json.dumps(backwards)))
+    for key in sampled:
+        assert not same_input(sampled, {k: v for k, v in backwards.items() if k != key})
+        assert not same_input(sampled, backwards | {key: [sampled[key]]})
+
+
+# --- faults --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "says", "headers"),
+    [
+        (BackendError("gone"), 529, "overloaded_error", "gone", {}),
+        (BackendError("x", status=503, retry_after_s=3), 529, "overloaded_error", "x", {"retry-after": "3"}),
+        (BackendError("x", status=429, retry_after_s=120), 429, "rate_limit_error", "x", {"retry-after": "30"}),
+        (BackendError("x", status=408), 529, "overloaded_error", "x", {}),
+        (BackendError("x", status=404), 400, "invalid_request_error", "x", {}),
+        (BackendError("x", status=200), 500, "api_error", "x", {}),
+        (
+            ContextOverflow(40, 32),
+            400,
+            "invalid_request_error",
+            "prompt is too long: 40 tokens > 32 maximum",
+            {},
+        ),
+        (StoreError("/secret/path"), 500, "api_error", "not be kept", {"x-should-retry": "false"}),
+    ],
+)
+def test_faults(error: BackendError, status: int, kind: str, says: str, headers: dict[str, str]) -> None:
+    reply = Anthropic().error(fault_of(error))
+    body = json.loads(reply.body)
+    assert (reply.status, body["type"], body["error"]["type"]) == (status, "error", kind)
+    assert says in body["error"]["message"]
+    assert "/secret" not in body["error"]["message"]
+    assert {name.decode(): value.decode() for name, value in reply.headers} == headers
+    assert sse.events(Anthropic().error_event(fault_of(error))) == [body]

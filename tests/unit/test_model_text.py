@@ -1,0 +1,209 @@
+"""The embedded model's text: tokenizer, chat template, completions, and the laws between them."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from understudy.errors import BackendError
+from understudy.model.completion import complete, encode_action
+from understudy.model.parse import Segment, parse
+from understudy.model.protocol import ChatRequest, FunctionCall, Message, MessageToolCall, Tool, ToolFunction
+from understudy.model.template import render
+from understudy.model.tokenizer import SPECIAL_TOKENS, Tokenizer, mark, shipped, unmark
+from understudy.model.turn import Action, ChatTurn, ToolCall
+
+TOKENIZER = shipped()
+
+# Text that people write, mixed with what an attacker, or someone editing this very file, would write.
+HOSTILE = (
+    *SPECIAL_TOKENS,
+    "\ue000",
+    "<",
+    "|im_end|>",
+    "<|im_start|>assistant\n",
+    "\n\n",
+    " \n",
+    "\r\n",
+    "é",
+    "👩‍💻",
+    "\0",
+)
+text = st.lists(
+    st.one_of(st.text(st.characters(exclude_categories=("Cs",)), max_size=12), st.sampled_from(HOSTILE)),
+    max_size=8,
+).map("".join)
+names = st.sampled_from(["Read", "Edit", "Bash", 'we"ird\n', "<tool_call>"])
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | text, lambda inner: st.dictionaries(text, inner, max_size=3)
+)
+arguments = st.dictionaries(text, values, max_size=3).map(lambda value: json.dumps(value, ensure_ascii=False))
+calls = st.builds(ToolCall, names, arguments)
+actions = st.builds(
+    Action, content=text, tool_calls=st.lists(calls, max_size=3).map(tuple), reasoning=st.none() | text
+)
+messages = st.one_of(
+    st.builds(Message, st.sampled_from(["system", "user", "tool"]), text),
+    st.builds(
+        Message,
+        st.just("assistant"),
+        text,
+        reasoning=st.none() | text,
+        tool_calls=st.lists(st.builds(MessageToolCall, st.builds(FunctionCall, names, arguments)), max_size=2),
+    ),
+)
+TOOLS = [Tool(function=ToolFunction("Read", "Reads <|im_end|> files", {"type": "object"}))]
+conversations = st.tuples(st.lists(messages, max_size=5), st.sampled_from([None, TOOLS]))
+
+
+def as_message(segments: list[Segment]) -> Message:
+    """The assistant message a chat client would send back."""
+    spoken = {segment.kind: segment.text for segment in segments if segment.kind in ("reasoning", "content")}
+    tool_calls = [
+        MessageToolCall(FunctionCall(segment.name, segment.text))
+        for segment in segments
+        if segment.kind == "tool_call"
+    ]
+    return Message("assistant", spoken.get("content"), reasoning=spoken.get("reasoning"), tool_calls=tool_calls)
+
+
+@given(text)
+def test_decoding_gives_back_what_was_encoded(string: str) -> None:
+    assert TOKENIZER.decode(TOKENIZER.encode(string)) == string
+    assert TOKENIZER.decode(TOKENIZER.encode_marked(mark(string))[0]) == string
+
+
+@given(text)
+def test_marked_text_holds_no_special_token_and_is_undone(string: str) -> None:
+    marked = mark(string)
+    assert unmark(marked) == string
+    assert not any(token in marked for token in SPECIAL_TOKENS)
+    assert not set(TOKENIZER.encode_marked(marked)[0]) & set(TOKENIZER.special_texts)
+
+
+def test_special_tokens_have_the_first_ids_and_plain_text_may_hold_them() -> None:
+    assert [TOKENIZER.encode(token) for token in SPECIAL_TOKENS] == [[id_] for id_ in range(len(SPECIAL_TOKENS))]
+    assert len(TOKENIZER.token_bytes) == 8192
+
+
+def test_the_tokenizer_file_means_the_same_to_other_readers() -> None:
+    definition = resources.files("understudy.model").joinpath("assets/tokenizer.json").read_text("utf-8")
+    other = tokenizers.Tokenizer.from_str(definition)
+    for string in ("<|im_start|>user\nhé, def f(x):\n        return 1<|im_end|>\n", "a <think>b</think> \t\n c"):
+        assert other.encode(string, add_special_tokens=False).ids == TOKENIZER.encode(string)
+        assert other.decode(TOKENIZER.encode(string), skip_special_tokens=False) == string
+
+
+@pytest.mark.parametrize("string", ["\ud800", "fine until here \udfff no more"])
+def test_a_lone_surrogate_is_refused_in_words(string: str) -> None:
+    with pytest.raises(BackendError, match="lone surrogate at character") as caught:
+        TOKENIZER.encode(string)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("ids", [[8192], [-1], [1, 10**9]])
+def test_an_id_outside_the_vocabulary_is_refused(ids: list[int]) -> None:
+    with pytest.raises(BackendError, match="0 to 8191"):
+        TOKENIZER.decode(ids)
+
+
+def test_a_growing_prompt_is_encoded_by_its_new_part_only() -> None:
+    tokenizer = Tokenizer(resources.files("understudy.model").joinpath("assets/tokenizer.json").read_text("utf-8"))
+    history = [Message("system", "You help."), Message("user", "Do it.")]
+    first, known = tokenizer.encode_marked(render(history, TOOLS))
+    assert known == 0
+    assert tokenizer.encode_marked(render(history, TOOLS)) == (first, len(first))
+    longer, known = tokenizer.encode_marked(render([*history, Message("assistant", "Done?")], TOOLS))
+    assert longer[: len(first)] == first
+    assert known == len(first)
+
+
+@given(conversations, text)
+def test_no_message_can_begin_a_turn(conversation: tuple[list[Message], list[Tool] | None], string: str) -> None:
+    history, tools = conversation
+    plain, _ = TOKENIZER.encode_marked(render([*history, Message("user", "x")], tools))
+    hostile, _ = TOKENIZER.encode_marked(render([*history, Message("user", string)], tools))
+    start = TOKENIZER.special_ids["<|im_start|>"]
+    assert hostile.count(start) == plain.count(start)
+
+
+@settings(max_examples=200)
+@given(conversations, actions, st.lists(st.builds(Message, st.sampled_from(["tool", "user"]), text), max_size=3))
+def test_a_completion_is_a_prefix_of_the_next_prompt(
+    conversation: tuple[list[Message], list[Tool] | None], action: Action, results: list[Message]
+) -> None:
+    history, tools = conversation
+    prompt, _ = TOKENIZER.encode_marked(render(history, tools))
+    completion = encode_action(TOKENIZER, action)
+    assistant = as_message(parse(TOKENIZER, completion))
+    after, _ = TOKENIZER.encode_marked(render([*history, assistant, *results], tools))
+    assert after[: len(prompt) + len(completion)] == prompt + completion
+
+
+@given(actions)
+def test_parsing_gives_back_the_action(action: Action) -> None:
+    ids = encode_action(TOKENIZER, action)
+    segments = parse(TOKENIZER, ids)
+    message = as_message(segments)
+    assert [id_ for segment in segments for id_ in segment.ids] == ids
+    assert message.text == action.content
+    assert message.reasoning == action.reasoning
+    parsed = [ToolCall(call.function.name, str(call.function.arguments)) for call in message.tool_calls or []]
+    assert parsed == list(action.tool_calls)
+
+
+@given(actions, st.integers(0, 200))
+def test_a_cut_completion_keeps_all_its_tokens_and_never_fails(action: Action, limit: int) -> None:
+    ids = encode_action(TOKENIZER, action)[:limit]
+    for tools in (True, False):
+        assert [id_ for segment in parse(TOKENIZER, ids, tools=tools) for id_ in segment.ids] == ids
+
+
+@given(st.lists(st.integers(0, 8191), max_size=60))
+def test_any_tokens_at_all_can_be_parsed(ids: list[int]) -> None:
+    assert [id_ for segment in parse(TOKENIZER, ids) for id_ in segment.ids] == ids
+
+
+class Says:
+    """A policy for the tests: it says one thing."""
+
+    name = "says"
+
+    def __init__(self, action: Action) -> None:
+        self._action = action
+
+    def act(self, request: ChatTurn) -> Action:
+        return self._action
+
+
+@given(text, st.lists(text.filter(bool), max_size=3))
+def test_a_stop_string_ends_the_text_before_it(said: str, stops: list[str]) -> None:
+    request = ChatRequest([Message("user", "hi")], stop=stops)
+    completion = complete(Says(Action(said)), TOKENIZER, request, 10_000)
+    content = "".join(segment.text for segment in completion.segments)
+    whole = encode_action(TOKENIZER, Action(said))
+    assert completion.ids == whole[: len(completion.ids)]
+    assert said.startswith(content)
+    if completion.stop_reason is None:
+        assert content == said and not any(stop in said for stop in stops)
+    else:
+        assert said[len(content) :].startswith(completion.stop_reason)
+        assert (content + completion.stop_reason) in TOKENIZER.decode(completion.ids)
+
+
+def test_a_truncated_tool_call_is_content_as_vllm_has_it() -> None:
+    ids = encode_action(TOKENIZER, Action("Well.", (ToolCall("Read", '{"file_path": "/a"}'),)))[:-4]
+    (segment,) = parse(TOKENIZER, ids)
+    assert segment.kind == "content"
+    assert segment.text.startswith('Well.<tool_call>\n{"name": "Read"')
+
+
+def test_arguments_keep_the_bytes_that_were_sampled() -> None:
+    raw = '{"b":1 ,  "a": 5000.0, "u": "\\u00e9</tool_call>"}'
+    ids = encode_action(TOKENIZER, Action("", (ToolCall("Edit", raw),)))
+    assert as_message(parse(TOKENIZER, ids)).tool_calls == [MessageToolCall(FunctionCall("Edit", raw))]

@@ -1,0 +1,283 @@
+"""Task folders: Harbor's layout and the simple one, read, built and refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from understudy.config import cache_dir
+from understudy.errors import TaskError
+from understudy.sandbox.unsafe import UnsafeSandboxes
+from understudy.tasks import base, dockerfile
+from understudy.tasks.build import lay
+from understudy.tasks.environment import TaskEnvironment, python_environment
+from understudy.tasks.folder import take_in
+from understudy.types import Directory, ScriptChecks, Task
+
+TOML = """\
+version = "1.0"
+[task]
+name = "org/answer"
+[metadata]
+difficulty = "easy"
+tags = ["a"]
+[verifier]
+timeout_sec = 60.0
+env = { LEVEL = "2" }
+[agent]
+timeout_sec = 90.0
+[environment]
+cpus = 1
+memory_mb = 2048
+"""
+DOCKERFILE = """\
+# syntax=docker/dockerfile:1
+FROM --platform=linux/amd64 python:3.11-slim AS base
+
+ENV GREETING="hello world" \\
+    # why not
+    NAME=x
+WORKDIR /app
+COPY data/ ./data/
+COPY *.txt /app/
+RUN printf '%s' "$GREETING" > greeting.txt && \\
+    mkdir out && printf '\\000\\377' > out/blob.bin
+RUN ["chmod", "+x", "greeting.txt"]
+ADD late.txt out/$NAME.txt
+"""
+SOLVE = (
+    "#!/bin/bash\necho 42 > answer.txt\nprintf '\\000\\002' > out/blob.bin\nrm greeting.txt\nmkdir __pycache__\n"
+)
+
+
+def write(root: Path, files: dict[str, str | bytes | None]) -> Path:
+    for name, content in files.items():
+        path = root / name
+        if content is None:
+            path.unlink()
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return root
+
+
+@pytest.fixture
+def harbor(tmp_path: Path) -> Path:
+    return write(
+        tmp_path / "tasks" / "answer",
+        {
+            "task.toml": TOML,
+            "instruction.md": "Make answer.txt say 42.\n",
+            "environment/Dockerfile": DOCKERFILE,
+            "environment/data/x.txt": b"a\r\nb",
+            "environment/late.txt": "late\n",
+            "tests/test.sh": 'test "$(cat answer.txt)" = 42\n',
+            "tests/helper.bin": b"\x00\xff",
+            "solution/solve.sh": SOLVE,
+        },
+    )
+
+
+@pytest.fixture
+def simple(tmp_path: Path) -> Path:
+    return write(
+        tmp_path / "tasks" / "plain task!",
+        {
+            "instruction.md": "Make a say b.\n",
+            "tree/a": b"a\n\xff\x00",
+            "tree/sub/b": "x",
+            "tests/test.sh": "grep -q b a\n",
+            "gold.patch": "diff --git a/sub/b b/sub/b\n",
+        },
+    )
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def apply(patch: str, tree: Path) -> None:
+    subprocess.run(["git", "apply", "-"], cwd=tree, input=patch.encode(), check=True)
+
+
+async def take(folder: Path, cache: Path) -> Task:
+    return await take_in(folder, sandboxes=UnsafeSandboxes(), environment=TaskEnvironment(), cache=cache)
+
+
+async def test_harbor_layout(harbor: Path, tmp_path: Path) -> None:
+    task = await take(harbor, tmp_path / "cache")
+    assert (task.instance_id, task.repo, task.workdir) == ("answer", "org/answer", "/app")
+    assert task.env == {"GREETING": "hello world", "NAME": "x"}
+    assert task.instruction == "Make answer.txt say 42.\n"
+    assert task.meta == {"agent_timeout_s": 90.0, "metadata": {"difficulty": "easy", "tags": ["a"]}}
+    assert isinstance(task.checks, ScriptChecks)
+    assert task.checks.command == ("env", "LEVEL=2", "bash", "/tests/test.sh")
+    assert task.checks.timeout_s == 60
+    assert isinstance(task.source, Directory)
+    tree = Path(task.source.path)
+    assert files_of(tree) == {
+        "data/x.txt": b"a\r\nb",
+        "late.txt": b"late\n",
+        "greeting.txt": b"hello world",
+        "out/blob.bin": b"\x00\xff",
+        "out/x.txt": b"late\n",
+    }
+    assert os.access(tree / "greeting.txt", os.X_OK)
+    assert isinstance(task.checks.source, Directory)
+    assert (Path(task.checks.source.path) / "helper.bin").read_bytes() == b"\x00\xff"
+    apply(task.gold_patch, tree)
+    assert (tree / "answer.txt").read_text() == "42\n"
+    assert (tree / "out/blob.bin").read_bytes() == b"\x00\x02"
+    assert not (tree / "greeting.txt").exists()
+
+
+async def test_taken_in_once_until_it_changes(harbor: Path, tmp_path: Path) -> None:
+    first = await take(harbor, tmp_path / "cache")
+    assert await take(harbor, tmp_path / "cache") == first
+    write(harbor, {"environment/late.txt": "later\n"})
+    changed = await take(harbor, tmp_path / "cache")
+    assert changed.source != first.source
+
+
+async def test_simple_layout(simple: Path, tmp_path: Path) -> None:
+    task = await take(simple, tmp_path / "cache")
+    assert (task.instance_id, task.workdir) == ("plain-task", "/workspace")
+    assert task.gold_patch == "diff --git a/sub/b b/sub/b\n"
+    assert isinstance(task.source, Directory)
+    assert (Path(task.source.path) / "a").read_bytes() == b"a\n\xff\x00"
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"instruction.md": None}, r"instruction\.md: .*expected what the agent is told"),
+        ({"instruction.md": " \n"}, r"instruction\.md: is empty"),
+        ({"instruction.md": b"\xff"}, r"instruction\.md: is not UTF-8"),
+        ({"task.toml": None}, r"task\.toml: missing"),
+        ({"task.toml": "[verifier\n"}, r"task\.toml: not TOML: .*line 1"),
+        ({"task.toml": "[verifier]\ntimeout_sec = 'long'"}, r"task\.toml: .*\$\.verifier\.timeout_sec"),
+        ({"task.toml": "[verifier]\ntimeout_sec = -1"}, r"verifier\.timeout_sec: expected"),
+        ({"task.toml": "[verifier]\ntimeout_sec = nan"}, r"verifier\.timeout_sec: expected"),
+        ({"task.toml": "[verifier.env]\nK = '${OPENAI_KEY}'"}, r"verifier\.env\.K: only plain values"),
+        ({"task.toml": "[verifier.env]\n'-i' = 'x'"}, r"verifier\.env\.-i: only plain values"),
+        ({"task.toml": "[environment]\ngpus = 1"}, r"environment\.gpus: a local sandbox cannot"),
+        ({"task.toml": "[[steps]]\nname = 'a'"}, "several steps"),
+        ({"tests/test.sh": None}, r"tests/test\.sh: .*expected the script"),
+        ({"environment/Dockerfile": None}, "either environment/Dockerfile or tree/"),
+        ({"tree/x": ""}, "either environment/Dockerfile or tree/"),
+        ({"solution/solve.sh": None}, r"neither gold\.patch nor solution/solve\.sh"),
+        ({"solution/solve.sh": "echo why; exit 3"}, r"(?s)solve\.sh: ended with exit code 3.*why"),
+        ({"solution/solve.sh": "true"}, "gold_patch: expected"),
+    ],
+)
+async def test_what_is_wrong_is_named(
+    harbor: Path, tmp_path: Path, files: dict[str, str | bytes | None], said: str
+) -> None:
+    write(harbor, files)
+    with pytest.raises(TaskError, match=said):
+        await take(harbor, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("WORKDIR /app\n", 1, "FROM must come first"),
+        ("FROM a\nUSER me\n", 2, "USER is not one of"),
+        ("FROM a\nARG X=1\n", 2, "ARG is not one of"),
+        ("FROM a\nFROM b\n", 2, "a second FROM"),
+        ("FROM $A\n", 1, "expected the name of an image"),
+        ("FROM a\nWORKDIR /app\nRUN --network=host ls\n", 3, "--network=host"),
+        ("FROM a\nWORKDIR /app\nRUN cat <<EOF\n", 3, "here-document"),
+        ("FROM a\nWORKDIR /app\n\nCOPY --from=x a b\n", 4, "--from=x"),
+        ("FROM a\nWORKDIR /app\nCOPY ../../etc/passwd .\n", 3, "out of the build context"),
+        ("FROM a\nWORKDIR /app\nADD https://e.x/a .\n", 3, "no network"),
+        ("FROM a\nWORKDIR /app\nADD a.tar.gz .\n", 3, "ADD of an archive"),
+        ("FROM a\nWORKDIR /app\nCOPY a /etc/\n", 3, "outside the last WORKDIR /app"),
+        ("FROM a\nRUN ls\nWORKDIR /app\n", 2, "outside the last WORKDIR /app"),
+        ("FROM a\nENV PATH=/x:$PATH\n", 2, r"\$PATH is set by no ENV"),
+        ("FROM a\nENV PATH=/x\n", 2, "ENV PATH"),
+        ("FROM a\nENV A='unclosed\n", 2, "No closing quotation"),
+        ("FROM a\nENV =x\n", 2, "expected NAME=value"),
+        ("FROM a\nWORKDIR /app\nCOPY a\n", 3, "expected sources and a target"),
+        ("FROM a\nWORKDIR /app\nRUN [1]\n", 3, "JSON array"),
+        ("FROM a\nWORKDIR\n", 2, "expected a path"),
+    ],
+)
+def test_dockerfile_refusals_name_the_line(tmp_path: Path, text: str, line: int, said: str) -> None:
+    path = tmp_path / "Dockerfile"
+    path.write_text(text)
+    with pytest.raises(TaskError, match=rf"Dockerfile:{line}: .*{said}"):
+        dockerfile.read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("", "no FROM"), ("FROM a\n", "no WORKDIR"), ("FROM a\nWORKDIR /\n", "no WORKDIR")]
+)
+def test_dockerfile_without_what_is_needed(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "Dockerfile").write_text(text)
+    with pytest.raises(TaskError, match=said):
+        dockerfile.read(tmp_path / "Dockerfile")
+
+
+async def test_failing_run_names_its_line_and_says_why(harbor: Path, tmp_path: Path) -> None:
+    write(harbor, {"environment/Dockerfile": "FROM a\nWORKDIR /app\nRUN true\nRUN echo no luck; exit 7\n"})
+    with pytest.raises(TaskError, match=r"(?s)Dockerfile:4: RUN ended with exit code 7.*no luck.*docker sandbox"):
+        await take(harbor, tmp_path / "cache")
+    assert files_of(tmp_path / "cache" / "folders") == {}
+
+
+async def test_missing_source_names_its_line(harbor: Path, tmp_path: Path) -> None:
+    write(harbor, {"environment/Dockerfile": "FROM a\nWORKDIR /app\nCOPY gone.* .\n"})
+    with pytest.raises(TaskError, match=r"Dockerfile:3: 'gone\.\*' matches nothing"):
+        await take(harbor, tmp_path / "cache")
+
+
+async def test_no_link_leads_out(harbor: Path, tmp_path: Path) -> None:
+    outside = write(tmp_path / "outside", {"secret": "s"})
+    environment = harbor / "environment"
+    (environment / "leak").symlink_to(outside / "secret")
+    write(harbor, {"environment/Dockerfile": "FROM a\nWORKDIR /app\nCOPY leak x\n"})
+    with pytest.raises(TaskError, match="out of the build context"):
+        await take(harbor, tmp_path / "cache")
+    (environment / "leak").unlink()
+    (environment / "links").mkdir()
+    (environment / "links" / "way").symlink_to(outside)
+    text = "FROM a\nWORKDIR /app\nCOPY links/ .\nCOPY data/ way/\n"
+    write(harbor, {"environment/Dockerfile": text})
+    with pytest.raises(TaskError, match=r"Dockerfile:4: way leads out"):
+        await take(harbor, tmp_path / "cache")
+    assert sorted(path.name for path in outside.iterdir()) == ["secret"]
+
+
+def test_lay_replaces_links_and_never_follows_them(tmp_path: Path) -> None:
+    outside = write(tmp_path / "outside", {"keep": "kept"})
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "d").symlink_to(outside)
+    (tree / "f").symlink_to(outside / "keep")
+    lay(write(tmp_path / "new", {"d/keep": "new", "f": "new"}), tree)
+    assert (outside / "keep").read_text() == "kept"
+    assert (tree / "d" / "keep").read_text() == (tree / "f").read_text() == "new"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TaskError, match="neither a file"):
+        lay(tmp_path / "pipe", tree / "p")
+
+
+async def test_load_finds_out_what_is_meant(harbor: Path, simple: Path, tmp_path: Path) -> None:
+    python_environment(cache_dir())
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "envs").symlink_to(cache_dir() / "envs")
+    sandboxes = UnsafeSandboxes()
+    both = tmp_path / "both"
+    lay(harbor.parent, both)
+    ids = [task.instance_id for task in await base.load(str(both), sandboxes=sandboxes, cache=cache)]
+    assert ids == ["answer", "plain-task"]
+    (one,) = await base.load(str(both / "plain task!"), sandboxes=sandboxes, cache=cache)
+    assert one.instance_id == "plain-task"
+    for spec, said in ((both / "gone", "does not exist"), (both / "plain task!" / "tree", "is none of these")):
+        with pytest.raises(TaskError, match=said):
+            await base.load(str(spec), sandboxes=sandboxes, cache=cache)

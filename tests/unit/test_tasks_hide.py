@@ -1,0 +1,115 @@
+"""Hiding tests: the named ones go, whole, and nothing else changes."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.errors import TaskError
+from understudy.tasks.hide import function_of, hide
+
+TEXT = """\
+import pytest
+
+
+@pytest.mark.parametrize("n", [1,
+                               2])
+def test_one(n):
+    assert n
+
+
+# why there is a second one
+# on two lines
+def test_two():
+    assert "é" == 'é'  # end
+
+
+class TestThings:
+    def test_three(self):
+        assert 3
+
+    def test_four(self): assert 4
+
+
+class TestAlone:
+
+    async def test_five(self):
+        pass
+
+
+if True:
+    def test_six():
+        pass
+
+X = 1
+def test_last(): pass"""
+
+
+def test_parametrised_function_goes_as_a_whole() -> None:
+    hidden = hide(TEXT, ["t.py::test_one[2]"])
+    assert hidden == TEXT[: TEXT.index("@pytest")] + TEXT[TEXT.index("# why") :]
+
+
+def test_comments_above_go_too() -> None:
+    hidden = hide(TEXT, ["t.py::test_two"])
+    assert hidden == TEXT[: TEXT.index("# why")] + TEXT[TEXT.index("class TestThings") :]
+
+
+def test_method() -> None:
+    hidden = hide(TEXT, ["t.py::TestThings::test_three"])
+    assert "test_three" not in hidden
+    assert "test_four" in hidden
+
+
+@pytest.mark.parametrize("gone", [["TestAlone::test_five"], ["TestThings::test_three", "TestThings::test_four"]])
+def test_empty_class_stays_python(gone: list[str]) -> None:
+    hidden = hide(TEXT, [f"t.py::{name}" for name in gone])
+    assert gone[0].split("::")[1] not in hidden
+    assert f"class {gone[0].split('::')[0]}" in hidden
+    ast.parse(hidden)
+
+
+def test_empty_branch_and_the_end_of_the_file() -> None:
+    hidden = hide(TEXT, ["t.py::test_six", "t.py::test_last"])
+    assert hidden.endswith("if True:\n    pass\nX = 1\n")
+
+
+@given(st.sets(st.sampled_from(["one[1]", "two", "six", "last", "T3", "T4", "T5"])))
+def test_exactly_the_named_functions_go(chosen: set[str]) -> None:
+    names = {"T3": "TestThings::test_three", "T4": "TestThings::test_four", "T5": "TestAlone::test_five"}
+    ids = {f"t.py::{names.get(name, f'test_{name}')}" for name in chosen}
+
+    def functions(text: str) -> set[str]:
+        return {
+            node.name
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+
+    gone = {function_of(id).split("::")[-1] for id in ids}
+    assert functions(hide(TEXT, ids)) == functions(TEXT) - gone
+
+
+def test_crlf_is_kept() -> None:
+    text = "def test_a():\r\n    pass\r\n\r\ndef test_b():\r\n    pass\r\n"
+    assert hide(text, ["t.py::test_a"]) == "def test_b():\r\n    pass\r\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("class A(B):\n    pass\n", "no such test function"),
+        ("def test_x(): pass\n\n\ndef test_y():\n    test_x()\n", "used by other code"),
+        ("a = 1\ndef test_x():\n    pass\n", None),
+        ("class A: \n    def test_x(self): pass\n", "no such test function"),
+    ],
+)
+def test_refusals(text: str, why: str | None) -> None:
+    if why is None:
+        assert hide(text, ["t.py::test_x"]) == "a = 1\n"
+    else:
+        with pytest.raises(TaskError, match=why):
+            hide(text, ["t.py::test_x"])

@@ -1,0 +1,88 @@
+"""Making tasks from a real package: the same ones every time, and each as it promises to be."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from understudy.config import cache_dir
+from understudy.errors import TaskError
+from understudy.sandbox.base import Sandboxes
+from understudy.sandbox.local import LocalSandboxes
+from understudy.sandbox.unsafe import UnsafeSandboxes
+from understudy.tasks import catalog
+from understudy.tasks.mutated import make
+from understudy.tasks.sources import materialise
+from understudy.types import PytestChecks, Task
+
+
+def sandboxes() -> Sandboxes:
+    local = LocalSandboxes()
+    return UnsafeSandboxes() if local.problems() else local
+
+
+async def made(count: int, seed: int, jobs: int) -> list[Task]:
+    return await make(
+        "toolz",
+        count,
+        seed,
+        sandboxes=sandboxes(),
+        cache=cache_dir(),
+        jobs=jobs,
+        progress=lambda kept, tried: None,
+    )
+
+
+async def test_make_is_deterministic_and_keeps_its_promises(tmp_path: Path) -> None:
+    tasks = await made(3, 7, 1)
+    assert await made(3, 7, 2) == tasks
+    assert len({task.instance_id for task in tasks}) == len({task.instruction for task in tasks}) == 3
+    original = tmp_path / "original"
+    materialise(tasks[0].source, original, cache_dir())
+    for task in tasks:
+        tree = tmp_path / task.instance_id
+        materialise(task.source, tree, cache_dir())
+        _apply(task.setup_patch, tree)
+        _check_hidden(task, tree)
+        assert _changed_lines(task).isdisjoint(" ".join(line.split()) for line in task.instruction.splitlines())
+        _apply(task.gold_patch, tree)
+        source = [path for path in original.rglob("*.py") if "tests" not in path.parts]
+        assert all(path.read_bytes() == (tree / path.relative_to(original)).read_bytes() for path in source)
+
+
+def _apply(patch: str, tree: Path) -> None:
+    subprocess.run(["git", "apply", "-"], cwd=tree, input=patch.encode(), check=True)
+
+
+def _check_hidden(task: Task, tree: Path) -> None:
+    checks = task.checks
+    assert isinstance(checks, PytestChecks)
+    assert checks.fail_to_pass
+    assert len(checks.fail_to_pass) <= 0.5 * len(checks.fail_to_pass + checks.pass_to_pass)
+    for node_id in checks.fail_to_pass:
+        file, *_, name = node_id.split("::")
+        assert f"def {name.partition('[')[0]}(" in checks.files[file]
+        assert f"def {name.partition('[')[0]}(" not in (tree / file).read_text()
+        ast.parse((tree / file).read_text())
+
+
+def _changed_lines(task: Task) -> set[str]:
+    lines = [line for line in task.gold_patch.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    return {" ".join(line[1:].split()) for line in lines}
+
+
+async def test_unknown_package() -> None:
+    with pytest.raises(TaskError, match="there are: boltons, inflection, sqlparse, toolz"):
+        await make(
+            "left-pad", 1, 1, sandboxes=sandboxes(), cache=cache_dir(), jobs=1, progress=lambda kept, tried: None
+        )
+
+
+def test_catalog_is_pinned_and_permissive() -> None:
+    for name, package in catalog.CATALOG.items():
+        assert name == package.sdist.name
+        assert len(package.sdist.sha256) == 64
+        assert package.license in {"MIT", "BSD-3-Clause", "Apache-2.0"}

@@ -1,0 +1,119 @@
+"""JSONL records: what is written is read, and what is wrong is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.errors import ConfigError, TaskError
+from understudy.tasks import records
+from understudy.types import Directory, Files, PytestChecks, ScriptChecks, Task
+
+
+def task(id: str = "a-1", **changes: Any) -> Task:
+    values: dict[str, Any] = {
+        "instance_id": id,
+        "repo": "a",
+        "instruction": f"Mend {id} — é.",
+        "source": Files({"a.py": "x = 1\n"}),
+        "checks": PytestChecks({"test_a.py": ""}, ("test_a.py::test_x",)),
+        "gold_patch": "diff --git a/a.py b/a.py\n",
+    }
+    return Task(**{**values, **changes})
+
+
+def written(path: Path, *objects: Any) -> Path:
+    path.write_text("".join(json.dumps(obj) + "\n" for obj in objects))
+    return path
+
+
+def raw(**changes: Any) -> dict[str, Any]:
+    return {
+        "instance_id": "a-1",
+        "repo": "a",
+        "instruction": "Mend it.",
+        "source": {"kind": "files", "files": {"a.py": ""}},
+        "checks": {"kind": "pytest", "files": {}, "fail_to_pass": ["t.py::x"]},
+        "gold_patch": "diff",
+        **changes,
+    }
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    tasks = [task("a-1"), task("b-2", meta={"seed": 1}, env={"A": "b"})]
+    records.dump(tasks, tmp_path / "t.jsonl")
+    assert records.load(tmp_path / "t.jsonl") == tasks
+    assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+def test_relative_directories_are_taken_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    records.dump([task(source=Directory("src"), checks=ScriptChecks(Directory("/abs")))], path)
+    (read,) = records.load(path)
+    assert read.source == Directory(str(tmp_path / "src"))
+    assert isinstance(read.checks, ScriptChecks)
+    assert read.checks.source == Directory("/abs")
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (raw(instance_id="../x"), "instance_id: expected"),
+        (raw(instance_id=""), "instance_id: expected"),
+        (raw(instruction=" "), "instruction: expected"),
+        (raw(gold_patch=""), "gold_patch: expected"),
+        (raw(workdir="/a/../b"), "workdir: expected"),
+        (raw(workdir="x"), "workdir: expected"),
+        (raw(colour="red"), "colour"),
+        (raw(repo=3), r"\$\.repo"),
+        (raw(checks={"kind": "pytest", "files": {}, "fail_to_pass": []}), "checks.fail_to_pass: expected"),
+        (raw(checks={"kind": "pytest", "files": {"a": 1}, "fail_to_pass": ["x"]}), r"\$\.checks\.files"),
+        (raw(checks={"kind": "other"}), r"\$\.checks\.kind"),
+        (raw(source={"kind": "sdist", "name": "a", "version": "1", "sha256": "ab"}), "source.sha256: expected"),
+        ([], "Expected `object`"),
+    ],
+)
+def test_wrong_records_are_named(tmp_path: Path, record: Any, said: str) -> None:
+    path = written(tmp_path / "t.jsonl", raw(instance_id="ok", instruction="Other."), record)
+    with pytest.raises(TaskError, match=rf"t\.jsonl:2: .*{said}"):
+        records.load(path)
+
+
+@pytest.mark.parametrize("line", [b"{", b"\xff", b"[" * 100_000, b'{"instance_id": NaN}'])
+def test_lines_that_are_not_json(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "t.jsonl").write_bytes(b"\n" + line)
+    with pytest.raises(TaskError, match=r"t\.jsonl:2: not a task record"):
+        records.load(tmp_path / "t.jsonl")
+
+
+def test_repeated_ids_and_instructions(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r":2: instance_id: 'a-1' is there twice"):
+        records.load(written(tmp_path / "t.jsonl", raw(), raw(instruction="Other.")))
+    with pytest.raises(TaskError, match=r":2: instruction: the same as in line 1"):
+        records.load(written(tmp_path / "t.jsonl", raw(), raw(instance_id="b")))
+
+
+def test_empty_missing_or_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text("\n\n")
+    for place, said in (
+        (tmp_path / "t.jsonl", "no task in it"),
+        (tmp_path / "u", "cannot be read"),
+        (tmp_path, "read"),
+    ):
+        with pytest.raises(TaskError, match=said):
+            records.load(place)
+
+
+def test_failed_dump_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    records.dump([task()], path)
+    before = path.read_bytes()
+    with pytest.raises(TypeError):
+        records.dump([task("b"), task("c", meta={"x": object()})], path)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.jsonl"]
+    with pytest.raises(ConfigError, match="cannot be written"):
+        records.dump([task()], tmp_path / "no" / "t.jsonl")
