@@ -44,16 +44,23 @@ def check_dataset(directory: Path) -> tuple[int, int]:
     for path in paths:
         for row in load_from_disk(str(path)):
             *history, answer = row["messages"]
-            asked, answered = tokenizer.decode(row["prompt_ids"]), tokenizer.decode(row["gold_completion_ids"])
-            if not (all(said in asked for said in texts(history)) and all(said in answered for said in texts([answer]))):
-                sys.exit(f"demo: {path}: turn {row['turn']}: the token ids are not the text of the call")
+            sides = ((history, row["prompt_ids"]), ([answer], row["gold_completion_ids"]))
+            for messages, ids in sides:
+                decoded = tokenizer.decode(ids)
+                if missing := [text for text in texts(messages) if text not in decoded]:
+                    sys.exit(f"demo: {path}: turn {row['turn']}: the token ids do not say {missing[0]!r}")
             rows += 1
     return len(paths), rows
 
 
 def texts(messages: list[dict[str, Any]]) -> list[str]:
-    """Everything said in the messages: their text, and the arguments of their tool calls."""
-    raise NotImplementedError
+    """Everything said in the messages: their text, and the strings in the arguments of their tool calls."""
+    said = [message["content"].strip() for message in messages]
+    for message in messages:
+        for call in message["tool_calls"] or ():
+            arguments = json.loads(call["function"]["arguments"]).values()
+            said += [json.dumps(value, ensure_ascii=False)[1:-1] for value in arguments if isinstance(value, str)]
+    return [text for text in said if text]
 
 
 def main() -> None:

@@ -225,8 +225,8 @@ async def test_too_long_a_prompt_is_refused_in_vllms_words(client: Client) -> No
     error = answer["error"]
     assert (status, error["type"], error["param"], error["code"]) == (400, "BadRequestError", "input_tokens", 400)
     assert error["message"].startswith(
-        "This model's maximum context length is 4000 tokens. However, you requested 9 output tokens and your prompt "
-        "contains "
+        "This model's maximum context length is 4000 tokens. However, you requested 9 output tokens and your "
+        "prompt contains "
     )
     status, answer = await client.post("/v1/chat/completions", {"messages": [user("hi")], "max_tokens": 4001})
     assert status == 400 and "max_model_len=4000" in answer["error"]["message"]

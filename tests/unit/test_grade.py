@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from understudy.adapters import load
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, GraderError, TaskError
+from understudy.grade.diff import parse
 from understudy.grade.patch import NO_PATCH, gate
 from understudy.grade.validate import validate
 from understudy.grade.verdict import grade, judge
@@ -329,10 +332,55 @@ def test_the_gate_lets_a_protected_file_pass_when_gold_changes_it() -> None:
     assert gate(diff(change).encode(), TASK).dropped == ("'pyproject.toml'",)
 
 
+def test_a_test_file_that_decides_is_not_the_agents_even_when_it_is_not_laid_over() -> None:
+    task = replace(TASK, checks=PytestChecks({}, ("tests/test_calc.py::test_shift",)))
+    assert gate(diff(FORGERIES["edits the visible test"]).encode(), task).dropped == ("'tests/test_calc.py'",)
+
+
 def test_a_hunk_that_looks_like_a_header_is_a_hunk() -> None:
     sly = {"notes.txt": "diff --git a/conftest.py b/conftest.py\n-- a/x\n++ b/conftest.py\n@@ -1 +1 @@\n"}
     gated = gate(diff(sly).encode(), TASK)
     assert gated.patch == diff(sly).encode()
+
+
+PIECES = st.sampled_from(
+    [
+        b"diff --git a/calc.py b/calc.py",
+        b'diff --git "a/con\\146test.py" "b/con\\146test.py"',
+        b"diff --git a/x b/x b/x",
+        b"--- a/conftest.py",
+        b"+++ b/conftest.py",
+        b"--- /dev/null",
+        b"+++ b/calc.py",
+        b'+++ "b/\\"',
+        b"@@ -1 +1 @@",
+        b"@@ -0,0 +1,2 @@ def f",
+        b"@@ -1,99999999999999999999 +1 @@",
+        b"+x",
+        b"-x",
+        b" x",
+        b"",
+        b"\\ No newline at end of file",
+        b"rename from conftest.py",
+        b"rename to calc.py",
+        b"new file mode 100644",
+        b"new file mode 120000",
+        b"index 0000000..1111111 100644",
+        b"GIT binary patch",
+        b"literal 3",
+        b"KcmZ",
+    ]
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=500)
+@given(lines=st.lists(st.one_of(PIECES, st.binary(max_size=12)), max_size=14))
+def test_law_the_gate_answers_whatever_the_patch_is(lines: list[bytes]) -> None:
+    gated = gate(b"\n".join(lines), TASK)
+    assert not (gated.refused and gated.patch)
+    for file in parse(gated.patch):
+        assert not file.modes - {b"100644", b"100755"}
+        assert not any(b"conftest.py" in path for path in file.paths)
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,7 @@ def _print(summary: Summary, as_json: bool) -> None:
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(show_header=False, title=f"run {summary.run_id}", title_justify="left")
     rows = {
@@ -196,9 +197,11 @@ def _print(summary: Summary, as_json: bool) -> None:
         "output": summary.output_dir,
     }
     for name, value in rows.items():
-        table.add_row(name, str(value))
+        table.add_row(name, Text(str(value)))
+    for failure, count in summary.failures.items():
+        table.add_row("failure", Text(f"{count} × {failure}"))
     for task, reason in summary.refused_tasks.items():
-        table.add_row("refused task", f"{task}: {reason}")
-    Console().print(table, markup=False)
+        table.add_row("refused task", Text(f"{task}: {reason}"))
+    Console().print(table)
     if summary.pending:
         typer.echo("Stopped early; give the same command again to continue.", err=True)

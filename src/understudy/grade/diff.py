@@ -19,7 +19,7 @@ _ESCAPES = {
 }
 _ESCAPE = re.compile(rb"\\([0-3][0-7]{2}|.)", re.DOTALL)
 _QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL)
-_HUNK = re.compile(rb"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+_HUNK = re.compile(rb"@@ -\d{1,9}(?:,(\d{1,9}))? \+\d{1,9}(?:,(\d{1,9}))? @@")
 _MODE = re.compile(rb"(?:old mode|new mode|deleted file mode|new file mode) ([0-7]{6})\Z")
 _INDEX = re.compile(rb"index [0-9a-f]+\.\.[0-9a-f]+(?: ([0-7]{6}))?\Z")
 _SIMILARITY = re.compile(rb"(?:dis)?similarity index \d+%\Z")

@@ -17,6 +17,7 @@ from msgspec import Struct
 from understudy.errors import ConfigError, GraderError, TaskError
 from understudy.grade.diff import DiffError, FileDiff, parse
 from understudy.sandbox.base import Sandbox
+from understudy.tasks.checks import deciding_files
 from understudy.tasks.prepare import GIT_MOUNT
 from understudy.types import PytestChecks, Task
 
@@ -152,7 +153,7 @@ def gate(patch: bytes, task: Task) -> GatedPatch:
     if patch.strip() and not files:
         return GatedPatch(b"", refused="the patch cannot be read: no file is changed in it")
     allowed = _gold_paths(task)
-    checks = frozenset(task.checks.files) if isinstance(task.checks, PytestChecks) else frozenset[str]()
+    checks = _check_files(task)
     kept: list[bytes] = []
     dropped: list[str] = []
     for file in files:
@@ -184,12 +185,16 @@ def _is_protected(path: str) -> bool:
     return any(part in _PROTECTED or _PROTECTED_LIKE.fullmatch(part) for part in path.split("/"))
 
 
+def _check_files(task: Task) -> frozenset[str]:
+    """The files that hidden tests are in, laid over the tree or already there."""
+    if not isinstance(task.checks, PytestChecks):
+        return frozenset()
+    return frozenset(map(posixpath.normpath, (*task.checks.files, *deciding_files(task.checks))))
+
+
 def _is_of_checks(path: str, checks: frozenset[str]) -> bool:
     """Whether `path` is a file of the checks, lies below its name, or stands where its directory must be."""
-    return any(
-        path == check or path.startswith(check + "/") or check.startswith(path + "/")
-        for check in map(posixpath.normpath, checks)
-    )
+    return any(path == check or path.startswith(check + "/") or check.startswith(path + "/") for check in checks)
 
 
 def _gold_paths(task: Task) -> frozenset[str]:

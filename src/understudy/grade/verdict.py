@@ -10,7 +10,7 @@ from understudy.errors import ConfigError, GraderError
 from understudy.grade.diff import parse
 from understudy.grade.patch import GatedPatch, gate, scratch_name
 from understudy.sandbox.base import Sandbox, Sandboxes
-from understudy.tasks.checks import PytestReport, run_pytest, run_script
+from understudy.tasks.checks import PytestReport, run_pytest, run_script, deciding_files
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import GIT_MOUNT, PreparedTask, hidden_mounts, sandbox_spec
 from understudy.types import PytestChecks, ScriptChecks, TestOutcome, Verdict
@@ -71,7 +71,7 @@ async def evaluate(
             return Verdict(reward=0.0, reason=complaint)
         match task.checks:
             case PytestChecks():
-                report = await run_pytest(sandbox, sorted(files), timeout_s=task.checks.timeout_s)
+                report = await run_pytest(sandbox, deciding_files(task.checks), timeout_s=task.checks.timeout_s)
                 verdict = judge(task.checks, report)
             case ScriptChecks():
                 verdict = await _script(sandbox, task.checks)

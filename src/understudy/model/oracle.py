@@ -149,7 +149,7 @@ def _replacement(edit: Edit, window: dict[int, str], width: int) -> tuple[str, s
 
 
 def _line_lists(edit: Edit) -> tuple[list[str], list[str]]:
-    """The lines before and after. A newline that ends both is left out; one that ends one is an empty last line."""
+    """Lines before and after. A newline that ends both is left out; one that ends one is an empty last line."""
     old, new = (text.replace("\r\n", "\n") for text in (edit.old, edit.new))
     if all(text.endswith("\n") or not text for text in (old, new)):
         old_lines, new_lines = (text.removesuffix("\n").split("\n") if text else [] for text in (old, new))

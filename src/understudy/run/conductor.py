@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -34,8 +35,8 @@ from understudy.types import Task
 class Summary(Struct, frozen=True, kw_only=True):
     """The figures a run ends with, over all starts of it; `wall_s` is this start's wall clock in seconds.
 
-    `pending` counts rollouts left queued (a drained run); `refused_tasks` maps the tasks that did not pass
-    validation to the reason.
+    `pending` counts rollouts left queued (a drained run); `failures` counts the infrastructure failures by what
+    they say; `refused_tasks` maps the tasks that did not pass validation to the reason.
     """
 
     run_id: str
@@ -49,6 +50,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     wall_s: float
+    failures: dict[str, int]
     refused_tasks: dict[str, str]
 
 
@@ -130,6 +132,7 @@ def summarise(
     """The summary of a run as its store has it now."""
     counts = store.counts(config.run_id)
     by_status = counts.rollouts
+    errors = [rollout.error for rollout in store.rollouts(config.run_id) if rollout.status == "failed"]
     return Summary(
         run_id=config.run_id,
         output_dir=str(output_dir),
@@ -142,6 +145,7 @@ def summarise(
         prompt_tokens=counts.prompt_tokens,
         completion_tokens=counts.completion_tokens,
         wall_s=round(wall_s, 3),
+        failures=Counter(f"{error.boundary}: {error.message}" for error in errors if error),
         refused_tasks=refused,
     )
 

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from understudy.errors import GraderError, SandboxError
 from understudy.sandbox.base import Completed, Mount, Sandbox
 from understudy.tasks import report_plugin
-from understudy.types import ScriptChecks, TestOutcome
+from understudy.types import PytestChecks, ScriptChecks, TestOutcome
 
 PLUGIN_MOUNT = Mount(Path(report_plugin.__file__), "/opt/understudy/report_plugin.py")
 """Every sandbox in which `run_pytest` is called must have this mount; `sandbox_spec` adds it."""
@@ -66,6 +66,12 @@ class _Phases(Struct):
 
     outcomes: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     message: str = ""
+
+
+def deciding_files(checks: PytestChecks) -> tuple[str, ...]:
+    """The files to run, sorted: those of the node ids that decide, or all hidden ones when no id does."""
+    ids = (*checks.fail_to_pass, *checks.pass_to_pass)
+    return tuple(sorted({id.partition("::")[0] for id in ids} or checks.files))
 
 
 async def run_pytest(sandbox: Sandbox, files: Sequence[str], *, timeout_s: float) -> PytestReport:
