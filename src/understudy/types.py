@@ -156,12 +156,17 @@ TestOutcome = Literal["passed", "failed", "error", "skipped", "xfailed", "xpasse
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """What the grader says of one patch. `reward` is 1.0 or 0.0; `reason` is one line for a person."""
+    """What the grader says of one patch. `reward` is 1.0 or 0.0; `reason` is one line for a person.
+
+    `tests` are the outcomes of the ids that decide, `log` is the end of the checks' output, and `checks_s` the
+    seconds that the checks themselves ran.
+    """
 
     reward: float
     reason: str
     tests: dict[str, TestOutcome] = field(default_factory=dict[str, TestOutcome])
     log: str = ""
+    checks_s: float = 0.0
 
 
 # --- calls ---------------------------------------------------------------------------------------------

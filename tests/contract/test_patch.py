@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from understudy.adapters import load
-from understudy.errors import ConfigError
 from understudy.grade.diff import parse
 from understudy.grade.patch import MAX_PATCH_BYTES, NO_PATCH, extract_patch, gate
 from understudy.sandbox.base import Limits, Sandbox, Sandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import GIT_MOUNT, PreparedTask, prepare, sandbox_spec
 from understudy.types import Directory, PytestChecks, Task
+
+from support import require
 
 BASE: dict[bytes, tuple[bytes, int]] = {
     b"pkg/__init__.py": (b"", 0o644),
@@ -49,12 +50,8 @@ def write(root: Path, files: dict[bytes, tuple[bytes, int]]) -> None:
 
 @pytest.fixture(scope="module", params=["unsafe-local", "local"])
 def sandboxes(request: pytest.FixtureRequest) -> Sandboxes:
-    try:
-        kind: Sandboxes = load("sandboxes", request.param)()
-    except (ImportError, AttributeError, ConfigError) as error:
-        pytest.skip(str(error))
-    if problems := kind.problems():
-        pytest.skip("; ".join(problems))
+    kind: Sandboxes = load("sandboxes", request.param)()
+    require(kind.problems())
     return kind
 
 

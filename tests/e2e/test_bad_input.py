@@ -63,7 +63,7 @@ def test_a_gold_patch_that_does_not_apply_or_does_not_solve(tmp_path: Path):
         task, instance_id="unfit", gold_patch=task.gold_patch.replace("x - 1", "x - 9")
     )
     useless = msgspec.structs.replace(
-        task, instance_id="useless", gold_patch=task.gold_patch.replace("x + 1", "x * 1")
+        task, instance_id="useless", instruction="Mend it.", gold_patch=task.gold_patch.replace("x + 1", "x * 1")
     )
     dump([unfit, useless], tmp_path / "tasks.jsonl")
     done = understudy("run", "--tasks", tmp_path / "tasks.jsonl", "-o", tmp_path / "out")

@@ -85,6 +85,8 @@ class Tools:
         return f"File created successfully at: {file_path}"
 
     def _bash(self, command: str, description: str = "") -> str:
+        if re.search(r"[\x00-\x08\x0b-\x1f]", command):
+            raise ValueError("command contains control characters that would be hidden in the approval dialog")
         done = subprocess.run(["bash", "-c", command], cwd=self.root, capture_output=True, check=False)
         said = (done.stdout + done.stderr).decode()
         return f"Error: Exit code {done.returncode}\n{said}" if done.returncode else said

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from understudy.adapters import load
 from understudy.config import cache_dir
-from understudy.errors import ConfigError, GraderError, TaskError
+from understudy.errors import GraderError, TaskError
 from understudy.grade.diff import parse
 from understudy.grade.patch import NO_PATCH, gate
 from understudy.grade.validate import validate
@@ -24,6 +24,8 @@ from understudy.tasks.checks import PytestReport
 from understudy.tasks.environment import TaskEnvironment, python_environment
 from understudy.tasks.prepare import PreparedTask, prepare
 from understudy.types import Files, PytestChecks, ScriptChecks, Task, TestOutcome
+
+from support import require
 
 TREE = {
     "calc.py": "def shift(x):\n    return x - 1\n\n\ndef same(x):\n    return x\n",
@@ -90,12 +92,8 @@ def environment() -> TaskEnvironment:
 
 @pytest.fixture(scope="module", params=["unsafe-local", "local"])
 def sandboxes(request: pytest.FixtureRequest) -> Sandboxes:
-    try:
-        kind: Sandboxes = load("sandboxes", request.param)()
-    except (ImportError, AttributeError, ConfigError) as error:
-        pytest.skip(str(error))
-    if problems := kind.problems():
-        pytest.skip("; ".join(problems))
+    kind: Sandboxes = load("sandboxes", request.param)()
+    require(kind.problems())
     return kind
 
 

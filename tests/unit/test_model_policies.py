@@ -376,3 +376,9 @@ def test_a_bad_task_file_is_named_with_its_line(tmp_path: Path) -> None:
         read_known_tasks(path)
     with pytest.raises(TaskError, match=r"absent\.jsonl.*No such file"):
         read_known_tasks(tmp_path / "absent.jsonl")
+
+
+def test_tasks_that_only_their_patches_tell_apart_are_refused() -> None:
+    with pytest.raises(TaskError, match="one and two have the same instruction"):
+        KnownTasks([KnownTask("one", "Mend it.", "a"), KnownTask("two", " Mend it.\n", "b")])
+    KnownTasks([KnownTask("one", "Mend it.", "a"), KnownTask("two", "Mend it.", "a")])

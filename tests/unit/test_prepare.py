@@ -322,12 +322,12 @@ def test_the_environment_has_the_pinned_pytest_and_is_made_once() -> None:
     )
 
 
-def test_an_unfinished_environment_is_remade_and_a_failed_one_says_what_to_do(
+def test_an_environment_that_cannot_be_made_says_what_to_do_and_is_not_taken_for_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="check the network"):
-            python_environment(tmp_path)
+    with pytest.raises(ConfigError, match="check the network"):
+        python_environment(tmp_path)
+    assert not list(tmp_path.glob("envs/*/ready"))

@@ -1,8 +1,8 @@
 """The identity of a run: what is part of it, and what follows from it."""
 
-from support import calc_task
-
 from understudy.run.config import RunConfig, task_digests
+
+from support import calc_task
 
 
 def _config(**changes: object) -> RunConfig:

@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support import calc_task
 
 from understudy.errors import BackendError, StoreError, TaskError
 from understudy.run.scheduler import MAX_ATTEMPTS, Progress, Scheduler
 from understudy.store.store import Store
 from understudy.types import Attempt, Rollout, Verdict
+
+from support import calc_task
 
 RUN = "run0"
 Attempts = Callable[[Rollout, Attempt], Awaitable[Verdict]]

@@ -98,11 +98,21 @@ def test_crlf_is_kept() -> None:
     assert hide(text, ["t.py::test_a"]) == "def test_b():\r\n    pass\r\n"
 
 
+def test_callers_go_too() -> None:
+    text = "def test_x(): pass\n\ndef test_y():\n    test_x()\n\ndef test_z():\n    test_y\n\ndef test_w(): pass\n"
+    assert hide(text, ["t.py::test_x"]) == "def test_w(): pass\n"
+
+
+def test_inherited_test_goes_where_it_is_defined() -> None:
+    text = "class A:\n    def test_x(self): pass\n    y = 1\n\n\nclass B(A, C): pass\n\n\nclass D(B, D): pass\n"
+    assert hide(text, ["t.py::D::test_x"]) == text.replace("    def test_x(self): pass\n", "")
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         ("class A(B):\n    pass\n", "no such test function"),
-        ("def test_x(): pass\n\n\ndef test_y():\n    test_x()\n", "used by other code"),
+        ("def test_x(): pass\n\n\nif main:\n    test_x()\n", "outside of functions uses"),
         ("a = 1\ndef test_x():\n    pass\n", None),
         ("class A: \n    def test_x(self): pass\n", "no such test function"),
     ],

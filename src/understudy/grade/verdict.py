@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import shutil
 import tarfile
+import time
+
+from msgspec.structs import replace
 
 from understudy.errors import ConfigError, GraderError
 from understudy.grade.diff import parse
 from understudy.grade.patch import GatedPatch, gate, scratch_name
 from understudy.sandbox.base import Sandbox, Sandboxes
-from understudy.tasks.checks import PytestReport, run_pytest, run_script, deciding_files
+from understudy.tasks.checks import PytestReport, deciding_files, run_pytest, run_script
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import GIT_MOUNT, PreparedTask, hidden_mounts, sandbox_spec
 from understudy.types import PytestChecks, ScriptChecks, TestOutcome, Verdict
@@ -69,19 +72,19 @@ async def evaluate(
         files = task.checks.files if isinstance(task.checks, PytestChecks) else {}
         if complaint := await _apply(sandbox, gated.patch, files):
             return Verdict(reward=0.0, reason=complaint)
+        started = time.monotonic()
         match task.checks:
             case PytestChecks():
                 report = await run_pytest(sandbox, deciding_files(task.checks), timeout_s=task.checks.timeout_s)
                 verdict = judge(task.checks, report)
             case ScriptChecks():
                 verdict = await _script(sandbox, task.checks)
+        verdict = replace(verdict, checks_s=time.monotonic() - started)
     finally:
         await sandbox.close()
     if gated.dropped:
         note = f"(changes left out: {', '.join(gated.dropped[:5])})"
-        verdict = Verdict(
-            reward=verdict.reward, reason=f"{verdict.reason} {note}", tests=verdict.tests, log=verdict.log
-        )
+        verdict = replace(verdict, reason=f"{verdict.reason} {note}")
     return verdict
 
 

@@ -25,10 +25,17 @@ class KnownTask(Struct, frozen=True):
 
 
 class KnownTasks:
-    """Tasks by instruction."""
+    """Tasks by instruction. Raises TaskError when two have the same one and want different patches."""
 
     def __init__(self, tasks: Iterable[KnownTask]) -> None:
-        texts = {task.instruction.strip(): task for task in tasks}
+        texts: dict[str, KnownTask] = {}
+        for task in tasks:
+            known = texts.setdefault(task.instruction.strip(), task)
+            if known.gold_patch != task.gold_patch:
+                raise TaskError(
+                    f"tasks {known.instance_id} and {task.instance_id} have the same instruction, by which scripted "
+                    "policies tell tasks apart; give each its own"
+                )
         texts.pop("", None)
         # A text is looked through for one short stretch of every instruction: of its beginning, middle and
         # end, the one that the fewest instructions share, as statements from one maker often begin alike.

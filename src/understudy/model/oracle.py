@@ -7,9 +7,11 @@ gets the same answer.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shlex
+import unicodedata
 from collections.abc import Generator, Iterable, Sequence
 
 from understudy.model.changes import Apply, Change, Edit, Remove, Write
@@ -76,6 +78,8 @@ def _work(turn: ChatTurn, changes: Sequence[Change], workdir: str) -> Work:
     while left and turn.offers("Read", "Edit"):
         done = yield from _make(left[0], turn, workdir)
         if not done:
+            if isinstance(left[0], Apply):
+                return False
             break
         left.pop(0)
     if left and not has_shell:
@@ -177,13 +181,18 @@ def _numbered(results: Results) -> dict[int, str]:
 
 def _apply(changes: Sequence[Change], say: str) -> Action:
     patch = "".join(change.patch if change.patch.endswith("\n") else change.patch + "\n" for change in changes)
+    # git asks for lines of context, or for this.
+    options = (
+        "--whitespace=nowarn" if re.search(r"^ ", patch, re.MULTILINE) else "--whitespace=nowarn --unidiff-zero"
+    )
+    command, text = f"git apply {options} <<'{{}}'", patch
+    if any(unicodedata.category(character) in ("Cc", "Cf") for character in patch if character not in "\n\t"):
+        # Claude Code refuses a command with characters that a person would not see.
+        command, text = f"base64 -d <<'{{}}' | git apply {options}", base64.encodebytes(patch.encode()).decode()
     delimiter = "PATCH"
-    while delimiter in patch:
+    while delimiter in text:
         delimiter += "_END"
-    options = "--whitespace=nowarn"
-    if not re.search(r"^ ", patch, re.MULTILINE):
-        options += " --unidiff-zero"  # git asks for context, or for this
-    command = f"git apply {options} <<'{delimiter}'\n{patch}{delimiter}"
+    command = f"{command.format(delimiter)}\n{text}{delimiter}"
     return _call("Bash", say, command=command, description="Apply the patch")
 
 

@@ -82,9 +82,10 @@ def read(root: int, path: str, limit: int, user: int | None) -> bytes:
         raise FileNotFoundError(errno.ENOENT, "no such file in the sandbox", path) from error
     except OSError as error:
         raise SandboxError(f"cannot read {path} in the sandbox: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SandboxError(f"cannot read {path} in the sandbox: it is no regular file")
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise SandboxError(f"cannot read {path} in the sandbox: it is no regular file")
         data = file.read(limit + 1)
     if len(data) > limit:
         raise SandboxError(f"cannot read {path} in the sandbox: it has more than {limit} bytes")
@@ -131,9 +132,10 @@ def write(root: int, path: str, data: bytes, mode: int, user: int | None) -> Non
             _make_directory(root, PurePosixPath(path).parent)
             flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY
             descriptor = open_in(root, path, flags, mode)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                os.close(descriptor)
+                raise SandboxError(f"cannot write {path} in the sandbox: there is something else than a file")
             with os.fdopen(descriptor, "wb") as file:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise SandboxError(f"cannot write {path} in the sandbox: there is something else than a file")
                 os.fchmod(descriptor, mode)
                 file.truncate(0)
                 file.write(data)

@@ -27,7 +27,7 @@ from understudy.errors import SandboxError
 from understudy.sandbox import cgroup, inside, view
 from understudy.sandbox.base import Completed, SandboxSpec
 from understudy.sandbox.holder import CHAIN_ENV, Holder, start
-from understudy.sandbox.process import complete, kill_group
+from understudy.sandbox.process import complete, kill_group, to_the_end
 
 TOOLS = {
     "bwrap": "bubblewrap",
@@ -96,18 +96,20 @@ class _Run:
     async def gone(self) -> None:
         """Wait until no process is left but the first, which is bubblewrap: all others descend from it."""
         first = self.told("child-pid")
-        children = f"{first}/task/{first}/children"
-        while first is not None:
-            try:
-                handle = os.open(children, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
-                try:
-                    if not os.read(handle, 1):
-                        return
-                finally:
-                    os.close(handle)
-            except OSError:
-                return
+        while first is not None and self._has_children(first):
             await asyncio.sleep(0.0005)
+
+    def _has_children(self, pid: int) -> bool:
+        try:
+            children = os.open(f"{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
+        except OSError:
+            return False
+        try:
+            return os.read(children, 1) != b""
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(children)
 
 
 class LocalSandbox:
@@ -176,24 +178,8 @@ class LocalSandbox:
         if reveal:
             self._make_private_targets()
         run = _Run(self._holder.proc, view.inner(self._spec, environment, cwd=where, reveal=reveal))
-        try:
-            done = await complete(
-                [*self._kind.enter(self._holder, self._spec, run), *argv],
-                timeout_s=timeout_s,
-                output_bytes=self._spec.limits.output_bytes,
-                stdin=stdin,
-                env=CHAIN_ENV,
-                pass_fds=(run.status_end, run.options),
-                kill=run.kill,
-            )
-        except OSError as error:
-            raise SandboxError(
-                f"cannot run {argv[0]!r}: {error}; `understudy doctor` shows what is missing"
-            ) from error
-        finally:
-            await asyncio.shield(run.gone())
-            code = run.told("exit-code")
-            run.close()
+        command = [*self._kind.enter(self._holder, self._spec, run), *argv]
+        done, code = await to_the_end(lambda over: self._watch(run, command, over, timeout_s, stdin))
         if done.timed_out:
             return done
         if code is None:
@@ -207,6 +193,28 @@ class LocalSandbox:
             duration_s=done.duration_s,
             truncated=done.truncated,
         )
+
+    async def _watch(
+        self, run: _Run, command: list[str], over: asyncio.Event, timeout_s: float, stdin: bytes
+    ) -> tuple[Completed, int | None]:
+        """Run the helpers that run a command. The code is None when they failed before it started."""
+        try:
+            done = await complete(
+                command,
+                over,
+                timeout_s=timeout_s,
+                output_bytes=self._spec.limits.output_bytes,
+                stdin=stdin,
+                env=CHAIN_ENV,
+                pass_fds=(run.status_end, run.options),
+                kill=run.kill,
+            )
+            await run.gone()
+            return done, run.told("exit-code")
+        except OSError as error:
+            raise SandboxError(f"cannot start {command[0]}: {error}; see `understudy doctor`") from error
+        finally:
+            run.close()
 
     def _make_private_targets(self) -> None:
         """Give every private mount a place to be seen at. Only now, for until now nobody was to know of it."""

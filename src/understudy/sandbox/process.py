@@ -10,10 +10,12 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import BinaryIO
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from typing import Any, BinaryIO, TypeVar
 
 from understudy.sandbox.base import Completed
+
+T = TypeVar("T")
 
 GRACE_S = 1.0
 """How long a killed process may take to end, and its pipes to close: who holds them then has left the group."""
@@ -22,9 +24,10 @@ GRACE_S = 1.0
 class _Watch(asyncio.SubprocessProtocol):
     """Keeps each stream's first bytes. The rest is read and dropped: a flood neither blocks nor grows."""
 
-    def __init__(self, output_bytes: int) -> None:
+    def __init__(self, output_bytes: int, over: asyncio.Event) -> None:
         self.output = {1: bytearray(), 2: bytearray()}
         self.truncated = False
+        self.over = over
         self.exited = asyncio.Event()
         self.closed = asyncio.Event()
         self._output_bytes = output_bytes
@@ -37,6 +40,7 @@ class _Watch(asyncio.SubprocessProtocol):
 
     def process_exited(self) -> None:
         self.exited.set()
+        self.over.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed.set()
@@ -68,7 +72,7 @@ def _file_of(content: bytes) -> Generator[BinaryIO]:
     A pipe of asyncio's would be a socket, which some programs, Claude Code among them, do not read as stdin; and a
     child that reads late, or never, has nobody waiting for it.
     """
-    with open(os.memfd_create("stdin"), "w+b", buffering=0) as file:
+    with os.fdopen(os.memfd_create("stdin"), "w+b", buffering=0) as file:
         rest = memoryview(content)
         while rest:
             rest = rest[file.write(rest) :]
@@ -76,40 +80,57 @@ def _file_of(content: bytes) -> Generator[BinaryIO]:
         yield file
 
 
+async def to_the_end(work: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
+    """Await `work` in a task of its own that is never cancelled halfway.
+
+    When the caller is cancelled, the event given to `work` is set, and the caller waits until it has ended.
+    """
+    over = asyncio.Event()
+    task = asyncio.create_task(work(over))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        over.set()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # Looked at, so that it is not reported as forgotten; the caller wants no result.
+        raise
+
+
 async def complete(
     argv: Sequence[str],
+    over: asyncio.Event,
     *,
     timeout_s: float,
     output_bytes: int,
-    stdin: bytes = b"",
-    env: Mapping[str, str] | None = None,
+    stdin: bytes,
+    env: Mapping[str, str],
     cwd: str | None = None,
     pass_fds: Sequence[int] = (),
     kill: Callable[[int], None] = kill_group,
 ) -> Completed:
-    """Run `argv` in a session of its own until it ends, or for `timeout_s` seconds, then kill its group.
+    """Run `argv` in a session of its own until it ends, `over` is set, or `timeout_s` seconds have gone; then
+    kill what is left by calling `kill` with its pid.
 
-    `kill` gets the leader's pid when the command has ended or must end. `exit_code` is what the kernel says, negative for a signal, None on a timeout. Raises OSError when the
-    program cannot be started. When the awaiting task is cancelled, the group is killed and reaped first.
+    `exit_code` is what the kernel says, negative for a signal, None on a timeout. Raises OSError or ValueError
+    when the program cannot be started. To be cancelled through `over` only: see `to_the_end`.
     """
     started = time.monotonic()
-    with _file_of(stdin) as given:
+    with _file_of(stdin) as file:
         transport, watch = await asyncio.get_running_loop().subprocess_exec(
-            lambda: _Watch(output_bytes),
+            lambda: _Watch(output_bytes, over),
             *argv,
-            stdin=given,
-            env=None if env is None else dict(env),
+            stdin=file,
+            env=dict(env),
             cwd=cwd,
             pass_fds=pass_fds,
             start_new_session=True,
         )
-    timed_out = False
     try:
-        async with asyncio.timeout(timeout_s):
-            await watch.exited.wait()
-    except TimeoutError:
-        timed_out = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), timeout_s)
     finally:
+        timed_out = not over.is_set()
         duration_s = time.monotonic() - started
         await asyncio.shield(_settle(transport, watch, kill))
     return Completed(

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from understudy.errors import SandboxError
 from understudy.sandbox.base import Completed, SandboxSpec
-from understudy.sandbox.process import complete
+from understudy.sandbox.process import complete, to_the_end
 
 SYSTEM_PATH = os.defpath.lstrip(":")
 
@@ -107,13 +107,16 @@ class UnsafeSandbox:
         if program is None:
             raise SandboxError(f"cannot run {argv[0]!r}: no such command in {environment['PATH']}")
         try:
-            return await complete(
-                [program, *argv[1:]],
-                timeout_s=timeout_s,
-                output_bytes=self._spec.limits.output_bytes,
-                stdin=stdin,
-                env=environment,
-                cwd=where,
+            return await to_the_end(
+                lambda over: complete(
+                    [program, *argv[1:]],
+                    over,
+                    timeout_s=timeout_s,
+                    output_bytes=self._spec.limits.output_bytes,
+                    stdin=stdin,
+                    env=environment,
+                    cwd=where,
+                )
             )
         except (OSError, ValueError) as error:
             raise SandboxError(f"cannot run {argv[0]!r} in {where}: {error}") from error
@@ -127,9 +130,10 @@ class UnsafeSandbox:
             raise
         except OSError as error:
             raise SandboxError(f"cannot read {path}: {error.strerror}") from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise SandboxError(f"cannot read {path}: it is no regular file")
         with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise SandboxError(f"cannot read {path}: not a regular file")
             data = await asyncio.to_thread(file.read, limit + 1)
         if len(data) > limit:
             raise SandboxError(f"cannot read {path}: more than {limit} bytes")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import posixpath
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -23,7 +25,7 @@ _RUN_TIMEOUT_S = 300.0
 
 
 class Reached(Struct, frozen=True):
-    """What one test file does: seconds it takes (while traced), and module → lines that it runs."""
+    """What one test file does: CPU seconds it takes while traced, and module → lines that it runs."""
 
     seconds: float
     lines: dict[str, list[int]]
@@ -45,9 +47,9 @@ class Baseline(Struct, frozen=True):
         files = sorted({node_id.partition("::")[0] for node_id in self.stable})
         return files if reaches("") else [file for file in files if reaches(file)]
 
-    def timeout_s(self, files: list[str]) -> float:
-        """Seconds after which a run of these files is a hang: far more than the slowest honest run."""
-        return 6.0 + 4.0 * sum(self.reach[file].seconds for file in files)
+    def cpu_s(self, files: Iterable[str]) -> int:
+        """CPU seconds after which a run of these files is a hang: far more than an honest run takes."""
+        return 4 + math.ceil(3 * sum(self.reach[file].seconds for file in files))
 
 
 def whole(package: Package) -> Task:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from understudy.errors import TaskError
 from understudy.tasks.mutations import Module
@@ -21,19 +21,24 @@ def function_of(node_id: str) -> str:
 def hide(text: str, node_ids: Iterable[str]) -> str:
     """The text without the test functions and methods that the pytest node ids name.
 
-    Comments right above a test and its decorators go with it; a class or branch left empty gets a `pass`. Raises
-    TaskError when a test is not found in this text, or is used by other code of it.
+    An inherited test goes where it is defined, and functions that call one of those go too. Comments right above
+    a test and its decorators go with it; a class or branch left empty gets a `pass`. Raises TaskError when a test
+    is not found in this text, or code outside of functions uses it.
     """
     module = Module(text)
     places = list(_tests(module.tree.body, ()))
+    bases = {
+        node.name: [base.id for base in node.bases if isinstance(base, ast.Name)]
+        for node in module.tree.body
+        if isinstance(node, ast.ClassDef)
+    }
     doomed: dict[int, _Place] = {}
     for node_id in sorted({function_of(node_id) for node_id in node_ids}):
-        names = tuple(node_id.split("::")[1:])
-        found = [place for place in places if place[0] == names]
+        found = _defined(places, bases, tuple(node_id.split("::")[1:]))
         if not found:
-            raise TaskError(f"{node_id}: no such test function in its file; it may be inherited or generated")
+            raise TaskError(f"{node_id}: no such test function in its file; it may be generated or imported")
         doomed |= {id(place[1]): place for place in found}
-    _refuse_used(module.tree, doomed)
+    _add_callers(module.tree, places, doomed)
     edits: list[tuple[int, int, str]] = []
     for _, test, body in doomed.values():
         start, end = _extent(module, test)
@@ -44,17 +49,6 @@ def hide(text: str, node_ids: Iterable[str]) -> str:
         text = text[:start] + filler + text[end:]
     Module(text)
     return text
-
-
-def test_source(text: str, node_id: str) -> str:
-    """The source of one test function with its decorators; empty when it is not found."""
-    module = Module(text)
-    names = tuple(function_of(node_id).split("::")[1:])
-    for place, test, _ in _tests(module.tree.body, ()):
-        if place == names:
-            start, _ = module.lines(_first_line(test), _first_line(test))
-            return module.text[start : module.span(test)[1]]
-    return ""
 
 
 def _tests(body: list[ast.stmt], scope: tuple[str, ...]) -> Iterator[_Place]:
@@ -71,12 +65,42 @@ def _tests(body: list[ast.stmt], scope: tuple[str, ...]) -> Iterator[_Place]:
                 yield from _tests(handler.body, scope)
 
 
-def _refuse_used(tree: ast.Module, doomed: dict[int, _Place]) -> None:
-    names = {test.name for _, test, _ in doomed.values()}
-    for node in ast.walk(tree):
-        used = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
-        if used in names:
-            raise TaskError(f"{used}: the test is used by other code of its file and cannot be taken out")
+def _defined(places: list[_Place], bases: dict[str, list[str]], names: tuple[str, ...]) -> list[_Place]:
+    """Where a test is defined: in its class, else in the first of the classes above it that has it."""
+    todo = [names]
+    seen: set[tuple[str, ...]] = set()
+    while todo:
+        candidate = todo.pop(0)
+        if found := [place for place in places if place[0] == candidate]:
+            return found
+        seen.add(candidate)
+        if len(candidate) == 2:
+            above = [(base, candidate[1]) for base in bases.get(candidate[0], ())]
+            todo += [other for other in above if other not in seen]
+    return []
+
+
+def _add_callers(tree: ast.Module, places: list[_Place], doomed: dict[int, _Place]) -> None:
+    """Doom every function that uses a doomed one, and those that use it in turn."""
+    while True:
+        names = {test.name for _, test, _ in doomed.values()}
+        callers = {
+            id(place[1]): place for place in places if id(place[1]) not in doomed and _used(place[1]) & names
+        }
+        if not callers:
+            break
+        doomed |= callers
+    inside = {id(node) for _, test, _ in places for node in ast.walk(test)}
+    if used := _used(tree, without=inside) & names:
+        raise TaskError(f"{min(used)}: code outside of functions uses this test, so it cannot be taken out")
+
+
+def _used(root: ast.AST, without: Collection[int] = ()) -> set[str]:
+    """The names and attributes that the code below `root` uses."""
+    nodes = [node for node in ast.walk(root) if id(node) not in without]
+    return {node.id for node in nodes if isinstance(node, ast.Name)} | {
+        node.attr for node in nodes if isinstance(node, ast.Attribute)
+    }
 
 
 def _first_line(test: _Test) -> int:

@@ -6,14 +6,16 @@ import asyncio
 import hashlib
 import posixpath
 import random
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from understudy.errors import TaskError
-from understudy.sandbox.base import Sandbox, Sandboxes
+from understudy.sandbox.base import Limits, Mount, Sandbox, Sandboxes
 from understudy.tasks import catalog
 from understudy.tasks.baseline import Baseline, baseline, modules
 from understudy.tasks.catalog import Package
@@ -33,6 +35,13 @@ _BROKEN_SHARE = (0.01, 0.5)
 _MUTATIONS = {1: 50, 2: 35, 3: 15}  # how many a task gets, with weights
 _TRIES_PER_TASK = 40
 _CHECK_TIMEOUT_S = 60.0
+
+# A mutant may loop for ever or eat memory. CPU seconds end it whatever else the machine does meanwhile: the
+# same mutants are kept everywhere. The wall clock is for those that sleep.
+_LAUNCHER_MOUNT = "/opt/understudy/launcher"
+_CPU_FILE = "cpu-seconds"
+_WALL_S = 120.0
+_LIMITS = Limits(memory_bytes=1 << 30, processes=256, disk_bytes=256 << 20)
 
 
 class Mutant(Struct, frozen=True):
@@ -78,9 +87,12 @@ async def make(
         finally:
             free.put_nowait(sandbox)
 
+    launcher = await asyncio.to_thread(_launcher, environment.path_prefixes[0])
+    spec = sandbox_spec(prepared, environment, mounts=(Mount(Path(launcher.name), _LAUNCHER_MOUNT),))
+    spec = msgspec.structs.replace(spec, path_prefixes=(_LAUNCHER_MOUNT, *spec.path_prefixes), limits=_LIMITS)
     try:
         for _ in range(max(1, jobs)):
-            opened.append(await sandboxes.open(sandbox_spec(prepared, environment)))
+            opened.append(await sandboxes.open(spec))
             free.put_nowait(opened[-1])
         tried = 0
         # Mutants are tried several at a time and judged in their order: the result does not depend on timing.
@@ -103,7 +115,21 @@ async def make(
         await asyncio.gather(*pending, return_exceptions=True)
         for sandbox in opened:
             await sandbox.close()
+        launcher.cleanup()
     return list(made.values())
+
+
+def _launcher(python_home: str) -> tempfile.TemporaryDirectory[str]:
+    """A directory with a `python` that ends itself after the CPU seconds that `_CPU_FILE` in its home says."""
+    place = tempfile.TemporaryDirectory(prefix="understudy-")
+    script = Path(place.name, "python")
+    script.write_text(
+        f'#!/bin/sh\nulimit -t "$(cat "$HOME/{_CPU_FILE}")" && exec "{python_home}/python" "$@"\n',
+        encoding="utf-8",
+    )
+    for path in (script, script.parent):
+        path.chmod(0o755)
+    return place
 
 
 def _targets(package: Package, tree: Path, known: Baseline) -> list[_Target]:
@@ -164,27 +190,25 @@ async def _try(
 ) -> Task | None:
     """The task of a mutant, or None when its tests notice it too little, too much, or not every time."""
     relevant = [node_id for node_id in known.stable if node_id.partition("::")[0] in mutant.files]
-    first = await _test(mutant, known, sandbox)
-    if first is None or not (broken := _broken(first, relevant)):
-        return None
-    second = await _test(mutant, known, sandbox)
-    if second is None or _broken(second, relevant) != broken:
-        return None
-    failures: list[Failure] = []
-    for node_id in broken:
-        said = [steady(report.messages.get(node_id, ""), sandbox.workdir) for report in (first, second)]
-        if said[0] == said[1] and said[0]:
-            failures.append(Failure(node_id, said[0]))
-    dotted = mutant.module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    if not failures:
-        return None
-    instruction = compose(package.sdist.name, package.sdist.version, dotted, failures)
-    if leaks(instruction, _faulty_lines(mutant)):
+    report = await _test(mutant, known, sandbox)
+    if report is None or not (broken := _broken(report, relevant)):
         return None
     try:
-        return _task(mutant, package, seed, tree, instruction, dotted, relevant, broken)
+        task = _task(mutant, package, seed, tree, relevant, _failures(report, broken, sandbox))
     except TaskError:
         return None  # a failing test that cannot be taken out of its file
+    if leaks(task.instruction, _faulty_lines(mutant)):
+        return None
+    again = await _test(mutant, known, sandbox)
+    if again is None or _broken(again, relevant) != broken:
+        return None
+    said_the_same = _failures(again, broken, sandbox) == _failures(report, broken, sandbox)
+    return task if said_the_same else None
+
+
+def _failures(report: PytestReport, broken: list[str], sandbox: Sandbox) -> list[Failure]:
+    """What pytest says of the broken tests, without what is different in every run."""
+    return [Failure(node_id, steady(report.messages.get(node_id, ""), sandbox.workdir)) for node_id in broken]
 
 
 async def _test(mutant: Mutant, known: Baseline, sandbox: Sandbox) -> PytestReport | None:
@@ -192,7 +216,8 @@ async def _test(mutant: Mutant, known: Baseline, sandbox: Sandbox) -> PytestRepo
     files = list(mutant.files)
     try:
         await sandbox.write(posixpath.join(sandbox.workdir, mutant.module), mutant.changed.encode())
-        report = await run_pytest(sandbox, files, timeout_s=known.timeout_s(files))
+        await sandbox.write(posixpath.join(sandbox.home, _CPU_FILE), str(known.cpu_s(files)).encode())
+        report = await run_pytest(sandbox, files, timeout_s=_WALL_S)
     finally:
         await sandbox.reset()
     return report if report.finished and not report.timed_out else None
@@ -227,11 +252,11 @@ def _task(
     package: Package,
     seed: int,
     tree: Path,
-    instruction: str,
-    dotted: str,
     relevant: list[str],
-    broken: list[str],
+    failures: list[Failure],
 ) -> Task:
+    dotted = mutant.module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    broken = [failure.node_id for failure in failures]
     hidden_in = sorted({node_id.partition("::")[0] for node_id in broken})
     tests = {file: _read(tree, file) for file in mutant.files}
     shown = {
@@ -245,7 +270,7 @@ def _task(
     return Task(
         instance_id=f"{package.sdist.name}__{dotted.rpartition('.')[2].strip('_')}-{digest[:8]}",
         repo=package.sdist.name,
-        instruction=instruction,
+        instruction=compose(package.sdist.name, package.sdist.version, dotted, failures),
         source=package.sdist,
         checks=PytestChecks(
             files=tests,

@@ -1,7 +1,7 @@
 """Runs pytest in a sandbox and notes the lines each test file reaches: `reach_plugin.py OUT ROOT CODE FILE...`.
 
 This file is copied into sandboxes and run there by the task's own Python, so it needs pytest and nothing of ours.
-It writes JSON: test file → seconds and module → lines; "" stands for what runs while tests are collected.
+It writes JSON: test file → CPU seconds and module → lines; "" stands for what runs while tests are collected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Reach:
         self._code = os.path.join(root, code) + os.sep  # noqa: PTH118
         self._missing: dict[CodeType, set[int]] = {}
         self._file = ""
-        self._since = time.monotonic()
+        self._since = time.process_time()
         self.lines: dict[str, dict[str, set[int]]] = {}
         self.seconds: dict[str, float] = {}
 
@@ -35,7 +35,7 @@ class Reach:
         """From now on lines belong to `file`."""
         if file != self._file:
             self._missing.clear()
-        now = time.monotonic()
+        now = time.process_time()
         self.seconds[self._file] = self.seconds.get(self._file, 0.0) + now - self._since
         self._since, self._file = now, file
         threading.settrace(self.trace)

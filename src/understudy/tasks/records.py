@@ -67,7 +67,6 @@ def load(path: Path) -> list[Task]:
     except OSError as error:
         raise TaskError(f"{path}: cannot be read: {error.strerror}; give a file of task records") from error
     tasks: dict[str, Task] = {}
-    instructions: dict[str, int] = {}
     decoder = msgspec.json.Decoder(Task)
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
@@ -80,9 +79,6 @@ def load(path: Path) -> list[Task]:
         check(task, where)
         if task.instance_id in tasks:
             raise TaskError(f"{where}: instance_id: {task.instance_id!r} is there twice; give each task its own")
-        if other := instructions.get(task.instruction):
-            raise TaskError(f"{where}: instruction: the same as in line {other}; give each task its own")
-        instructions[task.instruction] = number
         tasks[task.instance_id] = _resolved(task, path.absolute().parent)
     if not tasks:
         raise TaskError(f"{path}: no task in it; expected one JSON object a line")

@@ -47,9 +47,13 @@ def compose(package: str, version: str, module: str, failures: Sequence[Failure]
 
 
 def leaks(statement: str, lines: Sequence[str]) -> bool:
-    """Whether a statement contains one of the source lines that hold the fault, in its right or wrong form."""
+    """Whether a statement contains one of the source lines that hold the fault, in its right or wrong form.
+
+    Lines of one word (`pass`, `else:`) say nothing and do not count.
+    """
     flat = " ".join(statement.split())
-    return any(flat_line in flat for line in lines if len(flat_line := " ".join(line.split())) > 3)
+    telling = [line for line in (" ".join(line.split()) for line in lines) if not re.fullmatch(r"\w*:?", line)]
+    return any(line in flat for line in telling)
 
 
 def steady(message: str, workdir: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from msgspec import Struct, field
 
