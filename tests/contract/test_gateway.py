@@ -21,6 +21,7 @@ from understudy.gateway.app import BODY_LIMIT, Gateway
 from understudy.gateway.backends.openai import OpenAIBackend
 from understudy.gateway.capture import CallSink
 from understudy.gateway.keys import Keys
+from understudy.gateway.listen import tcp_socket
 from understudy.store.store import Store
 from understudy.types import Call
 
@@ -570,3 +571,9 @@ async def test_a_taken_port_is_named(store: Store) -> None:
     with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: .*choose another port"):
         await _gateway(store).start_tcp("127.0.0.1", port)
     await gateway.stop()
+
+
+def test_answers_in_two_writes_do_not_wait_for_the_client() -> None:
+    listener, _ = tcp_socket("127.0.0.1", 0)
+    with listener:
+        assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1

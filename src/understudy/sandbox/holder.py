@@ -1,18 +1,17 @@
 """The process that is a sandbox: while it lives the mounts are there, when it dies the kernel frees everything.
 
-It is bubblewrap with a namespace of processes and one of mounts, waiting for the end of its stdin, which is ours. So
-it ends with us, however we end; and the end of its first process kills every run inside.
+It is bubblewrap in a process namespace, waiting for the end of its stdin, which is ours. So it ends with us, however
+we end; and its end kills every run inside.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import select
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from understudy.errors import SandboxError
@@ -56,17 +55,25 @@ class Holder:
     """
 
     def __init__(
-        self, transport: asyncio.SubprocessTransport, watch: _Watch, pid: int, group: Path | None
+        self, transport: asyncio.SubprocessTransport, watch: _Watch, group: Path | None, depth: int
     ) -> None:
         self.group = group
         self._transport = transport
         self._watch = watch
-        self._pidfd = os.pidfd_open(pid)
         self._closing: asyncio.Task[None] | None = None
-        inside = Path(f"/proc/{_traceable(pid)}")
-        self.target = int(inside.name)
-        self.box = os.open(inside / f"root{BOX}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.proc = os.open(inside / "root/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        first = transport.get_pid()
+        for _ in range(depth):
+            first = _child(first)
+        # The memory of the shell belongs to the inner user namespace, so we may look into it without being root.
+        self.target = _child(first)
+        with contextlib.ExitStack() as opened:
+            self._pidfd = os.pidfd_open(first)
+            opened.callback(os.close, self._pidfd)
+            self.box = os.open(f"/proc/{self.target}/root{BOX}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            opened.callback(os.close, self.box)
+            self.proc = os.open(f"/proc/{self.target}/root/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            opened.callback(os.close, self.proc)
+            self._opened = opened.pop_all()
 
     @property
     def alive(self) -> bool:
@@ -87,15 +94,17 @@ class Holder:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         await _end(self._transport, self._watch)
-        for descriptor in (self._pidfd, self.box, self.proc):
-            os.close(descriptor)
+        self._opened.close()
         if self.group is not None:
             cgroup.remove(self.group)
 
 
-def _traceable(init: int) -> int:
-    """The shell in the holder: its memory belongs to the inner user namespace, so we may look into it."""
-    return int(Path(f"/proc/{init}/task/{init}/children").read_text().split()[0])
+def _child(pid: int) -> int:
+    """The only child of a process. Raises SandboxError when it has none."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    if not children:
+        raise SandboxError("the sandbox ended as soon as it was open; something killed it")
+    return int(children[0])
 
 
 async def _end(transport: asyncio.SubprocessTransport, watch: _Watch) -> None:
@@ -110,43 +119,28 @@ async def _end(transport: asyncio.SubprocessTransport, watch: _Watch) -> None:
     transport.close()
 
 
-async def start(command: Callable[[int], Sequence[str]], group: Path | None) -> Holder:
-    """Start a holder and wait until its mounts are made. `command` gets the descriptor for bubblewrap's status.
-    `group` goes when the holder goes.
+async def start(command: Sequence[str], group: Path | None) -> Holder:
+    """Start a holder and wait until its mounts are made; `group` goes when the holder goes.
 
     Raises SandboxError with what the helpers said. When cancelled, nothing stays behind.
     """
     wrap = [] if group is None else ["/bin/sh", "-c", cgroup.OUTLIVE, "hold", str(group)]
-    status, status_end = os.pipe()
     try:
         transport, watch = await asyncio.get_running_loop().subprocess_exec(
-            _Watch,
-            *wrap,
-            *command(status_end),
-            stdin=asyncio.subprocess.PIPE,
-            pass_fds=(status_end,),
-            env=CHAIN_ENV,
-            start_new_session=True,
+            _Watch, *wrap, *command, stdin=asyncio.subprocess.PIPE, env=CHAIN_ENV, start_new_session=True
         )
     except OSError as error:
-        os.close(status)
-        raise SandboxError(
-            f"cannot start a sandbox: {error}; `understudy doctor` shows what is missing"
-        ) from error
-    finally:
-        os.close(status_end)
+        raise SandboxError(f"cannot start a sandbox: {error}; see `understudy doctor`") from error
     try:
         async with asyncio.timeout(START_S):
             await watch.answered.wait()
         if not watch.ready:
-            said = watch.output[2].decode(errors="replace").strip()
-            raise SandboxError(f"cannot make the mounts of a sandbox: {said or 'the helper ended without a word'}")
-        return Holder(transport, watch, json.loads(os.read(status, 4096).splitlines()[0])["child-pid"], group)
+            said = watch.output[2].decode(errors="replace").strip() or "a helper ended without a word"
+            raise SandboxError(f"cannot make the mounts of a sandbox: {said}; see `understudy doctor`")
+        return Holder(transport, watch, group, depth=1 if group is None else 2)
     except TimeoutError as error:
         await _end(transport, watch)
         raise SandboxError(f"cannot open a sandbox: its mounts were not made within {START_S:g} s") from error
     except BaseException:
         await asyncio.shield(_end(transport, watch))
         raise
-    finally:
-        os.close(status)

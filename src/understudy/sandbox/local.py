@@ -33,6 +33,7 @@ TOOLS = {
     "bwrap": "bubblewrap",
     "mount": "mount",
     "nsenter": "util-linux",
+    "unshare": "util-linux",
     "prlimit": "util-linux",
 }
 """The programs needed, and the Debian packages they are in."""
@@ -57,22 +58,18 @@ class _Run:
         if any("\0" in option for option in options):
             raise SandboxError("cannot run a command with a NUL byte in its environment or working directory")
         self._proc = proc
-        self.said = b""
-        self.status, self.status_end = os.pipe()
-        os.set_blocking(self.status, False)
+        self.status = os.memfd_create("status")
         self.options = os.memfd_create("options")
         os.write(self.options, b"".join(os.fsencode(option) + b"\0" for option in options))
         os.lseek(self.options, 0, os.SEEK_SET)
 
     def close(self) -> None:
-        for descriptor in (self.status, self.status_end, self.options):
-            os.close(descriptor)
+        os.close(self.status)
+        os.close(self.options)
 
     def told(self, key: str) -> int | None:
         """What bubblewrap said about `key` so far."""
-        with contextlib.suppress(BlockingIOError):
-            self.said += os.read(self.status, 1 << 16)
-        for line in self.said.splitlines(keepends=True):
+        for line in os.pread(self.status, 1 << 16, 0).splitlines(keepends=True):
             if line.endswith(b"\n") and key in (record := json.loads(line)):
                 return record[key]
         return None
@@ -206,7 +203,7 @@ class LocalSandbox:
                 output_bytes=self._spec.limits.output_bytes,
                 stdin=stdin,
                 env=CHAIN_ENV,
-                pass_fds=(run.status_end, run.options),
+                pass_fds=(run.status, run.options),
                 kill=run.kill,
             )
             await run.gone()
@@ -239,11 +236,19 @@ class LocalSandbox:
     async def reset(self) -> None:
         """Open anew: the fresh holder takes the place of the old one, which dies with all that was written."""
         self._root()
-        old, self._holder = self._holder, await self._kind.hold(self._spec)
-        await old.close()
+        old = self._holder
+        self._holder, _ = await asyncio.gather(self._kind.hold(self._spec), old.close())
 
     async def close(self) -> None:
         await self._holder.close()
+
+
+def _may_become(user: int) -> bool:
+    """Whether we are root in a user namespace that knows `user`; root in a smaller one is like anybody else."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return False
+    ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return any(int(first) <= user < int(first) + int(count) for first, _, count in ranges)
 
 
 class LocalSandboxes:
@@ -252,7 +257,7 @@ class LocalSandboxes:
     name: ClassVar[str] = "local"
 
     def __init__(self) -> None:
-        self.user = SANDBOX_UID if sys.platform == "linux" and os.geteuid() == 0 else None
+        self.user = SANDBOX_UID if _may_become(SANDBOX_UID) else None
         self._groups: list[Path | None] = []
 
     def problems(self) -> list[str]:
@@ -310,19 +315,28 @@ class LocalSandboxes:
         """Start a holder for `spec`. Raises SandboxError."""
         group = self._group(spec)
         try:
-            holder = await start(
-                lambda status: view.outer(spec, rootless=self.user is None, status_fd=status), group
-            )
+            holder = await start(view.outer(spec, rootless=self.user is None), group)
         except BaseException:
             if group is not None:
                 cgroup.remove(group)
             raise
-        if self.user is not None:
-            for place in (*view.AREAS, spec.workdir):
-                os.chown(place.lstrip("/"), self.user, self.user, dir_fd=holder.box, follow_symlinks=False)
+        try:
+            self._furnish(holder, spec)
+        except BaseException:
+            await holder.close()
+            raise
+        return holder
+
+    def _furnish(self, holder: Holder, spec: SandboxSpec) -> None:
+        """Give the sandbox's user what it may write, and write what is not taken from this machine."""
+        try:
+            if self.user is not None:
+                for place in (*view.AREAS, spec.workdir):
+                    os.chown(place.lstrip("/"), self.user, self.user, dir_fd=holder.box, follow_symlinks=False)
+        except OSError as error:
+            raise SandboxError(f"cannot give a sandbox to user {self.user}: {error}") from error
         for name, content in view.etc().items():
             inside.write(holder.box, f"/etc/{name}", content, 0o644, None)
-        return holder
 
     async def open(self, spec: SandboxSpec) -> LocalSandbox:
         """Open a sandbox. Raises SandboxError when the spec or this machine does not allow it."""
@@ -337,7 +351,7 @@ class LocalSandboxes:
             chain += ["--user", "--preserve-credentials"]
         else:
             chain += ["--setuid", str(self.user), "--setgid", str(self.user)]
-        chain += ["--", "bwrap", "--json-status-fd", str(run.status_end), "--args", str(run.options), "--"]
+        chain += ["--", "bwrap", "--json-status-fd", str(run.status), "--args", str(run.options), "--"]
         return [*chain, *view.limits(spec.limits, data_bytes=None if holder.group else spec.limits.memory_bytes)]
 
     def prepare_tree(self, tree: Path) -> None:

@@ -56,7 +56,7 @@ while [ $# -gt 0 ]; do
   shift 2
 done
 echo ready
-cat
+read -r _
 """
 """Run by the outer bubble: the overlay and what lies upon it, then nothing until our end of stdin closes."""
 
@@ -134,14 +134,28 @@ def private_place(index: int) -> str:
     return f"/private/{index}"
 
 
-def outer(spec: SandboxSpec, *, rootless: bool, status_fd: int) -> list[str]:
-    """The command that holds a sandbox. It prints "ready" and ends when its stdin does."""
-    argv = ["bwrap", "--unshare-pid", "--die-with-parent", "--json-status-fd", str(status_fd), "--cap-add", "ALL"]
-    if rootless:
-        argv += ["--unshare-user", "--uid", "0", "--gid", "0"]
-    argv += ["--dev-bind", "/dev", "/dev", "--proc", "/proc", "--dir", "/tmp"]
-    # The kernel lets the inner bubble mount a /proc only while a whole one is in sight; bubblewrap masks its own.
-    argv += ["--dev-bind", "/proc", "/whole-proc"]
+def outer(spec: SandboxSpec, *, rootless: bool) -> list[str]:
+    """The command that holds a sandbox. It prints "ready" and ends when its stdin does.
+
+    bubblewrap is the first process of a process namespace that it has not made itself: then the kernel kills all that
+    is inside when it dies. Of its own, it may leave behind a child that waits for it for ever.
+    """
+    argv = ["unshare", "--pid", "--kill-child=SIGKILL", "--mount-proc"]
+    argv += ["--user", "--map-root-user", "--"] if rootless else ["--"]
+    # The kernel lets the inner bubble mount a /proc only while a whole one is in sight, hence no --proc here.
+    argv += [
+        "bwrap",
+        "--cap-add",
+        "ALL",
+        "--dev-bind",
+        "/dev",
+        "/dev",
+        "--dev-bind",
+        "/proc",
+        "/proc",
+        "--dir",
+        "/tmp",
+    ]
     argv += ["--size", str(spec.limits.disk_bytes), "--tmpfs", "/state", "--dir", BOX, *_system()]
     argv += [
         "--dir",
