@@ -95,7 +95,7 @@ What to try next (source .venv/bin/activate first):
   understudy run --policy flaky --policy-arg p=0.5 --samples 4 --tasks {TASKS / "toolz.jsonl"}
   understudy run vllm --base-url http://localhost:8000/v1 --backend-model-high YOUR-MODEL \\
       --tasks {TASKS / "toolz.jsonl"}
-  understudy tasks make more-itertools --count 5   # other packages, other bugs
+  understudy tasks make sqlparse --count 5           # other packages, other bugs
 """
 
 if __name__ == "__main__":

@@ -110,8 +110,8 @@ def tree(tmp_path: Path) -> Path:
     return place
 
 
-def traces(tree: Path, pid: int) -> list[str]:
-    """Processes, mounts and control groups on this machine that belong to sandboxes on `tree`, opened by `pid`."""
+def traces(tree: Path, groups: Path | None, pid: int) -> list[str]:
+    """Processes, mounts and control groups (in `groups`) that belong to sandboxes on `tree`, opened by `pid`."""
     found = [
         f"mount {line}" for line in Path("/proc/self/mountinfo").read_text().splitlines() if tree.name in line
     ]
@@ -122,8 +122,8 @@ def traces(tree: Path, pid: int) -> list[str]:
             continue
         if tree.name in words:
             found.append(f"process {words}")
-    if (parent := cgroup.find_parent()) is not None:
-        found += [f"group {place}" for place in parent.glob(f"{cgroup.PREFIX}-*-{pid}-*")]
+    if groups is not None:
+        found += [f"group {place}" for place in groups.glob(f"{cgroup.PREFIX}-*-{pid}-*")]
     return found
 
 
@@ -134,13 +134,14 @@ def run(script: str, tree: Path, *wrap: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.004, 0.009, 0.015, 0.022, 0.03, 0.045, 0.07, 0.11, 0.2, 0.4])
 def test_a_kill_leaves_nothing(tree: Path, delay_s: float) -> None:
+    groups = cgroup.find_parent()  # Only now: finding it sweeps.
     argv = [sys.executable, "-c", PRELUDE + RESTLESS, str(tree)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as opener:
         assert opener.stdout is not None and opener.stdout.readline() == b"on\n"
         time.sleep(delay_s)
         opener.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 5
-    while (left := traces(tree, opener.pid)) and time.monotonic() < deadline:
+    while (left := traces(tree, groups, opener.pid)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not left
 
@@ -149,10 +150,16 @@ def test_a_kill_of_everything_leaves_a_group_that_the_next_sweeps(tree: Path) ->
     parent = cgroup.find_parent()
     if parent is None:
         pytest.skip("no control groups can be made here")
-    script = "from understudy.sandbox import cgroup; print(cgroup.create(cgroup.find_parent(), 1 << 30).name)"
+    script = """
+from understudy.sandbox import cgroup
+group = cgroup.reserve(cgroup.find_parent())
+cgroup.create(group, 1 << 30)
+print(group.name)
+"""
     name = run(script, tree).stdout.strip()
     assert (parent / name).is_dir()
-    mine = cgroup.create(parent, 1 << 30)
+    mine = cgroup.reserve(parent)
+    cgroup.create(mine, 1 << 30)
     assert cgroup.find_parent() == parent
     assert not (parent / name).exists()
     assert mine.is_dir()
@@ -170,7 +177,7 @@ def test_it_works_without_root(tree: Path) -> None:
     if done.stdout.startswith("skip"):
         pytest.skip(done.stdout)
     assert done.stdout == "fine\n", done.stderr
-    assert not traces(tree, 0)
+    assert not traces(tree, None, 0)
 
 
 def test_without_bubblewrap_it_says_how_to_get_it(tree: Path) -> None:

@@ -33,9 +33,10 @@ class Display(Monitor):
         self._done_before = 0
 
     def stage(self, text: str) -> None:
-        """Show a stage."""
+        """Show a stage; one that only counts on is not worth a line of its own elsewhere than on a terminal."""
+        if text.partition(":")[0] != self._stage.partition(":")[0]:
+            self.changed.set()
         self._stage = text
-        self.changed.set()
 
     def running(self, scheduler: Scheduler, store: Store) -> None:
         """Show the rollouts' counters from now on."""

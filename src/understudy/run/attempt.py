@@ -93,7 +93,7 @@ async def _work(
         key=bench.keys.issue(attempt.id, sampling={"seed": seed}),
         model=config.model,
         max_turns=config.max_turns,
-        timeout_s=config.timeout_s,
+        timeout_s=min(config.timeout_s, prepared.task.meta.get("agent_timeout_s", config.timeout_s)),
     )
     try:
         await asyncio.wrap_future(bench.store.begin_running(attempt.id))

@@ -1,6 +1,7 @@
 """A memory bound for all processes of a sandbox together, where this machine lets us make control groups.
 
-Groups are named after the process that made them, so that one left behind by a machine-wide kill is known as stale.
+Groups are named after the process that made them, so that one left behind when everything is killed at once is
+known as stale.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from understudy.errors import SandboxError
 
 PREFIX = "understudy"
 ROOT = Path("/sys/fs/cgroup")
@@ -77,18 +80,21 @@ def _sweep(parent: Path) -> None:
             remove(group)
 
 
-def create(parent: Path, memory_bytes: int) -> Path:
-    """Make a group whose processes may use `memory_bytes` together. Raises OSError."""
-    group = parent / f"{PREFIX}-{_stamp(os.getpid())}-{next(_numbers)}"
-    group.mkdir()
+def reserve(parent: Path) -> Path:
+    """A path for a new group, which nobody else takes. Nothing is made yet."""
+    return parent / f"{PREFIX}-{_stamp(os.getpid())}-{next(_numbers)}"
+
+
+def create(group: Path, memory_bytes: int) -> None:
+    """Make a group whose processes may use `memory_bytes` together. Raises SandboxError."""
     try:
+        group.mkdir()
         for name, value in LIMIT_FILES.items():
             if (group / name).exists():
                 (group / name).write_text(str(memory_bytes if value is None else value))
-    except OSError:
+    except OSError as error:
         remove(group)
-        raise
-    return group
+        raise SandboxError(f"cannot bound the memory of a sandbox at {memory_bytes} bytes: {error}") from error
 
 
 def remove(group: Path) -> None:
@@ -108,4 +114,7 @@ OUTLIVE = """group=$1; shift
 "$@"; code=$?
 for _ in 1 2 3 4 5 6 7 8 9 10; do [ -d "$group" ] && ! rmdir "$group" 2>/dev/null && sleep 0.02; done
 exit $code"""
-"""A shell script that runs a command ($2…) and removes the group $1 when it has ended."""
+"""A shell script that runs a command ($2…) and removes the group $1 when it has ended.
+
+It runs before the group is made, so that there is none without somebody to remove it.
+"""

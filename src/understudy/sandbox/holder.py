@@ -1,7 +1,7 @@
 """The process that is a sandbox: while it lives the mounts are there, when it dies the kernel frees everything.
 
-It is bubblewrap in a process namespace, waiting for the end of its stdin, which is ours. So it ends with us, however
-we end; and its end kills every run inside.
+It is bubblewrap in a process namespace, waiting for the end of its stdin, which is ours. So it ends with us,
+however we end; and its end kills every run inside.
 """
 
 from __future__ import annotations
@@ -119,11 +119,13 @@ async def _end(transport: asyncio.SubprocessTransport, watch: _Watch) -> None:
     transport.close()
 
 
-async def start(command: Sequence[str], group: Path | None) -> Holder:
-    """Start a holder and wait until its mounts are made; `group` goes when the holder goes.
+async def start(command: Sequence[str], groups: Path | None, memory_bytes: int) -> Holder:
+    """Start a holder and wait until its mounts are made.
 
+    In `groups`, where it is given, a control group is made that bounds memory, and goes when the holder goes.
     Raises SandboxError with what the helpers said. When cancelled, nothing stays behind.
     """
+    group = None if groups is None else cgroup.reserve(groups)
     wrap = [] if group is None else ["/bin/sh", "-c", cgroup.OUTLIVE, "hold", str(group)]
     try:
         transport, watch = await asyncio.get_running_loop().subprocess_exec(
@@ -132,15 +134,18 @@ async def start(command: Sequence[str], group: Path | None) -> Holder:
     except OSError as error:
         raise SandboxError(f"cannot start a sandbox: {error}; see `understudy doctor`") from error
     try:
+        if group is not None:
+            cgroup.create(group, memory_bytes)
         async with asyncio.timeout(START_S):
             await watch.answered.wait()
         if not watch.ready:
             said = watch.output[2].decode(errors="replace").strip() or "a helper ended without a word"
             raise SandboxError(f"cannot make the mounts of a sandbox: {said}; see `understudy doctor`")
         return Holder(transport, watch, group, depth=1 if group is None else 2)
-    except TimeoutError as error:
-        await _end(transport, watch)
-        raise SandboxError(f"cannot open a sandbox: its mounts were not made within {START_S:g} s") from error
-    except BaseException:
+    except BaseException as error:
         await asyncio.shield(_end(transport, watch))
+        if group is not None:
+            cgroup.remove(group)
+        if isinstance(error, TimeoutError):
+            raise SandboxError(f"cannot open a sandbox: its mounts were not made within {START_S:g} s") from error
         raise

@@ -1,7 +1,7 @@
 """Files of a sandbox, opened from outside without ever leaving it.
 
-Paths are resolved by the kernel with the sandbox's root as "/" (openat2, RESOLVE_IN_ROOT), so neither a link nor a
-race can lead out; the thread takes the sandbox user's file-system identity meanwhile, so it may what that user may.
+Paths are resolved by the kernel with the sandbox's root as "/" (openat2, RESOLVE_IN_ROOT), so neither a link nor
+a race can lead out. Meanwhile the thread has the file-system identity of the sandbox's user, and no more rights.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """`local`: overlayfs and bubblewrap. Nothing of it is left when Understudy ends, in whatever way.
 
-The tree is the lower layer of an overlay whose upper layer lies on a tmpfs, as do home and /tmp, so memory and disk
-are bounded and gone with the mounts. Commands run as a user without rights, see the system's programs read-only, only
-their own processes, and a network with nothing but a loopback interface of its own.
+The tree is the lower layer of an overlay whose upper layer lies on a tmpfs, as do home and /tmp: what is written
+is bounded, and gone with the mounts. Commands run as a user without rights; they see the system's programs
+read-only, only their own processes, and a network with nothing but a loopback interface.
+
+Memory is bounded for all processes together where control groups can be made, else for each process alone.
 """
 
 from __future__ import annotations
@@ -93,7 +95,8 @@ class _Run:
     async def gone(self) -> None:
         """Wait until no process is left but the first, which is bubblewrap: all others descend from it."""
         first = self.told("child-pid")
-        while first is not None and self._has_children(first):
+        # The kernel tells the end of a process to its parent alone, so we have to look.
+        while first is not None and self._has_children(first):  # noqa: ASYNC110
             await asyncio.sleep(0.0005)
 
     def _has_children(self, pid: int) -> bool:
@@ -116,13 +119,16 @@ class LocalSandbox:
         self._spec = spec
         self._kind = kind
         self._holder = holder
+        self._closed = False
 
     @property
     def workdir(self) -> str:
+        """The spec's workdir."""
         return self._spec.workdir
 
     @property
     def home(self) -> str:
+        """A directory on the bounded tmpfs."""
         return view.HOME
 
     def locate(self, target: str) -> str:
@@ -236,10 +242,17 @@ class LocalSandbox:
     async def reset(self) -> None:
         """Open anew: the fresh holder takes the place of the old one, which dies with all that was written."""
         self._root()
-        old = self._holder
-        self._holder, _ = await asyncio.gather(self._kind.hold(self._spec), old.close())
+        closing = asyncio.create_task(self._holder.close())
+        try:
+            self._holder = await self._kind.hold(self._spec)
+        finally:
+            await closing
+        if self._closed:
+            await self._holder.close()
 
     async def close(self) -> None:
+        """Kill everything inside; the kernel frees the rest."""
+        self._closed = True
         await self._holder.close()
 
 
@@ -299,27 +312,13 @@ class LocalSandboxes:
             finally:
                 await sandbox.close()
 
-    def _group(self, spec: SandboxSpec) -> Path | None:
-        """A new control group for a sandbox, or None where there can be none."""
-        if not self._groups:
-            self._groups.append(cgroup.find_parent())
-        if (parent := self._groups[0]) is None:
-            return None
-        try:
-            # What is written lies in memory too, and is charged to whoever wrote it.
-            return cgroup.create(parent, spec.limits.memory_bytes + spec.limits.disk_bytes)
-        except OSError as error:
-            raise SandboxError(f"cannot bound the memory of a sandbox in {parent}: {error}") from error
-
     async def hold(self, spec: SandboxSpec) -> Holder:
         """Start a holder for `spec`. Raises SandboxError."""
-        group = self._group(spec)
-        try:
-            holder = await start(view.outer(spec, rootless=self.user is None), group)
-        except BaseException:
-            if group is not None:
-                cgroup.remove(group)
-            raise
+        if not self._groups:
+            self._groups.append(cgroup.find_parent())
+        # What is written lies in memory too, and is charged to whoever wrote it.
+        memory_bytes = spec.limits.memory_bytes + spec.limits.disk_bytes
+        holder = await start(view.outer(spec, rootless=self.user is None), self._groups[0], memory_bytes)
         try:
             self._furnish(holder, spec)
         except BaseException:

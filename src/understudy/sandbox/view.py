@@ -1,8 +1,8 @@
 """What a local sandbox consists of, as arguments for bubblewrap.
 
-There are two bubbles, one in the other. The outer one lives as long as the sandbox and holds every mount: the tree,
-what the spec declares, a tmpfs for all that is written, and under `BOX` the root file system that commands see.
-The inner one is made for each run: it shows BOX and nothing else.
+There are two bubbles, one in the other. The outer one lives as long as the sandbox and holds every mount: the
+tree, what the spec declares, a tmpfs for all that is written, and under `BOX` the root file system that commands
+see. The inner one is made for each run: it shows BOX and nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HOME = "/home/agent"
 USER_ID = 1000
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ATTIC = "/var/attic"
-"""Where top-level directories live that are made by `write`: the root itself is read-only and has links to here."""
+"""Where top-level directories live that `write` makes: the root itself is read-only and has links to here."""
 
 AREAS = (HOME, "/tmp", "/var", "/dev/shm")
 """Writable directories besides the workdir, all on the one bounded tmpfs."""
@@ -78,7 +78,8 @@ def check(spec: SandboxSpec) -> None:
         )
     if not _normal(spec.workdir) or any(below(area, spec.workdir) for area in AREAS):
         raise SandboxError(
-            f"cannot use {spec.workdir!r} as workdir: expected an absolute path that holds none of {', '.join(AREAS)}"
+            f"cannot use {spec.workdir!r} as workdir: expected an absolute path that holds none of "
+            f"{', '.join(AREAS)}"
         )
     for mount in spec.mounts:
         _check_mount(mount, spec)
@@ -87,7 +88,8 @@ def check(spec: SandboxSpec) -> None:
 def _check_mount(mount: Mount, spec: SandboxSpec) -> None:
     if not _normal(mount.target) or below(spec.workdir, mount.target):
         raise SandboxError(
-            f"cannot mount {mount.source} at {mount.target!r}: expected an absolute path that does not hide the workdir"
+            f"cannot mount {mount.source} at {mount.target!r}: expected an absolute path "
+            "that does not hide the workdir"
         )
     if not mount.source.exists():
         raise SandboxError(f"cannot mount {mount.source} at {mount.target}: there is no such file on this machine")
@@ -103,15 +105,20 @@ def _check_mount(mount: Mount, spec: SandboxSpec) -> None:
 
 
 def _system() -> list[str]:
-    """The programs and libraries of this machine, read-only; /bin and its like as links where they are links."""
-    found = ["--ro-bind", "/usr", "/usr", "--ro-bind", "/usr", f"{BOX}/usr"]
-    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+    """The programs and libraries of this machine, read-only; /bin and its like as links where they are links.
+
+    The outer bubble needs them too, and links to what BOX has.
+    """
+    found: list[str] = []
+    for name in ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         place = Path("/", name)
         if place.is_symlink():
-            link = str(place.readlink())
-            found += ["--symlink", link, f"/{name}", "--symlink", link, f"{BOX}/{name}"]
+            found += ["--symlink", str(place.readlink()), f"{BOX}/{name}"]
         elif place.is_dir():
-            found += ["--ro-bind", str(place), f"/{name}", "--ro-bind", str(place), f"{BOX}/{name}"]
+            found += ["--ro-bind", str(place), f"{BOX}/{name}"]
+        else:
+            continue
+        found += ["--symlink", f"{BOX}/{name}", f"/{name}"]
     for name in ETC_DIRECTORIES:
         if Path("/etc", name).is_dir():
             for parent in reversed(PurePosixPath("/etc", name).parents[:-1]):
@@ -137,8 +144,8 @@ def private_place(index: int) -> str:
 def outer(spec: SandboxSpec, *, rootless: bool) -> list[str]:
     """The command that holds a sandbox. It prints "ready" and ends when its stdin does.
 
-    bubblewrap is the first process of a process namespace that it has not made itself: then the kernel kills all that
-    is inside when it dies. Of its own, it may leave behind a child that waits for it for ever.
+    bubblewrap is the first process of a process namespace that it has not made itself: then the kernel kills all
+    that is inside when it dies. In one of its own, a child may wait for ever for a bubblewrap that was killed.
     """
     argv = ["unshare", "--pid", "--kill-child=SIGKILL", "--mount-proc"]
     argv += ["--user", "--map-root-user", "--"] if rootless else ["--"]

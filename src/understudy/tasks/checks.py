@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, field
 
-from understudy.errors import GraderError, SandboxError
+from understudy.errors import ConfigError, GraderError, SandboxError
 from understudy.sandbox.base import Completed, Mount, Sandbox
 from understudy.tasks import report_plugin
 from understudy.types import PytestChecks, ScriptChecks, TestOutcome
@@ -105,8 +105,13 @@ async def run_script(sandbox: Sandbox, checks: ScriptChecks, *, env: dict[str, s
     """Run a check script in the working directory and read the reward it wrote.
 
     The hidden files are where the sandbox's mount for `checks.target` is. Raises SandboxError, or GraderError when
-    the command does not exist.
+    the command does not exist, ConfigError when the sandbox shares its paths with this machine.
     """
+    if sandbox.locate(checks.target) != checks.target:
+        raise ConfigError(
+            f"a check script writes to {checks.reward_file}, which without isolation is a file of this machine; "
+            "run this task with --sandbox local"
+        )
     await sandbox.run(["mkdir", "-p", REWARDS], timeout_s=30)
     located = sandbox.locate(checks.target)
     command = [

@@ -169,6 +169,10 @@ def _run(recipe: Recipe, line: int, rest: str) -> None:
     recipe.steps.append(Run(line, argv, recipe.workdir or "/", dict(recipe.env)))
 
 
+def _nothing(recipe: Recipe, line: int, rest: str) -> None:
+    pass
+
+
 _HANDLERS: dict[str, Callable[[Recipe, int, str], None]] = {
     "FROM": _from,
     "WORKDIR": _workdir,
@@ -176,6 +180,8 @@ _HANDLERS: dict[str, Callable[[Recipe, int, str], None]] = {
     "ADD": _add,
     "ENV": _env,
     "RUN": _run,
+    # What is said about the image, or done when a container of it starts by itself: nothing for the tree.
+    **dict.fromkeys(("LABEL", "MAINTAINER", "EXPOSE", "CMD", "STOPSIGNAL"), _nothing),
 }
 
 
