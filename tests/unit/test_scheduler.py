@@ -102,7 +102,7 @@ async def test_failures_in_a_row_stop_the_run_and_leave_the_rest_queued(store: S
     async def down(rollout: Rollout, attempt: Attempt) -> Verdict:
         raise BackendError("connection refused")
 
-    with pytest.raises(BackendError, match="in a row failed at the backend.*connection refused"):
+    with pytest.raises(BackendError, match=r"in a row failed at the backend.*connection refused"):
         await scheduler(store, down, concurrency=1).run()
     statuses = [rollout.status for rollout in store.rollouts(RUN)]
     assert statuses.count("failed") == 3

@@ -33,8 +33,8 @@ class KnownTasks:
             known = texts.setdefault(task.instruction.strip(), task)
             if known.gold_patch != task.gold_patch:
                 raise TaskError(
-                    f"tasks {known.instance_id} and {task.instance_id} have the same instruction, by which scripted "
-                    "policies tell tasks apart; give each its own"
+                    f"tasks {known.instance_id} and {task.instance_id} have the same instruction, by which "
+                    "scripted policies tell tasks apart; give each its own"
                 )
         texts.pop("", None)
         # A text is looked through for one short stretch of every instruction: of its beginning, middle and

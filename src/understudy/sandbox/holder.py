@@ -17,13 +17,13 @@ from pathlib import Path
 from understudy.errors import SandboxError
 from understudy.sandbox import cgroup
 from understudy.sandbox.process import kill_group
-from understudy.sandbox.view import BOX
+from understudy.sandbox.view import BOX, SYSTEM_PATH
 
 START_S = 60.0
 """How long making the mounts may take on a machine under load, in seconds."""
 
 END_S = 5.0
-CHAIN_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+CHAIN_ENV = {"PATH": SYSTEM_PATH, "LC_ALL": "C"}
 """Environment of our own helpers; never the spec's, for some of them run with our rights."""
 
 

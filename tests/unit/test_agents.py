@@ -1,0 +1,67 @@
+"""How an agent's end is judged, and what the shell agent gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from understudy.agents.base import GATEWAY_SOCKET, AgentJob
+from understudy.agents.claude_code import _judge
+from understudy.agents.shell import Shell
+from understudy.errors import ConfigError
+from understudy.sandbox.base import Completed, Mount, SandboxSpec
+from understudy.sandbox.unsafe import UnsafeSandboxes
+
+
+def ended(*events: object, code: int | None = 0, stderr: bytes = b"", timed_out: bool = False) -> Completed:
+    stdout = b"".join(json.dumps(event).encode() + b"\n" for event in events)
+    return Completed(code, stdout, stderr, 1.0, timed_out=timed_out)
+
+
+RESULT = {"type": "result", "subtype": "success", "is_error": False, "result": "done"}
+
+
+@pytest.mark.parametrize(
+    ("completed", "outcome", "words"),
+    [
+        (ended({"type": "system"}, RESULT), "completed", ""),
+        (ended({**RESULT, "subtype": "error_max_turns", "is_error": True}, code=1), "max_turns", ""),
+        (ended({**RESULT, "is_error": True, "result": "API Error: 529"}, code=1), "crashed", "API Error: 529"),
+        (ended({**RESULT, "subtype": "error_during_execution", "errors": ["boom"]}), "crashed", "done"),
+        (ended({"type": "system"}, code=-9, stderr=b"Killed"), "crashed", "exit code -9 and no result: Killed"),
+        (ended(code=1), "crashed", "nothing on stderr"),
+        (ended(RESULT, code=None, timed_out=True), "timeout", "stopped after 1 s"),
+        (ended(["not", "an", "event"], RESULT, 7), "completed", ""),
+    ],
+)
+def test_how_claude_code_ended(completed: Completed, outcome: str, words: str):
+    found, message = _judge(completed)
+    assert found == outcome
+    assert words in message
+
+
+async def test_the_shell_agent_gets_the_instruction_the_key_and_the_socket(tmp_path: Path):
+    (tmp_path / "tree").mkdir()
+    socket = tmp_path / "gateway.sock"
+    socket.touch()
+    spec = SandboxSpec(tmp_path / "tree", mounts=(Mount(socket, GATEWAY_SOCKET),))
+    sandbox = await UnsafeSandboxes().open(spec)
+    try:
+        command = 'cat > said; echo "$UNDERSTUDY_API_KEY $UNDERSTUDY_MODEL $UNDERSTUDY_GATEWAY_SOCKET"; exit $CODE'
+        job = AgentJob(instruction="-n mend\n", key="sk-1", model="m", max_turns=3, timeout_s=10)
+        result = await Shell(command.replace("$CODE", "0")).run(sandbox, job)
+        assert (result.outcome, result.exit_code) == ("completed", 0)
+        assert result.logs["stdout.txt"].decode().split() == ["sk-1", "m", sandbox.locate(GATEWAY_SOCKET)]
+        assert await sandbox.read("said") == b"-n mend\n"
+        result = await Shell(command.replace("$CODE", "5")).run(sandbox, job)
+        assert (result.outcome, result.exit_code) == ("crashed", 5)
+        assert "exit code 5" in result.message
+    finally:
+        await sandbox.close()
+
+
+def test_a_shell_agent_without_a_command_says_so():
+    with pytest.raises(ConfigError, match="--agent-command"):
+        Shell().mounts()

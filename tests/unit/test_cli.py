@@ -1,0 +1,73 @@
+"""The command line's surface: help, versions, errors, and what importing does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import understudy as package
+from understudy import adapters
+from understudy.errors import ConfigError
+
+from support import understudy
+
+
+@pytest.mark.parametrize(
+    "command",
+    [(), ("run",), ("show",), ("doctor",), ("setup",), ("tasks", "make"), ("tasks", "check"), ("export", "hf")],
+)
+def test_every_command_has_help(command: tuple[str, ...]):
+    done = understudy(*command, "--help")
+    assert done.returncode == 0
+    assert "Usage: understudy" in done.stdout
+
+
+def test_version():
+    assert understudy("--version").stdout == f"understudy {package.__version__}\n"
+
+
+def test_help_loads_nothing_heavy():
+    script = (
+        "import sys; sys.argv = ['understudy', '--help']\n"
+        "from understudy.cli.main import app\n"
+        "try: app()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'sqlalchemy', 'alembic', 'aiohttp', 'uvicorn', 'datasets', 'pyarrow', 'tokenizers', 'libcst'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"
+
+
+def test_doctor_names_everything_with_its_state():
+    report = json.loads(understudy("doctor", "--json").stdout)
+    names = {check["name"] for check in report["checks"]}
+    assert {"Python", "git", "sandbox: local", "npm", "Claude Code", "cache directory"} <= names
+    assert all(check["ok"] or check["remedy"] for check in report["checks"])
+
+
+def test_doctor_on_a_machine_that_lacks_things(tmp_path: Path):
+    done = understudy("doctor", "--json", env={"PATH": str(tmp_path), "UNDERSTUDY_CACHE": str(tmp_path / "cache")})
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    missing = {check["name"] for check in report["checks"] if not check["ok"]}
+    assert {"git", "Claude Code"} <= missing
+    assert report["ok"] is False
+
+
+def test_an_unknown_adapter_is_refused_with_those_there_are():
+    with pytest.raises(ConfigError, match="claude-code, shell"):
+        adapters.load("agents", "nobody")
+
+
+def test_show_and_export_of_a_directory_without_a_store(tmp_path: Path):
+    for command in (("show", "--dir"), ("export", "hf")):
+        done = understudy(*command, tmp_path / "nothing")
+        assert done.returncode == 2
+        assert "nothing" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
