@@ -199,6 +199,8 @@ def bench_size(directory: Path) -> dict[str, Any]:
     """Bytes on disk of one long conversation, over the bytes of its last request and response."""
     calls = conversation("long", 1, turns=TURNS, preamble=24_000, result=1_380, said=480)
     prompt = len(calls[-1].prompt_token_ids or ())
+    if prompt < TOKENS:
+        raise SystemExit(f"bench: the conversation grew to {prompt} tokens, not to {TOKENS}")
     store, naive = open_store(directory / "long", ["long"]), Naive(directory)
     for call in calls:
         store.append_call(call).result()

@@ -69,7 +69,8 @@ def main() -> None:
     specs: list[str] = []
     for package, count in PACKAGES.items():
         path = TASKS / f"{package}.jsonl"
-        understudy("tasks", "make", package, "--count", str(count), "--seed", "1", "--output", str(path))
+        if not path.exists():
+            understudy("tasks", "make", package, "--count", str(count), "--seed", "1", "--output", str(path))
         specs += ["--tasks", str(path)]
     total = sum(PACKAGES.values())
     solved: dict[str, int] = {}

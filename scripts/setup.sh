@@ -17,25 +17,35 @@ command -v git >/dev/null || fail "no git here; install it, as: apt-get install 
 if ! command -v bwrap >/dev/null; then
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     say "setup: installing bubblewrap with apt-get"
-    { apt-get install -y -q bubblewrap || { apt-get update -q && apt-get install -y -q bubblewrap; }; } >.setup.log 2>&1 ||
-      fail "apt-get could not install bubblewrap (is the network there?); its output is in .setup.log"
-    rm -f .setup.log
+    said=$({ apt-get install -y -q bubblewrap || { apt-get update -q && apt-get install -y -q bubblewrap; }; } 2>&1) || {
+      printf '%s\n' "$said" | tail -n 5 >&2
+      fail "apt-get could not install bubblewrap (is the network there?); its last words are above"
+    }
   else
     fail "no bubblewrap here, which the sandbox is made of; install it, as: sudo apt-get install bubblewrap
        (dnf install bubblewrap, pacman -S bubblewrap, apk add bubblewrap)"
   fi
 fi
 
-if [ ! -x $VENV/bin/python ]; then
-  "$PYTHON" -m venv $VENV || fail "$PYTHON cannot make a virtual environment; install its venv module, as: apt-get install python3-venv"
-fi
+# A virtual environment knows its own path, and one that was interrupted has no pip: such a one is made anew.
 stamp=$VENV/.installed
+whole() {
+  [ -x $VENV/bin/python ] && grep -qsF -- "$(pwd -P)/$VENV" $VENV/pyvenv.cfg &&
+    { [ -f $stamp ] || $VENV/bin/python -c 'import pip' 2>/dev/null; }
+}
+if ! whole; then
+  rm -rf $VENV
+  "$PYTHON" -m venv $VENV || {
+    rm -rf $VENV
+    fail "$PYTHON cannot make a virtual environment; install its venv module, as: apt-get install python3-venv"
+  }
+fi
 extras="hf,dev"
 command -v npm >/dev/null || extras="$extras,node"
 want="$extras $(cksum pyproject.toml)"
 if [ "$(cat $stamp 2>/dev/null || true)" != "$want" ]; then
-  say "setup: installing into $VENV"
-  $VENV/bin/python -m pip install -q --disable-pip-version-check -e ".[$extras]" ||
+  say "setup: installing into $VENV (a minute or two the first time)"
+  $VENV/bin/python -m pip install -qq --disable-pip-version-check -e ".[$extras]" ||
     fail "pip could not install the dependencies (is the network there?); its words are above"
   printf '%s' "$want" >$stamp
 fi

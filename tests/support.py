@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from understudy.store.store import Store
 from understudy.types import Files, PytestChecks, Task
 
 UNDERSTUDY = Path(sys.executable).with_name("understudy")
@@ -49,6 +53,24 @@ def understudy(
         timeout=timeout,
         check=False,
     )
+
+
+def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60) -> None:
+    """Wait until something has happened; fails when the process ends before, or it takes too long."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        if process.poll() is not None:
+            pytest.fail(f"it ended with exit code {process.returncode}: {process.communicate()}")
+        assert time.monotonic() < deadline, f"nothing happened within {seconds} s"
+        time.sleep(0.05)
+
+
+def statuses(out: Path) -> Counter[str]:
+    """How many rollouts of a run that may not have begun yet are in each state."""
+    if not (out / "store.db").exists():
+        return Counter()
+    with Store.open(out, create=False) as store:
+        return Counter(rollout.status for rollout in store.rollouts())
 
 
 def require(problems: list[str]) -> None:

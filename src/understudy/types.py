@@ -189,8 +189,9 @@ class Call(Struct, frozen=True, kw_only=True):
     `request` is the exact body the agent sent. `response` is the exact JSON message it was answered with
     (streamed answers are a rendering of it), or the error body. What a backend cannot give (token ids,
     logprobs, a policy version) is None, never made up. `logprobs[i]` belongs to `completion_token_ids[i]`.
-    The branch key is (`session_id`, `agent_id`); `parent_id` is the call before it on that branch and
-    `sequence` counts from 0 within the attempt.
+    The branch key is (`session_id`, `agent_id`). `parent_id` is the last call that was answered on that branch
+    when this one began: what storage builds on, and a first guess; the tree that `trajectory` computes from the
+    messages is what counts. `sequence` counts from 0 within the attempt, in the order in which calls ended.
     """
 
     id: str

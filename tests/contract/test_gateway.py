@@ -347,6 +347,32 @@ async def test_only_the_attempts_own_key_opens_it_and_only_while_it_runs(store: 
         assert (await _read(front, ask()))[0] == 200
 
 
+async def test_a_key_that_is_revoked_while_the_body_comes_begins_nothing(store: Store) -> None:
+    async with running(store) as front:
+        body = json.dumps(ask()).encode()
+
+        async def slowly() -> AsyncIterator[bytes]:
+            yield body[:10]
+            await asyncio.sleep(0.1)
+            front.keys.revoke(front.attempts[0])
+            yield body[10:]
+
+        headers = {"x-api-key": front.key}
+        async with front.http.post(front.url + "/v1/messages", data=slowly(), headers=headers) as reply:
+            assert reply.status == 403
+        assert list(store.calls(front.attempts[0])) == []
+
+
+async def test_a_request_of_any_depth_is_answered(store: Store) -> None:
+    async with running(store) as front:
+        for depth in range(900, 1000):
+            schema = '{"a":' * depth + "1" + "}" * depth
+            body = json.dumps(ask(tools=[{"name": "t", "input_schema": "?"}])).replace('"?"', schema).encode()
+            for path in ("/v1/messages/count_tokens", "/v1/messages"):
+                async with front.post(body, path=path) as reply:
+                    assert reply.status != 500, (depth, await reply.text())
+
+
 # --- failures ------------------------------------------------------------------------------------------
 
 NUMBERS = "maximum context length is 32 tokens"

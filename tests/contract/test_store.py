@@ -309,6 +309,13 @@ def test_an_attempt_ends_with_all_that_came_of_it_or_not_at_all(store: Store) ->
     assert store.rollout("run-0").status == "succeeded"
 
 
+def test_a_failure_is_kept_whatever_its_message_holds(store: Store) -> None:
+    attempt = running(store)
+    error = ErrorInfo("agent", "AgentError", "no such file: caf\udce9")
+    store.finish_attempt(attempt.id, "failed", "failed", error=error).result()
+    assert store.attempts("run-0")[0].error == ErrorInfo("agent", "AgentError", "no such file: caf?")
+
+
 def test_after_a_kill_open_attempts_go_and_their_rollouts_come_again(tmp_path: Path) -> None:
     with Store.open(tmp_path) as store:
         prepare(store, 4)

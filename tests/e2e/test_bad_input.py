@@ -18,7 +18,7 @@ import pytest
 from understudy.store.store import Store
 from understudy.tasks.records import dump
 
-from support import UNDERSTUDY, calc_task, understudy
+from support import UNDERSTUDY, calc_task, statuses, understudy, wait_for
 
 pytestmark = pytest.mark.usefixtures("isolation")
 
@@ -94,52 +94,30 @@ def test_a_model_server_that_is_not_there(calc_tasks: Path, tmp_path: Path):
 def test_a_model_server_that_dies_is_an_infrastructure_failure(tmp_path: Path):
     tasks, out = tmp_path / "tasks.jsonl", tmp_path / "out"
     dump([calc_task(number) for number in range(3)], tasks)
+    pipe = subprocess.PIPE
     serve = [sys.executable, "-m", "understudy.model.server", "--policy", "oracle", "--tasks", str(tasks)]
-    server = subprocess.Popen([*serve, "--model-name", "m"], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
-    assert server.stdout is not None
-    url = json.loads(server.stdout.readline())["url"]
-    arguments = [
-        "run",
-        "vllm",
-        "--base-url",
-        url,
-        "--backend-model-high",
-        "m",
-        "--tasks",
-        str(tasks),
-        "-o",
-        str(out),
-    ]
-    run = subprocess.Popen(
-        [UNDERSTUDY, *arguments, "-n", "40", "-j", "2", "--json"],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 60
-    while not (out / "store.db").exists() or not _solved(out):
-        assert time.monotonic() < deadline, "no rollout was solved in time"
-        time.sleep(0.1)
-    server.send_signal(signal.SIGKILL)
-    server.communicate()
+    with subprocess.Popen([*serve, "--model-name", "m"], stdout=pipe, stdin=subprocess.DEVNULL) as server:
+        assert server.stdout is not None
+        url = json.loads(server.stdout.readline())["url"] + "/v1"
+        arguments = ["run", "vllm", "--base-url", url, "--backend-model-high", "m", "--tasks", str(tasks)]
+        arguments += ["-o", str(out), "-n", "40", "-j", "2", "--json"]
+        run = subprocess.Popen([UNDERSTUDY, *arguments], stderr=pipe, stdout=pipe, text=True)
+        try:
+            wait_for(lambda: statuses(out)["succeeded"] > 0, run)
+        finally:
+            server.kill()
     _, stderr = run.communicate(timeout=200)
     assert run.returncode == 2
     assert "backend" in stderr
     assert "same command again" in stderr
     assert_intact(out)
     with Store.open(out, create=False) as store:
-        rollouts = store.rollouts()
-        failed = [rollout for rollout in rollouts if rollout.status == "failed"]
+        failed = [rollout for rollout in store.rollouts() if rollout.status == "failed"]
         assert failed
         assert all(store.verdict(attempt.id) is None for r in failed for attempt in store.attempts(r.id))
         attempt = store.attempts(failed[0].id)[-1]
         assert attempt.error is not None
         assert attempt.error.boundary == "backend"
-
-
-def _solved(out: Path) -> bool:
-    with Store.open(out, create=False) as store:
-        return any(rollout.status == "succeeded" for rollout in store.rollouts())
 
 
 def test_an_agent_that_crashes_is_tried_again_and_reported(calc_tasks: Path, tmp_path: Path):
@@ -161,11 +139,10 @@ def test_an_agent_that_crashes_is_tried_again_and_reported(calc_tasks: Path, tmp
 def test_one_directory_is_used_by_one_run_at_a_time(calc_tasks: Path, tmp_path: Path):
     out = tmp_path / "out"
     slow = ("run", "--agent", "shell", "--agent-command", "sleep 20", "--tasks", str(calc_tasks), "-o", str(out))
-    first = subprocess.Popen([UNDERSTUDY, *slow], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    pipe = subprocess.PIPE
+    first = subprocess.Popen([UNDERSTUDY, *slow], stderr=pipe, stdout=pipe, text=True)
     try:
-        while not (out / ".lock").exists():
-            time.sleep(0.05)
-        time.sleep(0.2)
+        wait_for(lambda: statuses(out)["running"] > 0, first)
         done = understudy(*slow)
         assert done.returncode == 2
         assert "another run is using" in done.stderr
@@ -173,7 +150,8 @@ def test_one_directory_is_used_by_one_run_at_a_time(calc_tasks: Path, tmp_path: 
         for _ in range(2):
             first.send_signal(signal.SIGINT)
             time.sleep(0.5)
-        assert first.wait(30) in (130, 2)
+        first.communicate(timeout=30)
+    assert first.returncode == 130
 
 
 def test_a_taken_port(calc_tasks: Path):

@@ -214,6 +214,16 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path):
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("stream.json", "old")]
 
 
+def test_a_directory_that_cannot_be_replaced_is_put_back(tmp_path: Path):
+    target = tmp_path / "dataset"
+    target.mkdir()
+    (target / "old").touch()
+    with pytest.raises(FileNotFoundError), replacing(target):
+        pass  # nothing was written, so there is nothing to take its place
+    assert [path.name for path in tmp_path.iterdir()] == ["dataset"]
+    assert [path.name for path in target.iterdir()] == ["old"]
+
+
 @given(st.integers(0, 30), st.dictionaries(st.integers(0, 29), st.floats(0, 1)))
 def test_each_turn_gets_the_next_reward_at_or_after_it(turns: int, rewards: dict[int, float]):
     earned = carry_back(turns, rewards)

@@ -255,6 +255,20 @@ async def test_a_report_that_the_code_floods_scores_zero(
     assert score == 0.0, reason
 
 
+@pytest.mark.parametrize("line", [b"\xff", b'{"id": "\xff"}', b'{"id": "x", "y": ' + b"[" * 5000])
+async def test_a_line_in_the_report_that_cannot_be_read_is_passed_over(
+    prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, line: bytes
+) -> None:
+    forge = (
+        "import glob, os\n"
+        "for path in glob.glob(os.path.expanduser('~/.report-*')):\n"
+        "    with open(path, 'ab') as file:\n"
+        f"        file.write({line + chr(10).encode()!r})\n"
+    )
+    score, reason = await reward(prepared, diff({"calc.py": forge + MENDED["calc.py"]}), sandboxes, environment)
+    assert score == 1.0, reason
+
+
 async def test_a_forged_line_beside_the_true_one_is_a_failure(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> None:

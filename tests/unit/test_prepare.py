@@ -146,6 +146,18 @@ def test_special_files_and_missing_directories_are_refused(tmp_path: Path) -> No
         prepare(task(Directory(str(tmp_path / "gone"))), tmp_path / "cache", UnsafeSandboxes())
 
 
+def test_a_source_that_cannot_be_read_is_a_task_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a").touch()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "source/a")
+
+    monkeypatch.setattr("understudy.tasks.prepare.hashlib.file_digest", refuse)  # root may read everything
+    with pytest.raises(TaskError, match="source/a: cannot be read: Permission denied"):
+        prepare(task(Directory(str(tmp_path / "source"))), tmp_path / "cache", UnsafeSandboxes())
+
+
 @pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", ".git/config", "a/.GIT/x", "", ".", "a\0b"])
 def test_files_must_lie_in_the_tree(tmp_path: Path, name: str) -> None:
     with pytest.raises(TaskError):

@@ -67,6 +67,8 @@ def test_relative_directories_are_taken_from_the_file(tmp_path: Path) -> None:
         (raw(gold_patch=""), "gold_patch: expected"),
         (raw(workdir="/a/../b"), "workdir: expected"),
         (raw(workdir="x"), "workdir: expected"),
+        (raw(meta={"agent_timeout_s": "60"}), "meta.agent_timeout_s: expected"),
+        (raw(meta={"agent_timeout_s": 0}), "meta.agent_timeout_s: expected"),
         (raw(colour="red"), "colour"),
         (raw(repo=3), r"\$\.repo"),
         (raw(checks={"kind": "pytest", "files": {}, "fail_to_pass": []}), "checks.fail_to_pass: expected"),

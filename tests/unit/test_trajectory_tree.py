@@ -198,8 +198,8 @@ def test_arguments_of_a_hostile_shape_start_no_subagent():
 def test_chat_messages_are_laid_out_as_the_model_gets_them():
     session = Session()
     turn = assistant({"type": "thinking", "thinking": "hm"}, text("I look."), tool_use("t1", command="ls"))
-    failed = {**tool_result("t1", [text("no"), text("such")]), "is_error": True}
     image = {"type": "image", "source": {"type": "base64", "data": "eA=="}}
+    failed = {**tool_result("t1", [text("no"), image]), "is_error": True}
     call = session.ask([ASK, turn, user(text("note"), failed, image)], [text("Done.")], system="Be brief.")
     told = [
         {key: value for key, value in msgspec.to_builtins(message).items() if value is not None}
@@ -212,7 +212,7 @@ def test_chat_messages_are_laid_out_as_the_model_gets_them():
         {"role": "user", "content": "Mend it."},
         {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": calls},
         {"role": "user", "content": "note"},
-        {"role": "tool", "content": "Error: no\nsuch", "tool_call_id": "t1"},
+        {"role": "tool", "content": "Error: no\n[image]", "tool_call_id": "t1"},
         {"role": "user", "content": "[image]"},
         {"role": "assistant", "content": "Done."},
     ]

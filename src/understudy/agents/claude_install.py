@@ -53,7 +53,7 @@ def install(cache: Path | None = None) -> Path:
     ConfigError when there is no npm or it fails, with npm's own words.
     """
     binary = binary_path(cache)
-    if binary.is_file():
+    if is_there(binary):
         return binary
     npm = find_npm()
     if npm is None:
@@ -61,12 +61,30 @@ def install(cache: Path | None = None) -> Path:
             "Claude Code is fetched with npm, and there is none here. Install Node.js with npm, or run: "
             "pip install 'understudy[node]'"
         )
+    try:
+        _fetch(npm, binary)
+    except OSError as error:
+        raise ConfigError(
+            f"Claude Code cannot be put into the cache: {error}; set UNDERSTUDY_CACHE to a directory that you can "
+            f"write, with 2 GiB free"
+        ) from error
+    if not is_there(binary):
+        raise ConfigError(f"npm installed Claude Code {CLAUDE_CODE_VERSION}, but {binary} is not there")
+    return binary
+
+
+def is_there(binary: Path) -> bool:
+    """Whether the binary can be run; False too where we may not even look."""
+    return os.access(binary, os.X_OK)
+
+
+def _fetch(npm: list[str], binary: Path) -> None:
     version_dir = binary.parents[3]
     version_dir.parent.mkdir(parents=True, exist_ok=True)
     with (version_dir.parent / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if binary.is_file():
-            return binary
+        if is_there(binary):
+            return
         staging = Path(tempfile.mkdtemp(prefix=".fetch-", dir=version_dir.parent))
         try:
             _npm_install(npm, staging, f"{_npm_package()}@{CLAUDE_CODE_VERSION}")
@@ -75,9 +93,6 @@ def install(cache: Path | None = None) -> Path:
             staging.rename(version_dir)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-    if not binary.is_file():
-        raise ConfigError(f"npm installed Claude Code {CLAUDE_CODE_VERSION}, but {binary} is not there")
-    return binary
 
 
 def _npm_install(npm: list[str], prefix: Path, package: str) -> None:

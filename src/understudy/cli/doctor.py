@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -106,14 +107,14 @@ def _npm() -> Check:
 
 
 def _claude_code() -> Check:
-    from understudy.agents.claude_install import binary_path
+    from understudy.agents.claude_install import binary_path, is_there
     from understudy.config import CLAUDE_CODE_VERSION
 
     try:
         binary = binary_path()
     except ConfigError as error:
         return Check("Claude Code", False, str(error))
-    if binary.is_file():
+    if is_there(binary):
         return Check("Claude Code", True, f"{CLAUDE_CODE_VERSION} at {binary}")
     return Check("Claude Code", False, f"{CLAUDE_CODE_VERSION} is not fetched", "understudy setup")
 
@@ -130,7 +131,11 @@ def _cache() -> Check:
     from understudy.config import cache_dir
 
     cache = cache_dir()
-    parent = next(path for path in (cache, *cache.parents) if path.exists())
+    # os.access, for Path.exists raises where we may not look
+    parent = next(path for path in (cache, *cache.parents) if os.access(path, os.F_OK))
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        remedy = "set UNDERSTUDY_CACHE to a directory that you can write"
+        return Check("cache directory", False, f"{cache} cannot be written", remedy)
     free = shutil.disk_usage(parent).free / 2**30
     enough = free >= 2
     return Check(

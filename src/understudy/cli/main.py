@@ -42,7 +42,6 @@ def _root(  # pyright: ignore[reportUnusedFunction]
 
 
 EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
@@ -52,6 +51,3 @@ def main() -> None:
     except UnderstudyError as error:
         print(f"understudy: {error.boundary} error: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(EXIT_ERROR)
-    except KeyboardInterrupt:
-        print("understudy: interrupted", file=sys.stderr)  # noqa: T201
-        sys.exit(EXIT_INTERRUPTED)

@@ -15,9 +15,11 @@ from rich.text import Text
 
 from understudy.run.conductor import Monitor
 from understudy.run.scheduler import Scheduler
-from understudy.store.store import Store
+from understudy.store.store import Counts, Store
 
 _TERMINAL_S = 0.25
+_COUNTING_SHARE = 20
+"""The store's counts are asked for again after this many times as long as asking took: it grows with the run."""
 _PLAIN_S = 10.0
 
 
@@ -31,6 +33,8 @@ class Display(Monitor):
         self._store: Store | None = None
         self._began = time.monotonic()
         self._done_before = 0
+        self._counts: Counts | None = None
+        self._count_again = 0.0
 
     def stage(self, text: str) -> None:
         """Show a stage; one that only counts on is not worth a line of its own elsewhere than on a terminal."""
@@ -51,7 +55,7 @@ class Display(Monitor):
         if self.scheduler is None or self._store is None:
             return self._stage
         progress = self.scheduler.progress
-        counts = self._store.counts(self.scheduler.run_id)
+        counts = self._fresh_counts(self._store, self.scheduler.run_id)
         parts = [
             f"{progress.done}/{progress.total} rollouts",
             f"{progress.solved} solved",
@@ -67,6 +71,13 @@ class Display(Monitor):
         if self.scheduler.draining:
             parts.append("finishing what runs; Ctrl-C again stops at once")
         return " · ".join(parts)
+
+    def _fresh_counts(self, store: Store, run_id: str) -> Counts:
+        began = time.monotonic()
+        if self._counts is None or began >= self._count_again:
+            self._counts = store.counts(run_id)
+            self._count_again = began + _COUNTING_SHARE * (time.monotonic() - began)
+        return self._counts
 
     def _time_left(self, done: int, total: int) -> str:
         fresh = done - self._done_before

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 EMBEDDED_MODEL = "understudy-embedded"
 BACKENDS = ("embedded", "vllm")
+EXIT_INTERRUPTED = 130
 
 
 def run(
@@ -98,7 +99,7 @@ def run(
         summary = _conduct(config, tasks, limit, output_dir, workers, monitor)
     _print(summary, json_)
     if summary.pending:
-        raise typer.Exit(130)
+        raise typer.Exit(EXIT_INTERRUPTED)
     if summary.infrastructure_failures or summary.refused_tasks:
         raise typer.Exit(1)
 
@@ -170,7 +171,8 @@ def _conduct(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(main())
     except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+        typer.echo("understudy: interrupted; give the same command again to continue", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def _print(summary: Summary, as_json: bool) -> None:

@@ -119,14 +119,23 @@ def file_name(prefix: str, instance_id: str, suffix: str = "") -> str:
 
 @contextmanager
 def replacing(target: Path) -> Generator[Path]:
-    """A path to write a file or directory at; it takes the place of `target` when the block ends well."""
+    """A path to write a file or directory at; it takes the place of `target` when the block ends well.
+
+    A file is exchanged at one stroke. A directory is in its place or, for the moment between two renames, beside
+    it under a hidden name.
+    """
     token = uuid.uuid4().hex[:12]
     fresh, old = target.with_name(f".{token}.new"), target.with_name(f".{token}.old")
     try:
         yield fresh
         if target.is_dir() and not target.is_symlink():
             target.rename(old)
-        fresh.rename(target)
+        try:
+            fresh.rename(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
     finally:
         for leftover in (fresh, old):
             if leftover.is_dir():

@@ -61,8 +61,9 @@ def export(
 ) -> Exported:
     """Write a stream and a dataset for every instance with a graded rollout; an earlier export is replaced.
 
-    Raises ConfigError when `datasets` is missing or a directory cannot be written, TaskError for an instance id
-    that cannot be a file name; then nothing has been written.
+    Raises ConfigError when `datasets` is missing, TaskError for an instance id that cannot be a file name; then
+    nothing has been written. Raises ConfigError also when something cannot be written: what an instance had before
+    is there still, unless its new file or dataset is.
     """
     save = _writer()
     chosen, left_out = graded(store, run_id)

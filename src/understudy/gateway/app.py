@@ -12,7 +12,7 @@ from understudy.gateway.backends.base import Backend
 from understudy.gateway.capture import Asked, CallSink, Capture
 from understudy.gateway.dialects.anthropic import Anthropic
 from understudy.gateway.dialects.base import Dialect, Incoming
-from understudy.gateway.faults import Fault, InvalidRequest, fault_of
+from understudy.gateway.faults import Fault, InvalidRequest, fault_of, too_deep
 from understudy.gateway.keys import Branch, Keys, Session
 from understudy.gateway.listen import Listener, tcp_socket, unix_socket
 
@@ -149,20 +149,29 @@ class Gateway:
             tokens = await self._backend.count_tokens(dialect.parse(body, session).chat)
         except UnderstudyError as error:
             return await request.fail(dialect, fault_of(error))
+        except RecursionError:
+            return await request.fail(dialect, fault_of(too_deep()))
         await request.reply(200, dialect.token_count(tokens))
 
     async def _open(self, request: _Request) -> tuple[Session, bytes] | Fault:
         """The session and the body of a request on a model path, or why there is none."""
         session = self._keys.find(request.key())
         if session is None:
-            return Fault(kind="permission", message="this key opens nothing: it is wrong, or its attempt is over")
+            return _no_key()
         body = await request.body()
         if body is None:
             return Fault(kind="too_large", message=f"the request body has more than {BODY_LIMIT} bytes")
-        # Asked last: nothing may begin once `stop` has waited for what was under way.
+        # Both asked last: nothing may begin for an attempt that ended while the body was on its way, nor once
+        # `stop` has waited for what was under way.
+        if self._keys.find(request.key()) is None:
+            return _no_key()
         if self._stopping:
             return Fault(kind="overloaded", message="the gateway is stopping; try again when it is back")
         return session, body
+
+
+def _no_key() -> Fault:
+    return Fault(kind="permission", message="this key opens nothing: it is wrong, or its attempt is over")
 
 
 async def _alive(request: _Request, dialect: Dialect) -> None:

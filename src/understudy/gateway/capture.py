@@ -16,7 +16,7 @@ from msgspec import Struct
 from understudy.errors import UnderstudyError
 from understudy.gateway.backends.base import Backend, Generation
 from understudy.gateway.dialects.base import Dialect, Incoming, Message
-from understudy.gateway.faults import Abandoned, Fault, InvalidRequest, fault_of, info_of
+from understudy.gateway.faults import Abandoned, Fault, InvalidRequest, fault_of, info_of, too_deep
 from understudy.gateway.keys import Branch, Session
 from understudy.types import Call, CallStatus, Usage
 
@@ -71,8 +71,7 @@ class Exchange:
         except UnderstudyError as error:
             outcome = error
         except RecursionError:
-            # JSON that could just be read may be too deep to be written.
-            outcome = InvalidRequest("the request is nested too deeply; no tool needs hundreds of levels")
+            outcome = too_deep()
         self._sealed = True
         return await record.commit(capture.sink, outcome, generation)
 

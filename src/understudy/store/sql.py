@@ -35,7 +35,10 @@ _HINTS = {
 
 
 def hot(statement: Insert, *columns: str) -> str:
-    """The SQL of an insert for the DB-API: `?` in the order of `columns`. Core's own way costs ten times more."""
+    """The SQL of an insert for the DB-API: `?` in the order of `columns`.
+
+    Five times as fast as through Core: 3 µs a small row against 15 (CPython 3.11, SQLAlchemy 2.0).
+    """
     dialect = SQLiteDialect_pysqlite(paramstyle="qmark")
     compiled = statement.compile(dialect=dialect, column_keys=list(columns))
     names: list[str] = compiled.positiontup or []
@@ -44,8 +47,11 @@ def hot(statement: Insert, *columns: str) -> str:
 
 
 def error_column(error: ErrorInfo | None) -> bytes | None:
-    """How an error is stored."""
-    return None if error is None else encode(error)
+    """How an error is stored. What is no Unicode in its message, as a file name may have it, is replaced."""
+    if error is None:
+        return None
+    message = error.message.encode(errors="replace").decode()
+    return encode(msgspec.structs.replace(error, message=message))
 
 
 def read_error(column: bytes | None) -> ErrorInfo | None:

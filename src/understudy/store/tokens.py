@@ -1,7 +1,8 @@
 """Token ids and logprobs as bytes, so that comparing, cutting and keeping long prompts costs next to nothing.
 
 `Ids` are token ids one after another, each as MessagePack writes an integer: one to five bytes for any real
-vocabulary, and several times faster to make than any fixed width. A prompt is stored as the number of *bytes* it
+vocabulary. That is made as fast as a fixed width of four bytes or faster, and is smaller where small ids are
+frequent. A prompt is stored as the number of *bytes* it
 shares with what came before it and the bytes that follow; a cut within an id heals when the two are joined.
 """
 

@@ -27,7 +27,7 @@ from understudy.sandbox.base import Mount, Sandboxes
 from understudy.tasks import dockerfile, records
 from understudy.tasks.build import build, lay, said
 from understudy.tasks.environment import TaskEnvironment
-from understudy.tasks.prepare import GIT_MOUNT, prepare, sandbox_spec
+from understudy.tasks.prepare import GIT_MOUNT, git_program, prepare, sandbox_spec
 from understudy.types import Directory, ScriptChecks, Task
 
 _FORMAT = "1"  # part of every digest: a change of what is made here remakes it
@@ -183,9 +183,7 @@ async def _gold(
         raise TaskError(
             f"{folder}: neither gold.patch nor solution/solve.sh; a task needs a solution to be checked with"
         )
-    git = shutil.which("git")
-    if git is None:
-        raise ConfigError("git is not installed; get it (Debian: apt-get install git)")
+    git = git_program()
     prepared = await asyncio.to_thread(prepare, task, cache, sandboxes)
     with tempfile.TemporaryDirectory() as place:
         await asyncio.to_thread(os.chmod, place, 0o755)
@@ -341,14 +339,17 @@ def _text(path: Path, what: str) -> str:
 def _digest(folder: Path, salt: str) -> str:
     """A digest of every file of a folder, with names, modes and links."""
     sha = hashlib.sha256(salt.encode())
-    for count, path in enumerate(sorted(folder.rglob("*"))):
-        if count > _MAX_FILES:
-            raise TaskError(f"{folder}: more than {_MAX_FILES} files; is this a task folder?")
-        status = path.lstat()
-        sha.update(f"\0{os.fsencode(path.relative_to(folder))!r} {status.st_mode:o}\0".encode())
-        if path.is_symlink():
-            sha.update(os.fsencode(path.readlink()))
-        elif path.is_file():
-            with path.open("rb") as file:
-                sha.update(hashlib.file_digest(file, "sha256").digest())
+    try:
+        for count, path in enumerate(sorted(folder.rglob("*"))):
+            if count > _MAX_FILES:
+                raise TaskError(f"{folder}: more than {_MAX_FILES} files; is this a task folder?")
+            status = path.lstat()
+            sha.update(f"\0{os.fsencode(path.relative_to(folder))!r} {status.st_mode:o}\0".encode())
+            if path.is_symlink():
+                sha.update(os.fsencode(path.readlink()))
+            elif path.is_file():
+                with path.open("rb") as file:
+                    sha.update(hashlib.file_digest(file, "sha256").digest())
+    except OSError as error:
+        raise TaskError(f"{error.filename or folder}: cannot be read: {error.strerror}") from error
     return sha.hexdigest()[:32]

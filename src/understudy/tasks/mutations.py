@@ -192,7 +192,6 @@ _SIBLINGS = {
     )
     for name, other in (pair, pair[::-1])
 }
-_WORD = re.compile(r"\w")
 
 
 def _changes(module: Module, node: ast.AST) -> Iterator[Change]:

@@ -104,6 +104,14 @@ def sandbox_spec(
     )
 
 
+def git_program() -> str:
+    """The path of this machine's git, which is what runs in sandboxes too. Raises ConfigError without one."""
+    git = shutil.which("git")
+    if git is None:
+        raise ConfigError("git is not installed; get it (Debian: apt-get install git)")
+    return git
+
+
 def _check_paths(task: Task) -> None:
     where = f"task {task.instance_id}"
     if not task.workdir.startswith("/") or task.workdir == "/" or ".." in task.workdir.split("/"):
@@ -243,17 +251,20 @@ def _directory_digest(root: Path) -> bytes:
     if not root.is_dir():
         raise TaskError(f"{root}: no such directory; a task's source must be there and readable")
     sha = hashlib.sha256()
-    for parent, names, files in os.walk(root):
-        names[:] = sorted(name for name in names if name.lower() != ".git")
-        for name in sorted([*names, *files]):
-            path = Path(parent, name)
-            mode = path.lstat().st_mode
-            sha.update(os.fsencode(path.relative_to(root)) + b"\0%o\0" % mode)
-            if stat.S_ISLNK(mode):
-                sha.update(os.fsencode(path.readlink()) + b"\0")
-            elif stat.S_ISREG(mode):
-                with path.open("rb") as file:
-                    sha.update(hashlib.file_digest(file, "sha256").digest())
+    try:
+        for parent, names, files in os.walk(root):
+            names[:] = sorted(name for name in names if name.lower() != ".git")
+            for name in sorted([*names, *files]):
+                path = Path(parent, name)
+                mode = path.lstat().st_mode
+                sha.update(os.fsencode(path.relative_to(root)) + b"\0%o\0" % mode)
+                if stat.S_ISLNK(mode):
+                    sha.update(os.fsencode(path.readlink()) + b"\0")
+                elif stat.S_ISREG(mode):
+                    with path.open("rb") as file:
+                        sha.update(hashlib.file_digest(file, "sha256").digest())
+    except OSError as error:
+        raise TaskError(f"{error.filename or root}: cannot be read: {error.strerror}") from error
     return sha.digest()
 
 
@@ -277,10 +288,8 @@ def _git(
     }
     if git_dir:
         env |= {"GIT_DIR": str(git_dir), "GIT_WORK_TREE": str(cwd)}
-    try:
-        done = subprocess.run(["git", *args], cwd=cwd, env=env, input=stdin, capture_output=True, check=False)
-    except FileNotFoundError as error:
-        raise ConfigError("git is not installed; get it (Debian: apt-get install git)") from error
+    command = [git_program(), *args]
+    done = subprocess.run(command, cwd=cwd, env=env, input=stdin, capture_output=True, check=False)
     if check and done.returncode:
         said = done.stderr.decode(errors="replace").strip()
         raise TaskError(f"{cwd}: git {args[0]} failed while a task was prepared: {said[-2000:]}")

@@ -15,6 +15,11 @@ from understudy.types import Directory, PytestChecks, ScriptChecks, Sdist, Sourc
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
 # What must hold beyond the types: key, test, what is expected.
 _LAWS: tuple[tuple[str, Callable[[Task], bool], str], ...] = (
     (
@@ -41,7 +46,12 @@ _LAWS: tuple[tuple[str, Callable[[Task], bool], str], ...] = (
         lambda task: not isinstance(task.checks, ScriptChecks) or bool(task.checks.command),
         "a command and its arguments",
     ),
-    ("checks.timeout_s", lambda task: 0 < task.checks.timeout_s < float("inf"), "a number of seconds above 0"),
+    ("checks.timeout_s", lambda task: _is_seconds(task.checks.timeout_s), "a number of seconds above 0"),
+    (
+        "meta.agent_timeout_s",
+        lambda task: _is_seconds(task.meta.get("agent_timeout_s", 1.0)),
+        "a number of seconds above 0",
+    ),
     (
         "source.sha256",
         lambda task: not isinstance(task.source, Sdist) or bool(re.fullmatch("[0-9a-f]{64}", task.source.sha256)),

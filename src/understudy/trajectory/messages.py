@@ -136,7 +136,8 @@ def chat_messages(conversation: Conversation, answer: tuple[Block, ...] | None =
     """`conversation`, then `answer` as one more assistant message, as chat-completion messages.
 
     Laid out as the gateway sends them to a model: tool results are messages of role `tool` in their place, a
-    system message among the others is a user's. What is no text (an image) is its type in brackets.
+    system message among the others is a user's. What is no text is its type in brackets, in place: the gateway
+    sends the images of tool results to a model as a message behind them.
     """
     messages = [ChatMessage("system", conversation.system)] if conversation.system else []
     for _, turn in groupby(conversation.blocks, key=lambda block: block.turn):
@@ -221,11 +222,10 @@ def _items(content: Any) -> list[dict[str, Any]]:
 
 
 def _result_text(content: Any) -> str:
-    """The text of a tool result; a part that is no text is its JSON."""
+    """The text of a tool result; a part that is no text (an image) is its type in brackets, as in `_joined`."""
     if content is None or isinstance(content, str):
         return content or ""
-    parts = list(_blocks(0, _Message("user", content)))
-    return "\n".join(part.text for part in parts)
+    return _joined(list(_blocks(0, _Message("user", content))))
 
 
 def _string(value: Any) -> str:

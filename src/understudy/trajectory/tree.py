@@ -59,11 +59,6 @@ class Trajectory:
     nodes: tuple[Node, ...]
 
     @property
-    def roots(self) -> list[Node]:
-        """The nodes that follow no other."""
-        return [node for node in self.nodes if node.parent is None]
-
-    @property
     def branches(self) -> dict[str, list[Node]]:
         """The nodes of each branch, branches in the order of their first call."""
         branches: dict[str, list[Node]] = {}

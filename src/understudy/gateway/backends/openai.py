@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import aiohttp
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 from multidict import CIMultiDictProxy
 
 from understudy.errors import BackendError
@@ -20,6 +20,12 @@ _T = TypeVar("_T")
 RETRY_PAUSES_S = (0.2, 0.8)
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 3600.0
+ANSWER_LIMIT = 256 << 20
+"""The largest answer that is read: a whole context with its tokens and logprobs is far smaller."""
+
+_Count = Annotated[int, Meta(ge=0, lt=2**31)]
+_TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+_NegativeLog = Annotated[float, Meta(le=1e-3)]  # rounding may lift a certain token's above 0
 
 _OVERFLOW = re.compile(r"context (length|window)|maximum model length|max_model_len", re.IGNORECASE)
 _LIMIT = re.compile(r"(?:context length(?: is| of)?|model length of)\s*\(?(\d+)")
@@ -47,7 +53,7 @@ class _Said(Struct):
 
 
 class _Logprob(Struct):
-    logprob: float
+    logprob: _NegativeLog
 
 
 class _Logprobs(Struct):
@@ -59,16 +65,16 @@ class _Choice(Struct):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     logprobs: _Logprobs | None = None
-    token_ids: list[int] | None = None
+    token_ids: list[_TokenId] | None = None
 
 
 class _PromptDetails(Struct):
-    cached_tokens: int | None = None
+    cached_tokens: _Count | None = None
 
 
 class _Usage(Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: _Count = 0
+    completion_tokens: _Count = 0
     prompt_tokens_details: _PromptDetails | None = None
 
 
@@ -76,7 +82,7 @@ class _Completion(Struct):
     choices: list[_Choice]
     model: str = ""
     usage: _Usage | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[_TokenId] | None = None
 
 
 class _Tokens(Struct):
@@ -215,8 +221,9 @@ class OpenAIBackend:
         """Send until an answer comes; tried again only while no byte of one has come."""
         for pause in (*RETRY_PAUSES_S, None):
             try:
-                async with self._client().request(method, url, data=data) as response:
-                    return response.status, response.headers, await response.read()
+                # Where a redirect leads nobody has said that the conversation may go.
+                async with self._client().request(method, url, data=data, allow_redirects=False) as response:
+                    return response.status, response.headers, await _whole(response)
             except aiohttp.ClientPayloadError as error:
                 raise BackendError(f"{method} {url}: the answer broke off: {self._clean(str(error))}") from error
             except (aiohttp.ClientError, OSError) as error:
@@ -246,12 +253,26 @@ class OpenAIBackend:
         return text.replace(self._key, "***") if self._key else text
 
 
+async def _whole(response: aiohttp.ClientResponse) -> bytes:
+    """The body of an answer. Raises BackendError above ANSWER_LIMIT, however small it was on the wire."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > ANSWER_LIMIT:
+            raise BackendError(f"{response.method} {response.url}: the answer has more than {ANSWER_LIMIT} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
 def _generation(completion: _Completion, model: str, sampling: dict[str, Any]) -> Generation:
     if len(completion.choices) != 1:
         raise BackendError(f"the backend gave {len(completion.choices)} choices, expected 1", status=200)
     choice, usage = completion.choices[0], completion.usage or _Usage()
     said = choice.message
     details = usage.prompt_tokens_details
+    if choice.token_ids == [] and (said.content or said.tool_calls):
+        raise BackendError("the backend gave an answer without a token in it", status=200)
     return Generation(
         model=completion.model or model,
         text=said.content or "",

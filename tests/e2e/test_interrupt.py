@@ -1,0 +1,61 @@
+"""Ctrl-C: the first lets what runs finish, the second stops at once; the same command goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from understudy.store.store import Store
+
+from support import UNDERSTUDY, statuses, understudy, wait_for
+
+pytestmark = pytest.mark.usefixtures("isolation")
+
+
+def start(arguments: list[str]) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [UNDERSTUDY, *arguments], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, process_group=0
+    )
+
+
+def test_the_first_lets_what_runs_finish(calc_tasks: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    agent = ("--agent", "shell", "--agent-command", "sleep 2")
+    arguments = ["run", *agent, "--tasks", str(calc_tasks), "-j", "2", "-o", str(out), "--json"]
+    process = start(arguments)
+    wait_for(lambda: statuses(out)["running"] > 0, process)
+    # A terminal sends it to the whole group.
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    summary = json.loads(stdout)
+    assert summary["unsolved"] + summary["pending"] == 4
+    assert summary["unsolved"] in (1, 2)
+    done = understudy(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["unsolved"] == 4
+    with Store.open(out, create=False) as store:
+        assert all(len(store.attempts(rollout.id)) == 1 for rollout in store.rollouts())
+
+
+def test_the_second_stops_at_once(calc_tasks: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    agent = ("--agent", "shell", "--agent-command", "sleep 100")
+    process = start(["run", *agent, "--tasks", str(calc_tasks), "-j", "2", "-o", str(out)])
+    wait_for(lambda: statuses(out)["running"] > 0, process)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted" in stderr
+    assert "same command" in stderr
+    assert "Traceback" not in stderr
+    assert set(statuses(out)) == {"queuing", "requeuing"}
