@@ -20,4 +20,4 @@ bench: setup
 	@for file in bench/*.py; do .venv/bin/python $$file || exit 1; done
 
 clean:
-	rm -rf .venv runs tasks bench/results
+	rm -rf .venv runs/demo tasks/demo bench/results

@@ -381,6 +381,8 @@ async def test_sigterm_is_an_ordinary_end_and_a_key_is_demanded_when_set() -> No
     async with aiohttp.ClientSession() as session:
         async with session.get(f"{url}/v1/models") as response:
             assert response.status == 401
+        async with session.post(f"{url}/tokenize", json={"prompt": "x"}) as response:
+            assert response.status == 401
         async with session.get(f"{url}/v1/models", headers={"authorization": "Bearer secret"}) as response:
             assert response.status == 200
     process.terminate()

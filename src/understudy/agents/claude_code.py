@@ -21,7 +21,8 @@ _ENVIRONMENT = {
     # A changing billing block at the head of the system prompt would break every prefix cache.
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    "CLAUDE_CODE_MAX_RETRIES": "6",
+    # Waits of 0.5, 1, 2, 4 and 8 s; what lasts longer is a matter for another attempt.
+    "CLAUDE_CODE_MAX_RETRIES": "5",
     "DISABLE_AUTOUPDATER": "1",
     "DISABLE_ERROR_REPORTING": "1",
     "DISABLE_TELEMETRY": "1",

@@ -52,8 +52,12 @@ def setup() -> None:
     typer.echo(f"Claude Code: {install(cache)}", err=True)
     python_environment(cache)
     typer.echo("tasks' environment: ready", err=True)
-    for package in CATALOG.values():
-        typer.echo(f"{package.sdist.name} {package.sdist.version}: {fetch(package.sdist, cache)}", err=True)
+    sdists = [package.sdist for package in CATALOG.values()]
+    for sdist in sdists:
+        fetch(sdist, cache)
+    typer.echo(
+        f"packages to make tasks of: {', '.join(f'{sdist.name} {sdist.version}' for sdist in sdists)}", err=True
+    )
 
 
 def _print(checks: list[Check]) -> None:
@@ -93,9 +97,8 @@ def _sandbox() -> Check:
     from understudy.sandbox.local import LocalSandboxes
 
     problems = LocalSandboxes().problems()
-    return Check(
-        "sandbox: local", not problems, "; ".join(problems) or "works", "" if not problems else "see left"
-    )
+    found = "does not work here" if problems else "works"
+    return Check("sandbox: local", not problems, found, "; ".join(problems))
 
 
 def _npm() -> Check:

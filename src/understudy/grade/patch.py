@@ -35,6 +35,7 @@ _LARGE = 65  # what the script exits with when there are large files; it then li
 _EXTRACT = r"""
 set -eu
 work=$1 git=$2 pristine=$3 limit=$4
+chmod u+rwx /dev/shm "${TMPDIR:-/tmp}" 2>/dev/null || true  # both are the agent's to close
 base=/dev/shm; [ -w "$base" ] || base=${TMPDIR:-/tmp}
 scratch=$base/$5
 trap 'rm -rf "$scratch"' EXIT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from understudy.errors import BackendError
-from understudy.model.server import DEFAULT_CONTEXT, DEFAULT_MODEL
+from understudy.model.server import DEFAULT_CONTEXT, DEFAULT_MODEL, KEY_VARIABLE
 
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 5.0
@@ -121,8 +122,10 @@ async def start_server(
     command += [f"--policy-arg={key}={value}" for key, value in (policy_args or {}).items()]
     pipe = asyncio.subprocess.PIPE
     # In a session of its own: a Ctrl-C at the terminal is for the run, which still has answers to wait for.
+    # It answers to us alone, on loopback: a key in our environment is for servers that are started by hand.
+    environment = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, limit=1 << 20
+        *command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, limit=1 << 20, env=environment
     )
     server = ServerProcess(process)
     try:

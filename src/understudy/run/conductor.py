@@ -16,7 +16,7 @@ from msgspec import Struct
 from understudy import adapters
 from understudy.agents.base import Agent
 from understudy.config import cache_dir
-from understudy.errors import ConfigError, TaskError
+from understudy.errors import ConfigError, StoreError, TaskError, UnderstudyError
 from understudy.gateway.app import Gateway
 from understudy.gateway.backends.openai import OpenAIBackend
 from understudy.gateway.keys import Keys
@@ -119,9 +119,10 @@ async def conduct(
             monitor.running(scheduler, store)
             try:
                 await scheduler.run()
-            except asyncio.CancelledError:
-                # What was called off in the middle is queued again at once, so that nobody takes it for running.
-                await asyncio.wrap_future(store.recover(config.run_id))
+            except (asyncio.CancelledError, UnderstudyError) as error:
+                if not isinstance(error, StoreError):
+                    # What was called off in the middle is queued again, so that nobody takes it for running.
+                    await asyncio.wrap_future(store.recover(config.run_id))
                 raise
         return summarise(store, config, output_dir, time.monotonic() - started, intake.refused)
 

@@ -34,8 +34,8 @@ class Progress:
 class Scheduler:
     """Runs every open rollout of a run to its end, `concurrency` at a time.
 
-    When `concurrency + 2` rollouts in a row fail for good at one boundary, with none ending well in between, what
-    they need is broken: the run stops with that error and leaves the rest queued.
+    When attempt after attempt fails at one boundary, of more rollouts than one and with none ending well in
+    between, what they need is broken: the run stops with that error and leaves the rest queued.
     """
 
     store: Store
@@ -47,7 +47,7 @@ class Scheduler:
     _queue: deque[str] = field(default_factory=deque[str])
     _active: set[str] = field(default_factory=set[str])
     _draining: bool = False
-    _failures_in_a_row: list[UnderstudyError] = field(default_factory=list[UnderstudyError])
+    _failed_in_a_row: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
     def drain(self) -> None:
         """Start nothing new; rollouts that run are let finish."""
@@ -88,10 +88,13 @@ class Scheduler:
                 attempt = await asyncio.wrap_future(self.store.start_attempt(rollout_id))
                 error = await self._attempt(attempt, final=tries_left == 0)
                 if error is None:
-                    self._failures_in_a_row.clear()
+                    self._failed_in_a_row.clear()
                     return
                 if tries_left == 0 or not error.retryable:
-                    self._count_failure(error)
+                    self.progress.done += 1
+                    self.progress.failed += 1
+                self._give_up_when_useless(rollout_id, error)
+                if tries_left == 0 or not error.retryable:
                     return
                 self.progress.retried += 1
                 if self._draining:
@@ -119,16 +122,16 @@ class Scheduler:
         self.progress.solved += verdict.reward == 1.0
         return None
 
-    def _count_failure(self, error: UnderstudyError) -> None:
-        self.progress.done += 1
-        self.progress.failed += 1
-        row = self._failures_in_a_row
-        if row and row[-1].boundary != error.boundary:
+    def _give_up_when_useless(self, rollout_id: str, error: UnderstudyError) -> None:
+        """Raise the error when the last attempts all failed where this one did."""
+        row = self._failed_in_a_row
+        if not error.retryable or (row and row[-1][0] != error.boundary):
             row.clear()
-        row.append(error)
-        if error.retryable and len(row) >= self.concurrency + 2:
+        if error.retryable:
+            row.append((error.boundary, rollout_id))
+        if len(row) > max(MAX_ATTEMPTS, self.concurrency + 1) and len({rollout for _, rollout in row}) > 1:
             raise type(error)(
-                f"{len(row)} rollouts in a row failed at the {error.boundary}; the rest is left queued. "
+                f"{len(row)} attempts in a row failed at the {error.boundary}; the rest is left queued. "
                 f"Mend this and give the same command again: {error}"
             )
 
