@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from understudy.agents.base import GATEWAY_SOCKET, AgentJob
-from understudy.agents.claude_code import _judge
+from understudy.agents.claude_code import _judge, _session_logs
 from understudy.agents.shell import Shell
 from understudy.errors import ConfigError
 from understudy.sandbox.base import Completed, Mount, SandboxSpec
@@ -34,12 +34,45 @@ RESULT = {"type": "result", "subtype": "success", "is_error": False, "result": "
         (ended(code=1), "crashed", "nothing on stderr"),
         (ended(RESULT, code=None, timed_out=True), "timeout", "stopped after 1 s"),
         (ended(["not", "an", "event"], RESULT, 7), "completed", ""),
+        (
+            Completed(0, b'{"type": "result", "result": "\xff"}\n{"type": "x", "y": ' + b"[" * 5000, b"", 1.0),
+            "crashed",
+            "",
+        ),
     ],
 )
 def test_how_claude_code_ended(completed: Completed, outcome: str, words: str):
     found, message = _judge(completed)
     assert found == outcome
     assert words in message
+
+
+@pytest.mark.parametrize(
+    "note", [b'{"transcript_path": "\xff"}', b'{"transcript_path": "a\\u0000/b"}', b" " * (2 << 20), b"{", None]
+)
+async def test_an_agent_that_ruins_its_log_loses_only_that(tmp_path: Path, note: bytes | None):
+    (tmp_path / "tree").mkdir()
+    sandbox = await UnsafeSandboxes().open(SandboxSpec(tmp_path / "tree"))
+    try:
+        if note is not None:
+            await sandbox.write("note", note)
+        assert await _session_logs(sandbox, "note") == {}
+    finally:
+        await sandbox.close()
+
+
+async def test_a_log_of_any_name_is_kept(tmp_path: Path):
+    (tmp_path / "tree").mkdir()
+    sandbox = await UnsafeSandboxes().open(SandboxSpec(tmp_path / "tree"))
+    try:
+        await sandbox.run(
+            ["sh", "-c", "mkdir s && echo 1 > s/caf$(printf '\\351') && echo 2 > s.jsonl"], timeout_s=5
+        )
+        note = json.dumps({"transcript_path": f"{sandbox.workdir}/s.jsonl"}).encode()
+        await sandbox.write("note", note)
+        assert await _session_logs(sandbox, "note") == {"session/s.jsonl": b"2\n", "session/s/caf?": b"1\n"}
+    finally:
+        await sandbox.close()
 
 
 async def test_the_shell_agent_gets_the_instruction_the_key_and_the_socket(tmp_path: Path):

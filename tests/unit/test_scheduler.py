@@ -85,6 +85,22 @@ async def test_a_failure_that_cannot_be_mended_by_trying_again_is_final_at_once(
     assert store.counts(RUN).solved == 7
 
 
+async def test_a_fault_that_nobody_foresaw_is_a_row_and_the_others_go_on(store: Store):
+    well = ending_well(store)
+
+    async def one_breaks(rollout: Rollout, attempt: Attempt) -> Verdict:
+        if rollout.id == "r0":
+            raise KeyError("colour")
+        return await well(rollout, attempt)
+
+    running = scheduler(store, one_breaks)
+    await running.run()
+    assert [rollout.status for rollout in store.rollouts(RUN)] == ["failed"] + ["succeeded"] * 7
+    (attempt,) = store.attempts("r0")
+    assert attempt.error is not None
+    assert (attempt.error.boundary, "KeyError: 'colour'" in attempt.error.message) == ("understudy", True)
+
+
 async def test_attempts_are_bounded(store: Store):
     well = ending_well(store)
 

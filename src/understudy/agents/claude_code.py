@@ -11,7 +11,7 @@ import orjson
 
 from understudy.agents.base import GATEWAY_SOCKET, AgentJob, AgentResult, Outcome
 from understudy.agents.claude_install import binary_path
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, SandboxError
 from understudy.sandbox.base import Completed, Mount, Sandbox
 
 _BINARY = "/opt/understudy/claude"
@@ -131,8 +131,8 @@ def _judge(completed: Completed) -> tuple[Outcome, str]:
     for line in reversed(completed.stdout.splitlines()):
         try:
             event = msgspec.json.decode(line, type=_StreamEvent)
-        except msgspec.DecodeError:
-            continue  # what the agent's hooks or a killed CLI left on stdout is not part of the stream
+        except (ValueError, RecursionError):
+            continue  # what the agent's programs or a killed CLI left on stdout is not part of the stream
         if event.type == "result":
             result = event
             break
@@ -143,27 +143,33 @@ def _judge(completed: Completed) -> tuple[Outcome, str]:
     if outcome == "max_turns" or (outcome and not result.is_error):
         return outcome, ""
     said = result.result or "; ".join(str(error) for error in result.errors) or "no message"
-    return "crashed", f"Claude Code reported {result.subtype}: {said[:500]}"
+    kind = "an error" if result.subtype == "success" else result.subtype
+    return "crashed", f"Claude Code reported {kind}: {said[:500]}"
 
 
 async def _session_logs(sandbox: Sandbox, session_note: str) -> dict[str, bytes]:
-    """The session's JSONL and those of its subagents, by their names below the CLI's project directory."""
+    """The session's JSONL and those of its subagents, by their names below the CLI's project directory.
+
+    An agent that ruins its own log directory loses its log, not its attempt: else it could choose to have failed
+    for reasons of infrastructure. A sandbox that is truly broken fails again when the patch is taken.
+    """
     try:
         note = msgspec.json.decode(await sandbox.read(session_note, limit=1 << 20), type=_SessionNote)
-    except (FileNotFoundError, msgspec.DecodeError):
-        return {}  # the CLI ended before its session began; its exit state tells why
-    directory, _, file = note.transcript_path.rpartition("/")
-    archive = await sandbox.run(
-        ["tar", "-C", directory, "--ignore-failed-read", "-cf", "-", "--", file, file.removesuffix(".jsonl")],
-        timeout_s=30,
-    )
+        directory, _, file = note.transcript_path.rpartition("/")
+        archive = await sandbox.run(
+            ["tar", "-C", directory, "--ignore-failed-read", "-cf", "-", "--", file, file.removesuffix(".jsonl")],
+            timeout_s=30,
+        )
+    except (FileNotFoundError, SandboxError, ValueError, RecursionError):
+        return {}  # also when the CLI ended before its session began; its exit state tells why
     logs: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as members:
             for member in members:
                 content = members.extractfile(member) if member.isfile() else None
                 if content is not None:
-                    logs[f"session/{member.name}"] = content.read()
+                    name = member.name.encode(errors="replace").decode()  # the store takes no other names
+                    logs[f"session/{name}"] = content.read()
     except tarfile.TarError:
-        return logs  # an agent that ruins its own log directory loses its log, not its attempt
+        return logs
     return logs

@@ -30,6 +30,7 @@ class Display(Monitor):
         self.scheduler: Scheduler | None = None
         self.changed = threading.Event()
         self._stage = "starting"
+        self._reading = threading.Lock()
         self._store: Store | None = None
         self._began = time.monotonic()
         self._done_before = 0
@@ -50,8 +51,18 @@ class Display(Monitor):
         self.scheduler = scheduler
         self.changed.set()
 
+    def stopped(self) -> None:
+        """Read the store no more."""
+        with self._reading:
+            self._store = None
+            self._stage = "finishing"
+
     def line(self) -> str:
         """Where the run stands: rollouts done, solved, calls, tokens, time left."""
+        with self._reading:
+            return self._line()
+
+    def _line(self) -> str:
         if self.scheduler is None or self._store is None:
             return self._stage
         progress = self.scheduler.progress

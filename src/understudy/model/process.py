@@ -9,6 +9,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -39,12 +40,14 @@ class ServerProcess:
         """The server's process id."""
         return self._process.pid
 
-    def check(self) -> None:
-        """Raise BackendError with its last words when the server has ended."""
-        if self._process.returncode is not None:
-            raise BackendError(
-                f"the embedded model's server ended {self._how()}; its last words: {self._last_words()}"
-            )
+    async def watch(self) -> NoReturn:
+        """Wait until the server ends, which it does not by itself. Raises BackendError with its last words."""
+        await self._process.wait()
+        await self._reader
+        raise BackendError(
+            f"the embedded model's server ended {self._how()}; its last words: {self._last_words()}. "
+            "Give the same command again"
+        )
 
     async def start(self) -> None:
         """Wait until it listens. Raises BackendError when it ends before, or does not listen in a minute."""
@@ -105,7 +108,7 @@ async def start_server(
 ) -> AsyncGenerator[ServerProcess]:
     """Run the embedded model's server while the context lasts; it never outlives this process.
 
-    Raises BackendError when it does not start; `ServerProcess.check` tells whether it still runs.
+    Raises BackendError when it does not start; `ServerProcess.watch` tells when it ends.
     """
     command = [sys.executable, "-m", "understudy.model.server", "--policy", policy, "--exit-with-parent"]
     command += [

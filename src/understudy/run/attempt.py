@@ -87,15 +87,15 @@ async def _work(
     mounts = (*bench.agent.mounts(), Mount(bench.gateway_socket, GATEWAY_SOCKET))
     with watch.part("open_s"):
         sandbox = await bench.sandboxes.open(sandbox_spec(prepared, bench.environment, mounts=mounts))
-    seed = config.sampling_seed(rollout.task_id, rollout.sample_index)
-    job = AgentJob(
-        instruction=prepared.task.instruction,
-        key=bench.keys.issue(attempt.id, sampling={"seed": seed}),
-        model=config.model,
-        max_turns=config.max_turns,
-        timeout_s=min(config.timeout_s, prepared.task.meta.get("agent_timeout_s", config.timeout_s)),
-    )
     try:
+        seed = config.sampling_seed(rollout.task_id, rollout.sample_index)
+        job = AgentJob(
+            instruction=prepared.task.instruction,
+            key=bench.keys.issue(attempt.id, sampling={"seed": seed}),
+            model=config.model,
+            max_turns=config.max_turns,
+            timeout_s=min(config.timeout_s, prepared.task.meta.get("agent_timeout_s", config.timeout_s)),
+        )
         await asyncio.wrap_future(bench.store.begin_running(attempt.id))
         with watch.part("agent_s"):
             result = await bench.agent.run(sandbox, job)
@@ -115,8 +115,11 @@ _BOUNDARIES: dict[str, type[UnderstudyError]] = {"backend": BackendError, "gatew
 
 
 def _crash(store: Store, attempt: Attempt, result: AgentResult) -> UnderstudyError:
-    """The error behind a crashed agent: what its last call met, when that call failed, else the crash itself."""
-    calls = list(store.calls(attempt.id))
+    """The error behind a crashed agent: what its last call met, when that call failed, else the crash itself.
+
+    A call that was abandoned is what a crash leaves behind, not what it came from.
+    """
+    calls = [call for call in store.calls(attempt.id) if call.status != "abandoned"]
     last = calls[-1] if calls else None
     if last is not None and last.error is not None and last.error.boundary in _BOUNDARIES:
         return _BOUNDARIES[last.error.boundary](f"{last.error.message} (the agent then said: {result.message})")

@@ -6,10 +6,11 @@ import asyncio
 import fcntl
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -30,6 +31,9 @@ from understudy.store.store import Store
 from understudy.tasks.environment import python_environment
 from understudy.tasks.records import dump
 from understudy.types import Task
+
+Watch = Callable[[], Awaitable[None]]
+"""Waits for the end of something that a run cannot do without, and raises when it comes."""
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -63,6 +67,9 @@ class Monitor:
     def running(self, scheduler: Scheduler, store: Store) -> None:
         """The rollouts begin; the scheduler's progress and the store's counts may be read from now on."""
 
+    def stopped(self) -> None:
+        """The store is about to be closed, and must not be read any more."""
+
 
 async def conduct(
     config: RunConfig, tasks: Sequence[Task], output_dir: Path, *, concurrency: int, monitor: Monitor
@@ -93,7 +100,7 @@ async def conduct(
         await _enrol(store, config, intake)
         async with AsyncExitStack() as stack:
             monitor.stage("starting the model and the gateway")
-            backend = await stack.enter_async_context(_backend(config, intake.accepted, output_dir))
+            backend, watch = await stack.enter_async_context(_backend(config, intake.accepted, output_dir))
             keys = Keys()
             gateway = Gateway(backend, store, keys)
             socket = output_dir / "gateway.sock"
@@ -118,12 +125,14 @@ async def conduct(
             scheduler = Scheduler(store, config.run_id, partial(execute, bench), concurrency, progress)
             monitor.running(scheduler, store)
             try:
-                await scheduler.run()
+                await _first(scheduler.run(), watch)
             except (asyncio.CancelledError, UnderstudyError) as error:
                 if not isinstance(error, StoreError):
                     # What was called off in the middle is queued again, so that nobody takes it for running.
                     await asyncio.wrap_future(store.recover(config.run_id))
                 raise
+            finally:
+                monitor.stopped()
         return summarise(store, config, output_dir, time.monotonic() - started, intake.refused)
 
 
@@ -169,11 +178,29 @@ async def _enrol(store: Store, config: RunConfig, intake: Intake) -> None:
     await asyncio.wrap_future(store.requeue_failed(run_id))
 
 
+async def _first(work: Coroutine[Any, Any, None], watch: Watch | None) -> None:
+    """Do the work to its end, or to that of what it needs, which raises."""
+    tasks = [asyncio.ensure_future(work)] + ([asyncio.ensure_future(watch())] if watch else [])
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 @asynccontextmanager
-async def _backend(config: RunConfig, tasks: Sequence[Task], output_dir: Path) -> AsyncGenerator[OpenAIBackend]:
-    """The model behind the gateway, answering. Raises BackendError when it does not."""
+async def _backend(
+    config: RunConfig, tasks: Sequence[Task], output_dir: Path
+) -> AsyncGenerator[tuple[OpenAIBackend, Watch | None]]:
+    """The model behind the gateway, answering, and what raises when our own server of it ends.
+
+    Raises BackendError when it does not answer.
+    """
     async with AsyncExitStack() as stack:
-        base_url = config.base_url
+        base_url, watch = config.base_url, None
         if config.backend == "embedded":
             tasks_file = output_dir / "tasks.jsonl"
             dump(tasks, tasks_file)
@@ -185,7 +212,7 @@ async def _backend(config: RunConfig, tasks: Sequence[Task], output_dir: Path) -
                     model_name=config.model,
                 )
             )
-            base_url = f"{server.url}/v1"
+            base_url, watch = f"{server.url}/v1", server.watch
         if base_url is None:
             raise ConfigError(f"the {config.backend} backend needs --base-url, as http://host:port/v1")
         backend = OpenAIBackend(base_url, config.model)
@@ -195,7 +222,7 @@ async def _backend(config: RunConfig, tasks: Sequence[Task], output_dir: Path) -
             raise ConfigError(
                 f"the server at {base_url} has no model {config.model!r}; it has: {', '.join(models)}"
             )
-        yield backend
+        yield backend, watch
 
 
 @contextmanager

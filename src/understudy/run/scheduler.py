@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from understudy.types import Attempt, ErrorInfo, Rollout, Verdict
 
 MAX_ATTEMPTS = 3
 HEARTBEAT_S = 5.0
+
+_log = logging.getLogger(__name__)
 
 Execute = Callable[[Rollout, Attempt], Awaitable[Verdict]]
 
@@ -68,13 +71,17 @@ class Scheduler:
         self._queue.extend(r.id for r in self.store.rollouts(self.run_id) if r.status in open_statuses)
         heartbeat = asyncio.create_task(self._heartbeat())
         workers = [asyncio.create_task(self._worker()) for _ in range(self.concurrency)]
+        work = asyncio.gather(*workers)
         try:
-            await asyncio.gather(*workers)
+            # A heartbeat that cannot be written ends the run as any other failure of the store does.
+            done, _ = await asyncio.wait((work, heartbeat), return_when=asyncio.FIRST_COMPLETED)
+            for ended in done:
+                ended.result()
         finally:
             # A worker that raised leaves the others running: they are stopped, and their sandboxes closed.
             for task in (heartbeat, *workers):
                 task.cancel()
-            await asyncio.gather(heartbeat, *workers, return_exceptions=True)
+            await asyncio.gather(heartbeat, work, *workers, return_exceptions=True)
 
     async def _worker(self) -> None:
         while self._queue and not self._draining:
@@ -110,7 +117,8 @@ class Scheduler:
             verdict = await self.execute(self.store.rollout(attempt.rollout_id), attempt)
         except StoreError:
             raise
-        except UnderstudyError as error:
+        except Exception as fault:  # noqa: BLE001 - what is wrong with one attempt does not end the others
+            error = fault if isinstance(fault, UnderstudyError) else _unforeseen(fault)
             info = ErrorInfo(error.boundary, type(error).__name__, str(error))
             ended = "failed" if final or not error.retryable else "requeuing"
             await asyncio.wrap_future(self.store.finish_attempt(attempt.id, "failed", ended, error=info))
@@ -140,3 +148,11 @@ class Scheduler:
             await asyncio.sleep(HEARTBEAT_S)
             if self._active:
                 await asyncio.wrap_future(self.store.heartbeat(sorted(self._active)))
+
+
+def _unforeseen(fault: Exception) -> UnderstudyError:
+    """A fault of our own as an error that can be stored; trying again does not mend it."""
+    _log.error("an attempt met a fault of Understudy's own", exc_info=fault)
+    return UnderstudyError(
+        f"{type(fault).__name__}: {fault}; this is a fault of Understudy's own, please report it"
+    )
