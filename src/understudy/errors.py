@@ -43,10 +43,17 @@ class SandboxError(UnderstudyError):
 
 
 class AgentError(UnderstudyError):
-    """An agent that did not start, crashed, or ended without a result."""
+    """An agent that did not start, crashed, or ended without a result.
+
+    `had_answers` tells that the model had answered it before: then the end may be the model's own doing.
+    """
 
     boundary: ClassVar[str] = "agent"
     retryable: ClassVar[bool] = True
+
+    def __init__(self, message: str, *, had_answers: bool = False) -> None:
+        super().__init__(message)
+        self.had_answers = had_answers
 
 
 class GatewayError(UnderstudyError):

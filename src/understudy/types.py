@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from understudy.errors import UnderstudyError
+
 # --- tasks ---------------------------------------------------------------------------------------------
 
 
@@ -123,6 +125,11 @@ class Run(Struct, frozen=True, kw_only=True):
     id: str
     config: dict[str, Any]
     created_at: float
+
+
+def info_of(error: UnderstudyError) -> ErrorInfo:
+    """An error as it is stored."""
+    return ErrorInfo(error.boundary, type(error).__name__, str(error))
 
 
 class Rollout(Struct, frozen=True, kw_only=True):

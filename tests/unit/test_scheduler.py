@@ -16,7 +16,7 @@ from understudy.types import Attempt, Rollout, Verdict
 from support import calc_task
 
 RUN = "run0"
-Attempts = Callable[[Rollout, Attempt], Awaitable[Verdict]]
+Attempts = Callable[[Rollout, Attempt, bool], Awaitable[Verdict]]
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def scheduler(store: Store, execute: Attempts, concurrency: int = 2) -> Schedule
 
 
 def ending_well(store: Store) -> Attempts:
-    async def execute(rollout: Rollout, attempt: Attempt) -> Verdict:
+    async def execute(rollout: Rollout, attempt: Attempt, final: bool) -> Verdict:
         store.begin_running(attempt.id).result()
         verdict = Verdict(reward=1.0, reason="resolved")
         await asyncio.wrap_future(
@@ -56,10 +56,10 @@ async def test_every_rollout_runs_once(store: Store):
 async def test_a_retryable_failure_is_tried_again_and_counted_apart(store: Store):
     well = ending_well(store)
 
-    async def first_fails(rollout: Rollout, attempt: Attempt) -> Verdict:
+    async def first_fails(rollout: Rollout, attempt: Attempt, final: bool) -> Verdict:
         if attempt.number == 1:
             raise BackendError("the server is down")
-        return await well(rollout, attempt)
+        return await well(rollout, attempt, final)
 
     running = scheduler(store, first_fails)
     await running.run()
@@ -74,10 +74,10 @@ async def test_a_retryable_failure_is_tried_again_and_counted_apart(store: Store
 async def test_a_failure_that_cannot_be_mended_by_trying_again_is_final_at_once(store: Store):
     well = ending_well(store)
 
-    async def one_is_bad(rollout: Rollout, attempt: Attempt) -> Verdict:
+    async def one_is_bad(rollout: Rollout, attempt: Attempt, final: bool) -> Verdict:
         if rollout.id == "r3":
             raise TaskError("the tree is broken")
-        return await well(rollout, attempt)
+        return await well(rollout, attempt, final)
 
     await scheduler(store, one_is_bad).run()
     assert len(store.attempts("r3")) == 1
@@ -88,10 +88,10 @@ async def test_a_failure_that_cannot_be_mended_by_trying_again_is_final_at_once(
 async def test_a_fault_that_nobody_foresaw_is_a_row_and_the_others_go_on(store: Store):
     well = ending_well(store)
 
-    async def one_breaks(rollout: Rollout, attempt: Attempt) -> Verdict:
+    async def one_breaks(rollout: Rollout, attempt: Attempt, final: bool) -> Verdict:
         if rollout.id == "r0":
             raise KeyError("colour")
-        return await well(rollout, attempt)
+        return await well(rollout, attempt, final)
 
     running = scheduler(store, one_breaks)
     await running.run()
@@ -104,10 +104,10 @@ async def test_a_fault_that_nobody_foresaw_is_a_row_and_the_others_go_on(store: 
 async def test_attempts_are_bounded(store: Store):
     well = ending_well(store)
 
-    async def one_never_works(rollout: Rollout, attempt: Attempt) -> Verdict:
+    async def one_never_works(rollout: Rollout, attempt: Attempt, final: bool) -> Verdict:
         if rollout.id == "r3":
             raise BackendError("down")
-        return await well(rollout, attempt)
+        return await well(rollout, attempt, final)
 
     await scheduler(store, one_never_works).run()
     assert len(store.attempts("r3")) == MAX_ATTEMPTS
@@ -115,7 +115,7 @@ async def test_attempts_are_bounded(store: Store):
 
 
 async def test_failures_in_a_row_stop_the_run_and_leave_the_rest_queued(store: Store):
-    async def down(rollout: Rollout, attempt: Attempt) -> Verdict:
+    async def down(rollout: Rollout, attempt: Attempt, final: bool) -> Verdict:
         raise BackendError("connection refused")
 
     with pytest.raises(BackendError, match=r"in a row failed at the backend.*connection refused"):
@@ -129,10 +129,10 @@ async def test_drain_lets_the_running_ones_finish(store: Store):
     go_on = asyncio.Event()
     well = ending_well(store)
 
-    async def waits(rollout: Rollout, attempt: Attempt) -> Verdict:
+    async def waits(rollout: Rollout, attempt: Attempt, final: bool) -> Verdict:
         begun.set()
         await go_on.wait()
-        return await well(rollout, attempt)
+        return await well(rollout, attempt, final)
 
     running = scheduler(store, waits)
     task = asyncio.create_task(running.run())
@@ -146,7 +146,7 @@ async def test_drain_lets_the_running_ones_finish(store: Store):
 
 
 async def test_a_store_that_fails_stops_everything(store: Store):
-    async def full(rollout: Rollout, attempt: Attempt) -> Verdict:
+    async def full(rollout: Rollout, attempt: Attempt, final: bool) -> Verdict:
         raise StoreError("the disk is full")
 
     with pytest.raises(StoreError, match="full"):

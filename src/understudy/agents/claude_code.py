@@ -10,7 +10,7 @@ import msgspec
 import orjson
 
 from understudy.agents.base import GATEWAY_SOCKET, AgentJob, AgentResult, Outcome
-from understudy.agents.claude_install import binary_path
+from understudy.agents.claude_install import binary_path, is_there
 from understudy.errors import ConfigError, SandboxError
 from understudy.sandbox.base import Completed, Mount, Sandbox
 
@@ -60,7 +60,7 @@ class ClaudeCode:
             binary = binary_path()
         except ConfigError as error:
             return [str(error)]
-        return [] if binary.is_file() else [f"Claude Code is not fetched yet ({binary}); run: understudy setup"]
+        return [] if is_there(binary) else [f"Claude Code is not fetched yet ({binary}); run: understudy setup"]
 
     def mounts(self) -> tuple[Mount, ...]:
         """The CLI's binary. Raises ConfigError when it has not been fetched."""

@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Write what a run gathered in a for
 def hf(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run's output directory, with its store.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write [default: DIR].")] = None,
-    run: Annotated[str | None, typer.Option("--run", help="Only this run of the store [default: all].")] = None,
+    run: Annotated[str | None, typer.Option("--run", help="Which run of the store [default: the latest].")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the summary.")] = False,
 ) -> None:
     """Hugging Face datasets with exact tokens, and streams of spans, one of each per task instance.
@@ -34,6 +34,11 @@ def _export(name: str, directory: Path, output: Path, run_id: str | None, as_jso
     from understudy.store import Store
 
     with Store.open(directory, create=False) as store:
+        runs = sorted(store.runs(), key=lambda each: each.created_at)
+        if run_id is None and runs:
+            run_id = runs[-1].id
+            if len(runs) > 1:
+                typer.echo(f"exporting run {run_id}, the latest of {len(runs)}; --run chooses another", err=True)
         exported: Exported = load("exports", name)(store, output, run_id=run_id, report=_progress)
     if as_json:
         import msgspec

@@ -49,5 +49,7 @@ def main() -> None:
     try:
         app()
     except UnderstudyError as error:
-        print(f"understudy: {error.boundary} error: {error}", file=sys.stderr)  # noqa: T201
+        from understudy.cli.transcript import visible
+
+        print(visible(f"understudy: {error.boundary} error: {error}"), file=sys.stderr)  # noqa: T201
         sys.exit(EXIT_ERROR)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -142,11 +143,15 @@ def _conduct(
     from understudy.run.conductor import conduct
     from understudy.run.config import task_digests
     from understudy.sandbox.base import usable
-    from understudy.tasks.base import load
+    from understudy.tasks.base import load_all
+
+    # Every rollout holds some descriptors, and an agent may hold many of the gateway's.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
     async def carry_out() -> Summary:
         sandboxes, cache = usable(config.sandbox), cache_dir()
-        tasks = [task for spec in specs for task in await load(spec, sandboxes=sandboxes, cache=cache)][:limit]
+        tasks = (await load_all(specs, sandboxes=sandboxes, cache=cache))[:limit]
         resolved = msgspec.structs.replace(config, tasks=task_digests(tasks))
         label = config.policy or config.model.replace("/", "-")
         directory = output_dir or Path("runs") / f"{config.backend}-{label}-{resolved.run_id}"
@@ -185,6 +190,8 @@ def _print(summary: Summary, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from understudy.cli.transcript import visible
+
     table = Table(show_header=False, title=f"run {summary.run_id}", title_justify="left")
     rows = {
         "rollouts": summary.rollouts,
@@ -201,9 +208,9 @@ def _print(summary: Summary, as_json: bool) -> None:
     for name, value in rows.items():
         table.add_row(name, Text(str(value)))
     for failure, count in summary.failures.items():
-        table.add_row("failure", Text(f"{count} × {failure}"))
+        table.add_row("failure", Text(visible(f"{count} × {failure}")))
     for task, reason in summary.refused_tasks.items():
-        table.add_row("refused task", Text(f"{task}: {reason}"))
+        table.add_row("refused task", Text(visible(f"{task}: {reason}")))
     Console().print(table)
     if summary.pending:
         typer.echo("Stopped early; give the same command again to continue.", err=True)

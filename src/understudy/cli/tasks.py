@@ -98,7 +98,7 @@ def check_tasks(
     from understudy.config import cache_dir
     from understudy.run.intake import Intake, take_in
     from understudy.sandbox.base import usable
-    from understudy.tasks.base import load
+    from understudy.tasks.base import load_all
     from understudy.tasks.environment import python_environment
 
     cache = cache_dir()
@@ -106,7 +106,7 @@ def check_tasks(
 
     async def work() -> Intake:
         return await take_in(
-            [task for spec in specs for task in await load(spec, sandboxes=sandboxes, cache=cache)],
+            await load_all(specs, sandboxes=sandboxes, cache=cache),
             cache=cache,
             sandboxes=sandboxes,
             environment=python_environment(cache),

@@ -16,9 +16,9 @@ from msgspec import Struct
 from understudy.errors import UnderstudyError
 from understudy.gateway.backends.base import Backend, Generation
 from understudy.gateway.dialects.base import Dialect, Incoming, Message
-from understudy.gateway.faults import Abandoned, Fault, InvalidRequest, fault_of, info_of, too_deep
+from understudy.gateway.faults import Abandoned, Fault, InvalidRequest, fault_of, too_deep
 from understudy.gateway.keys import Branch, Session
-from understudy.types import Call, CallStatus, Usage
+from understudy.types import Call, CallStatus, Usage, info_of
 
 _log = logging.getLogger(__name__)
 
@@ -169,6 +169,7 @@ class Capture:
         key = (asked.session.attempt_id, asked.branch, hashlib.sha256(asked.body).digest())
         exchange = self._running.get(key)
         if exchange is None or exchange.abandoned:
+            asked.session.begun += 1
             exchange = self._running[key] = Exchange(self, asked, incoming)
             self._tasks.add(exchange.task)
             exchange.task.add_done_callback(functools.partial(self._ended, key, exchange))

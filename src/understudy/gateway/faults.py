@@ -8,7 +8,6 @@ from msgspec import Struct
 
 from understudy.errors import BackendError, GatewayError, StoreError, UnderstudyError
 from understudy.gateway.backends.base import ContextOverflow
-from understudy.types import ErrorInfo
 
 Kind = Literal[
     "invalid_request", "too_long", "permission", "not_found", "too_large", "rate_limit", "overloaded", "internal"
@@ -62,11 +61,6 @@ def fault_of(error: UnderstudyError) -> Fault:
             return Fault(kind="internal", message="the call could not be kept, so it is not answered", final=True)
         case _:
             return Fault(kind="internal", message=message)
-
-
-def info_of(error: UnderstudyError) -> ErrorInfo:
-    """An error as it is stored with its call."""
-    return ErrorInfo(boundary=error.boundary, type=type(error).__name__, message=str(error))
 
 
 def _backend_kind(status: int | None) -> Kind:

@@ -33,6 +33,8 @@ class Session:
     def __init__(self, attempt_id: str, sampling: Mapping[str, Any]) -> None:
         self.attempt_id = attempt_id
         self.sampling = dict(sampling)
+        self.begun = 0
+        """How many exchanges with the model were begun."""
         self._calls = 0
         self._last: dict[Branch, str] = {}
         self._tool_ids: set[str] = set()
@@ -42,6 +44,11 @@ class Session:
         """The place of the next call in the attempt, from 0."""
         self._calls += 1
         return self._calls - 1
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the agent asked the model, and never once got an answer."""
+        return self.begun > 0 and not self._last
 
     def parent(self, branch: Branch) -> str | None:
         """The id of the last answered call on a branch, or None."""
@@ -87,11 +94,10 @@ class Keys:
         self._indices[attempt_id] = digest[:8]
         return key
 
-    def revoke(self, attempt_id: str) -> None:
-        """Make an attempt's key worthless at once, and forget its session. Without a key nothing happens."""
+    def revoke(self, attempt_id: str) -> Session | None:
+        """Make an attempt's key worthless at once, and give up its session; None when it has no key."""
         index = self._indices.pop(attempt_id, None)
-        if index is not None:
-            del self._entries[index]
+        return None if index is None else self._entries.pop(index)[1]
 
     def find(self, key: str) -> Session | None:
         """The session that a key opens, or None.

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from understudy.agents.base import GATEWAY_SOCKET, Agent, AgentJob, AgentResult
+from understudy.agents.base import GATEWAY_SOCKET, Agent, AgentJob, AgentResult, Outcome
 from understudy.errors import AgentError, BackendError, GatewayError, UnderstudyError
-from understudy.gateway.keys import Keys
+from understudy.gateway.keys import Keys, Session
 from understudy.grade.patch import extract_patch
 from understudy.grade.verdict import grade
 from understudy.run.config import RunConfig
@@ -19,7 +19,7 @@ from understudy.sandbox.base import Mount, Sandboxes
 from understudy.store.store import Store
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
-from understudy.types import Attempt, Rollout, Verdict
+from understudy.types import Attempt, AttemptStatus, ErrorInfo, Rollout, Verdict, info_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,37 +52,56 @@ class Stopwatch:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
 
 
-async def execute(bench: Workbench, rollout: Rollout, attempt: Attempt) -> Verdict:
+async def execute(bench: Workbench, rollout: Rollout, attempt: Attempt, final: bool) -> Verdict:
     """Carry out one attempt that the store has just started, and store how it ended.
 
     Returns the verdict. Raises an UnderstudyError for an infrastructure failure, with the attempt left for the
-    caller to close; nothing of the sandbox is left in either case.
+    caller to close; nothing of the sandbox is left in either case. In the `final` attempt, an agent that the model
+    had answered is graded even when it crashed: else a model could kill its own agent rather than fail.
     """
     watch = Stopwatch()
     task = bench.store.task(rollout.run_id, rollout.task_id)
     with watch.part("prepare_s"):
         prepared = await asyncio.to_thread(prepare, task, bench.cache, bench.sandboxes)
-    result, patch = await _work(bench, rollout, attempt, prepared, watch)
+    end = await _work(bench, rollout, attempt, prepared, watch, final)
     with watch.part("grade_s"):
-        verdict = await grade(prepared, patch, sandboxes=bench.sandboxes, environment=bench.environment)
+        verdict = await grade(prepared, end.patch, sandboxes=bench.sandboxes, environment=bench.environment)
     await asyncio.wrap_future(
         bench.store.finish_attempt(
             attempt.id,
-            "timeout" if result.outcome == "timeout" else "succeeded",
+            _ATTEMPT_STATUSES[end.result.outcome],
             "succeeded",
-            patch=patch,
+            patch=end.patch,
             verdict=verdict,
-            logs=result.logs,
+            logs=end.result.logs,
+            error=end.error,
             timings=watch.seconds,
         )
     )
     return verdict
 
 
+_ATTEMPT_STATUSES: dict[Outcome, AttemptStatus] = {
+    "completed": "succeeded",
+    "max_turns": "succeeded",
+    "timeout": "timeout",
+    "crashed": "failed",
+}
+
+
+@dataclass(frozen=True)
+class _End:
+    """What an agent left: how it ended, its patch, and its fault when it is graded in spite of one."""
+
+    result: AgentResult
+    patch: bytes
+    error: ErrorInfo | None
+
+
 async def _work(
-    bench: Workbench, rollout: Rollout, attempt: Attempt, prepared: PreparedTask, watch: Stopwatch
-) -> tuple[AgentResult, bytes]:
-    """Let the agent work in a fresh sandbox; returns how it ended and its patch."""
+    bench: Workbench, rollout: Rollout, attempt: Attempt, prepared: PreparedTask, watch: Stopwatch, final: bool
+) -> _End:
+    """Let the agent work in a fresh sandbox, and take its patch."""
     config = bench.config
     mounts = (*bench.agent.mounts(), Mount(bench.gateway_socket, GATEWAY_SOCKET))
     with watch.part("open_s"):
@@ -99,28 +118,34 @@ async def _work(
         await asyncio.wrap_future(bench.store.begin_running(attempt.id))
         with watch.part("agent_s"):
             result = await bench.agent.run(sandbox, job)
-        bench.keys.revoke(attempt.id)
-        if result.outcome == "crashed":
-            raise _crash(bench.store, attempt, result)
+        fault = _fault(bench.store, attempt, result, bench.keys.revoke(attempt.id))
+        if fault and not (final and isinstance(fault, AgentError) and fault.had_answers):
+            raise fault
         with watch.part("patch_s"):
             patch = await extract_patch(sandbox)
     finally:
         bench.keys.revoke(attempt.id)
         with watch.part("close_s"):
             await sandbox.close()
-    return result, patch
+    return _End(result, patch, info_of(fault) if fault else None)
 
 
 _BOUNDARIES: dict[str, type[UnderstudyError]] = {"backend": BackendError, "gateway": GatewayError}
 
 
-def _crash(store: Store, attempt: Attempt, result: AgentResult) -> UnderstudyError:
-    """The error behind a crashed agent: what its last call met, when that call failed, else the crash itself.
+def _fault(store: Store, attempt: Attempt, result: AgentResult, session: Session | None) -> UnderstudyError | None:
+    """The fault that an agent's end tells of, or None when it is an ordinary one.
 
-    A call that was abandoned is what a crash leaves behind, not what it came from.
+    For a crash it is what the agent's last call met, when that call failed, else the crash itself; a call that was
+    abandoned is what a crash leaves behind, not what it came from. A time-out is the backend's when it never once
+    answered.
     """
+    if result.outcome == "timeout" and session is not None and session.unanswered:
+        return BackendError(f"the model did not answer once in the time the agent had ({result.message})")
+    if result.outcome != "crashed":
+        return None
     calls = [call for call in store.calls(attempt.id) if call.status != "abandoned"]
     last = calls[-1] if calls else None
     if last is not None and last.error is not None and last.error.boundary in _BOUNDARIES:
         return _BOUNDARIES[last.error.boundary](f"{last.error.message} (the agent then said: {result.message})")
-    return AgentError(result.message)
+    return AgentError(result.message, had_answers=any(call.status == "ok" for call in calls))

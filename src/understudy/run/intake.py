@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from understudy.errors import TaskError, UnderstudyError
+from understudy.errors import GraderError, SandboxError, TaskError, UnderstudyError
 from understudy.grade.validate import validate
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
@@ -34,21 +34,31 @@ async def take_in(
 ) -> Intake:
     """Validate every task: its gold patch must score 1 and the empty patch 0.
 
-    A verdict reached before is remembered in the cache. `progress` is told how many are done, of how many.
-    Raises SandboxError or GraderError when validation itself cannot be carried out.
+    A verdict reached before is remembered in the cache. `progress` is told how many are done, of how many. A task
+    that twice cannot be validated for reasons of its sandbox or its checks is refused like one that fails: what
+    one task asks for must not end the others. Raises what else goes wrong.
     """
     slots = asyncio.Semaphore(concurrency)
     reasons: dict[str, str] = {}
     done = 0
 
+    async def judged(task: Task) -> UnderstudyError | None:
+        """Why a task cannot be used; None when it can."""
+        try:
+            prepared = await asyncio.to_thread(prepare, task, cache, sandboxes)
+            await validate(prepared, sandboxes=sandboxes, environment=environment, cache=cache)
+        except (TaskError, SandboxError, GraderError) as error:
+            return error
+        return None
+
     async def one(task: Task) -> None:
         nonlocal done
         async with slots:
-            try:
-                prepared = await asyncio.to_thread(prepare, task, cache, sandboxes)
-                await validate(prepared, sandboxes=sandboxes, environment=environment, cache=cache)
-            except TaskError as error:
-                reasons[task.instance_id] = str(error)
+            refusal = await judged(task)
+            if refusal is not None and not isinstance(refusal, TaskError):
+                refusal = await judged(task)
+            if refusal is not None:
+                reasons[task.instance_id] = str(refusal)
         done += 1
         progress(done, len(tasks))
 

@@ -8,16 +8,17 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from understudy.errors import StoreError, UnderstudyError
+from understudy.errors import AgentError, StoreError, UnderstudyError
 from understudy.store.store import Store
-from understudy.types import Attempt, ErrorInfo, Rollout, Verdict
+from understudy.types import Attempt, ErrorInfo, Rollout, Verdict, info_of
 
 MAX_ATTEMPTS = 3
 HEARTBEAT_S = 5.0
 
 _log = logging.getLogger(__name__)
 
-Execute = Callable[[Rollout, Attempt], Awaitable[Verdict]]
+Execute = Callable[[Rollout, Attempt, bool], Awaitable[Verdict]]
+"""Carries out an attempt; the last argument tells that it is the rollout's last one."""
 
 
 @dataclass
@@ -114,12 +115,12 @@ class Scheduler:
         """Execute one attempt; returns the error when it was an infrastructure failure, after storing it."""
         self._active.add(attempt.id)
         try:
-            verdict = await self.execute(self.store.rollout(attempt.rollout_id), attempt)
+            verdict = await self.execute(self.store.rollout(attempt.rollout_id), attempt, final)
         except StoreError:
             raise
         except Exception as fault:  # noqa: BLE001 - what is wrong with one attempt does not end the others
             error = fault if isinstance(fault, UnderstudyError) else _unforeseen(fault)
-            info = ErrorInfo(error.boundary, type(error).__name__, str(error))
+            info = info_of(error)
             ended = "failed" if final or not error.retryable else "requeuing"
             await asyncio.wrap_future(self.store.finish_attempt(attempt.id, "failed", ended, error=info))
             self.progress.last_error = info
@@ -133,9 +134,10 @@ class Scheduler:
     def _give_up_when_useless(self, rollout_id: str, error: UnderstudyError) -> None:
         """Raise the error when the last attempts all failed where this one did."""
         row = self._failed_in_a_row
-        if not error.retryable or (row and row[-1][0] != error.boundary):
+        telling = error.retryable and not (isinstance(error, AgentError) and error.had_answers)
+        if not telling or (row and row[-1][0] != error.boundary):
             row.clear()
-        if error.retryable:
+        if telling:
             row.append((error.boundary, rollout_id))
         if len(row) > max(MAX_ATTEMPTS, self.concurrency + 1) and len({rollout for _, rollout in row}) > 1:
             raise type(error)(

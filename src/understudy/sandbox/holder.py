@@ -16,7 +16,7 @@ from pathlib import Path
 
 from understudy.errors import SandboxError
 from understudy.sandbox import cgroup
-from understudy.sandbox.process import kill_group
+from understudy.sandbox.process import kill_group, seal_descriptors
 from understudy.sandbox.view import BOX, SYSTEM_PATH
 
 START_S = 60.0
@@ -127,6 +127,7 @@ async def start(command: Sequence[str], groups: Path | None, memory_bytes: int) 
     """
     group = None if groups is None else cgroup.reserve(groups)
     wrap = [] if group is None else ["/bin/sh", "-c", cgroup.OUTLIVE, "hold", str(group)]
+    seal_descriptors()
     try:
         transport, watch = await asyncio.get_running_loop().subprocess_exec(
             _Watch, *wrap, *command, stdin=asyncio.subprocess.PIPE, env=CHAIN_ENV, start_new_session=True

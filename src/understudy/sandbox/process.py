@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from understudy.sandbox.base import Completed
@@ -44,6 +45,17 @@ class _Watch(asyncio.SubprocessProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed.set()
+
+
+def seal_descriptors() -> None:
+    """Let no descriptor that this process was started with pass into a child: uvloop does not close them.
+
+    A directory among them would be a way out of every sandbox.
+    """
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        if int(entry.name) > 2:
+            with contextlib.suppress(OSError):  # the listing's own is closed by now
+                os.set_inheritable(int(entry.name), False)
 
 
 def kill_group(leader: int) -> None:
@@ -116,6 +128,7 @@ async def complete(
     when the program cannot be started. To be cancelled through `over` only: see `to_the_end`.
     """
     started = time.monotonic()
+    seal_descriptors()
     with _file_of(stdin) as file:
         transport, watch = await asyncio.get_running_loop().subprocess_exec(
             lambda: _Watch(output_bytes, over),

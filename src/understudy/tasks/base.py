@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from msgspec import Struct
@@ -35,6 +35,19 @@ async def load(spec: str, *, sandboxes: Sandboxes, cache: Path) -> list[Task]:
         f"{spec}: {problem}; expected a .jsonl file of task records, a task folder (with instruction.md), or a "
         f"directory of task folders"
     )
+
+
+async def load_all(specs: Iterable[str], *, sandboxes: Sandboxes, cache: Path) -> list[Task]:
+    """The tasks of several specs, in order. Raises TaskError, also when two of them have a task of the same id."""
+    origins: dict[str, str] = {}
+    tasks: list[Task] = []
+    for spec in specs:
+        for task in await load(spec, sandboxes=sandboxes, cache=cache):
+            if other := origins.get(task.instance_id):
+                raise TaskError(f"task {task.instance_id} is in {other} and in {spec}; give it once")
+            origins[task.instance_id] = spec
+            tasks.append(task)
+    return tasks
 
 
 async def _records(place: _Place) -> list[Task]:

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from understudy.errors import TaskError
 from understudy.sandbox.base import Completed, Limits, Sandboxes, SandboxSpec
+from understudy.tasks.archives import extract
 from understudy.tasks.dockerfile import Copy, MakeDirectory, Recipe, Run
 from understudy.tasks.environment import TaskEnvironment
 
@@ -168,6 +169,7 @@ def _unpack(archive: bytes, tree: Path, where: str) -> None:
     tree.mkdir()
     try:
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            tar.extractall(tree, filter="data")
-    except (tarfile.TarError, OSError) as error:
+            for member in tar:
+                extract(tar, member, member.name, tree)
+    except (tarfile.TarError, OSError, KeyError) as error:
         raise TaskError(f"{where}: what RUN left cannot be kept: {error}") from error

@@ -124,7 +124,7 @@ def _launcher(python_home: str) -> tempfile.TemporaryDirectory[str]:
     place = tempfile.TemporaryDirectory(prefix="understudy-")
     script = Path(place.name, "python")
     script.write_text(
-        f'#!/bin/sh\nulimit -t "$(cat "$HOME/{_CPU_FILE}")" && exec "{python_home}/python" "$@"\n',
+        f'#!/bin/sh\nulimit -t "$(cat "$HOME/{_CPU_FILE}")" && exec setarch -R "{python_home}/python" "$@"\n',
         encoding="utf-8",
     )
     for path in (script, script.parent):

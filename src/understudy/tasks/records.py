@@ -15,6 +15,27 @@ from understudy.types import Directory, PytestChecks, ScriptChecks, Sdist, Sourc
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OWN_VARIABLES = ("PATH", "HOME")
+_SYSTEM = frozenset(
+    [
+        "/bin",
+        "/boot",
+        "/dev",
+        "/etc",
+        "/lib",
+        "/lib32",
+        "/lib64",
+        "/libx32",
+        "/proc",
+        "/run",
+        "/sbin",
+        "/sys",
+        "/usr",
+        "/",
+    ]
+)
+
 
 def _is_seconds(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
@@ -32,9 +53,19 @@ _LAWS: tuple[tuple[str, Callable[[Task], bool], str], ...] = (
     (
         "workdir",
         lambda task: (
-            task.workdir.startswith("/") and ".." not in task.workdir.split("/") and len(task.workdir) > 1
+            task.workdir.startswith("/")
+            and ".." not in task.workdir.split("/")
+            and "/" + task.workdir.strip("/").split("/")[0] not in _SYSTEM
         ),
-        "an absolute path below /",
+        "an absolute path below / and outside of the system's directories, as /workspace",
+    ),
+    (
+        "env",
+        lambda task: all(
+            _VARIABLE.fullmatch(name) and name not in _OWN_VARIABLES and "\0" not in value
+            for name, value in task.env.items()
+        ),
+        "names of variables other than PATH and HOME, with values without NUL",
     ),
     (
         "checks.fail_to_pass",

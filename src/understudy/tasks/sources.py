@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path, PurePosixPath
 
 from understudy.errors import ConfigError, TaskError
+from understudy.tasks.archives import extract
 from understudy.tasks.environment import python_environment
 from understudy.tasks.locks import locked
 from understudy.types import Directory, Files, Sdist, Source
@@ -128,26 +129,18 @@ def _download(sdist: Sdist, place: Path, cache: Path) -> Path:
 
 
 def _unpack(archive: Path, into: Path) -> None:
+    """Unpack without the archive's top directory."""
     into.mkdir(parents=True)
-    total = count = 0
-
-    def strip_top(member: tarfile.TarInfo, place: str) -> tarfile.TarInfo | None:
-        nonlocal total, count
-        total += member.size
-        count += 1
-        if total > _MAX_BYTES or count > _MAX_MEMBERS:
-            raise TaskError(f"{archive}: unpacks to more than {_MAX_BYTES} bytes or {_MAX_MEMBERS} files")
-        parts = PurePosixPath(member.name).parts[1:]
-        if not parts or any(part.lower() == ".git" for part in parts):
-            return None
-        stripped = member.replace(name="/".join(parts), deep=False)
-        if member.islnk():  # a hard link names its target from the archive's root
-            stripped = stripped.replace(linkname="/".join(PurePosixPath(member.linkname).parts[1:]), deep=False)
-        return tarfile.data_filter(stripped, place)
-
+    total = 0
     try:
         with tarfile.open(archive) as tar:
-            tar.extractall(into, filter=strip_top)
+            for count, member in enumerate(tar, 1):
+                total += member.size
+                if total > _MAX_BYTES or count > _MAX_MEMBERS:
+                    raise TaskError(f"{archive}: unpacks to more than {_MAX_BYTES} bytes or {_MAX_MEMBERS} files")
+                parts = PurePosixPath(member.name).parts[1:]
+                if parts and all(part.lower() != ".git" for part in parts):
+                    extract(tar, member, "/".join(parts), into)
     except (tarfile.TarError, OSError, EOFError, KeyError) as error:
         raise TaskError(f"{archive}: cannot be unpacked as a source archive: {error}") from error
 

@@ -1,0 +1,71 @@
+"""What an agent may do to its sandbox, and what it may not inherit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from understudy.adapters import load
+from understudy.grade.patch import NO_PATCH, extract_patch
+from understudy.sandbox.base import Sandboxes, SandboxSpec
+from understudy.tasks.environment import TaskEnvironment
+from understudy.tasks.prepare import prepare, sandbox_spec
+from understudy.types import Files, PytestChecks, Task
+
+from support import require
+
+
+@pytest.fixture(scope="module")
+def sandboxes() -> Sandboxes:
+    kind: Sandboxes = load("sandboxes", "local")()
+    require(kind.problems())
+    return kind
+
+
+def test_inherited_descriptors_stay_outside(sandboxes: Sandboxes, tmp_path: Path) -> None:
+    """Under uvloop, which the command line uses: by itself it leaves inheritable descriptors to children."""
+    import asyncio
+
+    import uvloop
+
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "secret").write_text("SECRET")
+    leak = os.open(tmp_path / "secret", os.O_RDONLY)
+    os.set_inheritable(leak, True)
+
+    async def look() -> bytes:
+        sandbox = await sandboxes.open(SandboxSpec(tree=tmp_path / "tree"))
+        try:
+            done = await sandbox.run(["sh", "-c", f"cat /proc/self/fd/{leak}"], timeout_s=10)
+        finally:
+            await sandbox.close()
+        return done.stdout
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            assert runner.run(look()) == b""
+    finally:
+        os.close(leak)
+
+
+async def test_the_patch_is_taken_when_the_agent_closed_its_scratch_places(
+    sandboxes: Sandboxes, tmp_path: Path
+) -> None:
+    task = Task(
+        instance_id="closed-1",
+        repo="r",
+        instruction="i",
+        source=Files({"a.py": "x = 1\n"}),
+        gold_patch="",
+        checks=PytestChecks(files={}, fail_to_pass=("t.py::t",)),
+    )
+    prepared = prepare(task, tmp_path, sandboxes)
+    sandbox = await sandboxes.open(sandbox_spec(prepared, TaskEnvironment()))
+    try:
+        await sandbox.run(["sh", "-c", "echo x = 2 > a.py; chmod 000 /tmp /dev/shm"], timeout_s=10)
+        patch = await extract_patch(sandbox)
+    finally:
+        await sandbox.close()
+    assert b"+x = 2" in patch and not patch.startswith(NO_PATCH)
