@@ -17,6 +17,26 @@ from understudy.types import Files, PytestChecks, Task
 
 UNDERSTUDY = Path(sys.executable).with_name("understudy")
 
+# An agent in plain Python: so many calls through the gateway, the id of each answer noted in a file.
+CLIENT = """
+import http.client, json, os, socket, sys
+instruction = sys.stdin.read()
+
+class Gateway(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(os.environ["UNDERSTUDY_GATEWAY_SOCKET"])
+
+for turn in range(int(sys.argv[1])):
+    body = {"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": f"{turn} {instruction}"}]}
+    gateway = Gateway("localhost")
+    gateway.request("POST", "/v1/messages", json.dumps(body), {
+        "authorization": "Bearer " + os.environ["UNDERSTUDY_API_KEY"], "anthropic-version": "2023-06-01"})
+    answer = json.loads(gateway.getresponse().read())
+    with open(sys.argv[2], "a") as seen:
+        seen.write(answer["id"] + "\\n")
+"""
+
 
 def calc_task(number: int = 0) -> Task:
     """A task of one file and one hidden test; every number makes another bug, statement and gold patch."""

@@ -16,30 +16,11 @@ import pytest
 from understudy.store.store import Store
 from understudy.tasks.records import dump
 
-from support import UNDERSTUDY, calc_task, understudy
+from support import CLIENT, UNDERSTUDY, calc_task, understudy
 
 pytestmark = pytest.mark.e2e
 
 KILLS = 20
-
-CLIENT = """
-import http.client, json, os, socket, sys
-instruction = sys.stdin.read()
-
-class Gateway(http.client.HTTPConnection):
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(os.environ["UNDERSTUDY_GATEWAY_SOCKET"])
-
-for turn in range(6):
-    body = {"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": f"{turn} {instruction}"}]}
-    gateway = Gateway("localhost")
-    gateway.request("POST", "/v1/messages", json.dumps(body), {
-        "authorization": "Bearer " + os.environ["UNDERSTUDY_API_KEY"], "anthropic-version": "2023-06-01"})
-    answer = json.loads(gateway.getresponse().read())
-    with open(sys.argv[1], "a") as seen:
-        seen.write(answer["id"] + "\\n")
-"""
 
 
 def descendants(root: int) -> list[int]:
@@ -145,7 +126,7 @@ def test_every_answer_an_agent_received_is_in_the_store_once(tmp_path: Path):
             "--agent",
             "shell",
             "--agent-command",
-            f"python3 {client} {seen}",
+            f"python3 {client} 6 {seen}",
             "--sandbox",
             "unsafe-local",
             "--json",

@@ -1,0 +1,107 @@
+"""How an attempt ends when its agent or its model does not behave: a reward, or a failure of infrastructure."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from understudy.store.store import Store
+
+from support import CLIENT, understudy
+
+pytestmark = pytest.mark.usefixtures("isolation")
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """A model server that lists its model and never answers; its base URL."""
+    loop = asyncio.new_event_loop()
+
+    async def models(request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "m", "object": "model"}]})
+
+    async def never(request: web.Request) -> web.Response:
+        await asyncio.sleep(600)
+        return web.Response()
+
+    async def start() -> tuple[web.AppRunner, int]:
+        app = web.Application()
+        app.router.add_get("/v1/models", models)
+        app.router.add_post("/v1/chat/completions", never)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return runner, runner.addresses[0][1]
+
+    runner, port = loop.run_until_complete(start())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{port}/v1"
+    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def agent(tmp_path: Path, then: str) -> tuple[str, ...]:
+    client = tmp_path / "client.py"
+    client.write_text(CLIENT)
+    command = f"python3 {client} 1 {tmp_path / 'seen'}; {then}"
+    return ("--agent", "shell", "--agent-command", command, "--sandbox", "unsafe-local", "--limit", "1", "--json")
+
+
+def test_a_model_cannot_trade_a_reward_of_0_for_a_crash_of_its_agent(calc_tasks: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    done = understudy("run", "--policy", "idle", "--tasks", calc_tasks, "-o", out, *agent(tmp_path, "kill -9 $$"))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["unsolved"], summary["infrastructure_failures"], summary["calls"]) == (1, 0, 3)
+    with Store.open(out, create=False) as store:
+        attempts = store.attempts(store.rollouts()[0].id)
+        verdicts = [store.verdict(attempt.id) for attempt in attempts]
+    assert [attempt.status for attempt in attempts] == ["failed"] * 3
+    assert all(attempt.error and "exit code -9" in attempt.error.message for attempt in attempts)
+    assert verdicts[:2] == [None, None]
+    assert verdicts[2] is not None
+    assert verdicts[2].reward == 0.0
+
+
+def test_a_model_that_never_answers_is_no_reward(calc_tasks: Path, tmp_path: Path, silent_server: str):
+    out = tmp_path / "out"
+    backend = ("vllm", "--base-url", silent_server, "--backend-model-high", "m", "--timeout", "2")
+    done = understudy("run", *backend, "--tasks", calc_tasks, "-o", out, *agent(tmp_path, "true"))
+    assert done.returncode == 1, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["unsolved"], summary["infrastructure_failures"]) == (0, 1)
+    (reason,) = summary["failures"]
+    assert "backend: the model did not answer once" in reason
+    with Store.open(out, create=False) as store:
+        calls = [call for a in store.attempts(store.rollouts()[0].id) for call in store.calls(a.id)]
+    assert {call.status for call in calls} == {"abandoned"}
+
+
+def test_one_task_that_cannot_be_had_does_not_end_the_others(calc_tasks: Path, tmp_path: Path):
+    lines = calc_tasks.read_text().splitlines()
+    bad = {**json.loads(lines[1]), "workdir": "/home"}
+    calc_tasks.write_text(f"{lines[0]}\n{json.dumps(bad)}\n")
+    agent = ("--agent", "shell", "--agent-command", "true", "--json")
+    done = understudy("run", "--tasks", calc_tasks, "-o", tmp_path / "out", *agent)
+    assert done.returncode == 1
+    summary = json.loads(done.stdout)
+    assert summary["rollouts"] == 1
+    assert "/home" in summary["refused_tasks"]["calc-1"]
+
+
+def test_the_same_task_from_two_places_is_refused(calc_tasks: Path, tmp_path: Path):
+    copy = tmp_path / "copy.jsonl"
+    copy.write_text(calc_tasks.read_text())
+    done = understudy("run", "--tasks", calc_tasks, "--tasks", copy, "-o", tmp_path / "out")
+    assert done.returncode == 2
+    assert "calc-0" in done.stderr
+    assert "copy.jsonl" in done.stderr
