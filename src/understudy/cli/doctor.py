@@ -122,6 +122,27 @@ def _claude_code() -> Check:
     return Check("Claude Code", False, f"{CLAUDE_CODE_VERSION} is not fetched", "understudy setup")
 
 
+def _task_environment() -> Check:
+    from understudy.config import cache_dir
+    from understudy.tasks.environment import is_made
+
+    made = is_made(cache_dir())
+    remedy = "" if made else "understudy setup"
+    return Check("tasks' environment", made, "pinned pytest" if made else "not made yet", remedy)
+
+
+def _packages() -> Check:
+    from understudy.config import cache_dir
+    from understudy.tasks.catalog import CATALOG
+    from understudy.tasks.sources import archive_path
+
+    missing = [name for name, each in CATALOG.items() if not archive_path(each.sdist, cache_dir()).is_file()]
+    found = f"not fetched yet: {', '.join(missing)}" if missing else ", ".join(CATALOG)
+    return Check(
+        "packages (tasks make)", not missing, found, "understudy setup" if missing else "", required=False
+    )
+
+
 def _datasets() -> Check:
     from importlib.util import find_spec
 
@@ -155,6 +176,8 @@ _CHECKS: tuple[Callable[[], Check], ...] = (
     _sandbox,
     _npm,
     _claude_code,
+    _task_environment,
+    _packages,
     _cache,
     _datasets,
 )

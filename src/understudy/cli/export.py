@@ -49,6 +49,9 @@ def _export(name: str, directory: Path, output: Path, run_id: str | None, as_jso
         f"{exported.instances} instances, {exported.rollouts} rollouts, {exported.rows} rows and "
         f"{exported.spans} spans in {exported.output_dir}"
     )
+    if exported.segments:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in exported.segments.items())
+        typer.echo(f"the calls merge into {sum(exported.segments.values())} token sequences: {reasons}")
     if exported.without_tokens:
         typer.echo(
             f"{exported.without_tokens} answered calls have no token ids, because their backend gives none: "

@@ -21,6 +21,7 @@ class Exported(Struct, frozen=True, kw_only=True):
     """What an export wrote. `left_out` counts rollouts by why they are in no file.
 
     `without_tokens` are answered calls whose backend gave no token ids: they are in the stream, not in a dataset.
+    `segments` counts the token sequences that the calls merge into, by why each began (`trajectory.samples`).
     """
 
     output_dir: str
@@ -29,6 +30,7 @@ class Exported(Struct, frozen=True, kw_only=True):
     rows: int
     spans: int
     without_tokens: int = 0
+    segments: dict[str, int] = field(default_factory=dict[str, int])
     left_out: dict[str, int] = field(default_factory=dict[str, int])
 
 

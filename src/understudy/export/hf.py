@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +19,7 @@ from understudy.export.base import Exported, Graded, carry_back, file_name, grad
 from understudy.export.stream import spans
 from understudy.store import Store
 from understudy.trajectory.messages import chat_messages, render
-from understudy.trajectory.samples import usable
+from understudy.trajectory.samples import NO_TOKENS, merge, usable
 from understudy.trajectory.tree import Node, build
 from understudy.types import Task
 
@@ -72,6 +73,7 @@ def export(
     }
     decoders = _decoders(store)
     rows_written = spans_written = without_tokens = 0
+    segments: Counter[str] = Counter()
     try:
         output.mkdir(parents=True, exist_ok=True)
         for done, (instance, members) in enumerate(chosen.items()):
@@ -80,7 +82,9 @@ def export(
             rows: list[dict[str, Any]] = []
             with replacing(output / stream) as path, path.open("wb") as file:
                 for member in members:
-                    nodes = build(store.calls(member.attempt.id)).nodes
+                    trajectory = build(store.calls(member.attempt.id))
+                    nodes = trajectory.nodes
+                    segments.update(merge(trajectory).reasons)
                     task = store.task(member.rollout.run_id, instance)
                     for span in spans(member, nodes):
                         file.write(msgspec.json.encode(span) + b"\n")
@@ -103,6 +107,7 @@ def export(
         rows=rows_written,
         spans=spans_written,
         without_tokens=without_tokens,
+        segments={reason: count for reason, count in segments.items() if reason != NO_TOKENS},
         left_out=left_out,
     )
 

@@ -41,8 +41,7 @@ def python_environment(cache: Path) -> TaskEnvironment:
     Raises ConfigError when it cannot be made.
     """
     prefix = Path(sys.base_prefix).resolve()
-    key = "\n".join((sys.version, str(prefix), _PINS))
-    home = cache.absolute() / "envs" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    home = _home(cache, prefix)
     ready = home / "ready"
     if not ready.exists():
         with locked(home.with_suffix(".lock")):
@@ -59,6 +58,16 @@ def python_environment(cache: Path) -> TaskEnvironment:
         path_prefixes=(str(home / "bin"),),
         env={"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"},
     )
+
+
+def is_made(cache: Path) -> bool:
+    """Whether `python_environment` would find everything there."""
+    return (_home(cache, Path(sys.base_prefix).resolve()) / "ready").exists()
+
+
+def _home(cache: Path, prefix: Path) -> Path:
+    key = "\n".join((sys.version, str(prefix), _PINS))
+    return cache.absolute() / "envs" / hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def _make(home: Path) -> None:

@@ -86,8 +86,8 @@ def fetch(sdist: Sdist, cache: Path) -> Path:
     ):
         if not pattern.fullmatch(value):
             raise TaskError(f"sdist {sdist.name!r} {sdist.version!r}: found {value!r}; {expected}")
-    home = cache.absolute() / "sdists" / sdist.sha256
-    archive = home / "file"
+    archive = archive_path(sdist, cache)
+    home = archive.parent
     if not archive.exists():
         with locked(home.with_suffix(".lock")):
             if not archive.exists():
@@ -95,6 +95,11 @@ def fetch(sdist: Sdist, cache: Path) -> Path:
                 with tempfile.TemporaryDirectory(dir=home) as temporary:
                     _download(sdist, Path(temporary), cache).rename(archive)
     return archive
+
+
+def archive_path(sdist: Sdist, cache: Path) -> Path:
+    """Where the archive of a pinned sdist lies once it is fetched."""
+    return cache.absolute() / "sdists" / sdist.sha256 / "file"
 
 
 def _download(sdist: Sdist, place: Path, cache: Path) -> Path:
