@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import platform
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from understudy.config import CLAUDE_CODE_VERSION, cache_dir
 from understudy.errors import ConfigError
+from understudy.locks import locked
 
 _ARCHITECTURES = {"x86_64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 
@@ -80,9 +80,7 @@ def is_there(binary: Path) -> bool:
 
 def _fetch(npm: list[str], binary: Path) -> None:
     version_dir = binary.parents[3]
-    version_dir.parent.mkdir(parents=True, exist_ok=True)
-    with (version_dir.parent / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(version_dir.parent / ".lock"):
         if is_there(binary):
             return
         staging = Path(tempfile.mkdtemp(prefix=".fetch-", dir=version_dir.parent))

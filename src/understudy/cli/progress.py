@@ -92,6 +92,8 @@ class Display(Monitor):
 
     def _time_left(self, done: int, total: int) -> str:
         fresh = done - self._done_before
+        if done == total:
+            return "done"
         if fresh == 0:
             return "time left unknown"
         left = (time.monotonic() - self._began) / fresh * (total - done)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from understudy.errors import ConfigError, StoreError, TaskError, UnderstudyErro
 from understudy.gateway.app import Gateway
 from understudy.gateway.backends.openai import OpenAIBackend
 from understudy.gateway.keys import Keys
+from understudy.locks import locked
 from understudy.model.process import start_server
 from understudy.run.attempt import Workbench, execute
 from understudy.run.config import RunConfig
@@ -85,7 +85,12 @@ async def conduct(
     if problems := agent.problems():
         raise ConfigError("\n".join(problems))
     sandboxes = usable(config.sandbox)
-    with lock(output_dir), Store.open(output_dir) as store:
+    alone = locked(
+        output_dir / ".lock",
+        busy=f"another run is using {output_dir}; wait for it, or give another --output-dir",
+        remedy="give an --output-dir that you can write",
+    )
+    with alone, Store.open(output_dir) as store:
         monitor.stage("preparing the tasks' environment")
         environment = await asyncio.to_thread(python_environment, cache)
         monitor.stage(f"validating {len(tasks)} tasks")
@@ -223,21 +228,3 @@ async def _backend(
                 f"the server at {base_url} has no model {config.model!r}; it has: {', '.join(models)}"
             )
         yield backend, watch
-
-
-@contextmanager
-def lock(output_dir: Path) -> Generator[None]:
-    """Hold an output directory for this process. Raises ConfigError when another run has it."""
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        file = (output_dir / ".lock").open("w")
-    except OSError as error:
-        raise ConfigError(f"cannot write to the output directory {output_dir}: {error.strerror}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"another run is using {output_dir}; wait for it, or give another --output-dir"
-            ) from None
-        yield

@@ -20,10 +20,10 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import ConfigError, TaskError
+from understudy.locks import locked, make_readable
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
 from understudy.tasks.checks import PLUGIN_MOUNT, REWARDS
 from understudy.tasks.environment import TaskEnvironment
-from understudy.tasks.locks import locked, make_readable
 from understudy.tasks.sources import materialise, relative_path
 from understudy.types import Directory, PytestChecks, ScriptChecks, Source, Task
 

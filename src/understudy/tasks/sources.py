@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path, PurePosixPath
 
 from understudy.errors import ConfigError, TaskError
+from understudy.locks import locked
 from understudy.tasks.archives import extract
 from understudy.tasks.environment import python_environment
-from understudy.tasks.locks import locked
 from understudy.types import Directory, Files, Sdist, Source
 
 _MAX_BYTES = 2 << 30

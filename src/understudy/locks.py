@@ -1,4 +1,4 @@
-"""Things in the cache that are made once, however many processes ask for them at the same time."""
+"""One process at a time: what is made once in the cache, and the directory of a run."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ from pathlib import Path
 
 from understudy.errors import ConfigError
 
+_CACHE = "set UNDERSTUDY_CACHE to a directory that you can write"
+
 
 @contextmanager
-def locked(path: Path) -> Generator[None]:
+def locked(path: Path, *, busy: str = "", remedy: str = _CACHE) -> Generator[None]:
     """Hold an exclusive lock on the file `path`, which is made when absent and stays.
 
-    The kernel drops the lock when its holder dies. Raises ConfigError when the file cannot be made.
+    The kernel drops the lock when its holder dies. Waits for another holder, unless `busy` says what to tell then.
+    Raises ConfigError with `busy`, or with `remedy` when the file cannot be made.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be made: {error.strerror}; set UNDERSTUDY_CACHE to a directory that you can write"
-        ) from error
+        raise ConfigError(f"{path}: cannot be made: {error.strerror}; {remedy}") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+        except BlockingIOError:
+            raise ConfigError(busy) from None
         yield
     finally:
         os.close(descriptor)
