@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gzip
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,30 @@ async def ask(answer: Callable[[], web.Response]) -> Any:
     finally:
         await backend.close()
         await runner.cleanup()
+
+
+async def test_a_password_in_the_address_is_sent_and_stands_in_no_error() -> None:
+    seen: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        await request.read()
+        seen.append(request.headers.get("authorization", ""))
+        return web.json_response({"error": {"message": "no"}}, status=400)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    backend = OpenAIBackend(f"http://me:s%40cret@127.0.0.1:{runner.addresses[0][1]}/v1", "m")
+    try:
+        with pytest.raises(BackendError) as refused:
+            await backend.generate(ChatRequest(model="m", messages=[{"role": "user", "content": "x"}]))
+    finally:
+        await backend.close()
+        await runner.cleanup()
+    assert seen == ["Basic " + b64encode(b"me:s@cret").decode()]
+    assert "cret" not in str(refused.value) and "127.0.0.1" in str(refused.value)
 
 
 LIES = {

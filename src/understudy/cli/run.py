@@ -9,6 +9,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -112,6 +113,8 @@ def _model(backend: str, backend_model_high: str | None, base_url: str | None) -
         if base_url or backend_model_high:
             raise ConfigError("the embedded backend takes neither --base-url nor --backend-model-high")
         return EMBEDDED_MODEL
+    if base_url and urlsplit(base_url).password is not None:
+        raise ConfigError("--base-url must not hold a password: it is stored with the run and shown")
     if not backend_model_high or not base_url:
         raise ConfigError(f"the {backend} backend needs --base-url and --backend-model-high")
     return backend_model_high

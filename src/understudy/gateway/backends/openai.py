@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from base64 import b64encode
 from typing import Annotated, Any, ClassVar, TypeVar
+from urllib.parse import unquote
 
 import aiohttp
 import msgspec
@@ -27,6 +29,7 @@ _Count = Annotated[int, Meta(ge=0, lt=2**31)]
 _TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 _NegativeLog = Annotated[float, Meta(le=1e-3)]  # rounding may lift a certain token's above 0
 
+_USER_IN_URL = re.compile(r"(?<=://)[^/?#]*@")
 _OVERFLOW = re.compile(r"context (length|window)|maximum model length|max_model_len", re.IGNORECASE)
 _LIMIT = re.compile(r"(?:context length(?: is| of)?|model length of)\s*\(?(\d+)")
 _PROMPT = re.compile(
@@ -108,12 +111,18 @@ class _Refusal(Struct):
 
 
 class OpenAIBackend:
-    """A server at `base_url` (with its `/v1`) that answers as `model`. Opens no connection before it is used."""
+    """A server at `base_url` (with its `/v1`) that answers as `model`. Opens no connection before it is used.
+
+    A name and password in `base_url` are sent as basic authorization where there is no `api_key`; unlike the rest
+    of the address they stand in no error, which the agent may see.
+    """
 
     name: ClassVar[str] = "openai"
 
     def __init__(self, base_url: str, model: str, api_key: str | None = None) -> None:
-        self._base = base_url.rstrip("/")
+        user = _USER_IN_URL.search(base_url)
+        self._user = user[0].removesuffix("@") if user else ""
+        self._base = _USER_IN_URL.sub("", base_url).rstrip("/")
         self._model = model
         self._key = api_key
         self._session: aiohttp.ClientSession | None = None
@@ -241,6 +250,8 @@ class OpenAIBackend:
             headers = {"content-type": "application/json"}
             if self._key:
                 headers["authorization"] = f"Bearer {self._key}"
+            elif self._user:
+                headers["authorization"] = f"Basic {b64encode(unquote(self._user).encode()).decode()}"
             self._session = aiohttp.ClientSession(
                 headers=headers,
                 connector=aiohttp.TCPConnector(limit=0),
