@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 from collections.abc import Iterable
 from typing import Any, ClassVar
@@ -59,21 +60,41 @@ class _StreamEvent(msgspec.Struct):
     errors: list[Any] = msgspec.field(default_factory=list[Any])
 
 
+class Restriction(msgspec.Struct, frozen=True):
+    """What is left of Claude Code: only these tools, where any are named, and another system prompt."""
+
+    tools: tuple[str, ...] = ()
+    system_prompt: str = ""
+
+
 class ClaudeCode:
     """Runs Claude Code once per attempt and collects its stream, its session logs and how it ended.
 
     `run_method` is one of `RUN_METHODS`. `open_file_limit` bounds the files that each of its processes may have
-    open. With `debug` its own debug log is among the logs. Raises ConfigError for other values.
+    open. `tools` are the only built-in tools it has, separated by commas, and `system_prompt` stands in the place
+    of its own: a small model reads less. With `debug` its own debug log is among the logs. Raises ConfigError for
+    other values.
     """
 
     name: ClassVar[str] = "claude-code"
 
-    def __init__(self, run_method: str = "cli", open_file_limit: str = "", debug: str = "") -> None:
+    def __init__(
+        self,
+        run_method: str = "cli",
+        open_file_limit: str = "",
+        tools: str = "",
+        system_prompt: str = "",
+        debug: str = "",
+    ) -> None:
         if run_method not in RUN_METHODS:
             raise ConfigError(f"there is no run method {run_method!r}; there are: {', '.join(RUN_METHODS)}")
         if open_file_limit and not (open_file_limit.isascii() and open_file_limit.isdigit()):
             raise ConfigError(f"the open file limit {open_file_limit!r} is no number of files")
         self._by_sdk = run_method == "python"
+        names = tuple(name.strip() for name in tools.split(",")) if tools else ()
+        if any(re.fullmatch(r"\w+", name) is None for name in names):
+            raise ConfigError(f"the tools {tools!r} are no names separated by commas, as in Read,Edit")
+        self._restriction = Restriction(names, system_prompt)
         self._open_file_limit = open_file_limit
         self._debug = bool(debug)
 
@@ -102,7 +123,7 @@ class ClaudeCode:
         session_note = f"{sandbox.home}/.understudy-session.json"
         debug_file = f"{sandbox.home}/.understudy-debug.txt" if self._debug else ""
         await sandbox.write(f"{config_dir}/settings.json", orjson.dumps(_settings(session_note)))
-        argv, stdin = (_by_sdk if self._by_sdk else _by_cli)(sandbox, job, debug_file)
+        argv, stdin = (_by_sdk if self._by_sdk else _by_cli)(sandbox, job, self._restriction, debug_file)
         if self._open_file_limit:
             argv = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', self._open_file_limit, *argv]
         completed = await sandbox.run(
@@ -130,22 +151,25 @@ class ClaudeCode:
         return compare(result.logs, build(calls), cut_off=result.outcome in ("timeout", "crashed"))
 
 
-def _by_cli(sandbox: Sandbox, job: AgentJob, debug_file: str) -> tuple[list[str], bytes]:
+def _by_cli(sandbox: Sandbox, job: AgentJob, restriction: Restriction, debug_file: str) -> tuple[list[str], bytes]:
     """The command and its stdin."""
     argv = [sandbox.locate(_BINARY), "-p", "--model", job.model, "--max-turns", str(job.max_turns)]
     argv += ["--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"]
+    argv += ["--tools", ",".join(restriction.tools)] if restriction.tools else []
+    argv += ["--system-prompt", restriction.system_prompt] if restriction.system_prompt else []
     argv += ["--debug-file", debug_file] if debug_file else []
     # The instruction goes in by stdin: it may begin with a dash, or be longer than an argument may be.
     return argv, job.instruction.encode()
 
 
-def _by_sdk(sandbox: Sandbox, job: AgentJob, debug_file: str) -> tuple[list[str], bytes]:
+def _by_sdk(sandbox: Sandbox, job: AgentJob, restriction: Restriction, debug_file: str) -> tuple[list[str], bytes]:
     """The command and its stdin. The options make of the SDK's bare agent what the command line runs."""
     options = {
         "model": job.model,
         "max_turns": job.max_turns,
         "permission_mode": "bypassPermissions",
-        "system_prompt": {"type": "preset", "preset": "claude_code"},
+        "system_prompt": restriction.system_prompt or {"type": "preset", "preset": "claude_code"},
+        "tools": list(restriction.tools) or {"type": "preset", "preset": "claude_code"},
         "setting_sources": ["user", "project", "local"],
         "extra_args": {"debug-file": debug_file} if debug_file else {},
     }

@@ -112,6 +112,14 @@ def run(
     open_file_limit: Annotated[
         int | None, typer.Option(min=64, help="Files that Claude Code may have open [default: the sandbox's].")
     ] = None,
+    tools: Annotated[
+        str | None,
+        typer.Option(help="The only built-in tools that Claude Code has, as Read,Edit [default: its own choice]."),
+    ] = None,
+    system_prompt: Annotated[
+        str | None,
+        typer.Option(help="A system prompt in the place of Claude Code's own, for models that read little."),
+    ] = None,
     sandbox: Annotated[
         str | None,
         typer.Option(
@@ -188,7 +196,14 @@ def run(
             frontend_high=frontend_high,
             frontend_low=frontend_low,
             agent=agent,
-            agent_options=_agent_options(agent, agent_command, run_method, open_file_limit),
+            agent_options=_agent_options(
+                agent,
+                command=agent_command or None,
+                run_method=run_method,
+                open_file_limit=open_file_limit,
+                tools=tools,
+                system_prompt=system_prompt,
+            ),
             samples=samples,
             seed=seed,
             max_turns=max_turns,
@@ -225,19 +240,18 @@ def _pairs(texts: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
-def _agent_options(
-    agent: str, command: str | None, run_method: RunMethod | None, open_file_limit: int | None
-) -> dict[str, str]:
+_OWNERS = {"command": "shell"}
+"""Whose an option of an agent is, where it is not Claude Code's."""
+
+
+def _agent_options(agent: str, **given: str | int | None) -> dict[str, str]:
     """The options of the agent that were given. Raises ConfigError for those that are another agent's."""
-    given = {
-        "command": ("--agent-command", command or None, "shell"),
-        "run_method": ("--run-method", run_method, "claude-code"),
-        "open_file_limit": ("--open-file-limit", open_file_limit, "claude-code"),
-    }
-    for flag, value, owner in given.values():
+    for name, value in given.items():
+        owner = _OWNERS.get(name, "claude-code")
         if value is not None and agent in ("shell", "claude-code") and agent != owner:
+            flag = "--agent-command" if name == "command" else f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag}: the agent {agent} has no such option; it is for --agent {owner}")
-    options = {name: str(value) for name, (_, value, _) in given.items() if value is not None}
+    options = {name: str(value) for name, value in given.items() if value is not None}
     # Said or not, it is the same run.
     return {name: value for name, value in options.items() if value != RunMethod.cli}
 
