@@ -1,5 +1,6 @@
 #!/bin/sh
-# Everything a run needs, from nothing but Python, git and make. Quick when it is all there already.
+# Everything a run needs, from nothing but Python, git and make; with `train`, what training needs too. Quick when it
+# is all there already.
 set -eu
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -40,11 +41,26 @@ if ! whole; then
     fail "$PYTHON cannot make a virtual environment; install its venv module, as: apt-get install python3-venv"
   }
 fi
+# What is there already stays: whoever trained once has it in `make demo-quick` too.
 extras="hf,otel,redact,dev"
+case "${1:-} $(cat $stamp 2>/dev/null || true)" in *train*) extras="$extras,train" ;; esac
 command -v npm >/dev/null || extras="$extras,node"
 want="$extras $(cksum pyproject.toml)"
+
+# torch of the package index is a build with CUDA, of some 3 GB. Without a GPU the smaller one for CPUs comes first,
+# where pip has a source of it.
+torch_for_cpu() {
+  version=$(sed -n 's/^ *"torch==\([0-9.]*\)",$/\1/p' pyproject.toml)
+  $VENV/bin/python -m pip install -qq --disable-pip-version-check "torch==$version+cpu" 2>/dev/null ||
+    say "setup: pip knows no torch $version for CPUs only, so the build with CUDA comes (some 3 GB);
+       to have the small one, set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds and start again"
+}
+
 if [ "$(cat $stamp 2>/dev/null || true)" != "$want" ]; then
   say "setup: installing into $VENV (a minute or two the first time)"
+  case "$extras" in
+    *train*) [ -e /dev/nvidiactl ] || [ -e /dev/kfd ] || $VENV/bin/python -c 'import torch' 2>/dev/null || torch_for_cpu ;;
+  esac
   $VENV/bin/python -m pip install -qq --disable-pip-version-check -e ".[$extras]" ||
     fail "pip could not install the dependencies (is the network there?); its words are above"
   printf '%s' "$want" >$stamp

@@ -177,3 +177,17 @@ def asked_about_text(body: dict[str, Any]) -> str:
 def environment(home: Path, **more: str) -> dict[str, str]:
     """The environment of a command: a home of its own, where the key of redaction is made."""
     return {**os.environ, "HOME": str(home), "XDG_DATA_HOME": str(home / "data"), **more}
+
+
+def rule(*steps: Step) -> Any:
+    """A teacher's rule: these steps one after the other, the last one again and again."""
+    left = list(steps)
+
+    def next_step(_: dict[str, Any]) -> Step:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return next_step
+
+
+GOOD = Said(tools=[tool("Bash", command="ls")])
+CHEAP = {"input": 1.0, "output": 2.0}

@@ -6,6 +6,8 @@ import json
 import math
 import os
 import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,13 @@ from understudy.export.corpus import Corpus, Selection
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 
-PYTHON = os.environ.get("UNDERSTUDY_TRL_PYTHON")
+PYTHON = os.environ.get("UNDERSTUDY_TRL_PYTHON") or (sys.executable if find_spec("trl") else None)
 PROGRAM = Path(__file__).with_name("trl_program.py")
 
 pytest.importorskip("pyarrow")
-pytestmark = pytest.mark.skipif(not PYTHON, reason="UNDERSTUDY_TRL_PYTHON names no Python with TRL")
+pytestmark = pytest.mark.skipif(
+    not PYTHON, reason="TRL is not installed (the extra train), and UNDERSTUDY_TRL_PYTHON names no Python with it"
+)
 
 
 EXPORTS: dict[str, tuple[str, str, dict[str, Any]]] = {

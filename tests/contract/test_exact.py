@@ -526,6 +526,15 @@ async def test_sampling_in_each_server_s_own_words(codec: LocalCodec, kind: str,
     assert sent["logprobs"] == 0 if kind == "vllm" else server.seen[0]["return_logprob"] is True
 
 
+async def test_sglang_is_asked_for_an_adapter_by_name(codec: LocalCodec) -> None:
+    async with serving([Sample(text="x"), Sample(text="x")], codec, "sglang") as (server, backend):
+        await Talk(backend).say(user("go"))
+        client = HttpClient(server.url)
+        await SERVERS["sglang"](client, "lora:policy").generate([1, 2], {}, None)
+        await client.close()
+    assert "lora_path" not in server.seen[0] and server.seen[1]["lora_path"] == "policy"
+
+
 async def test_only_one_call_where_no_more_are_wanted(codec: LocalCodec) -> None:
     script: list[Step] = [Sample(text=edit(a=1) + "\n" + edit(a=2)), Sample(text="x")]
     async with serving(script, codec) as (_, backend):

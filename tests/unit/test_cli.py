@@ -26,6 +26,7 @@ from support import understudy
         ("ingest",),
         ("integrity",),
         ("show",),
+        ("report",),
         ("doctor",),
         ("setup",),
         ("tasks", "make"),
@@ -56,6 +57,7 @@ def test_help_loads_nothing_heavy():
         "try: app()\n"
         "except SystemExit: pass\n"
         "heavy = {'sqlalchemy', 'alembic', 'aiohttp', 'uvicorn', 'datasets', 'pyarrow', 'tokenizers', 'libcst'}\n"
+        "heavy |= {'torch', 'transformers', 'matplotlib'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -67,6 +69,26 @@ def test_doctor_names_everything_with_its_state():
     names = {check["name"] for check in report["checks"]}
     assert {"Python", "git", "sandbox: local", "npm", "Claude Code", "cache directory"} <= names
     assert all(check["ok"] or check["remedy"] for check in report["checks"])
+
+
+def test_doctor_names_what_each_extra_is_for():
+    """A Python without the extras: each is missed by name, none is required, and the remedy is its own."""
+    script = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('pyarrow', 'datasets', 'torch', 'trl')))\n"
+        "from understudy.cli.main import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, "doctor", "--json"], capture_output=True, check=False)
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    writing = checks["pyarrow (writing and reading datasets)"]
+    assert (writing["ok"], writing["required"]) == (False, False)
+    assert writing["remedy"] == "pip install 'understudy[hf]'"
+    assert not checks["datasets (tasks of the Hugging Face Hub)"]["ok"]
+    assert checks["training"]["remedy"] == "pip install 'understudy[train]'"
+    assert "torch" in checks["training"]["found"] and "trl" in checks["training"]["found"]
+    assert not checks["training"]["required"]
+    assert "GPU (training)" in checks
 
 
 def test_doctor_on_a_machine_that_lacks_things(tmp_path: Path):
@@ -150,5 +172,5 @@ def test_nobody_reading_on_is_no_fault(unbuffered: str):
 def test_help_names_each_command_in_a_whole_sentence():
     done = understudy("--help", env={"COLUMNS": "80"})
     _, _, commands = done.stdout.partition("Commands:\n")
-    assert len(commands.splitlines()) == 14
+    assert len(commands.splitlines()) == 16
     assert all(line.endswith(".") and not line.endswith("...") for line in commands.splitlines())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -63,7 +64,9 @@ def put(store: Store, trace: Trace) -> Put:
 words = st.text(max_size=12)
 odd = st.text(st.characters(), max_size=8)  # halves of surrogate pairs too, as names of files have them
 names = st.one_of(st.none(), odd)
-calls = st.lists(st.builds(tool_call, words, words, st.dictionaries(words, st.integers())), min_size=1, max_size=3)
+calls = st.lists(
+    st.builds(tool_call, odd, odd, st.dictionaries(odd, st.one_of(st.integers(), odd))), min_size=1, max_size=3
+)
 contents = st.one_of(
     odd,
     st.none(),
@@ -113,6 +116,12 @@ outcomes = st.builds(
 )  # fmt: skip
 
 
+def test_a_tool_call_may_hold_anything_that_json_may():
+    call = tool_call("c1", "Bash", {"command": "ls caf\ud800 ✓"})
+    assert json.loads(call["function"]["arguments"]) == {"command": "ls caf? ✓"}
+    assert tool_call("c1", "Bash", "as it was \ud800")["function"]["arguments"] == "as it was \ud800"
+
+
 class Lists(Plain):
     """A renderer of bodies that are lists of messages, some of them empty."""
 
@@ -137,7 +146,7 @@ def traces(draw: st.DrawFn) -> Trace:
                 message_id=message_id, context=draw(any_node), action=tuple(action), model=draw(names),
                 timestamp=draw(names), branch=draw(st.sampled_from(["active", "branch"])),
                 fidelity=draw(st.sampled_from(["ledger", "exact", "repaired", "lossy"])),
-                notes=tuple(draw(st.lists(words, max_size=2))), shape=draw(st.one_of(st.none(), shapes)),
+                notes=tuple(draw(st.lists(odd, max_size=2))), shape=draw(st.one_of(st.none(), shapes)),
                 signals=draw(signals),
             )
         )  # fmt: skip
@@ -146,7 +155,7 @@ def traces(draw: st.DrawFn) -> Trace:
         nodes=nodes, turns=turns, project=draw(names), role=draw(st.sampled_from(["main", "subagent"])),
         parent=draw(st.one_of(st.none(), st.builds(Parent, odd, names, st.integers(1, 5)))), agent=draw(names),
         version=draw(names), shape=draw(shapes), outcome=draw(st.one_of(st.none(), outcomes)),
-        losses=Counter(draw(st.dictionaries(words, st.integers(1, 5), max_size=2))),
+        losses=Counter(draw(st.dictionaries(odd, st.integers(1, 5), max_size=2))),
     )  # fmt: skip
 
 

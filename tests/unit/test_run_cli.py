@@ -121,6 +121,9 @@ def test_what_is_missing_is_named_by_its_flag(backend: str, urls: list[str], mis
         (("--run-method", "magic"), "python"),
         (("--agent", "shell", "--agent-command", "true", "--run-method", "python"), "--run-method"),
         (("--agent-command", "true"), "--agent shell"),
+        (("--agent", "shell", "--agent-command", "true", "--tools", "Read"), "--tools"),
+        (("--agent", "shell", "--agent-command", "true", "--system-prompt", "Mend."), "--system-prompt"),
+        (("--tools", "Read Edit"), "Read,Edit"),
         (("--cache-level", "some"), "instance"),
         (("--sandbox", "local", "--image", "x", "--clean"), "--image, --clean"),
         (("--namespace", "Not/Valid!"), "namespace"),
@@ -152,3 +155,9 @@ def test_ids_of_instances_are_taken_once_each():
 def test_an_agent_takes_no_unknown_run_method():
     with pytest.raises(ConfigError, match="cli, python"):
         ClaudeCode(run_method="magic")
+
+
+@pytest.mark.parametrize("tools", [",", "Read,", " ", "Read;Edit", "Read,--model", "Bash(git:*)"])
+def test_tools_of_an_agent_are_names(tools: str):
+    with pytest.raises(ConfigError, match="Read,Edit"):
+        ClaudeCode(tools=tools)

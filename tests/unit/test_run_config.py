@@ -25,6 +25,7 @@ def test_every_field_is_part_of_the_identity():
         "gateway": _gateway("n"), "purpose": "evaluation", "policy": "oracle", "policy_args": {"p": "1"},
         "agent": "shell", "agent_options": {"command": "true"}, "sandbox": "unsafe-local", "samples": 2, "seed": 1,
         "max_turns": 1, "timeout_s": 1.0, "tasks": {"a": "2"}, "frontend_high": "a", "frontend_low": "b",
+        "weights": "/m", "weights_version": "v",
     }  # fmt: skip
     assert set(changes) == set(RunConfig.__struct_fields__)
     ids = {_config().run_id, *(_config(**{name: value}).run_id for name, value in changes.items())}

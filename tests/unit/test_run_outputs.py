@@ -113,6 +113,24 @@ async def test_what_cannot_be_written_is_noted_and_written_later(tmp_path: Path)
         assert (out / f"big.{run.run_id}.json").exists()
 
 
+async def test_of_what_is_half_written_only_its_own_is_removed(tmp_path: Path):
+    run, out = config(), tmp_path / "out"
+    with Store.open(out) as store:
+        begun(store, run)
+        theirs = [".notes.new", ".summary.json.new", f".big.other{run.run_id[1:]}.json.7.new", ".a.json.x.new"]
+        for name in theirs:
+            (out / name).write_text("kept")
+        (out / ".directory.7.new").mkdir()
+        half = out / f".big.{run.run_id}.json.4711.new"
+        half.write_text("{")
+        outputs = Outputs(store, run, out)
+        await outputs.catch_up()
+        assert outputs.notes() == ()
+        assert not half.exists()
+        assert [(out / name).read_text() for name in theirs] == ["kept"] * 4
+        assert (out / ".directory.7.new").is_dir()
+
+
 async def test_a_suspicious_patch_has_a_report_and_nothing_to_train_on(tmp_path: Path):
     run, out = config(), tmp_path / "out"
     with Store.open(out) as store:

@@ -59,20 +59,66 @@ def run_config(
     low: str | None,
     frontend_high: str | None,
     frontend_low: str | None,
+    weights: Path | None = None,
 ) -> tuple[GatewayConfig, str, str]:
     """The configuration of a run, and the names by which its agent asks for the models; "": the models' own.
+
+    `weights` that the run serves itself are asked in tokens, unless a configuration file says how.
 
     The names of Claude's models are the default where the models are another's, or have no names of their own:
     Anthropic is asked for what the agent asks. Raises ConfigError.
     """
+    from understudy.gateway.config import for_weights
+
     if backend == "anthropic" and config is None:
         high = high or frontend_high or FRONTEND_HIGH
         low = low or frontend_low or FRONTEND_LOW
     settings = gateway_config(backend, config, base_urls, high, low)
+    if weights is not None and config is None and backend == "embedded":
+        settings = for_weights(str(weights.absolute()))
     own = backend == "embedded" if config is None else settings.models.high.model is not None
     if not own:
         frontend_high, frontend_low = frontend_high or FRONTEND_HIGH, frontend_low or FRONTEND_LOW
     return _routed(settings, frontend_high or "", frontend_low or ""), frontend_high or "", frontend_low or ""
+
+
+def embedded(
+    settings: GatewayConfig, policy: str | None, weights: Path | None, version: str | None
+) -> tuple[str | None, str | None, str | None]:
+    """The policy, or the directory and the version of the weights, of the server that a run starts; None: none.
+
+    Raises ConfigError where it starts none, or for a directory without weights.
+    """
+    from understudy.model.fingerprint import fingerprint
+
+    high = settings.models.high
+    starts = high.backend == "embedded" and not high.urls
+    if weights is None:
+        if version is not None:
+            raise ConfigError("--weights-version names the weights that are given by --weights")
+        return (policy or "oracle" if starts else None), None, None
+    if not starts:
+        raise ConfigError("--weights is for the embedded backend that the run starts itself, without --base-url")
+    if policy is not None:
+        raise ConfigError("give either --policy or --weights: the embedded model is the one or the other")
+    return None, str(weights.absolute()), version or fingerprint(weights)
+
+
+def heated(settings: GatewayConfig, temperature: float | None) -> GatewayConfig:
+    """The configuration with this temperature laid over what agents ask, where it is not None."""
+    from msgspec.structs import replace
+
+    if temperature is None:
+        return settings
+    sampling = settings.sampling
+    return replace(
+        settings,
+        sampling=replace(
+            sampling,
+            training=replace(sampling.training, temperature=temperature),
+            evaluation=replace(sampling.evaluation, temperature=temperature),
+        ),
+    )
 
 
 def _routed(settings: GatewayConfig, high: str, low: str) -> GatewayConfig:

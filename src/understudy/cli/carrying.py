@@ -95,7 +95,8 @@ async def _conducted(
 
         monitor.stage("preparing the Python that drives Claude Code")
         await asyncio.to_thread(runtime, cache_dir())
-    label = config.policy or (config.gateway.models.high.model or config.model).replace("/", "-")
+    model = Path(config.weights).name if config.weights else config.gateway.models.high.model or config.model
+    label = config.policy or model.replace("/", "-")
     directory = (order.output_dir or Path("runs") / f"{config.backend}-{label}-{config.run_id}").absolute()
     with _debug_log(directory) if order.debug else nullcontext():
         _log.debug("run %s: %d tasks in %s sandboxes", config.run_id, len(tasks), config.sandbox)

@@ -14,13 +14,16 @@ from understudy.cli import (
     grade,
     ingest,
     integrity,
+    loop,
     pairs,
     push,
     replay,
+    report,
     run,
     show,
     states,
     tasks,
+    train,
 )
 
 app = typer.Typer(
@@ -46,6 +49,9 @@ for _name, _command, _told in (
 app.add_typer(export.app, name="export", short_help="Write what a store holds in a form that others read.")
 app.command("push", short_help="Push an export to the Hugging Face Hub.")(push.push)
 app.add_typer(tasks.app, name="tasks")
+train.app.command("loop", short_help="Collect, grade, update, publish, and again.")(loop.loop)
+app.add_typer(train.app, name="train", short_help="Train a model on what a run gathered.")
+app.command("report", short_help="Show whether a policy got better, beyond chance.")(report.report)
 app.add_typer(gateway.app, name="gateway", short_help="Run the gateway on its own, give out keys, steer it.")
 app.command("doctor", short_help="Show all that a run needs, with its state.")(doctor.doctor)
 app.command("setup", short_help="Fetch what a run needs and is not here yet.")(doctor.setup)

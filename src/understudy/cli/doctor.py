@@ -8,11 +8,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import typer
-from msgspec import Struct, json
+from msgspec import Struct
 
+from understudy.cli.printed import print_json
 from understudy.errors import ConfigError
 
 
@@ -33,7 +37,7 @@ def doctor(
     checks = [check() for check in _CHECKS]
     healthy = all(check.ok for check in checks if check.required)
     if json_:
-        typer.echo(json.encode({"ok": healthy, "checks": checks}).decode())
+        print_json({"ok": healthy, "checks": checks})
     else:
         _print(checks)
     if not healthy:
@@ -151,12 +155,40 @@ def _packages() -> Check:
     )
 
 
-def _datasets() -> Check:
-    from importlib.util import find_spec
+def _extra(name: str, extra: str, *modules: str) -> Callable[[], Check]:
+    """The check of an extra's packages, by the names that they are imported by."""
 
-    there = find_spec("datasets") is not None
-    remedy = "" if there else "pip install 'understudy[hf]'"
-    return Check("datasets (export hf)", there, "installed" if there else "not installed", remedy, required=False)
+    def check() -> Check:
+        missing = [module for module in modules if find_spec(module) is None]
+        if missing:
+            found, remedy = f"not installed: {', '.join(missing)}", f"pip install 'understudy[{extra}]'"
+            return Check(name, False, found, remedy, required=False)
+        return Check(name, True, ", ".join(f"{module} {version(module)}" for module in modules), required=False)
+
+    return check
+
+
+def _gpu() -> Check:
+    """The GPU as torch sees it. It is asked only where there is one: importing torch takes seconds."""
+    name = "GPU (training)"
+    device = next((path for path in _GPU_DEVICES if Path(path).exists()), None)
+    if device is None:
+        return Check(name, True, "none: models are trained on the CPU", required=False)
+    if find_spec("torch") is None:
+        return Check(name, False, f"{device}, and no torch", "pip install 'understudy[train]'", required=False)
+    said = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=False)
+    if seen := said.stdout.strip():
+        return Check(name, True, "; ".join(seen.splitlines()), required=False)
+    remedy = "install the build of torch for this driver: https://pytorch.org/get-started/locally"
+    return Check(name, False, f"{device}, which torch {version('torch')} cannot use", remedy, required=False)
+
+
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
+_ASK_TORCH = """import torch
+for number in range(torch.cuda.device_count()):
+    about = torch.cuda.get_device_properties(number)
+    print(f"{about.name}, {about.total_memory / 2**30:.0f} GiB")
+"""
 
 
 def _cache() -> Check:
@@ -188,5 +220,8 @@ _CHECKS: tuple[Callable[[], Check], ...] = (
     _task_environment,
     _packages,
     _cache,
-    _datasets,
+    _extra("pyarrow (writing and reading datasets)", "hf", "pyarrow"),
+    _extra("datasets (tasks of the Hugging Face Hub)", "hf", "datasets"),
+    _extra("training", "train", "torch", "transformers", "trl", "peft", "accelerate", "matplotlib"),
+    _gpu,
 )

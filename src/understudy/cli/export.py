@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 import typer
 from typer.core import TyperGroup
 
+from understudy.cli.printed import print_json
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -177,7 +178,6 @@ def _export(
     own: Mapping[str, Any],
 ) -> None:
     from understudy.export.corpus import Corpus, Selection
-    from understudy.redact.key import load_key
     from understudy.redact.redactor import Redactor
     from understudy.store import Store
 
@@ -195,13 +195,11 @@ def _export(
             test_share=given.get("test_share", 0.0),
             seed=given.get("seed", 0),
         )
-        redactor = Redactor(load_key()) if "sessions" in origins and not unredacted else None
+        redactor = Redactor.of_user() if "sessions" in origins and not unredacted else None
         corpus = Corpus(store, selection, redactor, unredacted=unredacted)
         exported = function(corpus, given["output"] or given["directory"], report=_Shown(), **own)
     if given["json_"]:
-        import msgspec
-
-        typer.echo(msgspec.json.encode(exported))
+        print_json(exported)
     else:
         _summarise(name, exported, traits, roles)
     if exported.unredacted:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from understudy.cli.choice import DOCKER, LOCAL, instances, kind_for
+from understudy.cli.printed import print_json
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -153,7 +154,6 @@ def _official(
     as_json: bool,
 ) -> None:
     """Have SWE-bench's harness do it. Exits with 1 when a prediction could not be graded."""
-    import msgspec
 
     from understudy.cli.interrupts import interrupted
     from understudy.cli.transcript import visible
@@ -165,7 +165,7 @@ def _official(
         raise interrupted() from None
     if as_json:
         figures = {"summary": str(done.path), "rows": given.refused.messages, "errors": done.kept_back}
-        typer.echo(msgspec.json.encode({**done.summary, **figures}).decode())
+        print_json({**done.summary, **figures})
     else:
         counted = {name: done.summary.get(f"{name}_instances") for name in ("resolved", "unresolved", "error")}
         typer.echo(", ".join(f"{count} {name}" for name, count in counted.items()) + ", says SWE-bench's harness")
@@ -310,9 +310,7 @@ def _figures(standing: Standing, given: Predictions, path: Path) -> dict[str, An
 def _tell(standing: Standing, given: Predictions, path: Path, as_json: bool) -> None:
     figures = _figures(standing, given, path)
     if as_json:
-        import msgspec
-
-        typer.echo(msgspec.json.encode(figures).decode())
+        print_json(figures)
         return
     from understudy.cli.transcript import visible
 

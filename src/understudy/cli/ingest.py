@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from understudy.cli.printed import print_json
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def _tell(counts: Counts, output: Path | None, directory: Path | None, redact: b
     if as_json:
         import msgspec
 
-        typer.echo(msgspec.json.encode({"output": file, "dir": store, **msgspec.structs.asdict(counts)}))
+        print_json({"output": file, "dir": store, **msgspec.structs.asdict(counts)})
     elif directory is not None:
         _stored(counts, directory)
     else:

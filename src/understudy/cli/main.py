@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -18,6 +19,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 done with failures, 2 a named error, 130 interrupted."""
     try:
+        _replace_what_cannot_be_printed()
         from understudy.errors import UnderstudyError
 
         try:
@@ -43,6 +45,14 @@ def main() -> None:
             _end(f"what is printed, or a file, cannot be written: {error.strerror}; make room", EXIT_ERROR)
     except KeyboardInterrupt:
         _end("interrupted", EXIT_INTERRUPTED)
+
+
+def _replace_what_cannot_be_printed() -> None:
+    """Have signs that the terminal's encoding lacks, and bytes of names that are no Unicode, printed as `?`."""
+    # What a test or a notebook has in its place may be another kind of file.
+    reconfigure: Callable[..., None] | None = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")
 
 
 def _end(message: str, code: int) -> None:

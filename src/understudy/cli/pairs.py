@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator, Sequence
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from understudy.cli.printed import print_json
 from understudy.errors import BackendError, ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from understudy.redact.redactor import Redactor
 
 _FROM = ("replay", "rollouts", "all")
+_TERMINAL_S = 0.2
+_PLAIN_S = 10.0
 _COMPARED = {
     "replay": "states that teachers answered about",
     "rollouts": "pairs of a solved and an unsolved rollout",
@@ -73,6 +78,7 @@ def pairs(
     from understudy.preference.checks import Checks, Limits, Tally
     from understudy.preference.pairs import replay_pairs
     from understudy.preference.rollouts import rollout_pairs
+    from understudy.redact.redactor import Redactor
     from understudy.redact.report import put_beside
     from understudy.store import Store
 
@@ -82,11 +88,11 @@ def pairs(
         raise ConfigError("--max-tokens: the tokens of which tokenizer? name its directory: --tokenizer MODEL_DIR")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    redactor = None if unredacted else _redactor()
+    redactor = None if unredacted else Redactor.of_user()
     tallies = {each: Tally() for each in _FROM[:2] if from_ in (each, "all")}
     limits = Limits(chars=max_chars, tokens=max_tokens)
     try:
-        with Store.open(directory, create=False) as store, _Template(tokenizer) as template:
+        with Store.open(directory, create=False) as store, _Template(tokenizer) as template, Shown(tallies):
             checked = Checks(limits, None if tokenizer is None else template)
             found = chain(
                 replay_pairs(
@@ -125,13 +131,6 @@ def pairs(
     _tell(tallies, output, redactor, json_)
 
 
-def _redactor() -> Redactor:
-    from understudy.redact.key import load_key
-    from understudy.redact.redactor import Redactor
-
-    return Redactor(load_key())
-
-
 def _write(made: Iterator[Pair], output: Path) -> None:
     """Write the pairs, all or nothing, for the user's eyes alone. Raises ConfigError when that cannot be done."""
     import msgspec
@@ -149,6 +148,37 @@ def _write(made: Iterator[Pair], output: Path) -> None:
                     file.write(json_bytes(msgspec.to_builtins(pair)) + b"\n")
     except OSError as error:
         raise ConfigError(f"cannot write {output}: {error}; choose another --output") from error
+
+
+class Shown:
+    """While it is open, what was compared so far is on stderr: on a terminal at once, elsewhere now and then.
+
+    It looks by itself, for there may be no pair among very many that are compared.
+    """
+
+    def __init__(self, tallies: Mapping[str, Tally], every_s: float | None = None) -> None:
+        self._tallies = tallies
+        self._terminal = sys.stderr.isatty()
+        self._every_s = every_s or (_TERMINAL_S if self._terminal else _PLAIN_S)
+        self._drawn = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="pairs-progress", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._drawn:
+            typer.echo("\r\x1b[K", err=True, nl=False)
+
+    def _look(self) -> None:
+        while not self._over.wait(self._every_s):
+            compared = sum(each.compared for each in self._tallies.values())
+            text = f"compared {compared}, {sum(each.pairs for each in self._tallies.values())} pairs"
+            typer.echo(f"\r{text}\x1b[K" if self._terminal else text, err=True, nl=not self._terminal)
+            self._drawn = self._terminal
 
 
 class _Template:
@@ -185,10 +215,8 @@ def _tell(tallies: dict[str, Tally], output: Path | None, redactor: Redactor | N
     name = None if output is None else os.fsencode(output).decode(errors="replace")
     replaced = {} if redactor is None else dict(redactor.report.counts.most_common())
     if as_json:
-        import msgspec
-
         told = {"output": name, "pairs": sum(each.pairs for each in tallies.values()), **tallies}
-        typer.echo(msgspec.json.encode({**told, "redacted": redactor is not None, "replaced": replaced}))
+        print_json({**told, "redacted": redactor is not None, "replaced": replaced})
         return
     where = f"are in {name}" if name else "would be written"
     for origin, tally in tallies.items():

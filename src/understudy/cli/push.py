@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from understudy.cli.printed import print_json
+
 
 def push(
     output: Annotated[Path, typer.Argument(metavar="OUT", help="The directory of an export.")],
@@ -30,9 +32,7 @@ def push(
     if not dry_run:
         done = pushing.push(output, done, lambda text: typer.echo(text, err=True))
     if json_:
-        import msgspec
-
-        typer.echo(msgspec.json.encode(done))
+        print_json(done)
         return
     size = sum(done.files.values())
     verb = "would be pushed" if dry_run else "are"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from understudy.cli.printed import print_json
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -167,10 +168,8 @@ def _tell_estimate(
     selected: Selected, shares: dict[str, Share], options: Options, as_json: bool, err: bool = False
 ) -> None:
     if as_json:
-        import msgspec
-
         told = {"selected": selected, "estimate": shares, "max_cost_usd": options.max_cost_usd}
-        typer.echo(msgspec.json.encode(told))
+        print_json(told)
         return
     families = ", ".join(f"{n} {name}" for name, n in selected.families.most_common())
     typer.echo(f"{selected.states} states to ask about" + (f": {families}" if families else ""), err=err)
@@ -203,9 +202,7 @@ def _tell_estimate(
 
 def _tell(summary: Summary, as_json: bool) -> None:
     if as_json:
-        import msgspec
-
-        typer.echo(msgspec.json.encode(summary))
+        print_json(summary)
     else:
         for name, tally in summary.teachers.items():
             typer.echo(f"{name}: {_ended(tally)}")

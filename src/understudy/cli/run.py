@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from understudy.cli.backends import run_config
+from understudy.cli.backends import embedded, heated, run_config
 from understudy.cli.choice import instances
 from understudy.errors import ConfigError
 
@@ -36,7 +36,7 @@ def run(
     backend: Annotated[
         str | None,
         typer.Argument(
-            help="Who answers for Claude: embedded (scripted), vllm, sglang, openai or anthropic "
+            help="Who answers for Claude: embedded (scripted, or --weights), vllm, sglang, openai or anthropic "
             "[default: embedded]."
         ),
     ] = None,
@@ -55,10 +55,25 @@ def run(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")] = None,
     policy: Annotated[
-        str, typer.Option(help="What the embedded model does: oracle, wrong, idle or flaky.")
-    ] = "oracle",
+        str | None,
+        typer.Option(
+            help="What the embedded model does: oracle, terse (the same in few words), wrong, idle or flaky "
+            "[default: oracle; none with --weights]."
+        ),
+    ] = None,
     policy_arg: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE for the policy, as p=0.5 for flaky; repeatable.")
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="The embedded model is the one in this directory, as HuggingFace lays it out."),
+    ] = None,
+    weights_version: Annotated[
+        str | None,
+        typer.Option(help="What these weights are called in the store [default: a hash of their content]."),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="The temperature of every call [default: what the agent asks].")
     ] = None,
     config: Annotated[
         Path | None,
@@ -185,14 +200,18 @@ def run(
         backend_model_low,
         frontend_model_high,
         frontend_model_low,
+        weights,
     )
-    high = settings.models.high
+    settings = heated(settings, temperature)
+    policy, directory, version = embedded(settings, policy, weights, weights_version)
     order = Order(
         config=RunConfig(
             gateway=settings,
             purpose="evaluation" if evaluation else "training",
-            policy=policy if high.backend == "embedded" and not high.urls else None,
+            policy=policy,
             policy_args=_pairs(policy_arg or []),
+            weights=directory,
+            weights_version=version,
             frontend_high=frontend_high,
             frontend_low=frontend_low,
             agent=agent,

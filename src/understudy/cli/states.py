@@ -65,10 +65,9 @@ def states(
 def _redactor(unredacted: bool) -> Redactor | None:
     if unredacted:
         return None
-    from understudy.redact.key import load_key
     from understudy.redact.redactor import Redactor
 
-    return Redactor(load_key())
+    return Redactor.of_user()
 
 
 def _write(sessions: Sessions, output: Path, where: str | None, limit: int | None, unredacted: bool) -> None:

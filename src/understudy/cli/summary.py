@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from understudy.cli.printed import print_json
+
 if TYPE_CHECKING:
     from understudy.run.conductor import Summary
 
@@ -13,9 +15,7 @@ if TYPE_CHECKING:
 def print_summary(summary: Summary, as_json: bool) -> None:
     """Print it to stdout."""
     if as_json:
-        import msgspec
-
-        typer.echo(msgspec.json.encode(summary).decode())
+        print_json(summary)
         return
     from rich.console import Console
     from rich.table import Table

@@ -6,56 +6,72 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from understudy.errors import TaskError
+from understudy.cli.printed import print_json
+from understudy.errors import ConfigError, TaskError
+
+if TYPE_CHECKING:
+    from understudy.sandbox.base import Sandboxes
+    from understudy.types import Task
 
 app = typer.Typer(help="Make tasks, and check those you have.", no_args_is_help=True)
 
 _Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Sandboxes at a time [default: CPUs].")]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+_FUNCTIONS = "functions"
+
+
+class Split(StrEnum):
+    """Which of the generated tasks: those to train on, or those whose names and files no training has seen."""
+
+    train = "train"
+    held_out = "held-out"
 
 
 @app.command("make")
 def make_tasks(
-    package: Annotated[str, typer.Argument(help="A package of the catalog, as toolz or boltons.")],
+    package: Annotated[
+        str,
+        typer.Argument(help="A package of the catalog, as toolz or boltons, or functions: small generated ones."),
+    ],
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many tasks.")] = 10,
     seed: Annotated[int, typer.Option(help="The same seed makes the same tasks.")] = 0,
+    split: Annotated[
+        Split | None, typer.Option(help="Of functions: those to train on, or those held out [default: train].")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="JSONL file [default: tasks/PACKAGE-COUNT-SEED.jsonl].")
     ] = None,
     jobs: _Jobs = None,
     json_: _Json = False,
 ) -> None:
-    """Make programming tasks out of a package: bugs that its own tests catch, with those tests hidden."""
-    import msgspec
+    """Make programming tasks: bugs in a package that its own tests catch, with those tests hidden.
+
+    Of functions: small modules with one wrong function each, as many as are wanted, for small models to learn on.
+    """
 
     from understudy.config import cache_dir
     from understudy.run.intake import take_in
     from understudy.sandbox.base import usable
     from understudy.tasks.environment import python_environment
-    from understudy.tasks.mutated import make
     from understudy.tasks.records import dump
 
-    path = output or Path("tasks") / f"{package}-{count}-{seed}.jsonl"
+    if split is not None and package != _FUNCTIONS:
+        raise ConfigError(f"--split: {package} has no such parts; it is for: understudy tasks make {_FUNCTIONS}")
+    name = f"{_FUNCTIONS}-{(split or Split.train).value}" if package == _FUNCTIONS else package
+    path = output or Path("tasks") / f"{name}-{count}-{seed}.jsonl"
     workers = jobs or os.cpu_count() or 1
     cache = cache_dir()
     sandboxes = usable("local")
     environment = python_environment(cache)
 
     async def work() -> None:
-        tasks = await make(
-            package,
-            count,
-            seed,
-            sandboxes=sandboxes,
-            cache=cache,
-            jobs=workers,
-            progress=_counter(f"{{}} of {count} bugs kept, {{}} tried"),
-        )
+        tasks = await _made(package, count, seed, split or Split.train, sandboxes, cache, workers)
         intake = await take_in(
             tasks,
             cache=cache,
@@ -73,7 +89,7 @@ def make_tasks(
                 "tasks": [task.instance_id for task in intake.accepted],
                 "refused": refused,
             }
-            typer.echo(msgspec.json.encode(report).decode())
+            print_json(report)
         else:
             typer.echo(f"{made} tasks in {path}")
             typer.echo(f"next: understudy run --tasks {path}")
@@ -81,6 +97,20 @@ def make_tasks(
             raise TaskError(f"{len(refused)} tasks did not pass validation: {refused}")
 
     asyncio.run(work())
+
+
+async def _made(
+    package: str, count: int, seed: int, split: Split, sandboxes: Sandboxes, cache: Path, jobs: int
+) -> list[Task]:
+    """The tasks, not validated yet. Raises TaskError."""
+    if package == _FUNCTIONS:
+        from understudy.tasks.functions import make_functions
+
+        return make_functions(count, seed, split.value)
+    from understudy.tasks.mutated import make
+
+    progress = _counter(f"{{}} of {count} bugs kept, {{}} tried")
+    return await make(package, count, seed, sandboxes=sandboxes, cache=cache, jobs=jobs, progress=progress)
 
 
 @app.command("check")
@@ -99,7 +129,6 @@ def check_tasks(
     json_: _Json = False,
 ) -> None:
     """Validate tasks: the gold patch must score 1 and the empty patch 0. Exits with 1 when one is refused."""
-    import msgspec
 
     from understudy.cli.choice import LOCAL, kind_for
     from understudy.config import cache_dir
@@ -135,7 +164,7 @@ def check_tasks(
     intake = asyncio.run(work())
     accepted = [task.instance_id for task in intake.accepted]
     if json_:
-        typer.echo(msgspec.json.encode({"accepted": accepted, "refused": intake.refused}).decode())
+        print_json({"accepted": accepted, "refused": intake.refused})
     else:
         for task in accepted:
             typer.echo(f"ok       {task}")

@@ -4,7 +4,6 @@ that may reach the terminal as a control sequence, nor rich as markup.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,10 +18,8 @@ from understudy.store.keys import CLIENT
 from understudy.trajectory.blocks import Block
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Attempt, Call, ErrorInfo, Integrity, Rollout, Task, Verdict
+from understudy.visible import visible
 
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
 _LINES, _CHARACTERS = 12, 2000
 _UNWRAPPED = 1 << 16
 _PASSING = ("passed", "xfailed", "skipped")
@@ -52,22 +49,6 @@ class Record(Struct, frozen=True, kw_only=True):
     calls: list[Call]
     patch: bytes | None
     verdict: Verdict | None
-
-
-def visible(text: str) -> str:
-    """`text` with every character that steers a terminal, or hides, replaced by one that shows it.
-
-    Line ends and tabs stay. CRLF becomes a plain line end.
-    """
-    return _UNSAFE.sub(lambda found: _picture(ord(found[0])), text.replace("\r\n", "\n"))
-
-
-def _picture(code: int) -> str:
-    if code < 0x20:
-        return chr(0x2400 + code)
-    if code == 0x7F:
-        return "\u2421"
-    return f"\\u{code:04x}"
 
 
 def console() -> Console:

@@ -6,7 +6,7 @@ import json
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from understudy.errors import ConfigError
 from understudy.export.files import json_bytes
@@ -23,10 +23,14 @@ _ARROW = {"bool": "bool_", "json": "json_"}
 
 
 class _Batches:
-    """A file of typed columns, to which rows are written in batches."""
+    """A file of typed columns, to which rows are written in batches.
 
-    def __init__(self, file: Any, columns: Columns, of: Any) -> None:
+    pyarrow writes to a file of Python's, `sink`, for it takes no path that is no Unicode.
+    """
+
+    def __init__(self, file: Any, sink: BinaryIO, columns: Columns, of: Any) -> None:
         self._file = file
+        self._sink = sink
         self._columns = columns
         self._schema = of
         self._rows: list[Mapping[str, Any]] = []
@@ -44,6 +48,7 @@ class _Batches:
         """Finish the file."""
         self._flush()
         self._file.close()
+        self._sink.close()
 
     def _flush(self) -> None:
         if self._rows:
@@ -64,7 +69,8 @@ class Parquet(_Batches):
         of = schema(columns)
         import pyarrow.parquet
 
-        super().__init__(pyarrow.parquet.ParquetWriter(str(path), of, compression="zstd"), columns, of)
+        sink = path.open("wb")
+        super().__init__(pyarrow.parquet.ParquetWriter(sink, of, compression="zstd"), sink, columns, of)
 
 
 class Saved(_Batches):
@@ -92,13 +98,8 @@ class Saved(_Batches):
             "_split": None,
         }
         (path / "state.json").write_bytes(json_bytes(state))
-        self._sink: Any = arrow.OSFile(str(path / self.data), "wb")
-        super().__init__(arrow.RecordBatchStreamWriter(self._sink, of), columns, of)
-
-    def close(self) -> None:
-        """Finish the files."""
-        super().close()
-        self._sink.close()
+        sink = (path / self.data).open("wb")
+        super().__init__(arrow.RecordBatchStreamWriter(sink, of), sink, columns, of)
 
 
 def features(columns: Columns) -> dict[str, Any]:

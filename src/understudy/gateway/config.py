@@ -161,6 +161,12 @@ def from_flags(backend: str, base_urls: Sequence[str], high: str | None, low: st
     return config
 
 
+def for_weights(directory: str, *, tool_format: str = "hermes") -> GatewayConfig:
+    """The configuration of an embedded server that serves a directory's weights: asked in tokens, exactly."""
+    high = ModelConfig(backend="embedded", tokens="exact", tokenizer=directory, tool_format=tool_format)
+    return GatewayConfig(models=ModelsConfig(high=high))
+
+
 def check(config: GatewayConfig) -> None:
     """Raises ConfigError for settings that contradict each other, naming their keys and what to do."""
     for role, model in config.models.all().items():

@@ -32,16 +32,22 @@ class Opened(Generic[_K]):
 
 @asynccontextmanager
 async def opened(
-    config: GatewayConfig, sink: CallSink, keys: Callable[[Models], _K], *, version: str | None = None
+    config: GatewayConfig,
+    sink: CallSink,
+    keys: Callable[[Models], _K],
+    *,
+    version: str | None = None,
+    control: Control | None = None,
 ) -> AsyncGenerator[Opened[_K]]:
     """The gateway of a configuration, which is stopped and closed with the context. `keys` makes its key ring.
 
-    `version` is the policy version that answers at first. Raises as `build_models` does.
+    `version` is the policy version that answers at first; `control` the one that this gateway shares with others,
+    which knows it. Raises as `build_models` does.
     """
     async with AsyncExitStack() as stack:
         models = await build_models(config)
         stack.push_async_callback(models.close)
-        control = Control(version)
+        control = control or Control(version)
         metrics = Metrics(control)
         telemetry = AgentTelemetry(config.telemetry)
         stack.push_async_callback(telemetry.close)

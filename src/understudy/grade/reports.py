@@ -291,6 +291,12 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, indent=4).encode()
 
 
+def half_written(output: Path, run_id: str) -> list[Path]:
+    """The files beside a run's summary that a process which was killed left there. Raises OSError."""
+    mine = re.compile(rf"\..*\.{re.escape(name_part(run_id))}\.json\.\d+\.new")
+    return [path for path in output.iterdir() if mine.fullmatch(path.name) and path.is_file()]
+
+
 def _write(directory: Path, files: Mapping[str, bytes]) -> None:
     """Write files, each at one stroke, in this order."""
     try:

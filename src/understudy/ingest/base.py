@@ -6,6 +6,7 @@ that a conversation of n turns, with all its branches, costs O(n). `states` expa
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b as _blake2b
@@ -256,9 +257,19 @@ def text_of(content: Any) -> str:
 
 
 def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
-    """A tool call in OpenAI form; arguments that are no text yet are written as JSON."""
-    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    """A tool call in OpenAI form; arguments that are no text yet are written as JSON.
+
+    Halves of surrogate pairs, which no JSON in UTF-8 can hold, become question marks there.
+    """
+    text = arguments if isinstance(arguments, str) else _json(arguments)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def _json(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace").decode()
 
 
 def state_id(trace_id: str, message_id: str) -> str:

@@ -302,7 +302,7 @@ def _turn(row: TurnRow, nodes: list[Node], contents: Sequence[bytes]) -> Turn:
         timestamp=_say(row.timestamp),
         branch=cast(Any, row.branch),
         fidelity=cast(Any, row.fidelity),
-        notes=_notes(row.notes),
+        notes=_struct(_notes, row.notes.encode(), tuple[str, ...]),
         shape=(
             None
             if row.system is None or row.tools is None

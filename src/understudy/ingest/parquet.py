@@ -121,9 +121,11 @@ class ParquetFile:
         self._arrow: Any = import_module("pyarrow")
         self._schema = schema()
         try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             parquet: Any = import_module("pyarrow.parquet")
-            self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd")
+            # pyarrow takes no path that is no Unicode.
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._sink = os.fdopen(descriptor, "wb")
+            self._writer = parquet.ParquetWriter(self._sink, self._schema, compression="zstd")
         except OSError as error:
             raise unwritable(path, error) from error
         self._tables: list[Any] = []
@@ -141,7 +143,7 @@ class ParquetFile:
         """Write the rows of another such file, but for those `without`. Raises ConfigError."""
         parquet: Any = import_module("pyarrow.parquet")
         first = 0
-        with parquet.ParquetFile(source) as read:
+        with source.open("rb") as file, parquet.ParquetFile(file) as read:
             for group in range(read.num_row_groups):
                 table = read.read_row_group(group)
                 if without:
@@ -159,6 +161,7 @@ class ParquetFile:
         self._write()
         try:
             self._writer.close()
+            self._sink.close()
         except OSError as error:
             raise unwritable(self.path, error) from error
 

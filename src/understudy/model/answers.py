@@ -14,7 +14,7 @@ from msgspec import Struct
 from understudy.model.completion import Completion
 from understudy.model.parse import Segment
 from understudy.model.protocol import ChatRequest, GenerateRequest, NamedToolChoice
-from understudy.model.tokenizer import Tokenizer
+from understudy.model.tokenizer import Vocabulary
 
 _CHUNK_TOKENS = 8
 
@@ -25,11 +25,10 @@ class Answer(Struct, frozen=True):
     model: str
     request: ChatRequest
     prompt_ids: list[int]
-    cached_tokens: int
     completion: Completion
 
 
-def message_body(answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
+def message_body(answer: Answer, tokenizer: Vocabulary) -> dict[str, Any]:
     """The body of a `chat.completion`."""
     completion, request = answer.completion, answer.request
     said = {"reasoning": None, "content": None} | _spoken(completion.segments)
@@ -57,6 +56,7 @@ def message_body(answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
         "finish_reason": _finish_reason(answer),
         "stop_reason": completion.stop_reason,
         "token_ids": completion.ids if request.return_token_ids else None,
+        "weight_versions": completion.weight_versions,
         "routed_experts": None,
     }
     return _head("chat.completion", answer.model) | {
@@ -76,9 +76,8 @@ def message_body(answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
 def tokens_body(request: GenerateRequest, completion: Completion) -> dict[str, Any]:
     """The body of an answer in tokens to `request`."""
     prompt, size = len(request.token_ids), len(completion.ids)
-    # What a policy is certain of is the likeliest token.
     content = [
-        {"token_id": id_, "logprob": logprob, "rank": 1}
+        {"token_id": id_, "logprob": logprob}
         for id_, logprob in zip(completion.ids, completion.logprobs, strict=True)
     ]
     choice = {
@@ -87,18 +86,23 @@ def tokens_body(request: GenerateRequest, completion: Completion) -> dict[str, A
         "logprobs": None if request.sampling_params.logprobs is None else {"content": content},
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
-        "weight_versions": None,
+        "weight_versions": completion.weight_versions if request.return_weight_versions else None,
     }
     return {
         "request_id": uuid4().hex,
         "choices": [choice],
-        "usage": {"prompt_tokens": prompt, "completion_tokens": size, "total_tokens": prompt + size},
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": size,
+            "total_tokens": prompt + size,
+            "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
+        },
         "prompt_logprobs": None,
         "kv_transfer_params": None,
     }
 
 
-def chunk_bodies(answer: Answer, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
+def chunk_bodies(answer: Answer, tokenizer: Vocabulary) -> Iterator[dict[str, Any]]:
     """The bodies of the `chat.completion.chunk`s; together they tell what `message_body` tells."""
     request, completion = answer.request, answer.completion
     head = _head("chat.completion.chunk", answer.model)
@@ -121,12 +125,13 @@ def chunk_bodies(answer: Answer, tokenizer: Tokenizer) -> Iterator[dict[str, Any
         if number == len(deltas):
             choice["finish_reason"] = _finish_reason(answer)
             choice["stop_reason"] = completion.stop_reason
+            choice["weight_versions"] = completion.weight_versions
         yield head | {"choices": [choice]}
     if request.stream_options is not None and request.stream_options.include_usage:
         yield head | {"choices": [], "usage": _usage(answer)}
 
 
-def _deltas(segments: Sequence[Segment], tokenizer: Tokenizer) -> Iterator[tuple[dict[str, Any], int]]:
+def _deltas(segments: Sequence[Segment], tokenizer: Vocabulary) -> Iterator[tuple[dict[str, Any], int]]:
     """What each chunk adds, and how many of the completion's tokens it accounts for."""
     calls = 0
     for segment in segments:
@@ -145,7 +150,7 @@ def _deltas(segments: Sequence[Segment], tokenizer: Tokenizer) -> Iterator[tuple
                 yield {segment.kind: piece}, count
 
 
-def _spoken_pieces(segment: Segment, tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
+def _spoken_pieces(segment: Segment, tokenizer: Vocabulary) -> Iterator[tuple[str, int]]:
     """The text of a segment as its tokens spell it, some tokens at a time and never a part of a character."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     ids = segment.ids
@@ -183,7 +188,7 @@ def _finish_reason(answer: Answer) -> str:
     )
 
 
-def _logprobs(answer: Answer, tokenizer: Tokenizer, start: int, end: int) -> dict[str, Any] | None:
+def _logprobs(answer: Answer, tokenizer: Vocabulary, start: int, end: int) -> dict[str, Any] | None:
     if not answer.request.logprobs:
         return None
     completion = answer.completion
@@ -191,7 +196,7 @@ def _logprobs(answer: Answer, tokenizer: Tokenizer, start: int, end: int) -> dic
     for id_, logprob in zip(completion.ids[start:end], completion.logprobs[start:end], strict=True):
         data = tokenizer.token_bytes[id_]
         entry = {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
-        # A policy knows the probability of what it did and of nothing else.
+        # What is known is the probability of what was done, and of nothing else.
         content.append(entry | {"top_logprobs": [entry] if answer.request.top_logprobs else []})
     return {"content": content}
 
@@ -202,7 +207,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "total_tokens": prompt + completion,
         "completion_tokens": completion,
-        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": answer.completion.cached_tokens},
     }
 
 

@@ -17,18 +17,34 @@ from understudy.model.tokenizer import Tokenizer, mark
 from understudy.model.turn import Action, ChatTurn, Policy, ToolCall
 
 
+class WeightSpan(Struct, frozen=True):
+    """The tokens of a completion from `start` up to `end` were sampled by this version of the weights."""
+
+    version: str
+    start: int
+    end: int
+
+
 class Completion(Struct, frozen=True):
-    """A generated turn. `logprobs[i]` belongs to `ids[i]`; `stop_reason` is the stop string that was met, if
-    any."""
+    """A generated turn. `logprobs[i]` belongs to `ids[i]`.
+
+    `stop_reason` is the stop string that was met, or the token that the request had chosen to stop at, if any.
+    `weight_versions` are those of the weights, None where there are no weights. `cached_tokens` of the prompt did
+    not have to be read.
+    """
 
     ids: list[int]
     logprobs: list[float]
     segments: list[Segment]
-    finish_reason: Literal["stop", "length"]
-    stop_reason: str | None = None
+    finish_reason: Literal["stop", "length", "abort"]
+    stop_reason: str | int | None = None
+    weight_versions: tuple[WeightSpan, ...] | None = None
+    cached_tokens: int = 0
 
 
-def complete(policy: Policy, tokenizer: Tokenizer, request: ChatRequest, limit: int) -> Completion:
+def complete(
+    policy: Policy, tokenizer: Tokenizer, request: ChatRequest, limit: int, *, cached: int = 0
+) -> Completion:
     """What the policy answers, as at most `limit` tokens. Raises BackendError."""
     tools = [] if request.tool_choice == "none" else request.tools or []
     action = policy.act(ChatTurn(request.messages, tools, request.seed))
@@ -47,7 +63,7 @@ def complete(policy: Policy, tokenizer: Tokenizer, request: ChatRequest, limit: 
         finish, ids = "stop", ids[:count]
         byte_limit = start + (len(stop.encode()) if request.include_stop_str_in_output else 0)
     segments = parse(tokenizer, ids, tools=bool(tools), byte_limit=byte_limit)
-    return Completion(ids, logprobs[: len(ids)], segments, finish, stop)
+    return Completion(ids, logprobs[: len(ids)], segments, finish, stop, cached_tokens=cached)
 
 
 def encode_action(tokenizer: Tokenizer, action: Action) -> list[int]:

@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 import unicodedata
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 from understudy.model.changes import Apply, Change, Edit, Remove, Write
 from understudy.model.protocol import Message
@@ -28,22 +28,28 @@ _SUMMARY = re.compile(r"create a detailed summary of|TEXT ONLY")
 
 Results = Sequence[str]
 Work = Generator[Action, Results, bool]
+Editing = Callable[[Edit, str], Work]
+"""Makes an edit in the file at a path."""
 
 
-def next_action(turn: ChatTurn, start: int, changes: Sequence[Change], workdir: str) -> Action:
+def next_action(
+    turn: ChatTurn, start: int, changes: Sequence[Change], workdir: str, *, terse: bool = False
+) -> Action:
     """The action after everything that happened since message `start`, which gave the task.
 
-    `workdir` is where the files are when the conversation does not say it.
+    `workdir` is where the files are when the conversation does not say it. `terse` reads whole files, changes as
+    little text as it can and says nothing meanwhile.
     """
     if wants_summary(turn.messages[-1]):
         return Action(f"The task is:\n\n{turn.messages[start].text}\n\nThe work on it goes on.")
-    work = _work(turn, changes, find_workdir(turn.messages) or workdir)
+    work = _work(turn, changes, find_workdir(turn.messages) or workdir, _edit_tersely if terse else _edit)
     try:
         action = next(work)
         for results in exchanges(turn.messages[start + 1 :]):
             action = work.send(results)
     except StopIteration as end:
-        return Action("The change is made." if end.value else "I could not make the change with the tools I have.")
+        done = "Done." if terse else "The change is made."
+        return Action(done if end.value else "I could not make the change with the tools I have.")
     return action
 
 
@@ -71,12 +77,12 @@ def exchanges(messages: Iterable[Message]) -> list[Results]:
     return [results for results in found if results]
 
 
-def _work(turn: ChatTurn, changes: Sequence[Change], workdir: str) -> Work:
+def _work(turn: ChatTurn, changes: Sequence[Change], workdir: str, edit: Editing) -> Work:
     """Make the changes one by one; what the editing tools cannot do goes through the shell."""
     has_shell = turn.offers("Bash")
     left = list(changes)
     while left and turn.offers("Read", "Edit"):
-        done = yield from _make(left[0], turn, workdir)
+        done = yield from _make(left[0], turn, workdir, edit)
         if not done:
             if isinstance(left[0], Apply):
                 return False
@@ -95,12 +101,12 @@ def _work(turn: ChatTurn, changes: Sequence[Change], workdir: str) -> Work:
     return True
 
 
-def _make(change: Change, turn: ChatTurn, workdir: str) -> Work:
+def _make(change: Change, turn: ChatTurn, workdir: str, edit: Editing) -> Work:
     """Make one change with the tools that fit it; False when that did not work."""
     root = workdir.rstrip("/")
     match change:
         case Edit():
-            return (yield from _edit(change, f"{root}/{change.path}"))
+            return (yield from edit(change, f"{root}/{change.path}"))
         case Write() if turn.offers("Write"):
             path = f"{root}/{change.path}"
             results = yield _call("Write", f"I write `{change.path}`.", file_path=path, content=change.content)
@@ -140,6 +146,22 @@ def _edit(edit: Edit, path: str) -> Work:
             return True
         if " matches " not in results[0]:
             return False
+    return False
+
+
+def _edit_tersely(edit: Edit, path: str) -> Work:
+    """Read the whole file, and replace the lines that change, with as many around them as make them unique."""
+    results = yield _call("Read", "", file_path=path)
+    seen = "\n".join(_numbered(results).values())
+    lines = [(tag, text.rstrip("\r\n")) for tag, text in edit.lines]
+    changed = [number for number, (tag, _) in enumerate(lines) if tag != " "]
+    for width in range(len(lines)):
+        part = lines[max(0, changed[0] - width) : changed[-1] + 1 + width]
+        old, new = ("\n".join(text for tag, text in part if tag != other) for other in ("+", "-"))
+        indent = min(len(text) - len(text.lstrip(" ")) for text in (old, new))
+        if _is_unique((old[indent:], new[indent:]), seen):
+            results = yield _call("Edit", "", file_path=path, old_string=old[indent:], new_string=new[indent:])
+            return not _failed(results)
     return False
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from understudy.model.tokenizer import Tokenizer
+from understudy.model.tokenizer import Vocabulary
 
 Kind = Literal["reasoning", "content", "tool_call", "silent"]
 
@@ -37,7 +37,7 @@ class _HermesCall(Struct):
 
 
 def parse(
-    tokenizer: Tokenizer, ids: Sequence[int], *, tools: bool = True, byte_limit: int | None = None
+    tokenizer: Vocabulary, ids: Sequence[int], *, tools: bool = True, byte_limit: int | None = None
 ) -> list[Segment]:
     """The segments of a completion.
 
@@ -63,7 +63,7 @@ class _Run(Struct, frozen=True):
 _TURN_ENDS = ("<|im_end|>", "<|endoftext|>")
 
 
-def _runs(tokenizer: Tokenizer, ids: Sequence[int], byte_limit: int | None) -> list[_Run]:
+def _runs(tokenizer: Vocabulary, ids: Sequence[int], byte_limit: int | None) -> list[_Run]:
     runs: list[_Run] = []
     plain_ids: list[int] = []
     plain: list[bytes] = []

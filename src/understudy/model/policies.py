@@ -22,9 +22,15 @@ class Scripted:
     """Works on the task that a conversation is about, with changes made from its gold patch."""
 
     def __init__(
-        self, name: str, tasks: KnownTasks, changes: Callable[[ChatTurn, KnownTask], Sequence[Change]]
+        self,
+        name: str,
+        tasks: KnownTasks,
+        changes: Callable[[ChatTurn, KnownTask], Sequence[Change]],
+        *,
+        terse: bool = False,
     ) -> None:
         self.name = name
+        self._terse = terse
         self._tasks = tasks
         self._changes = changes
 
@@ -35,7 +41,8 @@ class Scripted:
         for index in range(len(request.messages) - 1, -1, -1):
             message = request.messages[index]
             if message.role == "user" and (task := self._tasks.find(message.text)):
-                return next_action(request, index, self._changes(request, task), task.workdir)
+                changes = self._changes(request, task)
+                return next_action(request, index, changes, task.workdir, terse=self._terse)
         return _UNKNOWN
 
 
@@ -60,6 +67,11 @@ def _wrong(task: KnownTask) -> list[Change]:
 def _oracle(tasks: KnownTasks, arguments: Mapping[str, str]) -> Policy:
     _only(arguments, "oracle")
     return Scripted("oracle", tasks, lambda _, task: _gold(task))
+
+
+def _terse(tasks: KnownTasks, arguments: Mapping[str, str]) -> Policy:
+    _only(arguments, "terse")
+    return Scripted("terse", tasks, lambda _, task: _gold(task), terse=True)
 
 
 def _wrong_policy(tasks: KnownTasks, arguments: Mapping[str, str]) -> Policy:
@@ -91,6 +103,7 @@ POLICIES: dict[str, Callable[[KnownTasks, Mapping[str, str]], Policy]] = {
     "flaky": _flaky,
     "idle": _idle,
     "oracle": _oracle,
+    "terse": _terse,
     "wrong": _wrong_policy,
 }
 

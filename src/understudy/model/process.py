@@ -13,10 +13,12 @@ from typing import NoReturn
 
 import msgspec
 
-from understudy.errors import BackendError
-from understudy.model.server import DEFAULT_CONTEXT, DEFAULT_MODEL, KEY_VARIABLE
+from understudy.errors import BackendError, ConfigError
+from understudy.model.server import DEFAULT_MODEL, KEY_VARIABLE
 
 _START_TIMEOUT_S = 60.0
+_LOAD_TIMEOUT_S = 900.0
+"""For weights, which may be many and come from a slow disk."""
 _STOP_TIMEOUT_S = 5.0
 
 
@@ -49,12 +51,12 @@ class ServerProcess:
             "Give the same command again"
         )
 
-    async def start(self) -> None:
-        """Wait until it listens. Raises BackendError when it ends before, or does not listen in a minute."""
+    async def start(self, timeout_s: float = _START_TIMEOUT_S) -> None:
+        """Wait until it listens. Raises BackendError when it ends before, or does not in so many seconds."""
         stdout = self._process.stdout
         assert stdout is not None
         try:
-            line = await asyncio.wait_for(stdout.readline(), _START_TIMEOUT_S)
+            line = await asyncio.wait_for(stdout.readline(), timeout_s)
             if line:
                 announced = msgspec.json.decode(line, type=_Announcement)
                 self.url, self.model = announced.url, announced.model
@@ -63,7 +65,7 @@ class ServerProcess:
             await self._reader
         except TimeoutError:
             raise BackendError(
-                f"the embedded model's server did not listen within {_START_TIMEOUT_S:.0f} s: {self._last_words()}"
+                f"the embedded model's server did not listen within {timeout_s:.0f} s: {self._last_words()}"
             ) from None
         except msgspec.DecodeError as error:
             raise BackendError(f"the embedded model's server announced itself wrongly: {error}") from error
@@ -97,30 +99,31 @@ class ServerProcess:
 
 @contextlib.asynccontextmanager
 async def start_server(
-    policy: str,
+    policy: str | None = None,
     *,
+    weights: Path | None = None,
+    version: str | None = None,
     tasks: Path | None = None,
     policy_args: Mapping[str, str] | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     model_name: str = DEFAULT_MODEL,
-    max_model_len: int = DEFAULT_CONTEXT,
+    max_model_len: int | None = None,
+    device: str | None = None,
 ) -> AsyncGenerator[ServerProcess]:
     """Run the embedded model's server while the context lasts; it never outlives this process.
 
-    Raises BackendError when it does not start; `ServerProcess.watch` tells when it ends.
+    It serves a `policy`, or the `weights` in a directory, which are called `version` (None: by a hash of their
+    content). Raises BackendError when it does not start; `ServerProcess.watch` tells when it ends.
     """
-    command = [sys.executable, "-m", "understudy.model.server", "--policy", policy, "--exit-with-parent"]
-    command += [
-        "--host",
-        host,
-        "--port",
-        str(port),
-        "--model-name",
-        model_name,
-        "--max-model-len",
-        str(max_model_len),
-    ]
+    if (policy is None) == (weights is None):
+        raise ConfigError("the embedded server serves either a policy or the weights in a directory: give one")
+    command = [sys.executable, "-m", "understudy.model.server", "--exit-with-parent"]
+    command += [f"--host={host}", f"--port={port}", f"--model-name={model_name}"]
+    command += [f"--policy={policy}"] if policy is not None else [f"--weights={weights}"]
+    command += [f"--model-version={version}"] if version is not None else []
+    command += [f"--max-model-len={max_model_len}"] if max_model_len is not None else []
+    command += [f"--device={device}"] if device is not None else []
     command += [f"--tasks={tasks}"] if tasks else []
     command += [f"--policy-arg={key}={value}" for key, value in (policy_args or {}).items()]
     pipe = asyncio.subprocess.PIPE
@@ -132,7 +135,7 @@ async def start_server(
     )
     server = ServerProcess(process)
     try:
-        await server.start()
+        await server.start(_START_TIMEOUT_S if weights is None else _LOAD_TIMEOUT_S)
         yield server
     finally:
         await server.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -109,8 +110,23 @@ class StreamOptions(Struct):
     include_usage: bool = False
 
 
-class ChatRequest(Struct):
-    """The body of `POST /v1/chat/completions`, without the fields that cannot matter to a certain policy."""
+class Drawn(Struct, kw_only=True):
+    """How tokens are drawn, where a request has a say in it. A scripted policy is certain, and passes it over."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+
+
+class ChatRequest(Drawn):
+    """The body of `POST /v1/chat/completions`, without the fields that matter to no model here."""
 
     messages: list[Message]
     model: str | None = None
@@ -149,8 +165,8 @@ class StructuredOutputs(Struct):
     json: dict[str, Any] | None = None
 
 
-class SamplingParams(Struct):
-    """How a completion is to be sampled, without the fields that cannot matter to a certain policy."""
+class SamplingParams(Drawn):
+    """How a completion is to be sampled, without the fields that matter to no model here."""
 
     max_tokens: int | None = None
     n: int | None = 1
@@ -169,6 +185,13 @@ class GenerateRequest(Struct):
     model: str | None = None
     stream: bool | None = False
     output_mode: str = "tokens"
+    return_weight_versions: bool | None = None
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """The stop strings, as a list."""
+        stop = self.sampling_params.stop
+        return [stop] if isinstance(stop, str) else stop or []
 
     def chat(self, messages: list[Message], tools: list[Tool] | None) -> ChatRequest:
         """The request as the chat completion that it stands for, with what its tokens say."""
@@ -269,6 +292,46 @@ def check_chat(request: ChatRequest) -> None:
         ("" in request.stop_strings, "stop", "stop cannot contain an empty string."),
     )
     _refuse_any(faults)
+    check_drawn(request)
+
+
+def check_drawn(drawn: Drawn) -> None:
+    """Raise RequestFault for sampling parameters out of their bounds."""
+    heat, share, count, floor = drawn.temperature, drawn.top_p, drawn.top_k, drawn.min_p
+    rate = drawn.repetition_penalty
+    # Written so that what is no number is out of bounds too.
+    faults: tuple[tuple[bool, str, str], ...] = (
+        (
+            heat is not None and not 0 <= heat < math.inf,
+            "temperature",
+            f"temperature must be non-negative, got {heat}.",
+        ),
+        (share is not None and not 0 < share <= 1, "top_p", f"top_p must be in (0, 1], got {share}."),
+        (
+            count is not None and count < -1,
+            "top_k",
+            f"top_k must be 0 (disable), or at least 1, got {count}.",
+        ),
+        (floor is not None and not 0 <= floor <= 1, "min_p", f"min_p must be in [0, 1], got {floor}."),
+        (
+            rate is not None and not 0 < rate < math.inf,
+            "repetition_penalty",
+            f"repetition_penalty must be greater than zero, got {rate}.",
+        ),
+        *(
+            (value is not None and not -2 <= value <= 2, name, f"{name} must be in [-2, 2], got {value}.")
+            for name, value in (
+                ("presence_penalty", drawn.presence_penalty),
+                ("frequency_penalty", drawn.frequency_penalty),
+            )
+        ),
+        (
+            any(id_ < 0 or not math.isfinite(bias) for id_, bias in (drawn.logit_bias or {}).items()),
+            "logit_bias",
+            "logit_bias must map token ids to numbers.",
+        ),
+    )
+    _refuse_any(faults)
 
 
 def check_generate(request: GenerateRequest, vocabulary: int) -> None:
@@ -282,13 +345,23 @@ def check_generate(request: GenerateRequest, vocabulary: int) -> None:
         ),
         (bool(request.stream), "stream", "`stream` is not offered here; leave it out."),
         (request.output_mode != "tokens", "output_mode", "`output_mode` must be `tokens` for this model."),
+        (
+            request.sampling_params.n not in (None, 1),
+            "n",
+            f"n must be 1 for this model, got {request.sampling_params.n}.",
+        ),
+        ("" in request.stop_strings, "stop", "stop cannot contain an empty string."),
     )
     _refuse_any(faults)
+    check_drawn(request.sampling_params)
 
 
-def check_length(request: ChatRequest, prompt_tokens: int, context: int) -> int:
-    """How many tokens may be generated. Raises RequestFault when prompt and completion do not fit the context."""
-    name, limit = request.output_limit
+def check_length(limited: tuple[str, int | None], prompt_tokens: int, context: int) -> int:
+    """How many tokens may be generated, where the field that limits them and its value are so.
+
+    Raises RequestFault when prompt and completion do not fit the context.
+    """
+    name, limit = limited
     output = limit or 0
     if output > context:
         raise RequestFault(

@@ -1,7 +1,7 @@
-"""The server of the embedded model: `python -m understudy.model.server --policy NAME`.
+"""The server of the embedded model: `python -m understudy.model.server --policy NAME`, or `--weights DIRECTORY`.
 
-It speaks the dialect of vLLM: chat completions, and tokens in, tokens out. When it listens it prints one
-JSON line, {"url": …, "model": …}.
+It speaks the dialect of vLLM: chat completions, and tokens in, tokens out; for weights, also vLLM's words for
+pausing it and for exchanging them. When it listens it prints one JSON line, {"url": …, "model": …}.
 """
 
 from __future__ import annotations
@@ -10,22 +10,24 @@ import argparse
 import asyncio
 import contextlib
 import hmac
+import importlib.util
 import ipaddress
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import orjson
 import uvicorn
 
 from understudy.errors import BackendError, ConfigError, UnderstudyError
 from understudy.model.answers import Answer, chunk_bodies, message_body, tokens_body
-from understudy.model.completion import complete
+from understudy.model.fingerprint import fingerprint
 from understudy.model.known_tasks import KnownTasks, read_known_tasks
 from understudy.model.policies import POLICIES, make_policy
 from understudy.model.protocol import (
@@ -40,66 +42,61 @@ from understudy.model.protocol import (
     error_body,
     read_body,
 )
-from understudy.model.template import render
-from understudy.model.tokenizer import Tokenizer, shipped
-from understudy.model.turn import Policy
-from understudy.model.unrender import unrender
+from understudy.model.served import Command, Scripted, ServedModel
+from understudy.model.tokenizer import shipped
+from understudy.model.wire import ClientLeftError, Receive, Reply, Scope, Send, read, send_reply, unless_left
 
 DEFAULT_MODEL = "understudy-embedded"
 DEFAULT_CONTEXT = 200_000
 KEY_VARIABLE = "UNDERSTUDY_MODEL_KEY"
 """The key that clients must send when the server listens beyond loopback."""
 
-_BODY_LIMIT = 64 << 20
 _DIALECT_VERSION = "0.33.0"
 
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-Reply = dict[str, Any] | Iterator[dict[str, Any]] | None
-"""A JSON body, the chunks of a stream, or an empty answer."""
+Handler = Callable[[Command], Coroutine[Any, Any, Reply]]
 
 
 class ModelServer:
-    """The ASGI application: a policy, a tokenizer and the dialect."""
+    """The ASGI application: a model and the dialect."""
 
     def __init__(
         self,
-        policy: Policy,
-        tokenizer: Tokenizer,
+        served: ServedModel,
         *,
         model: str = DEFAULT_MODEL,
         context: int = DEFAULT_CONTEXT,
         key: str | None = None,
     ) -> None:
-        self._policy = policy
-        self._tokenizer = tokenizer
+        self._served = served
         self._model = model
         self._context = context
         self._key = key
-        self._routes: dict[str, dict[str, Callable[[bytes], Reply]]] = {
+        own: dict[str, Mapping[str, Handler]] = {
             "/v1/chat/completions": {"POST": self._chat},
             "/inference/v1/generate": {"POST": self._generate},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
             "/v1/models": {"GET": self._models},
-            "/health": {"GET": lambda _: None},
-            "/version": {"GET": lambda _: {"version": _DIALECT_VERSION}},
+            "/health": {"GET": _nothing},
+            "/version": {"GET": _version},
         }
+        self._routes: Mapping[str, Mapping[str, Handler]] = {**own, **served.controls}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request."""
+        """Answer one HTTP request; one whose client leaves is dropped."""
         try:
-            reply = self._handler(scope)(await _read(receive))
+            handler = self._handler(scope)
+            query = {key: values[-1] for key, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
+            command = Command(query, await read(receive))
+            reply = await unless_left(handler(command), receive)
         except BackendError as error:
-            await _send_json(send, error.status or 500, error_body(error))
+            await send_reply(send, error.status or 500, error_body(error))
+        except ClientLeftError:
             return
-        if reply is None or isinstance(reply, dict):
-            await _send_json(send, 200, reply)
         else:
-            await _send_stream(send, reply)
+            await send_reply(send, 200, reply)
 
-    def _handler(self, scope: Scope) -> Callable[[bytes], Reply]:
+    def _handler(self, scope: Scope) -> Handler:
         methods = self._routes.get(scope["path"])
         if methods is None:
             raise RequestFault("Not Found", status=404, kind="NotFoundError")
@@ -112,98 +109,75 @@ class ModelServer:
                 raise RequestFault("Unauthorized", status=401, kind="AuthenticationError")
         return methods[scope["method"]]
 
-    def _chat(self, body: bytes) -> Reply:
-        request = read_body(body, ChatRequest)
+    async def _chat(self, command: Command) -> Reply:
+        request = read_body(command.body, ChatRequest)
         check_chat(request)
-        self._check_model(request.model)
-        prompt_ids, known = self._tokenizer.encode_marked(render(request.messages, request.tools))
-        limit = check_length(request, len(prompt_ids), self._context)
-        completion = complete(self._policy, self._tokenizer, request, limit)
-        # The last prompt token is never taken from a cache: its logits are needed.
-        cached = min(known, len(prompt_ids) - 1)
-        answer = Answer(self._model, request, prompt_ids, cached, completion)
+        model = self._known(request.model)
+        prompt_ids, known = self._served.render(request.messages, request.tools)
+        limit = check_length(request.output_limit, len(prompt_ids), self._context)
+        completion = await self._served.chat(request, prompt_ids, known, limit, model)
+        answer = Answer(model, request, prompt_ids, completion)
         make = chunk_bodies if request.stream else message_body
-        return make(answer, self._tokenizer)
+        return make(answer, self._served.vocabulary)
 
-    def _generate(self, body: bytes) -> Reply:
-        request = read_body(body, GenerateRequest)
-        check_generate(request, len(self._tokenizer.token_bytes))
-        self._check_model(request.model)
-        prompt = unrender(self._tokenizer, request.token_ids)
-        chat = request.chat(prompt.messages, prompt.tools)
-        check_chat(chat)
-        limit = check_length(chat, len(request.token_ids), self._context)
-        return tokens_body(request, complete(self._policy, self._tokenizer, chat, limit))
+    async def _generate(self, command: Command) -> Reply:
+        request = read_body(command.body, GenerateRequest)
+        check_generate(request, len(self._served.vocabulary.token_bytes))
+        model = self._known(request.model)
+        limited = ("max_tokens", request.sampling_params.max_tokens)
+        limit = check_length(limited, len(request.token_ids), self._context)
+        return tokens_body(request, await self._served.generate(request, limit, model))
 
-    def _tokenize(self, body: bytes) -> Reply:
-        request = read_body(body, TokenizeRequest)
-        self._check_model(request.model)
+    async def _tokenize(self, command: Command) -> Reply:
+        request = read_body(command.body, TokenizeRequest)
+        self._known(request.model)
         if (request.prompt is None) == (request.messages is None):
             raise RequestFault("give either `prompt` or `messages`", param="prompt")
         if request.messages is None:
-            ids = self._tokenizer.encode(request.prompt or "")
+            ids = self._served.vocabulary.encode(request.prompt or "")
         else:
-            text = render(request.messages, request.tools, add_generation_prompt=request.add_generation_prompt)
-            ids, _ = self._tokenizer.encode_marked(text)
+            ids, _ = self._served.render(
+                request.messages, request.tools, add_generation_prompt=request.add_generation_prompt
+            )
         return {"count": len(ids), "max_model_len": self._context, "tokens": ids, "token_strs": None}
 
-    def _detokenize(self, body: bytes) -> Reply:
-        request = read_body(body, DetokenizeRequest)
-        self._check_model(request.model)
-        return {"prompt": self._tokenizer.decode(request.tokens)}
+    async def _detokenize(self, command: Command) -> Reply:
+        request = read_body(command.body, DetokenizeRequest)
+        self._known(request.model)
+        return {"prompt": self._served.vocabulary.decode(request.tokens)}
 
-    def _models(self, _: bytes) -> Reply:
-        card = {
-            "id": self._model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "understudy",
-            "root": self._model,
-            "parent": None,
-            "max_model_len": self._context,
-        }
-        return {"object": "list", "data": [card]}
+    async def _models(self, _: Command) -> Reply:
+        cards = [
+            {
+                "id": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "understudy",
+                "root": name,
+                "parent": None if name == self._model else self._model,
+                "max_model_len": self._context,
+            }
+            for name in (self._model, *self._served.models())
+        ]
+        return {"object": "list", "data": cards}
 
-    def _check_model(self, model: str | None) -> None:
-        if model is not None and model != self._model:
+    def _known(self, model: str | None) -> str:
+        """The name of the model that is meant. Raises RequestFault for one that is not here."""
+        if model is None or model == self._model:
+            return self._model
+        if model not in self._served.models():
             raise RequestFault(
                 f"The model `{model}` does not exist.", status=404, param="model", kind="NotFoundError"
             )
+        return model
 
 
-async def _read(receive: Receive) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        event = await receive()
-        if event["type"] == "http.disconnect":
-            raise RequestFault("the client left before its request was complete")
-        parts.append(event.get("body", b""))
-        size += len(parts[-1])
-        if size > _BODY_LIMIT:
-            raise RequestFault(
-                f"the request body is larger than {_BODY_LIMIT} bytes",
-                status=413,
-                kind="RequestEntityTooLargeError",
-            )
-        if not event.get("more_body"):
-            return b"".join(parts)
+async def _nothing(_: Command) -> Reply:
+    return None
 
 
-async def _send_json(send: Send, status: int, body: dict[str, Any] | None) -> None:
-    data = b"" if body is None else orjson.dumps(body)
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": data})
-
-
-async def _send_stream(send: Send, chunks: Iterator[dict[str, Any]]) -> None:
-    headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    for chunk in chunks:
-        event = b"data: " + orjson.dumps(chunk) + b"\n\n"
-        await send({"type": "http.response.body", "body": event, "more_body": True})
-    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+async def _version(_: Command) -> Reply:
+    return {"version": _DIALECT_VERSION}
 
 
 class _Server(uvicorn.Server):
@@ -261,13 +235,22 @@ def _is_loopback(host: str) -> bool:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="understudy.model.server", description="Serve the embedded model.")
-    parser.add_argument("--policy", required=True, help=", ".join(sorted(POLICIES)))
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--policy", help=", ".join(sorted(POLICIES)))
+    what.add_argument(
+        "--weights", type=Path, metavar="DIRECTORY", help="a causal model as HuggingFace lays it out"
+    )
     parser.add_argument("--policy-arg", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--tasks", type=Path, metavar="FILE", help="JSONL file of the tasks to work on")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     parser.add_argument("--model-name", default=DEFAULT_MODEL)
-    parser.add_argument("--max-model-len", type=int, default=DEFAULT_CONTEXT)
+    parser.add_argument(
+        "--model-version", help="what the weights are called in answers [default: a hash of their content]"
+    )
+    parser.add_argument("--max-model-len", type=int, help="context in tokens [default: the model's own]")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda: where weights are")
+    parser.add_argument("--max-num-seqs", type=int, default=8, help="requests that are decoded at once")
     parser.add_argument("--exit-with-parent", action="store_true", help="end when stdin ends")
     return parser.parse_args(argv)
 
@@ -279,13 +262,39 @@ def _policy_arguments(pairs: Sequence[str]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def _build(options: argparse.Namespace) -> tuple[_Server, socket.socket]:
+def _scripted(options: argparse.Namespace) -> ServedModel:
     tasks = read_known_tasks(options.tasks) if options.tasks else KnownTasks(())
-    policy = make_policy(options.policy, tasks, _policy_arguments(options.policy_arg))
+    return Scripted(make_policy(options.policy, tasks, _policy_arguments(options.policy_arg)), shipped())
+
+
+def _weights(options: argparse.Namespace) -> tuple[ServedModel, int]:
+    """The model of a directory, and the context it is served with. Raises ConfigError."""
+    version = options.model_version or fingerprint(options.weights)
+    if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
+        raise ConfigError(f"serving weights needs {' and '.join(missing)}: pip install 'understudy[train]'")
+    # Seconds to import, and not needed by policies.
+    from understudy.model.causal.engine import Limits
+    from understudy.model.causal.serving import CausalModel
+
+    limits = Limits(slots=options.max_num_seqs)
+    model = CausalModel(
+        options.weights, name=options.model_name, version=version, device=options.device, limits=limits
+    )
+    if options.max_model_len is not None and options.max_model_len > model.context:
+        raise ConfigError(
+            f"--max-model-len is {options.max_model_len}, but the model in {options.weights} was made for "
+            f"{model.context} tokens (max_position_embeddings in config.json)"
+        )
+    return model, model.context
+
+
+def _build(options: argparse.Namespace) -> tuple[_Server, socket.socket, ServedModel]:
     key = _key_for(options.host)
-    if options.max_model_len < 1:
-        raise ConfigError(f"--max-model-len is {options.max_model_len}; expected at least 1")
-    app = ModelServer(policy, shipped(), model=options.model_name, context=options.max_model_len, key=key)
+    for flag, number in (("max-model-len", options.max_model_len), ("max-num-seqs", options.max_num_seqs)):
+        if number is not None and number < 1:
+            raise ConfigError(f"--{flag} is {number}; expected at least 1")
+    served, context = _weights(options) if options.weights else (_scripted(options), DEFAULT_CONTEXT)
+    app = ModelServer(served, model=options.model_name, context=options.max_model_len or context, key=key)
     listener = _listen(options.host, options.port)
     config = uvicorn.Config(
         app,  # pyright: ignore[reportArgumentType]
@@ -302,7 +311,7 @@ def _build(options: argparse.Namespace) -> tuple[_Server, socket.socket]:
     host = f"[{options.host}]" if ":" in options.host else options.host
     url = f"http://{host}:{listener.getsockname()[1]}"
     server.announcement = orjson.dumps({"url": url, "model": options.model_name}) + b"\n"
-    return server, listener
+    return server, listener, served
 
 
 def _stop_at_eof(server: _Server) -> None:
@@ -315,13 +324,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal or the parent's end; 0 then, and 2 when the server cannot start."""
     options = _arguments(argv)
     try:
-        server, listener = _build(options)
+        server, listener, served = _build(options)
     except UnderstudyError as error:
         sys.stderr.write(f"understudy.model.server: {error}\n")
         return 2
     if options.exit_with_parent:
         threading.Thread(target=_stop_at_eof, args=(server,), daemon=True).start()
-    server.run(sockets=[listener])
+    try:
+        server.run(sockets=[listener])
+    finally:
+        served.close()
     return 0
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
+from typing import Protocol
 
 import tokenizers
 
@@ -52,6 +53,28 @@ def unmark(text: str) -> str:
     return _MARKS.sub(r"\1", text) if _MARK in text else text
 
 
+class Vocabulary(Protocol):
+    """What a completion is read by: the bytes of each token, and the ids of those that are no text.
+
+    `end_id` is the token that ends a turn.
+    """
+
+    token_bytes: list[bytes]
+    special_texts: dict[int, str]
+    end_id: int
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text, special tokens counting as such. Raises BackendError on a lone surrogate."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of token ids, special tokens included; bytes that are no UTF-8 become U+FFFD.
+
+        Raises BackendError for an id outside the vocabulary.
+        """
+        ...
+
+
 class Tokenizer:
     """Encodes and decodes; `decode(encode(s)) == s` for every string without lone surrogates."""
 
@@ -62,7 +85,7 @@ class Tokenizer:
         self.special_ids = {token: vocabulary[token] for token in SPECIAL_TOKENS}
         self.special_texts = {id_: token for token, id_ in self.special_ids.items()}
         self.end_id = self.special_ids["<|im_end|>"]
-        self.token_bytes = _token_bytes(vocabulary, self.special_texts)
+        self.token_bytes = byte_level_bytes(vocabulary, self.special_texts)
         self._pieces: OrderedDict[str, array[int]] = OrderedDict()
         self._cached_characters = 0
 
@@ -135,13 +158,16 @@ def _outside(id_: int) -> bool:
     raise IndexError(id_)  # Python would count a negative id from the end
 
 
-def _token_bytes(vocabulary: dict[str, int], specials: dict[int, str]) -> list[bytes]:
-    """The bytes of every token by id; byte-level BPE writes each byte as one printable character."""
+def byte_level_bytes(vocabulary: Mapping[str, int], specials: Mapping[int, str]) -> list[bytes]:
+    """The bytes of every token by id, b"" where an id has none.
+
+    Byte-level BPE writes each byte as one printable character; `specials` are what they look like.
+    """
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     to_byte = {chr(byte): byte for byte in printable}
     to_byte.update({chr(0x100 + index): byte for index, byte in enumerate(unprintable)})
-    table = [b""] * len(vocabulary)
+    table = [b""] * (max(vocabulary.values()) + 1)
     for token, id_ in vocabulary.items():
         table[id_] = token.encode() if id_ in specials else bytes(to_byte[character] for character in token)
     return table

@@ -6,13 +6,14 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import msgspec
 
 from understudy.redact.assigned import under
 from understudy.redact.forms import formed
 from understudy.redact.judging import OURS, memorable, reference
+from understudy.redact.key import load_key
 from understudy.redact.known import Known
 from understudy.redact.leaks import installed, leaks
 from understudy.redact.names import Names
@@ -55,6 +56,11 @@ class Redactor:
         # What was seen before is not looked at again, as what one conversation has of another.
         self._clean: set[int] = set()
         self._leaked: dict[int, tuple[tuple[str, str], ...]] = {}
+
+    @classmethod
+    def of_user(cls) -> Self:
+        """One under the user's own key, which is made where there is none yet. Raises ConfigError."""
+        return cls(load_key())
 
     def knowing(self, values: Iterable[Any]) -> Redactor:
         """A redactor for what belongs together, as all of one conversation.

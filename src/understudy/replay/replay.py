@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from understudy.errors import BackendError, ConfigError
 from understudy.preference.proposals import choice, judge_ask_id, judge_name, names_in, proposals, shown_order
-from understudy.redact.key import load_key
 from understudy.redact.redactor import Redactor
 from understudy.replay.asking import REFUSED, Asking, Progress, billed
 from understudy.replay.ceiling import Ceiling, dollars, units
@@ -92,7 +91,7 @@ class Replay:
         self._options = options
         self._stopped = asyncio.Event()
         self._asking = self._asker(0.0)
-        self._sessions = Sessions(store, options.where, Redactor(load_key()) if options.redacted else None)
+        self._sessions = Sessions(store, options.where, Redactor.of_user() if options.redacted else None)
         self._seats = {teacher.name: Seat(teacher) for teacher in teachers.teachers}
         self._judge = None if teachers.judge is None else Seat(teachers.judge)
         self._judged: Counter[str] = Counter()

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +23,7 @@ from understudy.config import cache_dir
 from understudy.errors import ConfigError, StoreError, TaskError, UnderstudyError
 from understudy.gateway.build import build_models
 from understudy.gateway.config import EMBEDDED_MODEL, GatewayConfig
+from understudy.gateway.control import Control
 from understudy.gateway.keys import Keys
 from understudy.gateway.opened import opened
 from understudy.locks import locked
@@ -72,6 +74,19 @@ class Summary(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lent:
+    """What several runs at a time share, kept by whoever starts them.
+
+    The configuration of the `gateway` has the addresses of a model's servers, which a run's own leaves out: they
+    are no part of what the run is. `control` steers all their gateways, and their agents share the `places`.
+    """
+
+    gateway: GatewayConfig
+    control: Control
+    places: asyncio.Semaphore
+
+
 class Monitor:
     """What a run tells while it goes on. The base class listens to nothing; a display overrides what it shows."""
 
@@ -96,11 +111,13 @@ async def conduct(
     cooldown_s: float = 0.0,
     rewrite: bool = False,
     agent_extras: Mapping[str, str] = _NOTHING,
+    lent: Lent | None = None,
 ) -> Summary:
     """Carry out a run, or continue it where an earlier start of it ended.
 
     After an agent its place stays empty for `cooldown_s` seconds. `rewrite` writes the files of rollouts that
-    ended before anew. `agent_extras` are options of the agent that are no part of what the run is.
+    ended before anew. `agent_extras` are options of the agent that are no part of what the run is. With `lent` it
+    uses what is kept for several runs, and writes no files of its rollouts beside the store.
 
     Everything it starts is stopped when it returns, raises or is cancelled. Raises ConfigError, TaskError,
     StoreError, or the error that made going on useless.
@@ -110,10 +127,10 @@ async def conduct(
     agent: Agent = adapters.load("agents", config.agent)(**config.agent_options, **agent_extras)
     if problems := agent.problems():
         raise ConfigError("\n".join(problems))
-    if config.policy is None:
+    if not config.starts_server:
         # Intake may take hours: what the models lack is to be known before it.
         monitor.stage("asking for the models")
-        await (await build_models(config.gateway)).close()
+        await (await build_models(lent.gateway if lent else config.gateway)).close()
     alone = locked(
         output_dir / ".lock",
         busy=f"another run is using {output_dir}; wait for it, or give another --output-dir",
@@ -134,9 +151,11 @@ async def conduct(
         await _enrol(store, config, intake)
         async with AsyncExitStack() as stack:
             monitor.stage("starting the model and the gateway")
-            served, watch = await stack.enter_async_context(_served(config, intake.accepted, output_dir))
+            serving = _lent(lent) if lent else _served(config, intake.accepted, output_dir)
+            served, watch = await stack.enter_async_context(serving)
             keys = Keys()
-            parts = await stack.enter_async_context(opened(served, store, lambda _: keys))
+            control = lent.control if lent else None
+            parts = await stack.enter_async_context(opened(served, store, lambda _: keys, control=control))
             socket = output_dir / "gateway.sock"
             await parts.gateway.start_unix(socket)
             bench = Workbench(
@@ -149,9 +168,10 @@ async def conduct(
                 cache=cache,
                 gateway_socket=socket,
             )
-            monitor.stage("writing the files of rollouts that ended before")
-            outputs = Outputs(store, config, output_dir, rewrite=rewrite)
-            await outputs.catch_up()
+            outputs = None if lent else Outputs(store, config, output_dir, rewrite=rewrite)
+            if outputs is not None:
+                monitor.stage("writing the files of rollouts that ended before")
+                await outputs.catch_up()
             counts = store.counts(config.run_id)
             progress = Progress(
                 total=config.samples * len(intake.accepted),
@@ -166,11 +186,13 @@ async def conduct(
                 progress,
                 cooldown_s=cooldown_s,
                 ahead=partial(make_ready, bench),
+                places=lent.places if lent else None,
             )
             monitor.running(scheduler, store)
             try:
                 await _first(scheduler.run(), watch)
-                await outputs.finish()
+                if outputs is not None:
+                    await outputs.finish()
             except (asyncio.CancelledError, UnderstudyError) as error:
                 if not isinstance(error, StoreError):
                     # What was called off in the middle is queued again, so that nobody takes it for running.
@@ -179,11 +201,16 @@ async def conduct(
             finally:
                 monitor.stopped()
         summary = summarise(store, config, output_dir, time.monotonic() - started, intake.refused)
-        return replace(summary, notes=outputs.notes())
+        return summary if outputs is None else replace(summary, notes=outputs.notes())
 
 
 async def _execute(
-    bench: Workbench, outputs: Outputs, rollout: Rollout, attempt: Attempt, final: bool, leave: Callable[[], None]
+    bench: Workbench,
+    outputs: Outputs | None,
+    rollout: Rollout,
+    attempt: Attempt,
+    final: bool,
+    leave: Callable[[], None],
 ) -> Verdict:
     """Carry out an attempt, and write the files of its rollout when that has ended."""
     name = f"{rollout.task_id}, sample {rollout.sample_index}, attempt {attempt.number}"
@@ -194,7 +221,8 @@ async def _execute(
         _log.debug("%s met a fault at the %s: %s", name, error.boundary, error)
         raise
     _log.debug("%s has reward %g: %s", name, verdict.reward, verdict.reason)
-    await outputs.ended(rollout.id)
+    if outputs is not None:
+        await outputs.ended(rollout.id)
     return verdict
 
 
@@ -256,6 +284,12 @@ async def _first(work: Coroutine[Any, Any, None], watch: Watch | None) -> None:
 
 
 @asynccontextmanager
+async def _lent(lent: Lent) -> AsyncGenerator[tuple[GatewayConfig, Watch | None]]:
+    """As `_served`, where the server is another's to keep."""
+    yield lent.gateway, None
+
+
+@asynccontextmanager
 async def _served(
     config: RunConfig, tasks: Sequence[Task], output_dir: Path
 ) -> AsyncGenerator[tuple[GatewayConfig, Watch | None]]:
@@ -263,13 +297,18 @@ async def _served(
 
     Raises BackendError when it does not start.
     """
-    if config.policy is None:
+    if not config.starts_server:
         yield config.gateway, None
         return
     high, tasks_file = config.gateway.models.high, output_dir / "tasks.jsonl"
     dump(tasks, tasks_file)
     async with start_server(
-        config.policy, tasks=tasks_file, policy_args=config.policy_args, model_name=high.model or EMBEDDED_MODEL
+        config.policy,
+        weights=Path(config.weights) if config.weights else None,
+        version=config.weights_version,
+        tasks=None if config.weights else tasks_file,
+        policy_args=config.policy_args,
+        model_name=high.model or EMBEDDED_MODEL,
     ) as server:
         high = replace(high, base_url=f"{server.url}/v1")
         yield replace(config.gateway, models=replace(config.gateway.models, high=high)), server.watch

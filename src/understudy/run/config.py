@@ -31,6 +31,8 @@ class RunConfig(Struct, frozen=True, kw_only=True):
     purpose: Purpose = "training"
     policy: str | None = None
     policy_args: dict[str, str] = field(default_factory=dict[str, str])
+    weights: str | None = None
+    weights_version: str | None = None
     frontend_high: str = ""
     frontend_low: str = ""
     agent: str = "claude-code"
@@ -41,6 +43,11 @@ class RunConfig(Struct, frozen=True, kw_only=True):
     max_turns: int = 30
     timeout_s: float = 1800.0
     tasks: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def starts_server(self) -> bool:
+        """Whether the run starts the embedded server."""
+        return self.policy is not None or self.weights is not None
 
     @property
     def backend(self) -> str:

@@ -113,7 +113,7 @@ class Outputs:
         try:
             if self._staging.exists():
                 shutil.rmtree(self._staging)
-            for aside in self._directory.glob(".*.new"):
+            for aside in reports.half_written(self._directory, self._config.run_id):
                 aside.unlink()
         except OSError as error:
             self._faults["half written"] = str(error)

@@ -47,6 +47,7 @@ class Scheduler:
 
     An agent that is done gives its place to the next rollout while its patch is graded; as many rollouts as there
     are places are graded, or made ready, beside them. A place is free again `cooldown_s` seconds after its agent.
+    `places` are those that it shares with other schedulers.
 
     When attempt after attempt fails at one boundary, of more rollouts than one and with none ending well in
     between, what they need is broken: the run stops with that error and leaves the rest queued.
@@ -60,13 +61,14 @@ class Scheduler:
     retry_pause_s: float = 1.0
     cooldown_s: float = 0.0
     ahead: Ahead = _nothing
+    places: asyncio.Semaphore | None = None
     _queue: deque[str] = field(default_factory=deque[str])
     _active: set[str] = field(default_factory=set[str])
     _draining: bool = False
     _failed_in_a_row: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
     def __post_init__(self) -> None:
-        self._places = asyncio.Semaphore(self.concurrency)
+        self._places = self.places or asyncio.Semaphore(self.concurrency)
 
     def drain(self) -> None:
         """Start nothing new; rollouts that run are let finish."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from understudy.errors import ConfigError
+from understudy.store.database import reading_uri
 from understudy.store.sql import speaking_of
 
 PATIENCE_S: Final = 60.0
@@ -69,7 +70,7 @@ _LONGEST = 64 << 20  # bytes of one value: no expression fills the memory
 def looking(file: Path) -> Generator[sqlite3.Connection]:
     """A connection that reads, of the tables of sessions alone."""
     with speaking_of(file):
-        raw = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+        raw = sqlite3.connect(reading_uri(file), uri=True, isolation_level=None)
         try:
             raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
             raw.set_authorizer(_authorize)

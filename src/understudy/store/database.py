@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sqlite3
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -32,7 +33,8 @@ _migrating = threading.Lock()
 def open_engine(directory: Path, *, create: bool) -> Engine:
     """An engine on the store in `directory`, at the newest schema.
 
-    Connections are in autocommit mode; who writes says BEGIN and COMMIT. Raises StoreError.
+    Connections are in autocommit mode; who writes says BEGIN and COMMIT. One that cannot be written here is opened
+    to be read. Raises StoreError.
     """
     file = directory / FILE
     try:
@@ -45,21 +47,53 @@ def open_engine(directory: Path, *, create: bool) -> Engine:
             )
     except OSError as error:
         raise StoreError(f"{directory} cannot hold a store: {error}; give one that can be written") from error
+    writable = is_writable(file)
+    address = str(file) if writable else reading_uri(file)
     engine = create_engine(
         URL.create("sqlite", database=str(file)),
+        creator=lambda: sqlite3.connect(
+            address, uri=not writable, timeout=BUSY_S, cached_statements=256, check_same_thread=False
+        ),
         isolation_level="AUTOCOMMIT",
-        connect_args={"timeout": BUSY_S, "cached_statements": 256},
     )
     event.listen(engine, "connect", _set_up)
     try:
         with speaking_of(file), engine.connect() as connection:
-            if _version(connection, file) != HEAD:
+            if (version := _version(connection, file)) != HEAD:
+                if not writable:
+                    raise StoreError(
+                        f"{file} is at schema {version or 'none'}, this release at {HEAD}, and it cannot be "
+                        "written here; copy its directory to where it can be brought up"
+                    )
                 with _alone(directory):
                     _migrate(connection, file)
     except BaseException:
         engine.dispose()
         raise
     return engine
+
+
+def is_writable(file: Path) -> bool:
+    """Whether this process can write a store's file, or make it, and SQLite's log beside it."""
+    return os.access(file.parent, os.W_OK) and (not os.access(file, os.F_OK) or os.access(file, os.W_OK))
+
+
+def reading_uri(file: Path) -> str:
+    """The URI by which SQLite only reads a store. Raises StoreError when that needs what is not there.
+
+    Reading beside others needs their log and its index. Where both are absent nobody writes, and they cannot be
+    made in a directory that is read-only: then the file is all there is, and is taken not to change.
+    """
+    uri = f"{file.absolute().as_uri()}?mode=ro"
+    log, index = (file.with_name(file.name + suffix) for suffix in ("-wal", "-shm"))
+    if is_writable(file) or (log.exists() and index.exists()):
+        return uri
+    if log.exists() and log.stat().st_size:
+        raise StoreError(
+            f"{file}: its last writes are in {log.name} still, and it cannot be written here; copy its "
+            "directory, with that file, to where it can be written"
+        )
+    return f"{uri}&immutable=1"
 
 
 def _set_up(raw: DBAPIConnection, _: ConnectionPoolEntry) -> None:

@@ -13,11 +13,12 @@ import msgspec
 from sqlalchemy import Connection, Engine, RowMapping, Select, func, select
 
 from understudy.errors import StoreError
-from understudy.store import blobs, calls, figures, keys, lives
+from understudy.store import blobs, calls, figures, keys, lives, outcomes
 from understudy.store.asks import Asks
-from understudy.store.database import FILE, open_engine
+from understudy.store.database import FILE, is_writable, open_engine
 from understudy.store.figures import Counts, Spent
 from understudy.store.keys import StoredKey
+from understudy.store.outcomes import AttemptFault, Outcome, VersionUse
 from understudy.store.schema import attempts, logs, rollouts, runs, tasks
 from understudy.store.schema import calls as call_table
 from understudy.store.sessions import Sessions
@@ -58,7 +59,7 @@ class Store:
 
     @classmethod
     def open(cls, directory: Path, *, create: bool = True) -> Self:
-        """Open the store in a directory, made and migrated as needed.
+        """Open the store in a directory, made and migrated as needed; one that cannot be written can be read.
 
         Raises StoreError when there is none and `create` is false, when it is no store or a damaged one, and
         when a newer release wrote it.
@@ -72,8 +73,9 @@ class Store:
         self._closed = True
         self._writer.close()
         try:
-            with self._reading() as connection:
-                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+            if is_writable(self._file):
+                with self._reading() as connection:
+                    connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             self._engine.dispose()
 
@@ -319,6 +321,21 @@ class Store:
         """A run in figures, as it stands now."""
         with self._reading() as connection:
             return figures.counts(connection, run_id)
+
+    def outcomes(self, run_id: str) -> list[Outcome]:
+        """What became of each rollout of a run, by task and sample index."""
+        with self._reading() as connection:
+            return outcomes.outcomes(connection, run_id)
+
+    def faults(self, run_id: str) -> list[AttemptFault]:
+        """The faults that attempts of a run met, whether they were tried again or not, in order of attempt."""
+        with self._reading() as connection:
+            return list(outcomes.faults(connection, run_id))
+
+    def versions(self, run_id: str) -> list[VersionUse]:
+        """The versions of the weights that a run's calls were answered by, in order of their first call."""
+        with self._reading() as connection:
+            return outcomes.versions(connection, run_id)
 
     # --- sessions that other programs logged -----------------------------------------------------------
 

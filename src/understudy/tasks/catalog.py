@@ -60,4 +60,5 @@ def package(name: str) -> Package:
     """The package of that name. Raises TaskError when it is not in the catalog, naming those that are."""
     if found := CATALOG.get(name):
         return found
-    raise TaskError(f"no package {name!r} to make tasks of; there are: {', '.join(sorted(CATALOG))}")
+    there = ", ".join(sorted(CATALOG))
+    raise TaskError(f"no package {name!r} to make tasks of; there are: {there}; and functions")

@@ -158,7 +158,7 @@ class _SGLangAnswer(Struct):
 
 
 class SGLangTokens:
-    """SGLang's native `/generate` (see TokenServer)."""
+    """SGLang's native `/generate` (see TokenServer). A model named `lora:NAME` is the adapter of that name."""
 
     parameters: Mapping[str, str] = _SAME_NAMES | {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
 
@@ -166,6 +166,8 @@ class SGLangTokens:
         self.client = client
         self.model = model
         self._url = f"{client.base.removesuffix('/v1')}/generate"
+        # As in SGLang's chat completions, where what stands before the colon may be anything.
+        self._adapter = {"lora_path": model.removeprefix("lora:")} if model.startswith("lora:") else {}
 
     async def generate(
         self, prompt: Sequence[int], sampling: Mapping[str, Any], schema: dict[str, Any] | None
@@ -175,6 +177,7 @@ class SGLangTokens:
         if schema is not None:
             sent["json_schema"] = json.encode(schema).decode()
         body = {"input_ids": prompt, "sampling_params": sent, "return_logprob": True, "stream": False}
+        body |= self._adapter
         answer = await self.client.call("POST", self._url, body, _SGLangAnswer)
         meta = answer.meta_info
         finish = meta.finish_reason or _Finish("none")

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from understudy.errors import SandboxError, TaskError
 from understudy.sandbox.base import SandboxSpec
-from understudy.sandbox.docker import owner
+from understudy.sandbox.docker import owner, scripts
 from understudy.sandbox.docker.engine import Engine, Missing, Refused, doing, explain
 from understudy.sandbox.docker.pull import Progress, Puller
 
@@ -39,73 +39,6 @@ _WORKERS = 4
 _TIMEOUT_S = 900
 CONFLICT = 409
 """The engine's answer when an image is in use."""
-
-_NO_DIRECTORY, _NO_GIT, _NO_COMMIT = 96, 97, 98
-
-_HOME_SCRIPT = r"""
-set -eu
-work=$1 owner=$2 home=$3
-rm -rf "$home"; mkdir -p "$home" /tmp; chown "$owner" "$home"; chmod 1777 /tmp
-"""
-
-# The repository is made anew of what HEAD leads to: whatever else the old one holds, or points to, stays behind.
-_SCRUB_SCRIPT = (
-    _HOME_SCRIPT
-    + rf"""
-[ -d "$work" ] && [ ! -L "$work" ] || exit {_NO_DIRECTORY}
-cd "$work"
-find . -mindepth 1 ! -path ./.git -iname .git -prune -exec rm -rf {{}} +
-if [ -e .git ]; then
-  new=/understudy-new-git
-  mkdir -p "$new"
-  printf '[safe]\n\tdirectory = *\n' >"$new/.gitconfig"
-  export HOME="$new" GIT_CONFIG_NOSYSTEM=1 GIT_NO_REPLACE_OBJECTS=1 LC_ALL=C
-  command -v git >/dev/null || exit {_NO_GIT}
-  head=$(git rev-parse --verify --quiet 'HEAD^{{commit}}') || exit {_NO_COMMIT}
-  branch=$(git symbolic-ref --quiet HEAD || true)
-  git for-each-ref --merged "$head" --format='%(objectname) %(refname)' refs/tags >"$new/tags"
-  git init --quiet --bare --template= "$new/git"
-  mkdir -p "$new/git/objects/pack"
-  {{ echo "$head"; while read -r tag _; do echo "$tag"; done <"$new/tags"; }} |
-    git pack-objects --quiet --revs "$new/git/objects/pack/pack" >/dev/null
-  shallow=$(git rev-parse --git-dir)/shallow
-  [ ! -e "$shallow" ] || cp "$shallow" "$new/git/shallow"
-  rm -rf .git
-  mv "$new/git" .git
-  git config core.bare false
-  while read -r tag name; do git update-ref "$name" "$tag"; done <"$new/tags"
-  if [ -n "$branch" ]; then
-    git update-ref "$branch" "$head"
-    git symbolic-ref HEAD "$branch"
-  else
-    git update-ref --no-deref HEAD "$head"
-  fi
-  rm -rf .git/logs
-  git read-tree HEAD
-  git update-index -q --refresh || true
-  cd /
-  rm -rf "$new"
-fi
-# Where an owner is set, even to what it is, the engine copies the file up.
-find "$work" ! "(" -user "${{owner%%:*}}" -group "${{owner##*:}}" ")" -exec chown -h "$owner" {{}} +
-"""
-)
-_REPLACE_SCRIPT = (
-    _HOME_SCRIPT
-    + r"""
-rm -rf "$work"
-mkdir -p "$work"
-chown "$owner" "$work"
-"""
-)
-_ANCESTRY_SCRIPT = rf"""
-printf '[safe]\n\tdirectory = *\n' >/tmp/.gitconfig
-export HOME=/tmp GIT_CONFIG_NOSYSTEM=1 GIT_NO_REPLACE_OBJECTS=1 LC_ALL=C
-cd "$1" || exit {_NO_DIRECTORY}
-command -v git >/dev/null || exit {_NO_GIT}
-git rev-parse --verify HEAD || exit {_NO_COMMIT}
-git merge-base --is-ancestor "$2" HEAD
-"""
 
 
 class Prepared(Struct, frozen=True):
@@ -208,7 +141,7 @@ class Images:
 
     def _make(self, spec: SandboxSpec, image: str, base: str, tag: str) -> None:
         user = 0 if spec.as_root else USER_ID
-        script = _SCRUB_SCRIPT if spec.tree_in_image else _REPLACE_SCRIPT
+        script = scripts.SCRUB if spec.tree_in_image else scripts.REPLACE
         container = self._create(base, script, spec.workdir, f"{user}:{user}", HOME)
         try:
             with doing(f"prepare the image {image}"):
@@ -266,13 +199,13 @@ class Images:
 
     def check_ancestry(self, image: str, path: str, base_commit: str) -> None:
         """Raise TaskError unless the repository at `path` of an image is at a commit, or at one made upon it."""
-        container = self._create(image, _ANCESTRY_SCRIPT, path, base_commit)
+        container = self._create(image, scripts.ANCESTRY, path, base_commit)
         try:
             with doing(f"look at the repository of the image {image}"):
                 code, said = self._run(container, image)
         finally:
             owner.remove(self._engine, container)
-        if code in (_NO_DIRECTORY, _NO_GIT, _NO_COMMIT):
+        if code in (scripts.NO_DIRECTORY, scripts.NO_GIT, scripts.NO_COMMIT):
             raise _failure(code, said, image, path)
         if code:
             there = said.split("\n", 1)[0].strip()
@@ -336,9 +269,9 @@ def no_shell(image: str, error: Exception) -> SandboxError:
 
 def _failure(code: int, said: str, image: str, workdir: str) -> TaskError | SandboxError:
     reasons = {
-        _NO_DIRECTORY: f"the image {image} has no directory {workdir}; check the task's workdir and image",
-        _NO_GIT: f"the image {image} has a repository at {workdir} but no git to look at it with",
-        _NO_COMMIT: f"the repository at {workdir} of the image {image} has no commit; it is not usable",
+        scripts.NO_DIRECTORY: f"the image {image} has no directory {workdir}; check the task's workdir and image",
+        scripts.NO_GIT: f"the image {image} has a repository at {workdir} but no git to look at it with",
+        scripts.NO_COMMIT: f"the repository at {workdir} of the image {image} has no commit; it is not usable",
     }
     if code in reasons:
         return TaskError(reasons[code])

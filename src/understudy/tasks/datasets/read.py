@@ -135,7 +135,7 @@ def _parquet(path: Path) -> Iterator[Place]:
     failures: tuple[type[Exception], ...] = (OSError, arrow.ArrowException)
     number = 0
     try:
-        with library.ParquetFile(path) as file:
+        with path.open("rb") as opened, library.ParquetFile(opened) as file:
             for batch in file.iter_batches(batch_size=_BATCH_ROWS):
                 for row in batch.to_pylist():
                     number += 1

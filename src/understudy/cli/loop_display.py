@@ -1,0 +1,129 @@
+"""Live progress of a loop on stderr: a line for each step and evaluation, and below them where it stands."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from understudy.train.loop import Watcher
+
+if TYPE_CHECKING:
+    from understudy.train.evaluate import Evaluation
+    from understudy.train.loop import Loop
+    from understudy.train.state import StepState
+
+_TERMINAL_S = 0.25
+_PLAIN_S = 15.0
+
+
+class LoopDisplay(Watcher):
+    """What a loop tells, as lines of text; thread-safe to read."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Event()
+        self._loop: Loop | None = None
+        self._stage = "starting"
+        self._said: list[str] = []
+        self._lock = threading.Lock()
+
+    def stage(self, text: str) -> None:
+        """Show a stage before the loop begins."""
+        self._stage = text
+        self.changed.set()
+
+    def began(self, loop: Loop) -> None:
+        """See Watcher."""
+        self._loop = loop
+        if loop.state.steps:
+            self._say(f"going on after step {loop.state.done} with {loop.state.version}")
+
+    def stepped(self, step: StepState) -> None:
+        """See Watcher."""
+        report, parts = step.report, [f"step {step.step}: {step.solved}/{step.collected} solved"]
+        if step.weights is not None:
+            parts.append(f"{step.version}, loss {report.get('loss', 0):.4f}")
+            parts.append(f"mismatch {report.get('mismatch_mean', 0):.1e}")
+        else:
+            parts.append("no update: nothing to learn from")
+        if step.staleness:
+            parts.append(f"up to {step.staleness} versions old")
+        parts += [f"{count} {why}" for why, count in step.skipped.items()]
+        parts.append(" + ".join(f"{name} {took:.0f} s" for name, took in step.seconds.items()))
+        self._say(" · ".join(parts))
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """See Watcher."""
+        rate = evaluation.rate
+        self._say(
+            f"held out after step {evaluation.step}: {evaluation.solved}/{evaluation.total} solved, "
+            f"{rate.estimate:.3f} ({rate.low:.3f} to {rate.high:.3f})"
+            + (f" · {evaluation.failed} failed" if evaluation.failed else "")
+        )
+
+    def line(self) -> str:
+        """Where it stands."""
+        return self._stage if self._loop is None else self._loop.line()
+
+    def said(self) -> list[str]:
+        """What is to stay, since the last time."""
+        with self._lock:
+            lines, self._said = self._said, []
+        return lines
+
+    def _say(self, text: str) -> None:
+        with self._lock:
+            self._said.append(text)
+        self.changed.set()
+
+
+@contextmanager
+def display(stream: TextIO) -> Generator[LoopDisplay]:
+    """Show a loop's progress on `stream` while the context is open."""
+    shown, stop = LoopDisplay(), threading.Event()
+    draw = _draw_live if stream.isatty() else _draw_plain
+    thread = threading.Thread(target=draw, args=(shown, stream, stop), name="progress", daemon=True)
+    thread.start()
+    try:
+        yield shown
+    finally:
+        stop.set()
+        shown.changed.set()
+        thread.join()
+
+
+def _draw_live(shown: LoopDisplay, stream: TextIO, stop: threading.Event) -> None:
+    spinner, console = Spinner("dots"), Console(file=stream)
+    with Live(spinner, console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            ending = stop.is_set()
+            for line in shown.said():
+                console.print(Text(line))
+            spinner.update(text=Text(shown.line()))
+            live.refresh()
+            if ending:
+                return
+            stop.wait(_TERMINAL_S)
+
+
+def _draw_plain(shown: LoopDisplay, stream: TextIO, stop: threading.Event) -> None:
+    last = ""
+    while True:
+        ending = stop.is_set()
+        shown.changed.clear()
+        lines = shown.said()
+        now = shown.line()
+        if not lines and not ending and now != last:
+            lines, last = [now], now
+        for line in lines:
+            stream.write(f"{line}\n")
+        stream.flush()
+        if ending:
+            return
+        shown.changed.wait(_PLAIN_S)

@@ -1,0 +1,80 @@
+"""`understudy report`: what a run or a loop came to, as a page, a picture, or lines in the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from understudy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from understudy.report.figures import Figures
+
+_PAGE = "report.html"
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="A run's or a loop's directory, or runs to compare."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE.html", help=f"Where to write it [default: RUN/{_PAGE}]."),
+    ] = None,
+    png: Annotated[
+        bool, typer.Option("--png", help="Also write a picture, beside the page and called as it.")
+    ] = False,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", help="A run's name in the report; once for each, in order.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
+) -> None:
+    """Say whether the policy got better, and whether that is beyond chance.
+
+    Writes one HTML file: solve rates and rewards with 95 % intervals, tokens, turns, tasks, failures by boundary,
+    policy versions, the trainer's numbers. Of runs that are compared the first is the one before. A run that goes
+    on is reported as it stands.
+    """
+    import msgspec
+
+    from understudy.report.html import page
+    from understudy.report.picture import draw
+    from understudy.report.read import read
+
+    figures = read(runs, label or [])
+    target = output if output is not None else runs[-1] / _PAGE
+    if target.is_dir():
+        raise ConfigError(f"--output: {target} is a directory; give a file, as {target / _PAGE}")
+    write_page(target, page(figures))
+    if png:
+        draw(figures, target.with_suffix(".png"))
+    if json_:
+        typer.echo(msgspec.json.encode(figures).decode())
+        return
+    show(figures)
+    typer.echo(f"\nwritten: {target}" + (f", {target.with_suffix('.png')}" if png else ""))
+
+
+def show(figures: Figures) -> None:
+    """Print a report's figures, as wide as the terminal is."""
+    from understudy.cli.transcript import console
+    from understudy.report.terminal import terminal
+
+    out = console()
+    out.print(terminal(figures, width=max(20, min(60, (out.width if out.is_terminal else 100) - 56))))
+
+
+def write_page(path: Path, text: str) -> None:
+    """Put a page in place whole. Raises ConfigError when it cannot be written."""
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another --output") from error
+    finally:
+        fresh.unlink(missing_ok=True)

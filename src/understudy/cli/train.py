@@ -1,0 +1,405 @@
+"""`understudy train`: samples become a better model."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from understudy.cli.train_options import command, filled
+from understudy.errors import ConfigError
+from understudy.train.options import DPOOptions, GRPOOptions, SFTOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Many
+
+    from understudy.train.sequences import Sequence
+
+app = typer.Typer(no_args_is_help=True, help="Train a model on what a run gathered: imitate, prefer, reinforce.")
+
+_Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model's directory, or tiny: the one that comes with us.")
+]
+_From = Annotated[
+    list[Path],
+    typer.Option(
+        "--from", metavar="DIR", help="What to learn from: a run's output, or an export. Can be given again."
+    ),
+]
+_Output = Annotated[
+    Path, typer.Option("--output", "-o", metavar="DIR", help="The directory of the new model; must be empty.")
+]
+_Run = Annotated[str | None, typer.Option("--run", help="Rollouts of which run only.")]
+_Roles = Annotated[
+    str | None,
+    typer.Option(
+        help="Only calls of these roles: main, subagent, compaction, auxiliary [default: main,subagent]."
+    ),
+]
+_Suspicious = Annotated[
+    bool, typer.Option("--include-suspicious", help="Also rollouts whose patch may deceive the grader.")
+]
+_Config = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE.toml", help="Options from a table [sft], [dpo] or [grpo].")
+]
+_Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in DIR.")]
+_Checkpoint = Annotated[
+    Path | None, typer.Option("--checkpoint", metavar="DIR", help="Go on from this checkpoint.")
+]
+_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the model, or the training, in DIR.")]
+_SaveSteps = Annotated[
+    int, typer.Option("--save-steps", min=0, help="Optimizer steps between checkpoints [default: an epoch].")
+]
+_Track = Annotated[
+    str, typer.Option("--track", metavar="auto|none|NAME,…", help="Also tell tensorboard, wandb, mlflow.")
+]
+_Engine = Annotated[str, typer.Option("--engine", metavar="trl|llamafactory", help="What trains.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the summary.")]
+
+
+def sft(
+    *,
+    model: _Model,
+    from_: _From,
+    output: _Output,
+    run: _Run = None,
+    roles: _Roles = None,
+    threshold: Annotated[
+        float, typer.Option("--threshold", help="The least reward of a rollout that is imitated.")
+    ] = 1.0,
+    include_suspicious: _Suspicious = False,
+    config: _Config = None,
+    resume: _Resume = False,
+    checkpoint: _Checkpoint = None,
+    overwrite: _Overwrite = False,
+    save_steps: _SaveSteps = 0,
+    track: _Track = "auto",
+    engine: _Engine = "trl",
+    json_: _Json = False,
+    options: dict[str, Any],
+) -> None:
+    """Imitate what solved the tasks: the loss is on the sampled tokens alone.
+
+    From a run's output, or an export in the format trl-tokens, with the tokens as they were sampled; from an
+    export in the format trl-sft by the model's own chat template.
+    """
+    from understudy.cli.loop import model_directory
+
+    settings = filled(SFTOptions, options, config, "sft")
+    directory = model_directory(model)
+    if engine == "llamafactory":
+        _by_llamafactory(directory, from_, output, settings, run, roles, include_suspicious, json_)
+        return
+    if engine != "trl":
+        raise ConfigError(f"--engine: {engine!r} is none of trl, llamafactory")
+    from understudy.train import metrics
+    from understudy.train.extra import FULL, need
+    from understudy.train.places import claim
+
+    need(*FULL)
+    trackers = metrics.chosen(track)
+    left_out = Counter[str]()
+    sequences = _imitated(directory, from_, run, roles, threshold, include_suspicious, left_out)
+    claim(output, resume=resume or checkpoint is not None, overwrite=overwrite)
+    from understudy.train.sft import train_sft
+    from understudy.train.through_trl import Course
+
+    with _Steps("sft") as steps:
+        trained = train_sft(
+            directory,
+            sequences,
+            output,
+            settings,
+            Course(
+                resume=checkpoint or resume,
+                trackers=trackers,
+                told=steps,
+                save_steps=save_steps,
+                left_out=left_out,
+            ),
+        )
+    if json_:
+        _print_json(trained)
+        return
+    _tell_left_out(trained.left_out)
+    typer.echo(
+        f"{trained.output}: learned {trained.tokens} sampled tokens of {trained.rows} sequences in "
+        f"{trained.steps} steps, {trained.seconds:.0f} s; loss {trained.first_loss:.4f} → {trained.last_loss:.4f}"
+    )
+
+
+def dpo(
+    *,
+    model: _Model,
+    from_: _From,
+    output: _Output,
+    run: _Run = None,
+    include_suspicious: _Suspicious = False,
+    config: _Config = None,
+    resume: _Resume = False,
+    checkpoint: _Checkpoint = None,
+    overwrite: _Overwrite = False,
+    save_steps: _SaveSteps = 0,
+    track: _Track = "auto",
+    json_: _Json = False,
+    options: dict[str, Any],
+) -> None:
+    """Prefer what solved a task to what did not, where two rollouts of it first did something else.
+
+    From a run's output, or an export in the format trl-dpo, which may also hold what teachers prefer.
+    """
+    from understudy.cli.loop import model_directory
+    from understudy.train import metrics
+    from understudy.train.extra import FULL, need
+    from understudy.train.places import claim
+
+    settings = filled(DPOOptions, options, config, "dpo")
+    need(*FULL)
+    trackers = metrics.chosen(track)
+    left_out = Counter[str]()
+    from understudy.train.dpo import preferences, train_dpo
+    from understudy.train.through_trl import Course
+
+    directory = model_directory(model)
+    pairs = preferences(from_, directory, run=run, include_suspicious=include_suspicious, left_out=left_out)
+    claim(output, resume=resume or checkpoint is not None, overwrite=overwrite)
+    with _Steps("dpo") as steps:
+        trained = train_dpo(
+            directory,
+            pairs,
+            output,
+            settings,
+            Course(
+                resume=checkpoint or resume,
+                trackers=trackers,
+                told=steps,
+                save_steps=save_steps,
+                left_out=left_out,
+            ),
+        )
+    if json_:
+        _print_json(trained)
+        return
+    _tell_left_out(trained.left_out)
+    typer.echo(
+        f"{trained.output}: learned {trained.rows} pairs in {trained.steps} steps, {trained.seconds:.0f} s; "
+        f"loss {trained.first_loss:.4f} → {trained.last_loss:.4f}"
+    )
+
+
+def grpo(
+    *,
+    model: _Model,
+    from_: _From,
+    output: _Output,
+    run: _Run = None,
+    roles: _Roles = None,
+    include_suspicious: _Suspicious = False,
+    groups_per_update: Annotated[
+        int, typer.Option("--groups-per-update", min=0, help="Groups that make one update [default: all].")
+    ] = 0,
+    config: _Config = None,
+    resume: _Resume = False,
+    checkpoint: _Checkpoint = None,
+    overwrite: _Overwrite = False,
+    save_steps: Annotated[
+        int, typer.Option("--save-steps", min=0, help="Updates between checkpoints [default: none].")
+    ] = 0,
+    track: _Track = "auto",
+    json_: _Json = False,
+    options: dict[str, Any],
+) -> None:
+    """Make what did better than its group likelier, and what did worse unlikelier, by the exact tokens.
+
+    From a run's output, or an export in the format trl-tokens, with token ids and logprobs.
+    """
+    from understudy.cli.loop import model_directory
+    from understudy.train import metrics
+    from understudy.train.data import groups
+    from understudy.train.extra import need
+    from understudy.train.places import claim
+    from understudy.train.vocabulary import check_vocabulary_of
+
+    settings = filled(GRPOOptions, options, config, "grpo")
+    need()
+    trackers = metrics.chosen(track)
+    directory = model_directory(model)
+    check_vocabulary_of(from_, directory)
+    left_out = Counter[str]()
+    read = groups(
+        from_,
+        run=run,
+        roles=_roles(roles),
+        include_suspicious=include_suspicious,
+        logprobs=settings.correction != "none",
+        left_out=left_out,
+    )
+    found = list(read)
+    claim(output, resume=resume or checkpoint is not None, overwrite=overwrite)
+    from understudy.train.grpo import train_grpo
+
+    with _Steps("grpo") as steps:
+        made = train_grpo(
+            directory,
+            found,
+            output,
+            settings,
+            groups_per_update=groups_per_update,
+            left_out=left_out,
+            resume=checkpoint or resume,
+            trackers=trackers,
+            told=lambda report, of: steps(
+                report.step, of, {"reward": report.reward_mean, "loss": report.loss, "grad_norm": report.grad_norm}
+            ),
+            save_steps=save_steps,
+        )
+    if json_:
+        _print_json(made)
+        return
+    _tell_left_out(made.left_out)
+    for why, count in made.skipped.items():
+        typer.echo(f"skipped: {count} {why}", err=True)
+    typer.echo(
+        f"{made.output}: {made.updated} of {made.updates} updates over {made.groups} groups learned from "
+        f"{made.tokens} sampled tokens, {made.seconds:.0f} s; logprobs differ from those sampled with by "
+        f"{made.mismatch_mean:.2g} (at most {made.mismatch_max:.2g})"
+    )
+
+
+def _by_llamafactory(
+    model: Path,
+    sources: Many[Path],
+    output: Path,
+    settings: SFTOptions,
+    run: str | None,
+    roles: str | None,
+    include_suspicious: bool,
+    as_json: bool,
+) -> None:
+    from understudy.train.engines import llamafactory
+
+    trained = llamafactory.train(
+        model,
+        sources,
+        output,
+        settings,
+        run=run,
+        roles=_roles(roles),
+        include_suspicious=include_suspicious,
+        told=lambda line: typer.echo(line, err=True),
+    )
+    if as_json:
+        _print_json(trained)
+        return
+    _tell_left_out(trained.left_out)
+    typer.echo(
+        f"{trained.output}: LLaMA-Factory learned {trained.rows} conversations in {trained.steps} steps, "
+        f"{trained.seconds:.0f} s; loss {trained.first_loss:.4f} → {trained.last_loss:.4f}"
+    )
+
+
+def _imitated(
+    model: Path,
+    sources: Many[Path],
+    run: str | None,
+    roles: str | None,
+    threshold: float,
+    include_suspicious: bool,
+    left_out: Counter[str],
+) -> list[Sequence]:
+    """The sequences to imitate, from stores and exports. Raises ConfigError when there are none."""
+    from understudy.train.data import format_of, groups, told
+    from understudy.train.vocabulary import check_vocabulary_of
+
+    found: list[Sequence] = []
+    exact: list[Path] = []
+    for source in sources:
+        if format_of(source) == "trl-sft":
+            from understudy.train.rendered import sequences_of_export
+
+            found += sequences_of_export(source, model, left_out)
+        else:
+            exact.append(source)
+    check_vocabulary_of(exact, model)
+    read = groups(
+        exact,
+        run=run,
+        roles=_roles(roles),
+        include_suspicious=include_suspicious,
+        logprobs=False,
+        left_out=left_out,
+    )
+    for group in read:
+        for rollout in group.rollouts:
+            if rollout.reward >= threshold:
+                found += rollout.sequences
+            else:
+                left_out[f"rollouts with a reward below {threshold:g}"] += 1
+    if not found:
+        raise ConfigError(f"there is nothing to imitate in {_names(sources)}; left out: {told(left_out)}")
+    return found
+
+
+def _roles(said: str | None) -> Any:
+    from understudy.export.corpus import WORK
+    from understudy.trajectory.roles import ROLES
+
+    if said is None:
+        return WORK
+    names = tuple(part.strip() for part in said.split(",") if part.strip())
+    if unknown := [name for name in names if name not in ROLES]:
+        raise ConfigError(f"--roles: {unknown[0]!r} is none of {', '.join(ROLES)}")
+    return names
+
+
+def _names(sources: Many[Path]) -> str:
+    return ", ".join(map(str, sources))
+
+
+def _print_json(what: Any) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.encode(what).decode())
+
+
+def _tell_left_out(left_out: dict[str, int]) -> None:
+    for why, count in left_out.items():
+        typer.echo(f"left out: {count} {why}", err=True)
+
+
+class _Steps:
+    """Progress on stderr: a line that is redrawn on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._terminal = sys.stderr.isatty()
+        self._told = 0
+
+    def __enter__(self) -> _Steps:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._terminal:
+            sys.stderr.write("\n")
+
+    def __call__(self, step: int, of: int, numbers: dict[str, float]) -> None:
+        """Show a step."""
+        shown = " · ".join(
+            f"{name} {numbers[name]:.4g}" for name in ("reward", "loss", "grad_norm") if name in numbers
+        )
+        line = f"{self._name}: step {step} of {of} · {shown}"
+        if self._terminal:
+            sys.stderr.write(f"\r\x1b[K{line}")
+            sys.stderr.flush()
+        elif step == of or step * 20 // max(of, 1) > self._told:
+            self._told = step * 20 // max(of, 1)
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+
+
+app.command("sft", short_help="Imitate what solved the tasks.")(command(sft, SFTOptions))
+app.command("dpo", short_help="Prefer what solved a task to what did not.")(command(dpo, DPOOptions))
+app.command("grpo", short_help="Reinforce what did better than its group.")(command(grpo, GRPOOptions))

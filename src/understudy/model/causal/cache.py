@@ -1,0 +1,184 @@
+"""Keys and values: of the sequences that are being decoded, in slots, and of those that may be gone on from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from msgspec import Struct
+from transformers.cache_utils import Cache
+
+_STEP = 256
+"""By how many tokens slots grow at least."""
+
+Ids = npt.NDArray[np.int32]
+
+
+class Kept(Struct, frozen=True):
+    """Keys and values of `ids` under the weights `owner`: a pair of [heads, tokens, size] a layer."""
+
+    owner: str
+    ids: Ids
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(part.numel() * part.element_size() for pair in self.layers for part in pair)
+
+
+class Slots(Cache):
+    """What `transformers` sees as its cache: row i of each layer's tensors is the sequence in slot i.
+
+    Tokens stand from the left; what is behind a sequence's end is whatever was there, and is masked. Before each
+    forward `aim` says which rows it is of and where their new tokens go.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._rows = self._capacity = 0
+        self._aim: tuple[Sequence[int], Sequence[int], int] = ((), (), 0)
+        self._where: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def reserve(self, rows: int, length: int) -> None:
+        """Make room for sequences of `length` tokens in the first `rows` slots."""
+        if rows <= self._rows and length <= self._capacity:
+            return
+        self._rows = max(rows, self._rows)
+        if length > self._capacity:
+            self._capacity = max(length, min(2 * self._capacity, self._capacity + 8 * _STEP))
+            self._capacity = -(-self._capacity // _STEP) * _STEP
+        self._pairs = [(self._grown(keys), self._grown(values)) for keys, values in self._pairs]
+
+    def aim(self, rows: Sequence[int], starts: Sequence[int], length: int) -> None:
+        """The next forward has `length` new tokens for each of `rows`; they stand from `starts` on.
+
+        Several rows get one token each.
+        """
+        self._aim = (rows, starts, length)
+        self._where = None if len(rows) == 1 else (torch.tensor(rows), torch.tensor(starts))
+
+    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take up a layer's new keys and values; all of the rows' from their beginning."""
+        while len(self._pairs) <= layer_idx:
+            self._pairs.append((self._empty(key_states), self._empty(value_states)))
+        keys, values = self._pairs[layer_idx]
+        rows, starts, length = self._aim
+        end = max(starts) + length
+        if self._where is None:
+            row, start = rows[0], starts[0]
+            keys[row, :, start:end] = key_states[0]
+            values[row, :, start:end] = value_states[0]
+            return keys[row : row + 1, :, :end], values[row : row + 1, :, :end]
+        where, at = self._where
+        keys[where, :, at] = key_states[:, :, 0]
+        values[where, :, at] = value_states[:, :, 0]
+        if list(rows) == list(range(len(rows))):
+            return keys[: len(rows), :, :end], values[: len(rows), :, :end]
+        return keys[where, :, :end], values[where, :, :end]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """How many tokens came before those of the next forward."""
+        return max(self._aim[1], default=0)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy a sequence of so many tokens into another slot."""
+        for pair in self._pairs:
+            for tensor in pair:
+                tensor[target, :, :length] = tensor[source, :, :length]
+
+    def take(self, row: int, owner: str, ids: Ids) -> Kept:
+        """A copy of the sequence in a slot, whose tokens are `ids`."""
+        length = len(ids)
+        return Kept(
+            owner,
+            ids,
+            [(keys[row, :, :length].clone(), values[row, :, :length].clone()) for keys, values in self._pairs],
+        )
+
+    def put(self, row: int, kept: Kept, length: int) -> None:
+        """Lay the first `length` tokens of what was kept into a slot."""
+        while len(self._pairs) < len(kept.layers):
+            keys, values = kept.layers[len(self._pairs)]
+            self._pairs.append((self._empty(keys.unsqueeze(0)), self._empty(values.unsqueeze(0))))
+        for (keys, values), (kept_keys, kept_values) in zip(self._pairs, kept.layers, strict=True):
+            keys[row, :, :length] = kept_keys[:, :length]
+            values[row, :, :length] = kept_values[:, :length]
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        self._pairs = []
+        self._rows = self._capacity = 0
+
+    def _empty(self, like: torch.Tensor) -> torch.Tensor:
+        _, heads, _, size = like.shape
+        return like.new_zeros((self._rows, heads, self._capacity, size))
+
+    def _grown(self, old: torch.Tensor) -> torch.Tensor:
+        new = self._empty(old)
+        new[: old.shape[0], :, : old.shape[2]] = old
+        return new
+
+
+class Prefixes:
+    """Sequences that were decoded lately, so that what begins as they do need not be computed again.
+
+    They take at most about `limit` bytes; those that were of no use for longest go first.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._size = 0
+        self._kept: list[Kept] = []  # the latest used last
+
+    def find(self, owner: str, ids: Ids) -> tuple[Kept | None, int]:
+        """What has the longest beginning in common with `ids`, and how many tokens that is."""
+        best, length = None, 0
+        for kept in self._kept:
+            if kept.owner == owner and (same := common(kept.ids, ids)) > length:
+                best, length = kept, same
+        if best is not None:
+            self._remove(best)
+            self._add(best)
+        return best, length
+
+    def keep(self, kept: Kept) -> None:
+        """Remember a sequence; those that it begins with are forgotten for it."""
+        if kept.size > self._limit:
+            return
+        for other in [one for one in self._kept if one.owner == kept.owner]:
+            same = common(other.ids, kept.ids)
+            if same == len(kept.ids):
+                return
+            if same == len(other.ids):
+                self._remove(other)
+        self._add(kept)
+        while self._size > self._limit:
+            self._remove(self._kept[0])
+
+    def clear(self, owner: str | None = None) -> None:
+        """Forget all sequences, or those under the weights of `owner`."""
+        for kept in [one for one in self._kept if owner is None or one.owner == owner]:
+            self._remove(kept)
+
+    def _add(self, kept: Kept) -> None:
+        self._kept.append(kept)
+        self._size += kept.size
+
+    def _remove(self, kept: Kept) -> None:
+        self._kept = [one for one in self._kept if one is not kept]
+        self._size -= kept.size
+
+
+def common(a: Ids, b: Ids) -> int:
+    """How many tokens two sequences begin with in common."""
+    size = min(len(a), len(b))
+    differs = a[:size] != b[:size]
+    first = int(differs.argmax()) if size else 0
+    return first if size and differs[first] else size

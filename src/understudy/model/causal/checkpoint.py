@@ -1,0 +1,172 @@
+"""A model's directory, as HuggingFace lays it out, as a module that can be asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import transformers
+from msgspec import Struct
+
+from understudy.errors import ConfigError
+from understudy.model.causal.cache import Slots
+from understudy.model.causal.tokenizer import CausalTokenizer
+
+_library: Any = transformers  # whose types say nothing
+_PROBE = 6
+"""Tokens of the little sequence by which a module is tried."""
+
+
+class Checkpoint(Struct, frozen=True):
+    """What a directory holds beside its weights.
+
+    `context` is the number of tokens that the model was made for, `ends` are the tokens that end a turn, and
+    `vocabulary` is the number of rows of its embedding.
+    """
+
+    directory: Path
+    tokenizer: CausalTokenizer
+    context: int
+    ends: frozenset[int]
+    vocabulary: int
+
+
+def read_checkpoint(directory: Path) -> Checkpoint:
+    """All of a model's directory but its weights. Raises ConfigError saying what is missing or does not fit."""
+    config = read_config(directory)
+    tokenizer = CausalTokenizer(directory)
+    vocabulary: int = config.vocab_size
+    if len(tokenizer.token_bytes) > vocabulary:
+        raise ConfigError(
+            f"the tokenizer in {directory} has {len(tokenizer.token_bytes)} tokens, but the model only knows "
+            f"{vocabulary} (vocab_size in config.json): they belong to different models"
+        )
+    ends = {tokenizer.end_id} if tokenizer.end_id >= 0 else set[int]()
+    for settings in (_json(directory / "generation_config.json"), config.to_dict()):
+        value = settings.get("eos_token_id")
+        ends.update(cast("list[int]", value) if isinstance(value, list) else [] if value is None else [value])
+    if not ends:
+        raise ConfigError(
+            f"{directory} says nowhere which token ends a turn; give eos_token_id in its generation_config.json"
+        )
+    context = getattr(config, "max_position_embeddings", None)
+    if not isinstance(context, int) or context < 1:
+        raise ConfigError(f"{directory / 'config.json'} has no max_position_embeddings: the context is not known")
+    return Checkpoint(directory, tokenizer, context, frozenset(ends), vocabulary)
+
+
+def read_config(directory: Path) -> Any:
+    """The configuration of the model in a directory. Raises ConfigError for one that cannot be served here."""
+    if not (directory / "config.json").is_file():
+        what = "has no config.json" if directory.is_dir() else "is no directory"
+        raise ConfigError(f"{directory} {what}; expected a model's directory as save_pretrained writes it")
+    _json(directory / "config.json")
+    try:
+        config: Any = _library.AutoConfig.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # the library raises whatever it met
+        raise ConfigError(f"{directory / 'config.json'} is of no model that can be read: {error}") from error
+    if type(config) not in _library.AutoModelForCausalLM._model_mapping:
+        raise ConfigError(
+            f"{directory} holds a model of type {config.model_type!r}, which is no causal language model; "
+            "give one that writes text"
+        )
+    kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
+    if kinds - {"full_attention"} or (getattr(config, "sliding_window", None) and not kinds):
+        raise ConfigError(
+            f"{directory} holds a model with {', '.join(sorted(kinds)) or 'sliding window'} layers; the embedded "
+            "server knows full attention only, serve this one with vLLM"
+        )
+    return config
+
+
+def load_model(directory: Path, *, device: str = "cpu") -> Any:
+    """The module of a directory's weights, in float32 on the CPU and in bfloat16 on a GPU, ready to be asked.
+
+    Raises ConfigError when there are none, when they are not those of the configuration, or when the model does
+    not compute with a cache what it computes without.
+    """
+    config = read_config(directory)
+    _library.logging.disable_progress_bar()
+    try:
+        module, told = cast(
+            "tuple[Any, dict[str, Any]]",
+            _library.AutoModelForCausalLM.from_pretrained(
+                directory,
+                config=config,
+                dtype=torch.float32 if device == "cpu" else torch.bfloat16,
+                attn_implementation="sdpa",
+                local_files_only=True,
+                output_loading_info=True,
+            ),
+        )
+    except Exception as error:  # the library, and those below it, raise whatever they met
+        raise ConfigError(f"the weights in {directory} cannot be loaded: {error}") from error
+    for what in ("missing_keys", "mismatched_keys"):
+        if told.get(what):
+            names = ", ".join(sorted(str(name) for name in told[what])[:5])
+            raise ConfigError(f"the weights in {directory} are not those of its config.json: {what}: {names}")
+    module = module.to(device).eval().requires_grad_(False)
+    _try(directory, module)
+    return module
+
+
+def forward(
+    module: Any, slots: Slots, tokens: list[list[int]], rows: list[int], starts: list[int]
+) -> torch.Tensor:
+    """The logits [rows, vocabulary] behind `tokens[i]`, which follow `starts[i]` others in slot `rows[i]`.
+
+    Several rows get one token each. The slots must have room, and torch be in inference mode.
+    """
+    device = next(module.parameters()).device
+    length = len(tokens[0])
+    first = torch.tensor(starts, device=device)
+    positions = first.unsqueeze(-1) + torch.arange(length, device=device)
+    keys = torch.arange(max(starts) + length, device=device)
+    mask = (keys <= positions.unsqueeze(-1)).unsqueeze(1)  # [rows, 1, length, keys]
+    slots.aim(rows, starts, length)
+    answer = module(
+        input_ids=torch.tensor(tokens, device=device),
+        attention_mask=mask,
+        position_ids=positions,
+        past_key_values=slots,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    return answer.logits[:, -1]
+
+
+@torch.inference_mode()
+def _try(directory: Path, module: Any) -> None:
+    """Raise ConfigError unless the model says with our cache what it says without."""
+    tokens = [index % module.config.vocab_size for index in range(1, _PROBE + 1)]
+    slots = Slots()
+    slots.reserve(2, _PROBE)
+    try:
+        plain = module(input_ids=torch.tensor([tokens], device=module.device), use_cache=False).logits[0, -1]
+        forward(module, slots, [tokens[:-2]], [1], [0])
+        slots.move(1, 0, _PROBE - 2)
+        forward(module, slots, [tokens[-2:-1]] * 2, [0, 1], [_PROBE - 2] * 2)
+        cached = forward(module, slots, [tokens[-1:]] * 2, [0, 1], [_PROBE - 1] * 2)
+    except Exception as error:  # a model of any architecture may trip over anything
+        raise ConfigError(f"the model in {directory} cannot be asked with a cache: {error}") from error
+    size = 1.0 + plain.abs().max().item()
+    # What is not finite is told by the requests that meet it.
+    if (cached - plain).abs().max().item() > (1e-3 if plain.dtype == torch.float32 else 5e-2) * size:
+        raise ConfigError(
+            f"the model in {directory} answers with a cache of keys and values otherwise than without: its "
+            "architecture is not one that the embedded server can serve; serve it with vLLM"
+        )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        content: Any = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; expected a JSON object") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds no JSON object")
+    return cast("dict[str, Any]", content)

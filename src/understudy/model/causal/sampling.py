@@ -1,0 +1,130 @@
+"""How a token is drawn from a model's logits, and with which probability it was."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from msgspec import Struct
+
+from understudy.errors import BackendError
+
+
+class Drawing(Struct, frozen=True, kw_only=True):
+    """The parameters of one request, with vLLM's names and meanings; None for what is not wanted.
+
+    Biases, then penalties change the logits, `temperature` divides them (0: the likeliest token is taken), then
+    `min_p`, `top_k` and `top_p` cut the unlikely ones off.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+
+    @property
+    def cuts(self) -> bool:
+        """Whether some tokens cannot be drawn."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @property
+    def weighs(self) -> bool:
+        """Whether the logits are changed by what was said before, or by the request."""
+        return bool(
+            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1 or self.logit_bias
+        )
+
+
+def chance(seed: int | None, prompt: Sequence[int]) -> random.Random:
+    """The source of a request's randomness: of its seed and its prompt, or of the machine's where it has no seed.
+
+    The prompt is in it since all calls of a rollout come with one seed, and are to be drawn independently.
+    """
+    if seed is None:
+        return random.Random(random.SystemRandom().getrandbits(64))
+    content = array("q", prompt).tobytes()
+    return random.Random(hashlib.sha256(b"%d:" % seed + content).digest())
+
+
+def draw(
+    logits: torch.Tensor,
+    drawings: Sequence[Drawing],
+    positions: Sequence[float],
+    said: Sequence[tuple[Sequence[int], Sequence[int]]],
+) -> list[tuple[int, float]]:
+    """A token for each row of `logits` [rows, vocabulary], and the natural logarithm of its probability.
+
+    `positions[i]` in [0, 1) says where in the distribution the token of row i is taken; `said[i]` are the prompt
+    and the completion so far. The probability is that of the distribution that was drawn from, after temperature
+    and cut-offs; where the likeliest token was taken, it is the model's own, at temperature 1.
+
+    Raises BackendError where a row has no finite probabilities.
+    """
+    logits = logits.float()
+    for row, drawing in enumerate(drawings):
+        if drawing.weighs:
+            logits[row] = _weighed(logits[row], drawing, *said[row])
+    # The temperature 0 of vLLM: the likeliest, and the probability that the model itself gives it.
+    heat = torch.tensor([[one.temperature or 1.0] for one in drawings], device=logits.device)
+    logprobs = torch.log_softmax(logits / heat, dim=-1)
+    for row, drawing in enumerate(drawings):
+        if drawing.cuts and drawing.temperature:
+            logprobs[row] = _cut(logprobs[row], drawing)
+    sums = logprobs.double().exp().cumsum(dim=-1)
+    where = torch.tensor(positions, dtype=torch.float64, device=logits.device).unsqueeze(-1) * sums[:, -1:]
+    # right: a token of probability 0, whose sum is that before it, is never met.
+    drawn = torch.searchsorted(sums, where, right=True).squeeze(-1)
+    likeliest = logits.argmax(dim=-1)
+    greedy = torch.tensor([one.temperature == 0 for one in drawings], device=logits.device)
+    ids = torch.where(greedy, likeliest, drawn.clamp(max=logits.shape[-1] - 1))
+    chosen = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+    found = cast("list[int]", ids.tolist())  # pyright: ignore[reportUnknownMemberType]
+    chances = cast("list[float]", chosen.tolist())  # pyright: ignore[reportUnknownMemberType]
+    if not all(map(math.isfinite, chances)):
+        raise BackendError("the model's weights give no finite probabilities; load others", status=500)
+    return [(id_, min(logprob, 0.0)) for id_, logprob in zip(found, chances, strict=True)]
+
+
+def _weighed(logits: torch.Tensor, drawing: Drawing, prompt: Sequence[int], said: Sequence[int]) -> torch.Tensor:
+    logits = logits.clone()
+    for id_, bias in (drawing.logit_bias or {}).items():
+        if id_ < len(logits):
+            logits[id_] += bias
+    if drawing.repetition_penalty != 1:
+        seen = torch.tensor(sorted({*prompt, *said}), device=logits.device)
+        values = logits[seen]
+        rate = drawing.repetition_penalty
+        logits[seen] = torch.where(values > 0, values / rate, values * rate)
+    counts = Counter(said)
+    if counts and (drawing.presence_penalty or drawing.frequency_penalty):
+        ids = torch.tensor(list(counts), device=logits.device)
+        times = torch.tensor([float(count) for count in counts.values()], device=logits.device)
+        logits[ids] -= drawing.presence_penalty + drawing.frequency_penalty * times
+    return logits
+
+
+def _cut(logprobs: torch.Tensor, drawing: Drawing) -> torch.Tensor:
+    """The distribution without its unlikely tokens, normalised anew; the likeliest always stays."""
+    if drawing.min_p > 0:
+        limit = logprobs.max() + math.log(drawing.min_p)
+        logprobs = logprobs.masked_fill(logprobs < limit, -math.inf).log_softmax(dim=-1)
+    if 0 < drawing.top_k < len(logprobs):
+        limit = logprobs.topk(drawing.top_k).values[-1]
+        logprobs = logprobs.masked_fill(logprobs < limit, -math.inf).log_softmax(dim=-1)
+    if drawing.top_p < 1:
+        ordered, order = logprobs.sort(descending=True, stable=True)
+        before = ordered.double().exp().cumsum(dim=-1) - ordered.double().exp()
+        gone = before >= drawing.top_p
+        gone[0] = False
+        logprobs = logprobs.index_fill(0, order[gone], -math.inf).log_softmax(dim=-1)
+    return logprobs

@@ -1,0 +1,29 @@
+"""The name of weights that were given none: a hash of what is in their directory."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from understudy.errors import ConfigError
+
+_BLOCK = 1 << 20
+_FILES = ("config.json", "tokenizer.json", "chat_template.jinja", "*.safetensors", "*.bin")
+
+
+def fingerprint(directory: Path) -> str:
+    """Twelve hex digits that follow from the content of a model's files. Raises ConfigError where it is none."""
+    if not (directory / "config.json").is_file():
+        what = "has no config.json" if directory.is_dir() else "is no directory"
+        raise ConfigError(f"{directory} {what}; expected a model's directory as save_pretrained writes it")
+    content = hashlib.sha256()
+    for pattern in _FILES:
+        for path in sorted(directory.glob(pattern)):
+            content.update(f"\0{path.name}\0".encode())
+            try:
+                with path.open("rb") as file:
+                    while block := file.read(_BLOCK):
+                        content.update(block)
+            except OSError as error:
+                raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    return content.hexdigest()[:12]

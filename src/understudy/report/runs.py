@@ -1,0 +1,229 @@
+"""A run's store in figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
+
+from msgspec import Struct
+
+from understudy.report.chance import Tried, difference, mean, rate
+from understudy.report.figures import BoundaryRow, Headline, Point, TaskRow, VersionRow
+from understudy.store.outcomes import AttemptFault, Outcome, VersionUse
+from understudy.store.store import Store
+from understudy.types import Run
+
+_SOLVED = 1.0
+_REASONS = 12
+
+
+class Gathered(Struct, frozen=True, kw_only=True):
+    """All of one run: its point, what became of each task, and what is summed up over several runs.
+
+    In `strict` no suspicious patch counts as solved.
+    """
+
+    point: Point
+    about: dict[str, str]
+    tasks: dict[str, Tried]
+    strict: dict[str, Tried]
+    turns: dict[str, float]
+    faults: list[AttemptFault]
+    unsolved: Counter[str]
+    versions: list[VersionUse]
+    notes: tuple[str, ...] = ()
+
+
+def gather(directory: Path, label: str, *, step: int | None = None, version: str | None = None) -> Gathered:
+    """The newest run of the store in `directory`. Raises StoreError where there is no store that can be read.
+
+    A store without a run gives a point without rollouts.
+    """
+    with Store.open(directory, create=False) as store:
+        runs = store.runs()
+        run = runs[-1] if runs else None
+        found = store.outcomes(run.id) if run else []
+        faults = store.faults(run.id) if run else []
+        versions = store.versions(run.id) if run else []
+        counts = store.counts(run.id) if run else None
+    graded = [outcome for outcome in found if outcome.reward is not None]
+    solved = [outcome for outcome in graded if _solves(outcome)]
+    tasks = {task: _tried(outcomes, _solves) for task, outcomes in _by_task(graded)}
+    known = [use.version for use in versions if use.version is not None]
+    notes = (
+        [f"{directory}: the store holds {len(runs)} runs; this is the newest, {runs[-1].id}"] if runs[1:] else []
+    )
+    if run is None:
+        notes.append(f"{directory}: the store holds no run yet")
+    point = Point(
+        label=label,
+        step=step,
+        version=version or (known[-1] if known else None),
+        directory=str(directory),
+        solved=len(solved),
+        unsolved=len(graded) - len(solved),
+        suspicious=sum(outcome.integrity == "suspicious" for outcome in graded),
+        suspicious_solved=sum(outcome.integrity == "suspicious" for outcome in solved),
+        failed=sum(outcome.status == "failed" and outcome.reward is None for outcome in found),
+        pending=sum(outcome.status not in ("succeeded", "failed", "cancelled") for outcome in found),
+        timeouts=sum(outcome.ended == "timeout" for outcome in graded),
+        solve_rate=rate(list(tasks.values())),
+        reward=mean([outcome.reward for outcome in graded if outcome.reward is not None]),
+        turns=mean([float(outcome.turns) for outcome in graded]),
+        sampled=mean([float(outcome.completion_tokens) for outcome in graded]),
+        seconds=mean([outcome.seconds for outcome in graded if outcome.seconds is not None]),
+        calls=counts.calls if counts else 0,
+        prompt_tokens=counts.prompt_tokens if counts else 0,
+        completion_tokens=counts.completion_tokens if counts else 0,
+        cost_usd=counts.cost_usd if counts else 0.0,
+    )
+    return Gathered(
+        point=point,
+        about=_about(run) if run else {},
+        tasks=tasks,
+        strict={task: _tried(outcomes, _solves_cleanly) for task, outcomes in _by_task(graded)},
+        turns={task: fmean(outcome.turns for outcome in outcomes) for task, outcomes in _by_task(graded)},
+        faults=faults,
+        unsolved=Counter(outcome.reason or "no reason given" for outcome in graded if not _solves(outcome)),
+        versions=versions,
+        notes=tuple(notes),
+    )
+
+
+def headline(first: Gathered, last: Gathered) -> Headline | None:
+    """The first beside the last; None while one of them has nothing graded."""
+    found, strict = difference(first.tasks, last.tasks), difference(first.strict, last.strict)
+    if found is None or strict is None:
+        return None
+    return Headline(before=first.point, after=last.point, difference=found, strict=strict)
+
+
+def task_rows(gathered: Sequence[Gathered]) -> tuple[TaskRow, ...]:
+    """A row for each task of any of the runs, with what became of it in each; most gained first."""
+    names = {task for one in gathered for task in one.tasks}
+    rows = [
+        TaskRow(
+            task_id=task,
+            tried=tuple(
+                (one.tasks[task].solved, one.tasks[task].graded) if task in one.tasks else (0, 0)
+                for one in gathered
+            ),
+            turns=gathered[-1].turns.get(task),
+        )
+        for task in names
+    ]
+    return tuple(sorted(rows, key=lambda row: (-gain(row), -_share(row.tried[-1]), row.task_id)))
+
+
+def gain(row: TaskRow) -> float:
+    """How much more of a task was solved in the last point than in the first; 0.0 where one did not grade it."""
+    first, last = row.tried[0], row.tried[-1]
+    return _share(last) - _share(first) if first[1] and last[1] else 0.0
+
+
+def boundary_rows(gathered: Iterable[Gathered]) -> tuple[BoundaryRow, ...]:
+    """The faults of several runs by boundary, the most frequent first."""
+    met: Counter[str] = Counter()
+    given_up: Counter[str] = Counter()
+    said: dict[str, Counter[str]] = {}
+    for one in gathered:
+        for fault in one.faults:
+            boundary = fault.error.boundary
+            met[boundary] += 1
+            given_up[boundary] += fault.given_up
+            said.setdefault(boundary, Counter())[fault.error.message] += 1
+    return tuple(
+        BoundaryRow(
+            boundary=boundary,
+            attempts=number,
+            given_up=given_up[boundary],
+            example=said[boundary].most_common(1)[0][0],
+        )
+        for boundary, number in met.most_common()
+    )
+
+
+def unsolved_reasons(gathered: Iterable[Gathered]) -> dict[str, int]:
+    """Why graded rollouts were not solved, the most frequent first; the rare ones together."""
+    counted: Counter[str] = Counter()
+    for one in gathered:
+        counted.update(one.unsolved)
+    common = dict(counted.most_common(_REASONS))
+    rest = counted.total() - sum(common.values())
+    return common | ({f"{len(counted) - len(common)} other reasons": rest} if rest else {})
+
+
+def version_rows(gathered: Iterable[Gathered]) -> tuple[VersionRow, ...]:
+    """The versions of the weights that answered, over several runs, in order of their first call."""
+    found: dict[str | None, VersionRow] = {}
+    for use in (use for one in gathered for use in one.versions):
+        known = found.get(use.version)
+        found[use.version] = VersionRow(
+            version=use.version,
+            calls=use.calls + (known.calls if known else 0),
+            mixed=use.mixed + (known.mixed if known else 0),
+            completion_tokens=use.completion_tokens + (known.completion_tokens if known else 0),
+            first_at=min(use.first_at, known.first_at) if known else use.first_at,
+            last_at=max(use.last_at, known.last_at) if known else use.last_at,
+        )
+    return tuple(sorted(found.values(), key=lambda row: row.first_at))
+
+
+def _about(run: Run) -> dict[str, str]:
+    """What a run was, in words: of its configuration what a reader asks for first."""
+    config = run.config
+    high = _at(config, "gateway", "models", "high")
+    purpose = str(config.get("purpose") or "")
+    sampling = {
+        key: value for key, value in _at(config, "gateway", "sampling", purpose).items() if value is not None
+    }
+    told: dict[str, Any] = {
+        "run": run.id,
+        "began": datetime.fromtimestamp(run.created_at, UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "purpose": purpose,
+        "agent": config.get("agent"),
+        "model": config.get("weights") or config.get("policy") or high.get("model"),
+        "backend": high.get("backend"),
+        "tasks": len(config.get("tasks") or ()) or None,
+        "samples a task": config.get("samples"),
+        "sampling": ", ".join(f"{key} {value}" for key, value in sampling.items()),
+        "seed": config.get("seed"),
+        "sandbox": config.get("sandbox"),
+    }
+    return {name: str(value) for name, value in told.items() if value not in (None, "")}
+
+
+def _at(value: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """The object at a path of keys; an empty one where there is none."""
+    found = value
+    for key in keys:
+        inner: Any = found.get(key)
+        found = cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}
+    return found
+
+
+def _by_task(outcomes: Sequence[Outcome]) -> Iterable[tuple[str, list[Outcome]]]:
+    found: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        found.setdefault(outcome.task_id, []).append(outcome)
+    return found.items()
+
+
+def _solves(outcome: Outcome) -> bool:
+    return outcome.reward is not None and outcome.reward >= _SOLVED
+
+
+def _solves_cleanly(outcome: Outcome) -> bool:
+    return _solves(outcome) and outcome.integrity != "suspicious"
+
+
+def _tried(outcomes: Sequence[Outcome], solves: Callable[[Outcome], bool]) -> Tried:
+    return Tried(sum(map(solves, outcomes)), len(outcomes))
+
+
+def _share(tried: tuple[int, int]) -> float:
+    return tried[0] / tried[1] if tried[1] else 0.0

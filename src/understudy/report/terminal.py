@@ -1,0 +1,120 @@
+"""The report in a terminal: the judgement, and the solve rates with their intervals as a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from understudy.report import words
+from understudy.report.figures import Figures, Point
+from understudy.report.runs import gain
+from understudy.visible import visible
+
+_MOODS = {"better": "bold green", "worse": "bold red", "open": "bold yellow"}
+_MOST = 24
+_SPARKS = "▁▂▃▄▅▆▇█"
+_PLOT = 40
+
+
+def terminal(figures: Figures, *, width: int = _PLOT) -> RenderableType:
+    """What rich prints; nothing in it is markup, and nothing steers the terminal. `width` is the plot's own."""
+    verdict, mood = words.judged(figures)
+    parts: list[RenderableType] = [
+        Text(_plain(figures.title), style="bold"),
+        Text(_plain(verdict), style=_MOODS[mood]),
+        Text(_plain(words.sentence(figures))),
+    ]
+    if figures.headline is not None:
+        parts += [
+            Text(f"  {'✓' if holds else '✗'} {_plain(line)}", style="green" if holds else "yellow")
+            for holds, line in words.reasons(figures.headline)
+        ]
+    for title, points, style in (
+        ("held-out tasks" if figures.kind == "loop" else "", figures.points, "blue"),
+        ("training tasks", figures.collected, "yellow"),
+    ):
+        if shown := [point for point in points if point.solve_rate]:
+            parts += ["", _plot(title, shown, width, style)]
+    if lines := _lines(figures):
+        parts += ["", *lines]
+    parts += [Text(f"note: {_plain(note)}", style="dim") for note in figures.notes]
+    return Group(*parts)
+
+
+def _plot(title: str, points: Sequence[Point], width: int, style: str) -> Table:
+    """A row for each point: ├──●──┤ on an axis from 0 to 100 %."""
+    table = Table(box=None, show_header=True, header_style="dim", pad_edge=False, padding=(0, 1))
+    table.add_column(Text(title), no_wrap=True, max_width=24, overflow="ellipsis")
+    middle = f"{'50 %':^{width - 8}}"
+    table.add_column(Text(f"0 %{middle}100 %"), no_wrap=True, width=width)
+    table.add_column("solve rate", no_wrap=True, justify="right")
+    table.add_column("95 %", no_wrap=True)
+    table.add_column("solved", no_wrap=True, justify="right")
+    shown = points if len(points) <= _MOST else [*points[: _MOST // 2], *points[-_MOST // 2 :]]
+    for at, point in enumerate(shown):
+        if len(shown) < len(points) and at == _MOST // 2:
+            table.add_row(Text("⋮", style="dim"), "", "", "", "")
+        assert point.solve_rate is not None
+        table.add_row(
+            Text(_plain(point.label)),
+            whisker(point.solve_rate.low, point.solve_rate.estimate, point.solve_rate.high, width, style),
+            Text(words.percent(point.solve_rate.estimate), style="bold"),
+            Text(words.spanned(point.solve_rate), style="dim"),
+            Text(f"{point.solved}/{point.graded}"),
+        )
+    return table
+
+
+def whisker(low: float, value: float, high: float, width: int, style: str) -> Text:
+    """A share from 0 to 1 with its interval, as `width` characters."""
+    first, at, last = (min(width - 1, max(0, round(share * (width - 1)))) for share in (low, value, high))
+    line = Text()
+    for column in range(width):
+        if column == at:
+            line.append("●", style=f"bold {style}")
+        elif first <= column <= last:
+            line.append("├" if column == first else "┤" if column == last else "─", style=style)
+        else:
+            line.append("│" if column in (0, width - 1) else "·" if column == width // 2 else " ", style="dim")
+    return line
+
+
+def spark(values: Sequence[float], most: int = 60) -> str:
+    """Values as bars in one line; of many the last ones."""
+    shown = values[-most:]
+    low, high = min(shown), max(shown)
+    if high == low:
+        return _SPARKS[3] * len(shown)
+    return "".join(_SPARKS[round((value - low) / (high - low) * (len(_SPARKS) - 1))] for value in shown)
+
+
+def _lines(figures: Figures) -> list[Text]:
+    """Sums, what the trainer told, and failures: a line each."""
+    every = [*figures.points, *figures.collected]
+    told: list[tuple[str, str]] = []
+    if every:
+        told.append(
+            (
+                "in all",
+                f"{words.number(sum(point.graded for point in every))} rollouts graded, "
+                f"{words.number(sum(point.calls for point in every))} calls, "
+                f"{words.number(sum(point.completion_tokens for point in every))} sampled tokens",
+            )
+        )
+    if len(figures.points) > 1 and figures.tasks:
+        changes = [gain(row) for row in figures.tasks]
+        up, down = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
+        told.append(("by task", f"{up} solved more often, {down} less often, of {len(changes)}"))
+    for name in ("loss", "mismatch_mean", "mismatch_max"):
+        if values := [step.values[name] for step in figures.training if name in step.values]:
+            told.append((name.replace("_", " "), f"{spark(values)}  {words.number(values[-1])}"))
+    if faults := [f"{row.boundary} {row.attempts}" for row in figures.boundaries]:
+        told.append(("faults of attempts by boundary", ", ".join(faults)))
+    return [Text.assemble((f"{name}: ", "dim"), _plain(value)) for name, value in told]
+
+
+def _plain(text: str) -> str:
+    return " ".join(visible(text).replace("\u00a0", " ").replace("\u202f", " ").split(" "))

@@ -1,0 +1,160 @@
+"""Numbers and verdicts in words, the same on a page, in a picture and in a terminal."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from understudy.report.chance import LEAST_TASKS, SIGNIFICANT
+from understudy.report.figures import Figures, Headline, Point
+from understudy.train.evaluate import Interval
+
+NOTHING = "–"
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def percent(share: float) -> str:
+    """A share as a percentage, with a decimal but for none and all."""
+    return f"{_hundredth(share)}\u00a0%"
+
+
+def tick(share: float) -> str:
+    """A share on an axis."""
+    return f"{100 * share:.0f}\u00a0%"
+
+
+def points(share: float) -> str:
+    """A difference of shares in percentage points, signed."""
+    text = f"{100 * share:+.1f}".removesuffix(".0")
+    return "±0" if text in ("+0", "-0") else text.replace("-", "−")
+
+
+def number(value: float | None) -> str:
+    """A number in at most about five characters."""
+    if value is None:
+        return NOTHING
+    size = abs(value)
+    for scale, letter in _SCALES:
+        if size >= scale * 9.995:
+            return f"{value / scale:.3g}\u00a0{letter}".replace("-", "−")
+    if size >= 100 or value == int(value):
+        return f"{value:,.0f}".replace(",", "\u202f").replace("-", "−")
+    if size >= 0.001:
+        return f"{value:.3g}".replace("-", "−")
+    digits, _, power = f"{value:.1e}".partition("e")
+    return f"{digits.removesuffix('.0')}·10{str(int(power)).translate(_RAISED)}".replace("-", "−")
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds in a unit that fits."""
+    if seconds is None:
+        return NOTHING
+    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g}\u00a0{unit}"
+    return f"{seconds:.3g}\u00a0s"
+
+
+def moment(at: float) -> str:
+    """A time in UTC, to the minute."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def rate(interval: Interval | None) -> str:
+    """A solve rate with its interval."""
+    if interval is None:
+        return NOTHING
+    return f"{percent(interval.estimate)} [{spanned(interval)}]"
+
+
+def spanned(interval: Interval) -> str:
+    """The bounds of an interval of shares."""
+    return f"{_hundredth(interval.low)}–{_hundredth(interval.high)}"
+
+
+def judged(figures: Figures) -> tuple[str, str]:
+    """How it went in a few words, and a class for colours: better, worse or open."""
+    headline = figures.headline
+    if headline is None:
+        last = next((point for point in reversed(figures.points) if point.solve_rate), None)
+        if last is None or last.solve_rate is None:
+            return ("Nothing is graded yet", "open")
+        if figures.kind == "run":
+            return (f"{percent(last.solve_rate.estimate)} solved", "open")
+        return ("Nothing to compare with yet", "open")
+    if headline.difference.judgement == "open":
+        if 0 < headline.difference.common_tasks < LEAST_TASKS:
+            return ("Too few tasks to tell", "open")
+        return ("No difference beyond chance", "open")
+    if headline.strict.judgement != headline.difference.judgement:
+        return ("Not to be trusted: suspicious patches make the difference", "worse")
+    if headline.difference.judgement == "better":
+        return ("Better, beyond chance", "better")
+    return ("Worse, beyond chance", "worse")
+
+
+def sentence(figures: Figures) -> str:
+    """What the judgement rests on."""
+    headline = figures.headline
+    if headline is None:
+        return _alone(figures)
+    first, last, found = headline.before, headline.after, headline.difference
+    assert first.solve_rate is not None and last.solve_rate is not None
+    what = "held-out rollouts" if figures.kind == "loop" else "rollouts"
+    return (
+        f"{percent(last.solve_rate.estimate)} of {what} solved ({last.solved} of {last.graded}, {last.label}), "
+        f"{percent(first.solve_rate.estimate)} before ({first.solved} of {first.graded}, {first.label}): "
+        f"{points(found.value)} points, 95 % interval {points(found.low)} to {points(found.high)}."
+    )
+
+
+def reasons(headline: Headline) -> list[tuple[bool, str]]:
+    """What speaks for a difference beyond chance, or does not: (it does, in words)."""
+    found = headline.difference
+    excluded = found.low > 0 or found.high < 0
+    lines = [
+        (excluded, f"95 % interval of the difference {'excludes' if excluded else 'includes'} 0"),
+        (found.apart, f"the two rates' own intervals {'are apart' if found.apart else 'overlap'}"),
+    ]
+    if found.p_by_task is None:
+        lines.append((False, "no task is in both: other tasks may be easier or harder"))
+    else:
+        shown = "< 0.001" if found.p_by_task < 0.001 else f"= {found.p_by_task:.2g}"
+        text = f"by task: p {shown} over {found.common_tasks} tasks in both"
+        if found.common_tasks < LEAST_TASKS:
+            text += f", fewer than the {LEAST_TASKS} that this test needs"
+        lines.append((found.p_by_task < SIGNIFICANT, text))
+    suspicious = headline.before.suspicious_solved + headline.after.suspicious_solved
+    if suspicious:
+        lines.append((False, f"{suspicious} of the solved patches may deceive the grader"))
+    return lines
+
+
+def state(point: Point) -> str:
+    """What is not as it should be of a point, in words; empty where all is."""
+    said = [
+        (point.pending, "pending"),
+        (point.failed, "infrastructure failure" + "s" * (point.failed != 1)),
+        (point.suspicious, "suspicious patch" + "es" * (point.suspicious != 1)),
+        (point.timeouts, "timed out"),
+    ]
+    told = [f"{count} {what}" for count, what in said if count]
+    return ", ".join(told if point.from_store else [*told, "as the loop says: its store is gone"])
+
+
+def _alone(figures: Figures) -> str:
+    last = next((point for point in reversed(figures.points) if point.solve_rate), None)
+    if last is None or last.solve_rate is None:
+        if figures.kind == "training":
+            return "These are a trainer's own numbers; how good the policy is, only graded rollouts tell."
+        pending = sum(point.pending for point in figures.points)
+        return f"{pending} rollouts are pending." if pending else "There is no graded rollout in it."
+    text = (
+        f"{last.solved} of {last.graded} rollouts solved ({last.label}), 95 % interval "
+        f"{percent(last.solve_rate.low)} to {percent(last.solve_rate.high)}."
+    )
+    return f"{text} {last.pending} are pending." if last.pending else text
+
+
+def _hundredth(share: float) -> str:
+    return f"{100 * share:.0f}" if share in (0.0, 1.0) else f"{100 * share:.1f}"

@@ -1,0 +1,320 @@
+"""What a run lends to training: waves of rollouts on one model server, and the change of its weights."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, field
+
+from understudy.errors import ConfigError
+from understudy.gateway.config import (
+    GatewayConfig,
+    Kind,
+    ModelConfig,
+    ModelsConfig,
+    Parameters,
+    Sampling,
+    check,
+)
+from understudy.gateway.control import Control
+from understudy.run.conductor import Lent, Monitor, Summary, conduct
+from understudy.run.config import Purpose, RunConfig, task_digests
+from understudy.run.scheduler import Progress, Scheduler
+from understudy.sandbox.base import Sandboxes
+from understudy.store.store import Store
+from understudy.types import ErrorInfo, Task
+
+DRAIN_S = 120.0
+"""How long a change of weights waits for generations in flight; what is left then ends under two versions."""
+_LOOK_S = 0.1
+
+
+class Served(Struct, frozen=True, kw_only=True):
+    """The server of the model that learns: its kind, its addresses, what it calls the model.
+
+    `tokenizer` is a directory with the model's tokenizer and chat template, `tool_format` the syntax of its tool
+    calls: tokens go in and come out as they are. The addresses are no part of what a wave is.
+    """
+
+    backend: str = "embedded"
+    urls: tuple[str, ...] = ()
+    model: str | None = None
+    tokenizer: str | None = None
+    tool_format: str = "hermes"
+    api_key_env: str | None = None
+
+
+class Manner(Struct, frozen=True, kw_only=True):
+    """How agents work in every wave, and how the model is sampled; `max_tokens` is of each answer."""
+
+    agent: str = "claude-code"
+    agent_options: dict[str, str] = field(default_factory=dict[str, str])
+    max_turns: int = 30
+    timeout_s: float = 1800.0
+    temperature: float | None = 1.0
+    evaluation_temperature: float | None = 1.0
+    max_tokens: int | None = None
+
+
+class Swap(Struct, frozen=True, kw_only=True):
+    """A change of weights: `seconds` in which nothing could be generated, and how many calls it cut in two."""
+
+    version: str
+    seconds: float
+    cut: int
+
+
+class TaskFigures(Struct, frozen=True):
+    """What became of a task's rollouts: those `solved`, those with a verdict, and those that failed without."""
+
+    solved: int
+    graded: int
+    failed: int
+
+
+class Collector:
+    """Collects waves, several at a time, in sandboxes of one kind, and has their model's weights changed.
+
+    All waves share `concurrency` places for agents. Belongs to one event loop.
+    """
+
+    def __init__(
+        self, served: Served, manner: Manner, *, sandboxes: Sandboxes, concurrency: int, version: str
+    ) -> None:
+        """Raises ConfigError for a server that cannot be trained from."""
+        self._manner = manner
+        self._sandboxes = sandboxes
+        self._concurrency = concurrency
+        self._control = Control(version)
+        self._gateway = _gateway(msgspec.structs.replace(served, urls=()), manner)
+        gateway = _gateway(served, manner)
+        check(gateway)
+        self._lent = Lent(gateway=gateway, control=self._control, places=asyncio.Semaphore(concurrency))
+        self._waves: list[Wave] = []
+        self._draining = False
+
+    @property
+    def version(self) -> str:
+        """The version that generates now."""
+        assert self._control.version is not None
+        return self._control.version
+
+    @property
+    def draining(self) -> bool:
+        """Whether `drain` was called."""
+        return self._draining
+
+    def start(
+        self,
+        tasks: Sequence[Task],
+        directory: Path,
+        *,
+        samples: int,
+        seed: int,
+        purpose: Purpose = "training",
+        model: str | None = None,
+    ) -> Wave:
+        """Begin a wave: `samples` rollouts of each task, kept in `directory`; or go on with one that is there.
+
+        `model` is what the server is asked for, where that is another than its own.
+        """
+        manner = self._manner
+        config = RunConfig(
+            gateway=_asking_for(self._gateway, model),
+            purpose=purpose,
+            agent=manner.agent,
+            agent_options=manner.agent_options,
+            sandbox=self._sandboxes.name,
+            samples=samples,
+            seed=seed,
+            max_turns=manner.max_turns,
+            timeout_s=manner.timeout_s,
+            tasks=task_digests(tasks),
+        )
+        wave = Wave(config, tasks, directory)
+        lent = replace(self._lent, gateway=_asking_for(self._lent.gateway, model))
+        wave.begin(
+            conduct(
+                config,
+                tasks,
+                directory,
+                sandboxes=self._sandboxes,
+                concurrency=self._concurrency,
+                monitor=wave,
+                lent=lent,
+            )
+        )
+        self._waves.append(wave)
+        if self._draining:
+            wave.drain()
+        return wave
+
+    async def swap(self, version: str, publish: Callable[[], Awaitable[None]]) -> Swap:
+        """Hold all calls, let those in flight end, have `publish` change the weights, and go on as `version`.
+
+        Raises what `publish` raises; calls go on under the version there was.
+        """
+        control, began = self._control, time.monotonic()
+        control.pause()
+        try:
+            cut = await control.drain(DRAIN_S)
+            await publish()
+            control.publish(version)
+        finally:
+            control.resume()
+        return Swap(version=version, seconds=time.monotonic() - began, cut=cut)
+
+    def drain(self) -> None:
+        """Begin no further rollout; those that run are let finish, and waves end."""
+        self._draining = True
+        for wave in self._waves:
+            wave.drain()
+
+    async def close(self) -> None:
+        """Stop every wave that has not ended; it can be gone on with."""
+        for wave in self._waves:
+            await wave.cancel()
+
+
+class Wave(Monitor):
+    """Rollouts that are being collected into a directory with a store of its own."""
+
+    def __init__(self, config: RunConfig, tasks: Sequence[Task], directory: Path) -> None:
+        self.directory = directory
+        self.run_id = config.run_id
+        self.samples = config.samples
+        self.total = config.samples * len(tasks)
+        self.words = "waiting"
+        self._tasks = [task.instance_id for task in tasks]
+        self._scheduler: Scheduler | None = None
+        self._store: Store | None = None
+        self._work: asyncio.Task[Summary] | None = None
+        self._told = -1
+        self._drain = False
+
+    # --- what the collector does with it ---------------------------------------------------------------
+
+    def begin(self, work: Awaitable[Summary]) -> None:
+        """Start the work."""
+        self._work = asyncio.ensure_future(work)
+
+    def drain(self) -> None:
+        """Begin no further rollout."""
+        self._drain = True
+        if self._scheduler is not None:
+            self._scheduler.drain()
+
+    async def cancel(self) -> None:
+        """Stop, and wait until all is put away."""
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.gather(self._work, return_exceptions=True)
+
+    # --- what the run tells ----------------------------------------------------------------------------
+
+    def stage(self, text: str) -> None:
+        """See Monitor."""
+        self.words = text
+
+    def running(self, scheduler: Scheduler, store: Store) -> None:
+        """See Monitor."""
+        self._scheduler, self._store = scheduler, store
+        self.words = "collecting"
+        if self._drain:
+            scheduler.drain()
+
+    def stopped(self) -> None:
+        """See Monitor."""
+        self._store = None
+        self.words = "ended"
+
+    # --- what training asks ----------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come of it; `wait` says how it ended."""
+        return self._work is not None and self._work.done()
+
+    @property
+    def progress(self) -> Progress:
+        """Where it stands."""
+        return Progress(total=self.total) if self._scheduler is None else self._scheduler.progress
+
+    async def wait(self) -> Summary:
+        """Its summary, when it has ended. Raises what ended it; cancelled, it leaves the wave going on."""
+        assert self._work is not None
+        return await asyncio.shield(self._work)
+
+    async def changed(self) -> None:
+        """Returns when a further rollout has ended since the last time it did, or the wave has."""
+        while not self.ended:
+            done = self.progress.done
+            if done != self._told:
+                self._told = done
+                return
+            assert self._work is not None
+            await asyncio.wait((self._work,), timeout=_LOOK_S)
+
+    def figures(self) -> dict[str, TaskFigures]:
+        """What became of the tasks of which every rollout has ended. Raises StoreError."""
+        if self._store is not None:
+            return _figures(self._store, self.run_id, self.samples)
+        if not (self.directory / "store.db").exists():
+            return {}
+        with Store.open(self.directory, create=False) as store:
+            return _figures(store, self.run_id, self.samples)
+
+    def last_error(self) -> ErrorInfo | None:
+        """The last fault that a rollout met."""
+        return self.progress.last_error
+
+
+def _figures(store: Store, run_id: str, samples: int) -> dict[str, TaskFigures]:
+    ended: dict[str, list[int]] = {}
+    for rollout in store.rollouts(run_id):
+        if rollout.status not in ("succeeded", "failed"):
+            continue
+        reward: float | None = None
+        for attempt in reversed(store.attempts(rollout.id)):
+            if (verdict := store.verdict(attempt.id)) is not None:
+                reward = verdict.reward
+                break
+        counts = ended.setdefault(rollout.task_id, [0, 0, 0])
+        counts[0] += reward is not None and reward >= 1.0
+        counts[1] += reward is not None
+        counts[2] += reward is None
+    return {task: TaskFigures(*counts) for task, counts in ended.items() if counts[1] + counts[2] == samples}
+
+
+def _asking_for(gateway: GatewayConfig, model: str | None) -> GatewayConfig:
+    if model is None:
+        return gateway
+    high = msgspec.structs.replace(gateway.models.high, model=model)
+    return msgspec.structs.replace(gateway, models=msgspec.structs.replace(gateway.models, high=high))
+
+
+def _gateway(served: Served, manner: Manner) -> GatewayConfig:
+    """The gateway's configuration: tokens in, tokens out, sampled as training and evaluation want it."""
+    try:
+        kind = msgspec.convert(served.backend, Kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"backend: {error}; what is trained is served by embedded, vllm or sglang") from error
+    model = ModelConfig(
+        backend=kind,
+        model=served.model,
+        endpoints=served.urls,
+        api_key_env=served.api_key_env,
+        tokens="exact",
+        tokenizer=served.tokenizer,
+        tool_format=served.tool_format,
+    )
+    training = Parameters(temperature=manner.temperature, max_tokens=manner.max_tokens)
+    evaluation = Parameters(temperature=manner.evaluation_temperature, max_tokens=manner.max_tokens)
+    return GatewayConfig(
+        models=ModelsConfig(high=model), sampling=Sampling(training=training, evaluation=evaluation)
+    )

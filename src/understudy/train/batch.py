@@ -1,0 +1,116 @@
+"""What an update learns from, out of the groups that it is given."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from random import Random
+
+from msgspec import Struct, field
+
+from understudy.train.advantages import advantages, has_signal, overlong_penalty
+from understudy.train.options import GRPOOptions
+from understudy.train.sequences import Group, Sequence
+
+NO_SIGNAL = "groups whose rewards are all equal"
+BAD_REWARD = "groups with a reward that is not a number"
+NOTHING_SAMPLED = "sequences in which nothing was sampled"
+TOO_LONG = "sequences that are too long"
+FOREIGN = "sequences with tokens that the model does not have"
+NO_LOGPROBS = "sequences without logprobs"
+BAD_LOGPROBS = "sequences whose logprobs are not numbers"
+
+
+class Batch(Struct):
+    """Sequences, the number of the rollout that each is of, and an advantage for each rollout."""
+
+    sequences: list[Sequence] = field(default_factory=list[Sequence])
+    rollouts: list[int] = field(default_factory=list[int])
+    advantages: list[float] = field(default_factory=list[float])
+    groups: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """How many are learned from."""
+        return sum(sum(each.loss_mask[1:]) for each in self.sequences)
+
+    @property
+    def stale(self) -> int:
+        """Sequences that other weights than the latest had a part in."""
+        versions = {version for each in self.sequences for version in each.policy_versions if version is not None}
+        latest = max(versions, default=None)
+        return sum(any(version != latest for version in each.policy_versions) for each in self.sequences)
+
+
+def make_batch(
+    groups: Many[Group], options: GRPOOptions, *, vocabulary: int, longest: int, skipped: Counter[str]
+) -> Batch:
+    """What can be learned from in `groups`; what cannot is counted in `skipped` by why.
+
+    `vocabulary` is how many tokens the model has, `longest` how many a sequence may have.
+    """
+    batch = Batch()
+    for group in groups:
+        rewards = [rollout.reward for rollout in group.rollouts]
+        if not all(map(math.isfinite, rewards)):
+            skipped[BAD_REWARD] += 1
+            continue
+        rewards = _punished(group, rewards, options)
+        if not has_signal(rewards):
+            skipped[NO_SIGNAL] += 1
+            if options.dynamic_sampling:
+                continue
+        before = len(batch.advantages)
+        # A rollout that is too long to learn from still tells how good the others are.
+        for rollout, gain in zip(group.rollouts, advantages(rewards, options.advantage), strict=True):
+            kept: list[Sequence] = []
+            for sequence in rollout.sequences:
+                if why := _flaw(sequence, options, vocabulary, longest):
+                    skipped[why] += 1
+                else:
+                    kept.append(sequence)
+            if kept:
+                batch.sequences += kept
+                batch.rollouts += [len(batch.advantages)] * len(kept)
+                batch.advantages.append(gain)
+        batch.groups += len(batch.advantages) > before
+    return batch
+
+
+def plan(batch: Batch, options: GRPOOptions, random: Random) -> Iterator[list[int]]:
+    """The sequences that each optimizer step learns from, a rollout's together; every epoch in another order."""
+    of_rollout: dict[int, list[int]] = {}
+    for index, rollout in enumerate(batch.rollouts):
+        of_rollout.setdefault(rollout, []).append(index)
+    rollouts = list(of_rollout)
+    parts = min(options.mini_batches, len(rollouts))
+    for _ in range(options.epochs):
+        if parts > 1:
+            random.shuffle(rollouts)
+        for part in range(parts):
+            yield [index for rollout in sorted(rollouts[part::parts]) for index in of_rollout[rollout]]
+
+
+def _punished(group: Group, rewards: list[float], options: GRPOOptions) -> list[float]:
+    """The rewards, lower for rollouts that sampled too much."""
+    if options.overlong_tokens is None:
+        return rewards
+    sampled = [sum(each.sampled for each in rollout.sequences) for rollout in group.rollouts]
+    limit, buffer = options.overlong_tokens, options.overlong_buffer
+    return [
+        reward + overlong_penalty(tokens, limit, buffer) for reward, tokens in zip(rewards, sampled, strict=True)
+    ]
+
+
+def _flaw(sequence: Sequence, options: GRPOOptions, vocabulary: int, longest: int) -> str | None:
+    if not any(sequence.loss_mask[1:]):
+        return NOTHING_SAMPLED
+    if len(sequence.token_ids) > longest:
+        return TOO_LONG
+    if max(sequence.token_ids) >= vocabulary or min(sequence.token_ids) < 0:
+        return FOREIGN
+    if sequence.logprobs is None:
+        return None if options.correction == "none" else NO_LOGPROBS
+    return None if all(map(math.isfinite, sequence.logprobs)) else BAD_LOGPROBS

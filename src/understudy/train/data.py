@@ -1,0 +1,257 @@
+"""What a trainer is given, read from the stores of runs and from exports of tokens: groups of graded rollouts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Sequence as Many
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from understudy.errors import ConfigError
+from understudy.export.base import replacing
+from understudy.export.corpus import WORK
+from understudy.export.files import read_manifest
+from understudy.store import Store
+from understudy.train.sequences import Group, Sequence, TrainingRollout
+from understudy.trajectory.graded import graded
+from understudy.trajectory.roles import Role
+from understudy.trajectory.samples import Sample, samples
+from understudy.trajectory.tree import build
+
+TOKENS = "trl-tokens"
+"""The export format that can be trained on as exactly as a store."""
+
+NO_VERDICT = "rollouts without a verdict"
+SUSPICIOUS = "rollouts with a suspicious patch"
+NO_TOKENS = "calls without token ids"
+NO_LOGPROBS = "sequences without logprobs"
+BAD_LOGPROBS = "sequences whose logprobs are not numbers"
+SUPERSEDED = "sequences of calls that were made again"
+NOTHING_SAMPLED = "sequences in which nothing was sampled"
+NOTHING_LEFT = "rollouts of which no sequence is left"
+BAD_REWARD = "rollouts whose reward is not a number"
+
+
+def groups(
+    sources: Iterable[Path],
+    *,
+    run: str | None = None,
+    roles: Collection[Role] = WORK,
+    include_suspicious: bool = False,
+    logprobs: bool = True,
+    left_out: Counter[str] | None = None,
+) -> Iterator[Group]:
+    """The groups of `sources`: directories of stores, and exports in the format trl-tokens.
+
+    A group is made of the rollouts of one task in one run (of one task, in an export). With `logprobs` a sequence
+    without those of the policy that sampled it is left out, as policy gradients need them. What is left out is
+    counted in `left_out` by why. Raises ConfigError for a directory that is neither, StoreError for a damaged one.
+    """
+    counts = Counter[str]() if left_out is None else left_out
+    for source in sources:
+        if is_export(source):
+            yield from _exported(source, logprobs=logprobs, left_out=counts)
+        else:
+            with Store.open(source, create=False) as store:
+                yield from of_store(
+                    store,
+                    run=run,
+                    roles=roles,
+                    include_suspicious=include_suspicious,
+                    logprobs=logprobs,
+                    left_out=counts,
+                )
+
+
+def of_store(
+    store: Store,
+    *,
+    run: str | None = None,
+    roles: Collection[Role] = WORK,
+    include_suspicious: bool = False,
+    logprobs: bool = True,
+    left_out: Counter[str] | None = None,
+    tasks: Collection[str] | None = None,
+) -> Iterator[Group]:
+    """The groups of an open store, or only those of these `tasks`; see `groups`."""
+    counts = Counter[str]() if left_out is None else left_out
+    known: list[str | None] = [each.id for each in store.runs()]
+    for run_id in (known or [None]) if run is None else [run]:
+        chosen = graded(store, run_id, include_suspicious=include_suspicious)
+        counts[NO_VERDICT] += sum(chosen.left_out.values())
+        counts[SUSPICIOUS] += sum(
+            count for task, count in chosen.suspicious.items() if tasks is None or task in tasks
+        )
+        for task_id, members in chosen.rollouts.items():
+            if tasks is not None and task_id not in tasks:
+                continue
+            found: list[TrainingRollout] = []
+            for member in members:
+                trajectory = build(store.calls(member.attempt.id))
+                counts[NO_TOKENS] += sum(
+                    node.call.status == "ok" and node.call.completion_token_ids is None
+                    for node in trajectory.nodes
+                    if node.role in roles
+                )
+                reward = member.verdict.reward
+                taken = samples(trajectory, rollout_id=member.rollout.id, reward=reward, roles=roles)
+                sequences = [each for each in (_sequence(sample, counts) for sample in taken) if each is not None]
+                rollout = _rollout(member.rollout.id, task_id, reward, sequences, logprobs, counts)
+                if rollout is not None:
+                    found.append(rollout)
+            if found:
+                yield Group(task_id=task_id, rollouts=tuple(found))
+    _tidy(counts)
+
+
+def is_export(directory: Path) -> bool:
+    """Whether a directory holds an export. Raises ConfigError when it is one that has no exact tokens."""
+    manifest = read_manifest(directory)
+    if manifest is None:
+        return False
+    # Some formats are written to a run's own directory.
+    return manifest.get("format") == TOKENS or not (directory / "store.db").exists()
+
+
+def format_of(directory: Path) -> str | None:
+    """The format of the export in a directory; None where it holds none."""
+    manifest = read_manifest(directory) if is_export(directory) else None
+    return None if manifest is None else str(manifest.get("format"))
+
+
+def solved(found: Iterable[Group], threshold: float = 1.0) -> list[TrainingRollout]:
+    """The rollouts that earned at least `threshold`."""
+    return [rollout for group in found for rollout in group.rollouts if rollout.reward >= threshold]
+
+
+def write_groups(path: Path, given: Iterable[Group]) -> None:
+    """Write groups to a file, whole or not at all. Raises ConfigError when it cannot be written."""
+    try:
+        with replacing(path) as fresh:
+            fresh.write_bytes(msgspec.msgpack.encode(list(given)))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def read_groups(path: Path) -> list[Group]:
+    """The groups in a file that `write_groups` wrote. Raises ConfigError when it is none."""
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=list[Group])
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path}: holds no groups of rollouts ({error})") from error
+
+
+def told(left_out: Counter[str]) -> str:
+    """What was left out as one line for a person; "nothing" where nothing was."""
+    return ", ".join(f"{count} {why}" for why, count in left_out.most_common() if count) or "nothing"
+
+
+def _sequence(sample: Sample, counts: Counter[str]) -> Sequence | None:
+    segment = sample.segment
+    if segment.superseded:
+        counts[SUPERSEDED] += 1
+        return None
+    known = [value for value in segment.logprobs if value is not None]
+    return Sequence(
+        token_ids=segment.token_ids,
+        loss_mask=segment.loss_mask,
+        logprobs=tuple(known) if len(known) == len(segment.logprobs) else None,
+        policy_versions=segment.policy_versions,
+    )
+
+
+def _rollout(
+    rollout_id: str,
+    task_id: str,
+    reward: float,
+    sequences: Many[Sequence],
+    logprobs: bool,
+    counts: Counter[str],
+) -> TrainingRollout | None:
+    if not math.isfinite(reward):
+        counts[BAD_REWARD] += 1
+        return None
+    kept: list[Sequence] = []
+    for sequence in sequences:
+        why = _flaw(sequence, logprobs)
+        if why:
+            counts[why] += 1
+        else:
+            kept.append(sequence)
+    if not kept:
+        counts[NOTHING_LEFT] += 1
+        return None
+    return TrainingRollout(rollout_id=rollout_id, task_id=task_id, reward=reward, sequences=tuple(kept))
+
+
+def _flaw(sequence: Sequence, logprobs: bool) -> str | None:
+    if not sequence.sampled:
+        return NOTHING_SAMPLED
+    if logprobs and sequence.logprobs is None:
+        return NO_LOGPROBS
+    if logprobs and not all(map(math.isfinite, sequence.logprobs or ())):
+        return BAD_LOGPROBS
+    return None
+
+
+def _exported(directory: Path, *, logprobs: bool, left_out: Counter[str]) -> Iterator[Group]:
+    """The groups of the part "train" of an export; sequences of a rollout, and rollouts of a task, together."""
+    name = format_of(directory)
+    if name != TOKENS:
+        raise ConfigError(
+            f"{directory} is an export in the format {name}, which has no exact tokens; export it as {TOKENS}: "
+            f"understudy export {TOKENS} RUN_DIR --output DIR"
+        )
+    columns = [
+        "input_ids",
+        "assistant_masks",
+        "logprobs",
+        "reward",
+        "policy_versions",
+        "instance_id",
+        "rollout_id",
+    ]
+    rows = read_rows(directory / "train.parquet", columns)
+    sequences: dict[str, dict[str, list[Sequence]]] = {}
+    rewards: dict[str, float] = {}
+    for row in rows:
+        known = [value for value in row["logprobs"] if value is not None]
+        sequence = Sequence(
+            token_ids=tuple(row["input_ids"]),
+            loss_mask=tuple(row["assistant_masks"]),
+            logprobs=tuple(known) if len(known) == len(row["logprobs"]) else None,
+            policy_versions=tuple(row["policy_versions"]),
+        )
+        sequences.setdefault(row["instance_id"], {}).setdefault(row["rollout_id"], []).append(sequence)
+        rewards[row["rollout_id"]] = math.nan if row["reward"] is None else row["reward"]
+    for task_id, members in sequences.items():
+        made = [
+            _rollout(each, task_id, rewards[each], parts, logprobs, left_out) for each, parts in members.items()
+        ]
+        if found := tuple(rollout for rollout in made if rollout is not None):
+            yield Group(task_id=task_id, rollouts=found)
+    _tidy(left_out)
+
+
+def read_rows(path: Path, columns: Many[str] | None = None) -> list[dict[str, Any]]:
+    """The rows of a file of an export, or some columns of them. Raises ConfigError when it cannot be read."""
+    from understudy.export.parquet import installed
+
+    installed()
+    parquet: Any = import_module("pyarrow.parquet")
+    try:
+        return parquet.read_table(str(path), columns=columns).to_pylist()
+    except Exception as error:  # what pyarrow raises has no narrower class
+        raise ConfigError(f"{path}: cannot be read ({error}); export it again") from error
+
+
+def _tidy(counts: Counter[str]) -> None:
+    for why in [why for why, count in counts.items() if not count]:
+        del counts[why]

@@ -1,0 +1,1 @@
+"""Trainers of others, to which our samples are handed: a module each."""

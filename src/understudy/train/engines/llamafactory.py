@@ -1,0 +1,345 @@
+"""LLaMA-Factory as what trains: its data and config are written, its own program does the rest.
+
+It wants an environment of its own; UNDERSTUDY_LLAMAFACTORY_PYTHON names its python, else `llamafactory-cli` is
+looked for in PATH.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Many
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from understudy.errors import ConfigError
+from understudy.export import llamafactory as exporting
+from understudy.export import llamafactory_files as files
+from understudy.export.corpus import WORK, Corpus, Selection
+from understudy.store import Store
+from understudy.train.options import SFTOptions
+from understudy.trajectory.roles import Role
+
+PYTHON = "UNDERSTUDY_LLAMAFACTORY_PYTHON"
+TRAINING = "training"
+"""The directory in the output in which all but the model is."""
+
+ADAPTER = "adapter"
+LOG = "llamafactory.log"
+
+_RUN = "from llamafactory.cli import main; main()"
+_LAST_WORDS = 2000
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_TEMPLATES = {
+    "deepseek_v3": "deepseek3",
+    "gemma3": "gemma3",
+    "gemma3_text": "gemma3",
+    "glm4": "glm4",
+    "glm4_moe": "glm4_moe",
+    "llama": "llama3",
+    "mistral": "mistral",
+    "qwen2": "qwen",
+    "qwen2_moe": "qwen",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3",
+    "qwen3_next": "qwen3",
+}
+"""LLaMA-Factory's chat templates by the type in a model's config.json."""
+
+
+class Factored(Struct, frozen=True, kw_only=True):
+    """What a training made; losses are of its first and last step, `left_out` counts what it was not given."""
+
+    output: str
+    rows: int
+    steps: int
+    first_loss: float
+    last_loss: float
+    left_out: dict[str, int] = field(default_factory=dict[str, int])
+    seconds: float = 0.0
+
+
+class _Config(Struct):
+    model_type: str = ""
+
+
+class _Step(Struct):
+    loss: float | None = None
+    current_steps: int = 0
+
+
+def train(
+    model: Path,
+    sources: Many[Path],
+    output: Path,
+    options: SFTOptions,
+    *,
+    template: str | None = None,
+    run: str | None = None,
+    roles: tuple[Role, ...] | None = None,
+    include_suspicious: bool = False,
+    told: Callable[[str], None] | None = None,
+) -> Factored:
+    """Train the model in the directory `model` on what solved tasks in the stores `sources`; write it to `output`.
+
+    A source may be a data set of `understudy export llamafactory` instead, which has to be the only one. Data,
+    config and log stay in `output/training`; of a LoRA the adapter too, in `output/adapter`. `template` is
+    LLaMA-Factory's name of the model's chat template, else it follows from the kind of model; `told` is given its
+    words line by line. Raises ConfigError when it is not installed, has nothing to learn from, or fails.
+    """
+    began = time.monotonic()
+    program = command()
+    template = template or _template(model)
+    if output.exists() and any(path.name != TRAINING for path in output.iterdir()):
+        raise ConfigError(f"{output} is not empty; choose another --output")
+    place = output / TRAINING
+    if place.exists():
+        raise ConfigError(f"{place} is of a training that did not end; remove it, or choose another --output")
+    place.mkdir(parents=True)
+    left_out = Counter[str]()
+    chosen = Selection(
+        origins=("rollouts",),
+        run=run,
+        roles=roles or WORK,
+        include_suspicious=include_suspicious,
+        solved_only=True,
+        test_share=0.0,
+    )
+    names, directory, rows = _data(model, sources, chosen, place / "data", template, options, left_out)
+    config = place / exporting.CONFIG
+    config.write_text(_config(model, directory, names, template, options, place / "model"), encoding="utf-8")
+    log = place / LOG
+    _run([*program, "train", str(config)], log, told)
+    steps = _steps(place / "model")
+    if options.lora is None:
+        made = place / "model"
+    else:
+        made = place / "merged"
+        (place / "model").replace(output / ADAPTER)
+        merging = place / "merge.yaml"
+        merging.write_text(_yaml(_merge(model, output / ADAPTER, template, made)), encoding="utf-8")
+        _run([*program, "export", str(merging)], log, told)
+    _put_in_place(made, model, output)
+    losses = [each.loss for each in steps if each.loss is not None]
+    return Factored(
+        output=str(output),
+        rows=rows,
+        steps=max((each.current_steps for each in steps), default=0),
+        first_loss=losses[0] if losses else 0.0,
+        last_loss=losses[-1] if losses else 0.0,
+        left_out=dict(left_out),
+        seconds=round(time.monotonic() - began, 3),
+    )
+
+
+def command() -> list[str]:
+    """How LLaMA-Factory's command line is called. Raises ConfigError where it is not installed."""
+    python = os.environ.get(PYTHON)
+    if python:
+        if shutil.which(python) is None:
+            raise ConfigError(f"{PYTHON} names {python}, which is no program")
+        return [python, "-c", _RUN]
+    found = shutil.which("llamafactory-cli")
+    if found is None:
+        raise ConfigError(
+            "LLaMA-Factory is not installed. Give it an environment of its own, python -m venv DIR and "
+            f"DIR/bin/pip install llamafactory, and set {PYTHON}=DIR/bin/python"
+        )
+    return [found]
+
+
+def _template(model: Path) -> str:
+    try:
+        kind = msgspec.json.decode((model / "config.json").read_bytes(), type=_Config).model_type
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{model} is no model's directory: config.json: {error}") from error
+    if kind not in _TEMPLATES:
+        raise ConfigError(
+            f"{model} is a model of the kind {kind!r}, of which the chat template is not known to us by "
+            f"LLaMA-Factory's name; known are {', '.join(sorted(_TEMPLATES))}. Export with `understudy export "
+            "llamafactory --template NAME` and run llamafactory-cli on the config that it writes"
+        )
+    return _TEMPLATES[kind]
+
+
+def _data(
+    model: Path,
+    sources: Many[Path],
+    chosen: Selection,
+    place: Path,
+    template: str,
+    options: SFTOptions,
+    left_out: Counter[str],
+) -> tuple[list[str], Path, int]:
+    """The names of the data sets, the directory that they are in, and how many rows they have."""
+    ready = [source for source in sources if (source / exporting.CONFIG).is_file()]
+    if ready:
+        if len(sources) > 1:
+            raise ConfigError(f"{ready[0]} is a data set of LLaMA-Factory: give it alone")
+        source = ready[0].resolve()
+        lines = (source / "train.jsonl").read_bytes().count(b"\n") if (source / "train.jsonl").is_file() else 0
+        if not lines or not (source.parent / files.INFO).is_file():
+            raise ConfigError(f"{source} has no train.jsonl with rows, or {source.parent} no {files.INFO}")
+        return [source.name], source.parent, lines
+    names: list[str] = []
+    rows = 0
+    for number, source in enumerate(sources):
+        names.append(f"understudy-{number}")
+        with Store.open(source, create=False) as store:
+            exported = exporting.export(
+                Corpus(store, chosen),
+                place,
+                name=names[-1],
+                model=str(model),
+                template=template,
+                finetuning="full" if options.lora is None else "lora",
+                cutoff=options.max_tokens,
+            )
+        rows += exported.rows
+        left_out.update(exported.left_out)
+    return names, place.resolve(), rows
+
+
+def _config(
+    model: Path, directory: Path, names: Many[str], template: str, options: SFTOptions, output: Path
+) -> str:
+    """The config of a training: what an export proposes, with what was asked for."""
+    proposed = files.config(
+        stage="sft",
+        model=str(model.resolve()),
+        template=template,
+        finetuning="full" if options.lora is None else "lora",
+        dataset_dir=directory,
+        name=",".join(names),
+        test=None,
+        cutoff=options.max_tokens,
+        mask_history=False,
+        output=output.resolve(),
+    )
+    gpu = _has_gpu()
+    asked: dict[str, Any] = {
+        "learning_rate": options.learning_rate,
+        "weight_decay": options.weight_decay,
+        "adam_beta1": options.beta1,
+        "adam_beta2": options.beta2,
+        "warmup_steps": options.warmup_steps,
+        "max_grad_norm": options.max_grad_norm,
+        "num_train_epochs": float(options.epochs),
+        "lr_scheduler_type": options.schedule,
+        "gradient_accumulation_steps": options.batch_rollouts,
+        "bf16": options.precision == "bf16" or (options.precision == "auto" and gpu),
+        "gradient_checkpointing": options.gradient_checkpointing,
+        "disable_gradient_checkpointing": not options.gradient_checkpointing,
+        "seed": options.seed,
+        "logging_steps": 1,
+        "use_cpu": not gpu,
+    }
+    if options.lora is not None:
+        lora = options.lora
+        asked |= {"lora_rank": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
+        asked |= {"lora_target": ",".join(lora.modules) or "all"}
+    # Steps of warming up were asked for, not a share.
+    kept = [line for line in proposed.splitlines() if line.partition(":")[0] not in {*asked, "warmup_ratio"}]
+    return "\n".join([*kept, "### asked for", _yaml(asked)])
+
+
+def _merge(model: Path, adapter: Path, template: str, output: Path) -> dict[str, Any]:
+    return {
+        "model_name_or_path": str(model.resolve()),
+        "adapter_name_or_path": str(adapter.resolve()),
+        "template": template,
+        "export_dir": str(output.resolve()),
+        "export_device": "cpu",
+    }
+
+
+def _yaml(settings: Mapping[str, Any]) -> str:
+    # 1e-05 would be a string: YAML wants the dot.
+    said = {
+        key: f"{value:.8e}" if isinstance(value, float) else json.dumps(value) for key, value in settings.items()
+    }
+    return "".join(f"{key}: {value}\n" for key, value in said.items())
+
+
+def _has_gpu() -> bool:
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return Path("/dev/nvidiactl").exists() and not hidden
+
+
+def _run(order: list[str], log: Path, told: Callable[[str], None] | None) -> None:
+    """Run a program, its words going to a log. Raises ConfigError with its last ones when it fails."""
+    # A directory is not to be looked for on the hub, and its check of versions knows only those of its release.
+    environment = {"HF_HUB_OFFLINE": "1", "DISABLE_VERSION_CHECK": "1", **os.environ}
+    with log.open("a", encoding="utf-8") as kept:
+        try:
+            process = subprocess.Popen(
+                order,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            raise ConfigError(f"{order[0]} cannot be run: {error.strerror}") from error
+        with process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    kept.write(line)
+                    if told is not None:
+                        told(line.rstrip("\n"))
+            except BaseException:
+                process.kill()
+                raise
+    if process.returncode == 0:
+        return
+    words = log.read_text(encoding="utf-8", errors="replace")
+    if "out of memory" in words.lower():
+        raise ConfigError(
+            "LLaMA-Factory ran out of memory: lower --max-tokens, give --gradient-checkpointing, or train a LoRA; "
+            f"its words are in {log}"
+        )
+    raise ConfigError(
+        f"LLaMA-Factory ended with exit code {process.returncode}; its words are in {log}, the last of them: "
+        f"{words[-_LAST_WORDS:].strip() or 'none'}"
+    )
+
+
+def _steps(model: Path) -> list[_Step]:
+    """What it logged of its steps."""
+    log = model / "trainer_log.jsonl"
+    lines = log.read_bytes().splitlines() if log.is_file() else []
+    return [msgspec.json.decode(line, type=_Step) for line in lines if line.strip()]
+
+
+def _put_in_place(made: Path, model: Path, output: Path) -> None:
+    """The new model, in its output; the config comes last, for with it a directory is a model."""
+    if not any(made.glob("*.safetensors")):
+        raise ConfigError(f"LLaMA-Factory wrote no weights to {made}; its words are in {output / TRAINING / LOG}")
+    for name in _TOKENIZER:
+        # As it was: only the weights are other ones.
+        if (model / name).is_file():
+            shutil.copyfile(model / name, made / name)
+        else:
+            (made / name).unlink(missing_ok=True)
+    kept = [
+        path
+        for path in made.iterdir()
+        if path.suffix == ".safetensors"
+        or path.name in {*_TOKENIZER, "config.json", "generation_config.json"}
+        or path.name.endswith(".safetensors.index.json")
+    ]
+    for path in sorted(kept, key=lambda path: path.name == "config.json"):
+        path.replace(output / path.name)
+    for path in made.glob("checkpoint-*"):
+        shutil.rmtree(path)

@@ -1,0 +1,174 @@
+"""An agent loop of verl whose rollouts are ours: Claude Code in a sandbox, verl's own engine behind the gateway.
+
+    - name: understudy
+      _target_: understudy.train.engines.verl_agent.UnderstudyLoop
+      tasks: [/data/tasks.jsonl]
+      output: /data/runs
+
+The rows of its dataset are those of `understudy export verl --form rl`, or any whose `extra_info` has the
+`instance_id` of one of the tasks. Understudy has to be installed beside verl.
+"""
+
+# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUntypedBaseClass=false
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any, ClassVar
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+
+from understudy.errors import BackendError, ConfigError
+from understudy.train import data
+from understudy.train.engines import verl
+from understudy.train.engines.verl_bridge import Answer, Bridge, Session
+from understudy.train.sequences import TrainingRollout
+
+_RUN = "from understudy.cli.main import main; main()"
+_LAST_WORDS = 2000
+_STOP_S = 20.0
+_SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class UnderstudyLoop(AgentLoopBase):
+    """See the module. `options` are more options of `understudy run`, as ["--max-turns", "20"].
+
+    `tool_format` is the syntax of the model's tool calls (docs/gateway.md), `keep` whether the directories of runs
+    stay when they have been read.
+    """
+
+    _bridges: ClassVar[dict[asyncio.AbstractEventLoop, asyncio.Task[Bridge]]] = {}
+
+    def __init__(
+        self,
+        *args: Any,
+        tasks: list[str],
+        output: str,
+        options: list[str] | None = None,
+        tool_format: str = "hermes",
+        keep: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._tasks = list(tasks)
+        self._output = Path(output)
+        self._options = list(options or [])
+        self._tool_format = tool_format
+        self._keep = keep
+        rollout = self.rollout_config
+        self._model = str(self.config.actor_rollout_ref.model.path)
+        self._lengths = verl.Lengths(int(rollout.prompt_length), int(rollout.response_length))
+        self._context = int(rollout.get("max_model_len") or 0) or sum(
+            (self._lengths.prompt, self._lengths.response)
+        )
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[Any]:
+        """One graded rollout of the row's task: an AgentLoopOutput for each of its sequences.
+
+        Raises ConfigError or BackendError for a rollout that failed for other reasons than the model's; verl then
+        leaves out its group.
+        """
+        instance = (kwargs.get("extra_info") or {}).get("instance_id")
+        if not instance:
+            raise ConfigError(
+                "the row has no extra_info.instance_id; make the dataset with `understudy export verl --form rl`"
+            )
+        began = time.monotonic()
+        bridge = await self._bridge()
+        session = bridge.open(self._generate(f"{uuid.uuid4().hex}"), _sampling(sampling_params))
+        place = self._output / f"{kwargs.get('uid') or uuid.uuid4().hex}-{kwargs.get('session_id', 0)}"
+        try:
+            await self._collect(str(instance), session, place, int(kwargs.get("session_id", 0)))
+            rollout = await asyncio.to_thread(read, place, str(instance))
+        finally:
+            bridge.close(session)
+            if not self._keep:
+                await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
+        steps = (min(session.steps), max(session.steps)) if session.steps else (0, 0)
+        return verl.outputs(rollout, self._lengths, steps=steps, seconds=time.monotonic() - began)
+
+    def _generate(self, request_id: str) -> Any:
+        """Sampling by verl's servers; one id a rollout, so that its turns find their cache on one of them."""
+
+        async def generate(prompt: list[int], sampling: dict[str, Any]) -> Answer:
+            limit = sampling["max_tokens"]
+            output = await self.server_manager.generate(
+                request_id=request_id, prompt_ids=prompt, sampling_params={**sampling, "logprobs": True}
+            )
+            return Answer(
+                ids=list(output.token_ids),
+                logprobs=list(output.log_probs) if output.log_probs else None,
+                stopped=len(output.token_ids) < limit,
+                aborted=output.stop_reason == "aborted",
+                step=output.extra_fields.get("max_global_steps"),
+            )
+
+        return generate
+
+    async def _bridge(self) -> Bridge:
+        """The bridge of this worker, started by its first rollout and ended with its process."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._bridges:
+            self._bridges[loop] = asyncio.create_task(Bridge(self._model, self._context).__aenter__())
+        return await asyncio.shield(self._bridges[loop])
+
+    async def _collect(self, instance: str, session: Session, place: Path, seed: int) -> None:
+        """Run one rollout into `place`. Raises BackendError with the last words of a run that failed."""
+        await asyncio.to_thread(place.mkdir, parents=True, exist_ok=True)
+        config = place / "gateway.toml"
+        config.write_text(_config(self._model, session.url, self._tool_format), encoding="utf-8")
+        order = [sys.executable, "-c", _RUN, "run", "--config", str(config), "--samples", "1"]
+        order += [word for path in self._tasks for word in ("--tasks", path)]
+        order += ["--instance-ids", instance, "--seed", str(seed), "--output-dir", str(place), "--json"]
+        process = await asyncio.create_subprocess_exec(
+            *order,
+            *self._options,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+        )
+        try:
+            _, words = await process.communicate()
+        except asyncio.CancelledError:
+            # As Ctrl-C twice: the sandbox is closed before it ends.
+            for _ in range(2):
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGINT)
+                    await asyncio.sleep(0.2)
+            await asyncio.wait_for(process.wait(), _STOP_S)
+            raise
+        if not (place / "store.db").exists():
+            said = words[-_LAST_WORDS:].decode(errors="replace").strip()
+            raise BackendError(f"understudy run ended with exit code {process.returncode}: {said or 'no word'}")
+
+
+def read(place: Path, instance: str) -> TrainingRollout:
+    """The graded rollout in a run's output. Raises ConfigError when there is none that can be trained on."""
+    left_out = Counter[str]()
+    found = [each for group in data.groups([place], left_out=left_out) for each in group.rollouts]
+    if len(found) != 1:
+        raise ConfigError(f"{place}: {len(found)} rollouts of {instance} to learn from, not one; {dict(left_out)}")
+    return found[0]
+
+
+def _sampling(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: given[name] for name in _SAMPLED if given.get(name) is not None}
+
+
+def _config(model: str, url: str, tool_format: str) -> str:
+    said = {"backend": "vllm", "model": model, "endpoints": [url], "tokens": "exact"}
+    said |= {"tokenizer": model, "tool_format": tool_format}
+    # A JSON string is a TOML string, and a list of them a list.
+    return "[models.high]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in said.items())

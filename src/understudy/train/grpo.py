@@ -1,0 +1,136 @@
+"""Reinforcement over rollouts that are there: policy updates over groups, some at a time."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from pathlib import Path
+from random import Random
+
+from msgspec import Struct, field, structs
+
+from understudy.errors import ConfigError
+from understudy.train.advantages import with_signal
+from understudy.train.extra import need
+from understudy.train.metrics import Metrics
+from understudy.train.options import GRPOOptions
+from understudy.train.places import CHECKPOINTS, finish, last_checkpoint, put_in_place
+from understudy.train.sequences import Group
+from understudy.train.updater import Updater, UpdateReport
+from understudy.train.weights import TRAINING, Written
+
+_KEPT = 2
+"""Checkpoints."""
+
+ToldUpdate = Callable[[UpdateReport, int], None]
+"""Told `(report, of)` after each update."""
+
+
+class Reinforced(Struct, frozen=True, kw_only=True):
+    """What policy updates made. `updated` counts those that changed the weights; `skipped` sums theirs by why."""
+
+    output: str
+    groups: int
+    updates: int
+    updated: int
+    tokens: int
+    mismatch_mean: float
+    mismatch_max: float
+    skipped: dict[str, int] = field(default_factory=dict[str, int])
+    left_out: dict[str, int] = field(default_factory=dict[str, int])
+    seconds: float = 0.0
+
+
+def silent(report: UpdateReport, of: int) -> None:
+    """A `ToldUpdate` that tells nobody."""
+
+
+def train_grpo(
+    model: Path,
+    groups: Many[Group],
+    output: Path,
+    options: GRPOOptions,
+    *,
+    groups_per_update: int = 0,
+    left_out: Counter[str] | None = None,
+    resume: bool | Path = False,
+    trackers: Many[str] = (),
+    told: ToldUpdate = silent,
+    save_steps: int = 0,
+) -> Reinforced:
+    """Update the model in the directory `model` over `groups`, shuffled; write the new one to `output`.
+
+    Each update is over `groups_per_update` groups (0: all). A checkpoint is written every `save_steps` updates (0:
+    none but the last) to `output/training/checkpoints`; `resume` goes on from the last of them, or from the one
+    named, to the same weights. Raises ConfigError when nothing can be learned from the groups.
+    """
+    need()
+    counts = Counter[str]() if left_out is None else left_out
+    _check(groups, options, counts)
+    place = output / TRAINING
+    checkpoint = last_checkpoint(place, resume, f"{TRAINING}/written.json")
+    began = time.monotonic()
+    updater = Updater(model, options, resume=checkpoint)
+    plan = _plan(groups, groups_per_update, options.seed)
+    reports: list[UpdateReport] = []
+    with Metrics(place, trackers, start=updater.step + 1, name="understudy-grpo") as metrics:
+        for step, given in enumerate(plan, 1):
+            if step <= updater.step:
+                continue
+            report = updater.update(given, step)
+            reports.append(report)
+            metrics.write(step, structs.asdict(report))
+            told(report, len(plan))
+            if save_steps and step % save_steps == 0 and step < len(plan):
+                updater.save(place / CHECKPOINTS / f"checkpoint-{step}")
+                _forget(place / CHECKPOINTS)
+    written = Written(version=f"step-{updater.step:04d}", step=updater.step, base=str(model))
+    put_in_place(updater.model, model, output, written)
+    finish(place)
+    tokens = sum(report.tokens for report in reports)
+    skipped = Counter[str]()
+    for report in reports:
+        skipped.update(report.skipped)
+    return Reinforced(
+        output=str(output),
+        groups=len(groups),
+        updates=len(reports),
+        updated=sum(report.updated for report in reports),
+        tokens=tokens,
+        mismatch_mean=sum(report.mismatch_mean * report.tokens for report in reports) / max(tokens, 1),
+        mismatch_max=max((report.mismatch_max for report in reports), default=0.0),
+        skipped=dict(sorted(skipped.items())),
+        left_out={why: count for why, count in counts.most_common() if count},
+        seconds=round(time.monotonic() - began, 3),
+    )
+
+
+def _check(groups: Many[Group], options: GRPOOptions, counts: Counter[str]) -> None:
+    why = ", ".join(f"{count} {why}" for why, count in counts.most_common() if count) or "nothing"
+    if not groups:
+        raise ConfigError(
+            f"there are no groups to learn from; left out: {why}; GRPO needs token ids and logprobs: collect with "
+            "--weights, or with a vLLM or SGLang server and tokens in and out"
+        )
+    if options.overlong_tokens is None and not with_signal(groups):
+        rollouts = sum(len(group.rollouts) for group in groups)
+        raise ConfigError(
+            f"in none of the {len(groups)} groups ({rollouts} rollouts) do rewards differ, so there is nothing to "
+            f"learn from; left out: {why}; collect with --samples 4 or more, and tasks that are solved at times"
+        )
+
+
+def _plan(groups: Many[Group], size: int, seed: int) -> list[list[Group]]:
+    order = list(groups)
+    Random(f"grpo {seed}").shuffle(order)
+    size = size or len(order)
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def _forget(checkpoints: Path) -> None:
+    found = sorted(checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    for path in found[:-_KEPT]:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,294 @@
+"""All that a loop works with, opened and closed together: its directory, server, trainer and collector."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from understudy.errors import ConfigError
+from understudy.locks import locked
+from understudy.model.process import start_server
+from understudy.run.collector import Collector, Manner, Served
+from understudy.sandbox.base import Sandboxes
+from understudy.train.evaluate import Evaluation, Interval, difference
+from understudy.train.loop import Loop, Stopped, Trainer, Watcher, part_of
+from understudy.train.options import GRPOOptions
+from understudy.train.publish.base import Publisher, SeenAs
+from understudy.train.publish.choice import make_publisher
+from understudy.train.state import LoopConfig, LoopDirectory, LoopState, version_of
+from understudy.train.trainer import start_trainer
+from understudy.types import Task
+
+_SAMPLE_BYTES = 1 << 20
+_FILES = ("config.json", "tokenizer.json", "chat_template.jinja", "tokenizer_config.json")
+
+
+class OpenTrainer(Protocol):
+    """Opens a trainer of a model, at the weights in `resume` where these are given (see `start_trainer`)."""
+
+    def __call__(
+        self, model: Path, options: GRPOOptions, *, resume: Path | None, threads: int
+    ) -> AbstractAsyncContextManager[Trainer]:
+        """A trainer while the context lasts."""
+        ...
+
+
+class Means(Struct, frozen=True, kw_only=True):
+    """What a loop works with, which is no part of what it is.
+
+    Without `urls` it starts the embedded server. `way` is how weights get to a server (see `make_publisher`);
+    `seen_as` the loop's directory as that server sees it. `threads` of the CPU are the trainer's, 0: as many as
+    torch takes.
+    """
+
+    concurrency: int
+    urls: tuple[str, ...] = ()
+    way: str = "disk"
+    api_key_env: str | None = None
+    seen_as: str | None = None
+    threads: int = 0
+
+
+class Evaluated(Struct, frozen=True, kw_only=True):
+    """An evaluation in figures: the solve rate with its 95 % interval."""
+
+    step: int
+    version: str
+    solved: int
+    total: int
+    failed: int
+    rate: Interval
+
+
+class LoopSummary(Struct, frozen=True, kw_only=True):
+    """What a loop came to, over all starts of it; `wall_s` is this start's. `weights` are those of `version`.
+
+    `gain` is how much more of the held-out tasks the last evaluated policy solves than the first one.
+    """
+
+    output_dir: str
+    steps: int
+    of: int
+    version: str
+    weights: str
+    rollouts: int
+    solved: int
+    updates: int
+    skipped: dict[str, int]
+    refused_tasks: dict[str, str]
+    evaluations: tuple[Evaluated, ...]
+    gain: Interval | None
+    stopped: bool
+    wall_s: float
+
+
+async def carry_on(
+    config: LoopConfig,
+    root: Path,
+    tasks: Sequence[Task],
+    eval_tasks: Sequence[Task],
+    *,
+    sandboxes: Sandboxes,
+    means: Means,
+    watcher: Watcher,
+    collects: Callable[[Collector], None] = lambda collector: None,
+    trainers: OpenTrainer = start_trainer,
+) -> LoopSummary:
+    """Begin a loop in the directory `root`, or go on with the one there, to its end or until it is drained.
+
+    `collects` is given what may be told to drain; `trainers` opens what learns. Raises ConfigError for another
+    loop's directory and for a model, server or option that cannot be used, else what made going on useless; the
+    same again goes on.
+    """
+    began = time.monotonic()
+    directory = LoopDirectory(root)
+    manner = msgspec.convert(config.manner, Manner)
+    options = msgspec.convert(config.trainer, GRPOOptions)
+    alone = locked(
+        directory.lock,
+        busy=f"another loop is using {root}; wait for it, or give another --output-dir",
+        remedy="give an --output-dir that you can write",
+    )
+    with alone:
+        directory.enter(config)
+        state = directory.load()
+        if state is None:
+            state = LoopState(version=version_of(0), weights=config.model)
+            directory.save(state)
+        _same_tasks(state, tasks)
+        async with contextlib.AsyncExitStack() as stack:
+            weights = _weights(directory, state)
+            resume = weights if state.version != version_of(0) else None
+            trainer = await stack.enter_async_context(
+                trainers(Path(config.model), options, resume=resume, threads=means.threads)
+            )
+            served, publisher, watch = await stack.enter_async_context(
+                _serving(config, directory, means, weights, state.version, fresh=not state.steps)
+            )
+            collector = Collector(
+                served, manner, sandboxes=sandboxes, concurrency=means.concurrency, version=state.version
+            )
+            stack.push_async_callback(collector.close)
+            collects(collector)
+            loop = Loop(
+                config,
+                directory,
+                state,
+                tasks={task.instance_id: task for task in tasks},
+                eval_tasks=eval_tasks,
+                collector=collector,
+                trainer=trainer,
+                publisher=publisher,
+                watcher=watcher,
+            )
+            stopped = await _to_its_end(loop, watch)
+            return summary_of(config, directory, loop.state, stopped=stopped, wall_s=time.monotonic() - began)
+
+
+def summary_of(
+    config: LoopConfig, directory: LoopDirectory, state: LoopState, *, stopped: bool = False, wall_s: float = 0.0
+) -> LoopSummary:
+    """The summary of a loop as its state has it."""
+    over = [step for step in state.steps if step.phase == "published"]
+    tried = [each for each in state.evaluations if each.total]
+    gain = None
+    if len(tried) > 1:
+        first, last = tried[0], tried[-1]
+        gain = difference((first.solved, first.total), (last.solved, last.total))
+    return LoopSummary(
+        output_dir=str(directory.root),
+        steps=len(over),
+        of=config.steps,
+        version=state.version,
+        weights=str(directory.absolute(state.weights)),
+        rollouts=sum(step.collected for step in over),
+        solved=sum(step.solved for step in over),
+        updates=sum(step.weights is not None for step in over),
+        skipped=state.skipped(),
+        refused_tasks=state.refused,
+        evaluations=tuple(map(_evaluated, state.evaluations)),
+        gain=gain,
+        stopped=stopped,
+        wall_s=round(wall_s, 3),
+    )
+
+
+def model_digest(model: Path) -> str:
+    """A digest that tells a model's directory from others: its settings, and the ends of its weights.
+
+    Raises ConfigError when it cannot be read.
+    """
+    found = hashlib.sha256()
+    try:
+        for path in sorted(each for each in model.iterdir() if each.is_file()):
+            if path.name in _FILES:
+                found.update(path.name.encode() + path.read_bytes())
+            elif path.suffix in (".safetensors", ".bin"):
+                with path.open("rb") as file:
+                    size = file.seek(0, os.SEEK_END)
+                    file.seek(0)
+                    found.update(f"{path.name} {size}".encode() + file.read(_SAMPLE_BYTES))
+                    file.seek(max(0, size - _SAMPLE_BYTES))
+                    found.update(file.read())
+    except OSError as error:
+        raise ConfigError(f"{model}: cannot be read: {error.strerror}; give a model's directory") from error
+    return found.hexdigest()[:16]
+
+
+def _evaluated(evaluation: Evaluation) -> Evaluated:
+    return Evaluated(
+        step=evaluation.step,
+        version=evaluation.version,
+        solved=evaluation.solved,
+        total=evaluation.total,
+        failed=evaluation.failed,
+        rate=evaluation.rate,
+    )
+
+
+def _same_tasks(state: LoopState, tasks: Sequence[Task]) -> None:
+    given = {task.instance_id for task in tasks}
+    if lost := sorted({ref.task for ref in state.pending()} - given):
+        raise ConfigError(f"a step that has begun needs the task {lost[0]}, which is not among those given")
+
+
+def _weights(directory: LoopDirectory, state: LoopState) -> Path:
+    """The weights that answer. Raises ConfigError when they are gone."""
+    weights = directory.absolute(state.weights)
+    if not weights.is_dir():
+        raise ConfigError(
+            f"{weights}, the weights of {state.version}, are gone; put them back, or begin anew in another "
+            "--output-dir"
+        )
+    return weights
+
+
+@asynccontextmanager
+async def _serving(
+    config: LoopConfig, directory: LoopDirectory, means: Means, weights: Path, version: str, *, fresh: bool
+) -> AsyncGenerator[tuple[Served, Publisher, Callable[[], Awaitable[None]] | None]]:
+    """A server that samples from `weights` as `version`, what changes them, and what raises when it ends."""
+    key = os.environ.get(means.api_key_env) if means.api_key_env else None
+    if means.api_key_env and not key:
+        raise ConfigError(
+            f"the environment variable {means.api_key_env} is not set; it must hold the server's key"
+        )
+    seen_as = SeenAs(directory.root, Path(means.seen_as)) if means.seen_as else None
+    served = Served(
+        backend=config.backend,
+        urls=means.urls,
+        model=config.served_model or None,
+        tokenizer=config.model,
+        tool_format=config.tool_format,
+        api_key_env=means.api_key_env,
+    )
+    if means.urls:
+        publisher = make_publisher(config.backend, means.urls, way=means.way, api_key=key, seen_as=seen_as)
+        await _agree(publisher, weights, version, fresh=fresh)
+        yield served, publisher, None
+        return
+    async with start_server(weights=weights, version=version) as server:
+        url = f"{server.url}/v1"
+        served = msgspec.structs.replace(served, urls=(url,), model=config.served_model or server.model)
+        yield served, make_publisher("embedded", url, way=means.way), server.watch
+
+
+async def _agree(publisher: Publisher, weights: Path, version: str, *, fresh: bool) -> None:
+    """Have a server that somebody else keeps sample from the loop's weights, whatever it was left with.
+
+    One that nobody has told a version is taken to serve the model that a fresh loop begins with. Else they are
+    published even where the version is the right one: a publishing that was cut short may have left it paused.
+    """
+    lora = publisher.capabilities.kind == "lora"
+    if (fresh and await publisher.current() is None) or (lora and version == version_of(0)):
+        return
+    await publisher.publish(part_of(publisher, weights), version)
+
+
+async def _to_its_end(loop: Loop, watch: Callable[[], Awaitable[None]] | None) -> bool:
+    """Whether the loop was stopped before its end. Raises what ended it, or its server."""
+    work = asyncio.ensure_future(loop.run())
+    tasks: list[asyncio.Future[Any]] = [work]
+    if watch is not None:
+        tasks.append(asyncio.ensure_future(watch()))
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    except Stopped:
+        return True
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return False

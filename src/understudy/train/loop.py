@@ -1,0 +1,395 @@
+"""The loop: collect with the current policy, grade, update, publish the weights as a new version, collect again.
+
+Every step goes through the phases of `state.Phase`, each of which ends by replacing the state: whoever is killed
+goes on at the beginning of the phase that it was in, and finds there what that phase began with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+import time
+from collections import Counter
+from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from understudy.run.collector import Collector, TaskFigures, Wave
+from understudy.train.curriculum import Rate
+from understudy.train.data import NO_VERDICT, write_groups
+from understudy.train.evaluate import Evaluation
+from understudy.train.publish.base import Publisher
+from understudy.train.sequences import Group
+from understudy.train.state import (
+    GroupRef,
+    LoopConfig,
+    LoopDirectory,
+    LoopState,
+    StepState,
+    number_of,
+    version_of,
+)
+from understudy.train.updater import UpdateReport
+from understudy.train.waves import begun, groups_of, seed_of
+from understudy.train.weights import ADAPTER
+from understudy.types import Task
+
+_T = TypeVar("_T")
+
+STALE = "groups that are too old"
+EMPTY = "groups of which nothing can be learned"
+
+
+class Stopped(Exception):
+    """No error: the loop was asked to stop, and did at a place where it can go on."""
+
+
+class Trainer(Protocol):
+    """Keeps a model in training, which is at the weights that the loop's state has (see `trainer`)."""
+
+    async def update(self, groups: Path, step: int, version: str, weights: Path) -> UpdateReport:
+        """Learn from a file of groups once, and write what comes of it to the directory `weights`."""
+        ...
+
+
+class Watcher:
+    """What a loop tells while it goes on. The base class listens to nothing."""
+
+    def began(self, loop: Loop) -> None:
+        """The loop begins; its `line` may be asked from now on."""
+
+    def stepped(self, step: StepState) -> None:
+        """A step is over: its weights answer."""
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """The held-out tasks were tried."""
+
+
+class Loop:
+    """One loop, from where its state stands to its last step."""
+
+    def __init__(
+        self,
+        config: LoopConfig,
+        directory: LoopDirectory,
+        state: LoopState,
+        *,
+        tasks: Mapping[str, Task],
+        eval_tasks: Sequence[Task],
+        collector: Collector,
+        trainer: Trainer,
+        publisher: Publisher,
+        watcher: Watcher,
+    ) -> None:
+        self.config = config
+        self.directory = directory
+        self.state = state
+        self._tasks = tasks
+        self._eval_tasks = eval_tasks
+        self._collector = collector
+        self._trainer = trainer
+        self._publisher = publisher
+        self._watcher = watcher
+        self._waves: dict[int, Wave] = {}
+        self._evaluating: Wave | None = None
+        self._doing = "starting"
+
+    async def run(self) -> LoopState:
+        """Go through all steps that are left; returns the state at the end.
+
+        Raises Stopped when the collector was told to drain, else what made going on useless.
+        """
+        self._watcher.began(self)
+        await self._evaluate(self.state.done)
+        while (number := self.state.done + 1) <= self.config.steps:
+            await self._step(number)
+            await self._evaluate(number)
+            await asyncio.to_thread(self._prune)
+        return self.state
+
+    def line(self) -> str:
+        """Where it stands, in a line."""
+        parts = [f"step {min(self.state.done + 1, self.config.steps)}/{self.config.steps}", self._doing]
+        waves = (
+            [self._evaluating] if self._evaluating else [wave for wave in self._waves.values() if not wave.ended]
+        )
+        total = sum(wave.progress.total for wave in waves)
+        if total:
+            done, solved = (sum(getattr(wave.progress, name) for wave in waves) for name in ("done", "solved"))
+            parts.append(f"{done}/{total} rollouts, {solved} solved")
+            if failed := sum(wave.progress.failed for wave in waves):
+                parts.append(f"{failed} failed")
+            if waves[-1].words not in ("collecting", "ended"):
+                parts.append(waves[-1].words)
+            if error := next((fault for wave in waves if (fault := wave.last_error())), None):
+                parts.append(f"last fault at the {error.boundary}")
+        if self._collector.draining:
+            parts.append("finishing what runs; Ctrl-C again stops at once")
+        return " · ".join(parts)
+
+    # --- a step ----------------------------------------------------------------------------------------
+
+    async def _step(self, number: int) -> None:
+        step = self.state.step(number)
+        if step is None:
+            self._stop_here()
+            step = begun(self.config, self.directory, self.state, number, self._tasks)
+            self._save(self.state.with_step(step))
+        if step.phase == "collecting":
+            step = await self._gather(step)
+        if step.phase == "collected":
+            step = await self._update(step)
+        if step.phase == "updated":
+            step = await self._publish(step)
+        self._watcher.stepped(step)
+
+    async def _gather(self, step: StepState) -> StepState:
+        """Wait for enough groups, and write them for the update."""
+        self._doing = "collecting"
+        began = time.monotonic()
+        self._open_waves()
+        ready = await self._enough(step.step)
+        current = number_of(self.state.version) or 0
+        runs = {number: wave.run_id for number, wave in self._waves.items()}
+        groups, skipped, ages = await asyncio.to_thread(groups_of, self.directory, self.state, ready, runs)
+        used: list[GroupRef] = []
+        dropped: list[GroupRef] = []
+        given: list[Group] = []
+        oldest = 0
+        for ref in sorted(ready):
+            age = current - ages.get(ref, current)
+            if ref not in groups:
+                skipped[EMPTY] += 1
+                dropped.append(ref)
+            elif age > self.config.max_staleness:
+                skipped[STALE] += 1
+                dropped.append(ref)
+            else:
+                oldest = max(oldest, age)
+                used.append(ref)
+                given.append(groups[ref])
+        if failed := sum(ready[ref].failed for ref in ready):
+            skipped[NO_VERDICT] += failed
+        await asyncio.to_thread(self._write_groups, step.step, given)
+        rewards = [rollout.reward for group in given for rollout in group.rollouts]
+        step = replace(
+            step,
+            phase="collected",
+            used=tuple(used),
+            dropped=tuple(dropped),
+            collected=sum(ready[ref].graded for ref in used),
+            solved=sum(ready[ref].solved for ref in used),
+            reward=sum(rewards) / len(rewards) if rewards else 0.0,
+            groups=len(given),
+            staleness=oldest,
+            skipped=dict(sorted(skipped.items())),
+            seconds=step.seconds | {"collect": round(time.monotonic() - began, 3)},
+        )
+        rates = dict(self.state.rates)
+        for ref, figures in ready.items():
+            rates[ref.task] = rates.get(ref.task, Rate()).after(figures.graded, figures.solved, step.step)
+        state = replace(self.state.with_step(step), rates=dict(sorted(rates.items())))
+        if self._overlaps(step.step) and step.step < self.config.steps:
+            # The next wave goes on while the update runs. It is in the state before it begins.
+            state = state.with_step(begun(self.config, self.directory, state, step.step + 1, self._tasks))
+        self._save(state)
+        return step
+
+    async def _update(self, step: StepState) -> StepState:
+        self._doing = "updating the policy"
+        number, began = step.step, time.monotonic()
+        weights, version = self.directory.weights(number), version_of(number)
+        report = UpdateReport(step=number, version=version, updated=False)
+        if self._overlaps(number):
+            self._open_waves()
+        if step.groups:
+            given = self.directory.groups(number)
+            report = await self._unless_a_wave_breaks(self._trainer.update(given, number, version, weights))
+        if not report.updated:
+            version = self.state.version
+            await asyncio.to_thread(shutil.rmtree, weights, ignore_errors=True)
+        step = replace(
+            step,
+            phase="updated",
+            version=version,
+            weights=self.directory.relative(weights) if report.updated else None,
+            skipped=dict(sorted((Counter(step.skipped) + Counter(report.skipped)).items())),
+            report=to_builtins(report),
+            seconds=step.seconds | {"update": round(time.monotonic() - began, 3)},
+        )
+        self._save(self.state.with_step(step))
+        return step
+
+    async def _publish(self, step: StepState) -> StepState:
+        state = self.state
+        if step.weights is not None:
+            self._doing = f"publishing {step.version}"
+            weights = self.directory.absolute(step.weights)
+            swap = await self._collector.swap(
+                step.version, lambda: self._publisher.publish(part_of(self._publisher, weights), step.version)
+            )
+            step = replace(step, seconds=step.seconds | {"publish": round(swap.seconds, 3)})
+            state = replace(state, version=step.version, weights=step.weights)
+        step = replace(step, phase="published")
+        self._save(state.with_step(step))
+        return step
+
+    # --- waves -----------------------------------------------------------------------------------------
+
+    def _overlaps(self, number: int) -> bool:
+        """Whether collecting goes on while a step's update runs.
+
+        An adapter is another model to the server than its base: no rollout may begin with the one and end with
+        the other.
+        """
+        first = number_of(self.state.version) == 0
+        return self.config.asynchronous and not (first and self._publisher.capabilities.kind == "lora")
+
+    def _open_waves(self) -> None:
+        """Go on with every wave of which a group is not used yet."""
+        for number in sorted({ref.wave for ref in self.state.pending()}):
+            if number in self._waves:
+                continue
+            step = self.state.step(number)
+            assert step is not None
+            self._waves[number] = self._collector.start(
+                [self._tasks[task] for task in step.tasks],
+                self.directory.run(number),
+                samples=self.config.samples,
+                seed=seed_of(self.config.seed, "wave", number),
+                model=self._model(),
+            )
+
+    def _model(self) -> str | None:
+        """The name to ask for, where it is another than the server's own: that of a published adapter."""
+        return self._publisher.capabilities.model if number_of(self.state.version) else None
+
+    async def _enough(self, number: int) -> dict[GroupRef, TaskFigures]:
+        """The groups that have ended, once they are enough for an update, with what became of their rollouts."""
+        last = number >= self.config.steps or not self._overlaps(number)
+        wanted = math.ceil(self.config.quorum * self.config.groups)
+        while True:
+            await self._note_ended()
+            ready = self._ready()
+            open_ = any(not self._waves[ref.wave].ended for ref in self.state.pending() if ref not in ready)
+            if not open_ or (not last and len(ready) >= wanted):
+                return ready
+            going = [wave for wave in self._waves.values() if not wave.ended]
+            looks = [asyncio.ensure_future(wave.changed()) for wave in going]
+            try:
+                await asyncio.wait(looks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for look in looks:
+                    look.cancel()
+                await asyncio.gather(*looks, return_exceptions=True)
+
+    async def _note_ended(self) -> None:
+        """Take up what waves that have ended refused. Raises what ended one, or Stopped when it was cut short."""
+        refused = dict(self.state.refused)
+        for wave in self._waves.values():
+            if wave.ended:
+                summary = await wave.wait()
+                if summary.pending:
+                    raise Stopped
+                refused |= summary.refused_tasks
+        if refused != self.state.refused:
+            self._save(replace(self.state, refused=refused))
+
+    def _ready(self) -> dict[GroupRef, TaskFigures]:
+        pending = set(self.state.pending())
+        found: dict[GroupRef, TaskFigures] = {}
+        for number in {ref.wave for ref in pending}:
+            for task, figures in self._waves[number].figures().items():
+                if (ref := GroupRef(number, task)) in pending:
+                    found[ref] = figures
+        return dict(sorted(found.items()))
+
+    async def _unless_a_wave_breaks(self, work: Awaitable[_T]) -> _T:
+        """Do the work to its end, or to that of a wave beside it that cannot go on, which raises."""
+        task = asyncio.ensure_future(work)
+        going = {asyncio.ensure_future(wave.wait()) for wave in self._waves.values() if not wave.ended}
+        try:
+            while not task.done():
+                done, _ = await asyncio.wait({task, *going}, return_when=asyncio.FIRST_COMPLETED)
+                for ended in done & going:
+                    going.discard(ended)
+                    ended.result()
+            return task.result()
+        finally:
+            for each in (task, *going):
+                each.cancel()
+            await asyncio.gather(task, *going, return_exceptions=True)
+
+    def _write_groups(self, number: int, groups: Sequence[Group]) -> None:
+        path = self.directory.groups(number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_groups(path, groups)
+
+    # --- evaluation ------------------------------------------------------------------------------------
+
+    async def _evaluate(self, number: int) -> None:
+        """Try the held-out tasks after a step, where that is due and was not done."""
+        config = self.config
+        due = number in (0, config.steps) or (config.eval_every > 0 and number % config.eval_every == 0)
+        if not self._eval_tasks or not due or any(each.step == number for each in self.state.evaluations):
+            return
+        self._stop_here()
+        self._doing = f"evaluating {self.state.version}"
+        directory, began = self.directory.evaluation(number), time.monotonic()
+        wave = self._evaluating = self._collector.start(
+            self._eval_tasks,
+            directory,
+            samples=config.eval_samples,
+            seed=seed_of(config.seed, "evaluation"),
+            purpose="evaluation",
+            model=self._model(),
+        )
+        summary = await self._unless_a_wave_breaks(wave.wait())
+        if summary.pending:
+            raise Stopped
+        figures = wave.figures()
+        evaluation = Evaluation(
+            step=number,
+            version=self.state.version,
+            run=self.directory.relative(directory),
+            solved=sum(each.solved for each in figures.values()),
+            total=sum(each.graded for each in figures.values()),
+            failed=sum(each.failed for each in figures.values()),
+            tasks={task: (each.solved, each.graded) for task, each in sorted(figures.items())},
+            seconds=round(time.monotonic() - began, 3),
+        )
+        self._evaluating = None
+        self._save(replace(self.state, evaluations=(*self.state.evaluations, evaluation)))
+        self._watcher.evaluated(evaluation)
+
+    # --- the ground ------------------------------------------------------------------------------------
+
+    def _stop_here(self) -> None:
+        if self._collector.draining:
+            raise Stopped
+
+    def _save(self, state: LoopState) -> None:
+        self.directory.save(state)
+        self.state = state
+
+    def _prune(self) -> None:
+        """Remove weights but those that answer, those that did best, and the last ones, `keep` in all."""
+        made = {step.version: step.step for step in self.state.steps if step.weights is not None}
+        ranked = [self.state.version]
+        tried = [each for each in self.state.evaluations if each.version in made and each.total]
+        if tried:
+            ranked.append(max(tried, key=lambda each: (each.solved / each.total, each.step)).version)
+        ranked += sorted(made, key=lambda version: -made[version])
+        kept = list(dict.fromkeys(ranked))[: max(1, self.config.keep)]
+        for version, number in made.items():
+            if version not in kept:
+                shutil.rmtree(self.directory.weights(number), ignore_errors=True)
+
+
+def part_of(publisher: Publisher, weights: Path) -> Path:
+    """What of a step's weights a server is given: all of them, or the adapter beside them."""
+    return weights / ADAPTER if publisher.capabilities.kind == "lora" else weights

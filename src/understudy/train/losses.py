@@ -1,0 +1,268 @@
+"""Policy losses over sampled tokens, and DPO's over pairs.
+
+Tensors are rectangles [sequences, width], right-padded. Position t of row s stands for token t of sequence s,
+given all before it; `mask` is true exactly where a token was sampled, and nothing else has any influence.
+Notation: π the logprob under the weights that are trained, `old` under those that the update began with, μ under
+those that sampled (the behaviour policy), r = exp(π − old), A the advantage of the rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from msgspec import Struct, structs
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from understudy.train.options import DPOOptions, GRPOOptions, Loss
+
+_FAR = 20.0
+"""Logprobs further apart count as this far apart: exp() of more is no number that a weight or a mean can hold."""
+
+
+class Sums(Struct, frozen=True):
+    """What a loss was made of, summed over tokens; those of micro-batches add up to those of the whole batch."""
+
+    loss: float = 0.0
+    tokens: int = 0
+    clipped_low: int = 0
+    clipped_high: int = 0
+    """Tokens without gradient because their ratio had left the clip range (CISPO: whose weight was cut)."""
+    corrected: int = 0
+    """Tokens whose behaviour weight was truncated, or that fell out of the band."""
+    ratio: float = 0.0
+    kl: float = 0.0
+    """To the reference, estimated by k3; 0 where there is none."""
+    entropy: float = 0.0
+    mismatch: float = 0.0
+    """|old − μ|."""
+    mismatch_kl: float = 0.0
+    """KL of the behaviour policy to `old`, estimated by k3."""
+    mismatch_max: float = 0.0
+
+    def __add__(self, other: Sums) -> Sums:
+        both: Any = {name: value + getattr(other, name) for name, value in structs.asdict(self).items()}
+        return structs.replace(Sums(**both), mismatch_max=max(self.mismatch_max, other.mismatch_max))
+
+    def means(self) -> dict[str, float]:
+        """The loss, and the rest by token; fractions between 0 and 1."""
+        count = max(self.tokens, 1)
+        return {
+            "loss": self.loss,
+            "tokens": self.tokens,
+            "clip_fraction": (self.clipped_low + self.clipped_high) / count,
+            "clip_fraction_low": self.clipped_low / count,
+            "clip_fraction_high": self.clipped_high / count,
+            "corrected_fraction": self.corrected / count,
+            "ratio": self.ratio / count,
+            "kl": self.kl / count,
+            "entropy": self.entropy / count,
+            "mismatch_mean": self.mismatch / count,
+            "mismatch_kl": self.mismatch_kl / count,
+            "mismatch_max": self.mismatch_max,
+        }
+
+
+def tokens_of_rollouts(mask: Tensor, rollout_index: Tensor, rollouts: int) -> Tensor:
+    """How many sampled tokens each rollout has, over all its sequences: [rollouts]."""
+    counts = torch.zeros(rollouts, dtype=torch.float32, device=mask.device)
+    return counts.index_add(0, rollout_index, mask.sum(dim=1).to(torch.float32))
+
+
+def token_weights(rollout_tokens: Tensor, rollout_index: Tensor, options: GRPOOptions) -> Tensor:
+    """What one token of each sequence weighs: [sequences, 1].
+
+    With R rollouts that have sampled tokens, n_i tokens of rollout i over all its sequences, N tokens in all:
+
+    - "rollout-mean": 1 / (R · n_i). Every rollout weighs the same however long it is and however many sequences
+      it is in. With one sequence a rollout this is GRPO's, arXiv 2402.03300.
+    - "token-mean": 1 / N. DAPO, arXiv 2503.14476.
+    - "constant": 1 / (R · `constant_tokens`). Dr. GRPO, arXiv 2503.20783.
+
+    None of them changes when a rollout is split into more sequences.
+    """
+    rollouts = (rollout_tokens > 0).sum().clamp(min=1)
+    if options.normalisation == "rollout-mean":
+        weights = 1 / (rollouts * rollout_tokens.clamp(min=1))
+    elif options.normalisation == "token-mean":
+        weights = (1 / rollout_tokens.sum().clamp(min=1)).expand_as(rollout_tokens)
+    else:
+        weights = (1 / (rollouts * options.constant_tokens)).expand_as(rollout_tokens)
+    return weights[rollout_index].unsqueeze(1)
+
+
+def policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    behaviour: Tensor | None,
+    advantages: Tensor,
+    mask: Tensor,
+    rollout_index: Tensor,
+    options: GRPOOptions,
+    *,
+    rollout_tokens: Tensor | None = None,
+    reference: Tensor | None = None,
+    entropy: Tensor | None = None,
+) -> tuple[Tensor, Sums]:
+    """The loss to go down on, and the sums of what it is made of.
+
+    L = Σ_s Σ_t w_s · (c_t · l_t + kl_coefficient · k3_t − entropy_coefficient · H_t) over the sampled tokens, with
+    w of `token_weights`; l is that of `options.loss` (see `ppo`, `gspo`, `cispo`), c of `correction`.
+    k3 = exp(ref − π) − (ref − π) − 1 estimates the KL to the reference, as in arXiv 2402.03300.
+
+    `logprobs` (the only one with a gradient, but for `entropy`), `old_logprobs`, `behaviour`, `reference` and
+    `entropy` are [sequences, width]; `advantages` is [rollouts], `rollout_index` [sequences] tells whose each
+    sequence is. A micro-batch passes the advantages and `rollout_tokens` (`tokens_of_rollouts`) of the whole
+    batch: then the losses of the micro-batches add up to the loss of the batch, and their gradients likewise,
+    however a rollout's sequences are spread over them.
+
+    Raises ValueError where an option needs a tensor that was not given.
+    """
+    for name, wanted, tensor in (
+        ("behaviour logprobs", options.correction != "none", behaviour),
+        ("reference logprobs", options.kl_coefficient > 0, reference),
+        ("entropy", options.entropy_coefficient > 0, entropy),
+    ):
+        if wanted and tensor is None:
+            raise ValueError(f"the options given need {name}")
+    if rollout_tokens is None:
+        rollout_tokens = tokens_of_rollouts(mask, rollout_index, len(advantages))
+    # Before anything is computed of them: what stands off the mask may be inf or NaN, and 0 · NaN is NaN.
+    logprobs, old = _sampled(logprobs, mask), _sampled(old_logprobs, mask)
+    gain = advantages[rollout_index].unsqueeze(1)
+    loss, ratio, low, high = _LOSSES[options.loss](logprobs, old, gain, mask, options.clip)
+    cut = torch.zeros_like(mask)
+    gap: Tensor | None = None
+    if behaviour is not None:
+        gap = old - _sampled(behaviour, mask)
+        weight, cut = correction(gap, options)
+        loss = loss * weight
+    kl: Tensor | None = None
+    if reference is not None:
+        kl = _k3(_sampled(reference, mask) - logprobs)
+        loss = loss + options.kl_coefficient * kl
+    if entropy is not None:
+        entropy = _sampled(entropy, mask)
+        loss = loss - options.entropy_coefficient * entropy
+    loss = (loss * token_weights(rollout_tokens, rollout_index, options) * mask).sum()
+    with torch.no_grad():
+        sums = Sums(
+            loss=float(loss.detach()),
+            tokens=int(mask.sum()),
+            clipped_low=int((low & mask).sum()),
+            clipped_high=int((high & mask).sum()),
+            corrected=int((cut & mask).sum()),
+            ratio=_total(ratio, mask),
+            kl=0.0 if kl is None else _total(kl, mask),
+            entropy=0.0 if entropy is None else _total(entropy, mask),
+            mismatch=0.0 if gap is None else _total(gap.abs(), mask),
+            mismatch_kl=0.0 if gap is None else _total(_k3(gap), mask),
+            mismatch_max=0.0 if gap is None or not gap.numel() else float(gap.abs().max()),
+        )
+    return loss, sums
+
+
+def ppo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[float, float]) -> _Parts:
+    """l = −min(r A, clip(r, 1 − low, 1 + high) A), by token.
+
+    PPO, arXiv 1707.06347; clip-higher (high above low) is DAPO's, arXiv 2503.14476.
+    """
+    return _clipped(_ratio(logprobs - old), gain, clip)
+
+
+def gspo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[float, float]) -> _Parts:
+    """As `ppo`, with one ratio for all tokens of a sequence: s = exp(mean_t(π − old)). GSPO, arXiv 2507.18071.
+
+    The ratio is that of a sequence as it stands (a branch, a segment), not of all sequences of a rollout: they may
+    be in different micro-batches. The weights are still those of the rollout.
+    """
+    count = mask.sum(dim=1, keepdim=True).clamp(min=1)
+    mean = (logprobs - old).sum(dim=1, keepdim=True) / count
+    return _clipped(_ratio(mean).expand_as(logprobs), gain, clip)
+
+
+def cispo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[float, float]) -> _Parts:
+    """l = −sg(clip(r, 1 − low, 1 + high)) · A · π, by token: no token is without gradient. arXiv 2506.13585."""
+    ratio = _ratio(logprobs - old).detach()
+    weight = ratio.clamp(1 - clip[0], 1 + clip[1])
+    return -weight * gain * logprobs, ratio, ratio < 1 - clip[0], ratio > 1 + clip[1]
+
+
+def correction(gap: Tensor, options: GRPOOptions) -> tuple[Tensor, Tensor]:
+    """What a token weighs because another policy sampled it, and where that was cut; `gap` is old − μ.
+
+    The sampling engine computes other logprobs than the trainer does, and under asynchronous collection its
+    weights may be some versions behind; either way exp(old − μ) is the importance weight, and the clipped ratio
+    stays relative to `old` (decoupled PPO, as in AReaL, arXiv 2505.24298).
+
+    - "truncate": min(exp(old − μ), C), C = `truncate_at`: truncated importance sampling, as in V-trace,
+      arXiv 1802.01561.
+    - "band": exp(old − μ) inside [`band_low`, `band_high`], 0 outside: IcePop, arXiv 2510.18855.
+    - "none": 1.
+    """
+    weight = _ratio(gap).detach()
+    if options.correction == "truncate":
+        return weight.clamp(max=options.truncate_at), weight > options.truncate_at
+    if options.correction == "band":
+        out = (weight < options.band_low) | (weight > options.band_high)
+        return weight.masked_fill(out, 0.0), out
+    return torch.ones_like(weight), torch.zeros_like(weight, dtype=torch.bool)
+
+
+def dpo_loss(
+    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, options: DPOOptions
+) -> tuple[Tensor, dict[str, float]]:
+    """The mean over pairs of −(1 − ε) log σ(β h) − ε log σ(−β h), and how the pairs stand.
+
+    h = (π_c − ref_c) − (π_r − ref_r) of summed logprobs, [pairs] each; β is `beta`, ε `label_smoothing`. DPO,
+    arXiv 2305.18290.
+    """
+    won, lost = chosen - reference_chosen, rejected - reference_rejected
+    margin = options.beta * (won - lost)
+    wrong = options.label_smoothing
+    loss = -((1 - wrong) * logsigmoid(margin) + wrong * logsigmoid(-margin)).mean()
+    stats = {
+        "loss": float(loss.detach()),
+        "accuracy": float((margin > 0).float().mean()),
+        "margin": float(margin.detach().mean()),
+        "reward_chosen": float(options.beta * won.detach().mean()),
+        "reward_rejected": float(options.beta * lost.detach().mean()),
+    }
+    return loss, stats
+
+
+_Parts = tuple[Tensor, Tensor, Tensor, Tensor]
+"""A loss by token, the ratio, and where it was clipped below and above."""
+
+
+def _clipped(ratio: Tensor, gain: Tensor, clip: tuple[float, float]) -> _Parts:
+    free, bound = ratio * gain, ratio.clamp(1 - clip[0], 1 + clip[1]) * gain
+    # Only where the bound is the smaller does the clip take the gradient away.
+    low = (ratio < 1 - clip[0]) & (gain < 0)
+    high = (ratio > 1 + clip[1]) & (gain > 0)
+    return -torch.minimum(free, bound), ratio, low, high
+
+
+def _sampled(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, values, 0.0)
+
+
+def _ratio(gap: Tensor) -> Tensor:
+    return gap.clamp(-_FAR, _FAR).exp()
+
+
+def _k3(gap: Tensor) -> Tensor:
+    return _ratio(gap) - gap - 1
+
+
+def _total(values: Tensor, mask: Tensor) -> float:
+    return float((values * mask).sum())
+
+
+_LOSSES: dict[Loss, Callable[[Tensor, Tensor, Tensor, Tensor, tuple[float, float]], _Parts]] = {
+    "ppo": ppo,
+    "gspo": gspo,
+    "cispo": cispo,
+}

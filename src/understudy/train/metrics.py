@@ -1,0 +1,130 @@
+"""The numbers of every step: a line of JSON each, and whatever tracker is at hand."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from understudy.errors import ConfigError
+
+FILE = "metrics.jsonl"
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+_WANTED_BY = {"wandb": ("WANDB_API_KEY", "WANDB_MODE"), "mlflow": ("MLFLOW_TRACKING_URI",)}
+
+
+def chosen(said: str) -> tuple[str, ...]:
+    """The trackers that a person's word means: "auto", "none", or names with commas between them.
+
+    auto: TensorBoard where it is installed; Weights & Biases and MLflow where they are installed and the
+    environment names what they report to. Raises ConfigError for a name that is none, or is not installed.
+    """
+    if said == "none":
+        return ()
+    if said == "auto":
+        return tuple(name for name in TRACKERS if find_spec(name) is not None and _wanted(name))
+    names = tuple(name.strip() for name in said.split(",") if name.strip())
+    for name in names:
+        if name not in TRACKERS:
+            raise ConfigError(f"--track: {name!r} is none of auto, none, {', '.join(TRACKERS)}")
+        if find_spec(name) is None:
+            raise ConfigError(f"--track: {name} is not installed; install it: pip install {name}")
+    return names
+
+
+def _wanted(name: str) -> bool:
+    return any(os.environ.get(variable) for variable in _WANTED_BY.get(name, ())) or name not in _WANTED_BY
+
+
+class Metrics:
+    """Writes to `metrics.jsonl` in a directory, and to `trackers` through accelerate. To be used as a context.
+
+    Steps from `start` on are written anew when training goes on from an earlier point. Raises ConfigError when
+    the file cannot be written.
+    """
+
+    def __init__(
+        self, directory: Path, trackers: Iterable[str] = (), *, start: int | None = None, name: str = "understudy"
+    ) -> None:
+        self._path = directory / FILE
+        self._directory = directory
+        self._names = tuple(trackers)
+        self._trackers: list[Any] = []
+        self._name = name
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            kept = [] if start is None else [line for line in read_metrics(self._path) if line["step"] < start]
+            self._path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
+            self._file = self._path.open("ab")
+        except OSError as error:
+            raise ConfigError(f"{self._path}: cannot be written: {error.strerror}") from error
+
+    def __enter__(self) -> Self:
+        if self._names:
+            from accelerate import Accelerator
+
+            accelerator: Any = Accelerator(log_with=list(self._names), project_dir=str(self._directory))
+            accelerator.init_trackers(self._name)
+            self._trackers = list(accelerator.trackers)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        for tracker in self._trackers:
+            tracker.finish()
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write the numbers of a step; what is not finite is null in JSON. Trackers get the numbers alone."""
+        row = {"step": step, **values}
+        self._file.write(msgspec.json.encode(_finite(row)) + b"\n")
+        self._file.flush()
+        numbers = {
+            key: float(value)
+            for key, value in _flat(values)
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        }
+        for tracker in self._trackers:
+            tracker.log(numbers, step=step)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file, without a last one that was cut short; none where there is no file."""
+    found: list[dict[str, Any]] = []
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return found
+    for line in content.splitlines():
+        try:
+            found.append(msgspec.json.decode(line, type=dict[str, Any]))
+        except msgspec.MsgspecError:
+            break
+    return found
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            inner: Mapping[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
+            found += _flat(inner, f"{prefix}{key}/")
+        else:
+            found.append((f"{prefix}{key}", value))
+    return found
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        inner: Mapping[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
+        return {key: _finite(each) for key, each in inner.items()}
+    return value

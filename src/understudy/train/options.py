@@ -1,0 +1,196 @@
+"""What a trainer can be told, with its defaults. Plain data, no torch: the command line and TOML fill it in."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+from msgspec import Struct, structs
+
+from understudy.errors import ConfigError
+
+Advantage = Literal["group", "mean", "leave-one-out", "rloo"]
+Loss = Literal["ppo", "gspo", "cispo"]
+Normalisation = Literal["rollout-mean", "token-mean", "constant"]
+Correction = Literal["truncate", "band", "none"]
+Precision = Literal["auto", "bf16", "fp32"]
+
+CLIPS: dict[Loss, tuple[float, float]] = {"ppo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
+"""How far below and above 1 a ratio counts, unless told otherwise: DAPO's, GSPO's, and for CISPO only above."""
+
+
+class LoraOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An adapter that is trained instead of all weights (arXiv 2106.09685)."""
+
+    rank: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    modules: tuple[str, ...] = ()
+    """Names of the layers that get one; none: every linear layer but the head."""
+
+    def __post_init__(self) -> None:
+        _check(self, "lora", least={"rank": 1}, above={"alpha": 0.0}, unit={"dropout"})
+
+
+class TrainOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every trainer can be told; `table` is what messages call it."""
+
+    table: ClassVar[str] = "training"
+    learning_rate: float = 1e-5
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    warmup_steps: int = 0
+    max_grad_norm: float = 1.0
+    epochs: int = 1
+    """How often the same data is gone through."""
+    max_tokens: int = 32_768
+    """Sequences longer than this are left out and counted."""
+    micro_batch_tokens: int = 8_192
+    """How many tokens, padding included, go through the model at once: lower it where memory runs out."""
+    precision: Precision = "auto"
+    """auto: bf16 where a GPU has it, else fp32."""
+    gradient_checkpointing: bool = False
+    lora: LoraOptions | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    def _check(self) -> None:
+        _check(
+            self,
+            self.table,
+            least={"warmup_steps": 0, "epochs": 1, "max_tokens": 2, "micro_batch_tokens": 1, "weight_decay": 0.0},
+            above={"learning_rate": 0.0, "max_grad_norm": 0.0},
+            unit={"beta1", "beta2"},
+        )
+
+
+class SFTOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Imitation of solved rollouts, with loss on the sampled tokens only."""
+
+    table: ClassVar[str] = "sft"
+    epochs: int = 3
+    batch_rollouts: int = 16
+    """How many rollouts make one optimiser step."""
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+
+    def _check(self) -> None:
+        super()._check()
+        _check(self, self.table, least={"batch_rollouts": 1})
+
+
+class DPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Preference pairs (arXiv 2305.18290)."""
+
+    table: ClassVar[str] = "dpo"
+    learning_rate: float = 1e-6
+    beta: float = 0.1
+    """How strongly the policy is held to the reference."""
+    label_smoothing: float = 0.0
+    """How often a pair's preference is taken to be the wrong way round."""
+    batch_pairs: int = 8
+
+    def _check(self) -> None:
+        super()._check()
+        _check(self, self.table, least={"batch_pairs": 1}, above={"beta": 0.0})
+        if not 0 <= self.label_smoothing < 0.5:
+            raise ConfigError(
+                f"dpo.label_smoothing is {self.label_smoothing}; it must be at least 0 and below 0.5"
+            )
+
+
+class GRPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Policy updates over groups of rollouts. The formulas are in `advantages` and `losses`.
+
+    GRPO as it was published: advantage "group", clip_low = clip_high = 0.2, "rollout-mean". Dr. GRPO: "mean" and
+    "constant". DAPO: "group", "token-mean", `overlong_tokens`. GSPO: loss "gspo". RLOO: "leave-one-out".
+    """
+
+    table: ClassVar[str] = "grpo"
+    learning_rate: float = 1e-6
+    advantage: Advantage = "group"
+    loss: Loss = "ppo"
+    clip_low: float | None = None
+    clip_high: float | None = None
+    """How far below and above 1 a ratio counts; None: what the loss has in `CLIPS`."""
+    normalisation: Normalisation = "rollout-mean"
+    constant_tokens: int = 1024
+    """What a rollout's sum is divided by under "constant"."""
+    correction: Correction = "truncate"
+    """How the difference between the policy that sampled and the one that is trained is weighed."""
+    truncate_at: float = 2.0
+    band_low: float = 0.5
+    band_high: float = 5.0
+    kl_coefficient: float = 0.0
+    """Above 0 the policy is held to the model that training began with."""
+    entropy_coefficient: float = 0.0
+    temperature: float = 1.0
+    """What the rollouts were sampled with: logprobs are recomputed after it."""
+    dynamic_sampling: bool = True
+    """Groups whose rewards are all equal are left out; else they count in the normaliser."""
+    overlong_tokens: int | None = None
+    """Sampled tokens at which a rollout's reward is 1 lower; None: length costs nothing."""
+    overlong_buffer: int = 512
+    """Over how many tokens before that the penalty grows."""
+    mini_batches: int = 1
+    """Optimiser steps an update; more than one makes the later ones off-policy, which is what clipping is for."""
+
+    @property
+    def clip(self) -> tuple[float, float]:
+        """How far below and above 1 a ratio counts."""
+        low, high = CLIPS[self.loss]
+        return low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high
+
+    def _check(self) -> None:
+        super()._check()
+        _check(
+            self,
+            self.table,
+            least={
+                "constant_tokens": 1,
+                "clip_low": 0.0,
+                "clip_high": 0.0,
+                "band_low": 0.0,
+                "kl_coefficient": 0.0,
+                "entropy_coefficient": 0.0,
+                "overlong_tokens": 1,
+                "overlong_buffer": 1,
+                "mini_batches": 1,
+            },
+            above={"truncate_at": 0.0, "temperature": 0.0},
+        )
+        if self.band_high <= self.band_low:
+            raise ConfigError(f"grpo.band_high is {self.band_high}; it must be above band_low, {self.band_low}")
+        if self.overlong_tokens is not None and self.overlong_buffer > self.overlong_tokens:
+            raise ConfigError(
+                f"grpo.overlong_buffer is {self.overlong_buffer}; it must be at most overlong_tokens, "
+                f"{self.overlong_tokens}"
+            )
+
+
+def _check(
+    options: Struct,
+    table: str,
+    *,
+    least: dict[str, float] | None = None,
+    above: dict[str, float] | None = None,
+    unit: set[str] | None = None,
+) -> None:
+    """Raise ConfigError where a number is not what its name allows."""
+    given = structs.asdict(options)
+    rules = [
+        *(
+            (name, given[name] is None or given[name] >= bound, f"at least {bound}")
+            for name, bound in (least or {}).items()
+        ),
+        *((name, given[name] > bound, f"above {bound}") for name, bound in (above or {}).items()),
+        *((name, 0 <= given[name] < 1, "at least 0 and below 1") for name in sorted(unit or ())),
+    ]
+    for name, fine, expected in rules:
+        if not fine:
+            raise ConfigError(f"{table}.{name} is {given[name]}; it must be {expected}")
+    for name, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{table}.{name} is {value}; it must be a finite number")

@@ -1,0 +1,99 @@
+"""What publishes weights to a model server, as the loop sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from understudy.errors import BackendError, ConfigError
+
+Kind = Literal["full", "lora"]
+
+
+class Capabilities(Struct, frozen=True, kw_only=True):
+    """What a publisher takes and does.
+
+    `kind` is what the directory that is published holds: a whole model, or a LoRA adapter. `drained` tells that
+    nothing may be in flight meanwhile; else what is in flight goes on with the new weights. `model` is the name
+    under which the weights are asked for, None where it stays the server's own. `releases` tells that `release`
+    frees the server's GPU memory for a trainer beside it.
+    """
+
+    kind: Kind = "full"
+    drained: bool = False
+    model: str | None = None
+    releases: bool = False
+
+
+class Publisher(Protocol):
+    """Publishes weights to one server, or to several that serve the same model.
+
+    Publishing twice is publishing once: whoever was killed in between publishes again.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it takes and does."""
+        ...
+
+    async def publish(self, weights: Path, version: str) -> None:
+        """Have the server sample from the model directory `weights`, and call that `version`.
+
+        Returns when the next token sampled is of that version. Raises ConfigError for a directory that cannot be
+        published, or a server without the endpoints; BackendError when the server fails: it stays paused where it
+        may hold neither the old weights nor the new ones, until a publishing succeeds.
+        """
+        ...
+
+    async def current(self) -> str | None:
+        """The version that the server samples from, None where it was never told. Raises BackendError."""
+        ...
+
+    async def release(self) -> None:
+        """Free the server's GPU memory until the next `publish`; does nothing where that is not possible."""
+        ...
+
+
+class SeenAs(Struct, frozen=True):
+    """The same directory under two paths: `here`, and as the `server` sees it."""
+
+    here: Path
+    server: Path
+
+    def of(self, path: Path) -> Path:
+        """A path of ours as the server sees it. Raises ConfigError for one that is not below `here`."""
+        try:
+            return self.server / path.resolve().relative_to(self.here.resolve())
+        except ValueError:
+            raise ConfigError(
+                f"{path} is not below {self.here}, which the server sees as {self.server}; write the weights there"
+            ) from None
+
+
+def checked(weights: Path, kind: Kind) -> Path:
+    """The absolute path of a directory that holds what `kind` says. Raises ConfigError when it does not."""
+    path = weights.resolve()
+    if kind == "lora":
+        needed, stems = "adapter_config.json", ("adapter_model",)
+    else:
+        needed, stems = "config.json", ("model", "pytorch_model")
+    if not (path / needed).is_file():
+        other = path / ("config.json" if kind == "lora" else "adapter_config.json")
+        held = f"; it holds {'a whole model' if kind == 'lora' else 'a LoRA adapter'}" if other.is_file() else ""
+        raise ConfigError(f"{path} has no {needed}, so no weights to publish as {kind}{held}")
+    ends = ("safetensors", "bin")
+    if not any(file.is_file() for stem in stems for end in ends for file in path.glob(f"{stem}*.{end}")):
+        raise ConfigError(f"{path} has no {stems[0]}*.safetensors; were the weights saved whole?")
+    return path
+
+
+def unloaded(error: BackendError, seen: str) -> BackendError:
+    """What is to be said of a server that failed to load the directory that it sees as `seen`."""
+    return BackendError(
+        f"{error}. The server reads {seen} itself: has it that path, with the architecture that it serves? "
+        "It stays paused, because its weights may be neither the old nor the new ones",
+        status=error.status,
+        body=error.body,
+    )

@@ -1,0 +1,98 @@
+"""Publishers by the kind of server, and one for several servers of the same model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from understudy.errors import BackendError, ConfigError
+from understudy.train.publish.base import Capabilities, Publisher, SeenAs
+from understudy.train.publish.embedded import EmbeddedPublisher
+from understudy.train.publish.http import TIMEOUT_S
+from understudy.train.publish.sglang import SGLangPublisher
+from understudy.train.publish.vllm import ADAPTER, VLLMPublisher
+
+
+def _transfer(base_url: str, **given: Any) -> Publisher:
+    from understudy.train.publish.vllm_transfer import TransferPublisher
+
+    given.pop("adapter")
+    given.pop("seen_as")
+    return TransferPublisher(base_url, **given)
+
+
+_MAKERS: dict[tuple[str, str], Callable[..., Publisher]] = {
+    ("embedded", "disk"): EmbeddedPublisher,
+    ("embedded", "lora"): EmbeddedPublisher,
+    ("vllm", "disk"): VLLMPublisher,
+    ("vllm", "sleep"): VLLMPublisher,
+    ("vllm", "lora"): VLLMPublisher,
+    ("vllm", "transfer"): _transfer,
+    ("sglang", "disk"): SGLangPublisher,
+    ("sglang", "lora"): SGLangPublisher,
+}
+
+
+def make_publisher(
+    server: str,
+    base_urls: str | Sequence[str],
+    *,
+    way: str = "disk",
+    api_key: str | None = None,
+    adapter: str = ADAPTER,
+    seen_as: SeenAs | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Publisher:
+    """A publisher for the servers at `base_urls`, all of the kind `server`: embedded, vllm or sglang.
+
+    `way` is how weights get there: "disk" and "lora" for all, "sleep" and "transfer" for vLLM. Raises ConfigError
+    for a combination that there is not.
+    """
+    urls = [base_urls] if isinstance(base_urls, str) else list(base_urls)
+    make = _MAKERS.get((server, way))
+    if make is None or not urls:
+        known = ", ".join(f"{server} by {way}" for server, way in sorted(_MAKERS))
+        raise ConfigError(f"cannot publish weights to {len(urls)} × {server} by {way}; possible are: {known}")
+    if way == "transfer" and len(urls) > 1:
+        raise ConfigError("a transfer goes to one server; give it all its GPUs by --data-parallel-size")
+    given: dict[str, Any] = {"api_key": api_key, "adapter": adapter, "seen_as": seen_as, "timeout_s": timeout_s}
+    given |= {} if way == "transfer" else {"way": way}
+    made = [make(url, **given) for url in urls]
+    return made[0] if len(made) == 1 else Several(made)
+
+
+class Several:
+    """Publishes to several servers of the same model at once (see Publisher)."""
+
+    def __init__(self, publishers: Sequence[Publisher]) -> None:
+        self._all = list(publishers)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Publisher."""
+        return self._all[0].capabilities
+
+    async def publish(self, weights: Path, version: str) -> None:
+        """See Publisher. Where one server fails, others may have the new weights: publishing again ends that."""
+        await self._each([each.publish(weights, version) for each in self._all])
+
+    async def current(self) -> str | None:
+        """See Publisher. None also where the servers do not agree."""
+        versions = await self._each([each.current() for each in self._all])
+        return versions[0] if len(set(versions)) == 1 else None
+
+    async def release(self) -> None:
+        """See Publisher."""
+        await self._each([each.release() for each in self._all])
+
+    async def _each(self, orders: Sequence[Any]) -> list[Any]:
+        """All answers, once all have come. Raises what was raised, of several servers as one BackendError."""
+        done = await asyncio.gather(*orders, return_exceptions=True)
+        failed = [each for each in done if isinstance(each, BaseException)]
+        if not failed:
+            return list(done)
+        if len(failed) == 1 or not all(isinstance(each, BackendError) for each in failed):
+            raise failed[0]
+        raise BackendError("; ".join(map(str, failed))) from failed[0]

@@ -1,0 +1,128 @@
+"""Weights for SGLang, through its own endpoints for reinforcement learning.
+
+    python -m sglang.launch_server --model-path MODEL …                        full weights
+    python -m sglang.launch_server --model-path MODEL --enable-lora --max-lora-rank 32 --lora-target-modules all …
+
+With `--admin-api-key` these endpoints ask for that key, else for the one of `--api-key`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, get_args
+
+from msgspec import Struct, field
+
+from understudy.errors import BackendError, ConfigError
+from understudy.train.publish.base import Capabilities, SeenAs, checked, unloaded
+from understudy.train.publish.http import TIMEOUT_S, Orders
+
+Way = Literal["disk", "lora"]
+Pause = Literal["retract", "abort"]
+"""What becomes of requests in flight: put back and computed anew, or aborted."""
+
+ADAPTER = "policy"
+
+_MISSING = "is it an SGLang server, of version 0.5.20 or later?"
+_UNTOLD = "default"
+"""What SGLang calls weights whose version it was not told."""
+
+
+class _Done(Struct):
+    success: bool
+    message: str = ""
+    error_message: str | None = None
+
+
+class _Info(Struct):
+    weight_version: str | int | None = None
+
+
+class _Card(Struct):
+    id: str
+    parent: str | None = None
+
+
+class _Cards(Struct):
+    data: list[_Card] = field(default_factory=list[_Card])
+
+
+class SGLangPublisher:
+    """Has an SGLang server read weights from a disk that it shares with us (see Publisher).
+
+    `way`: "disk" loads whole weights in place, between a pause and its end; "lora" loads an adapter in
+    place of the one before. SGLang takes `lora:ADAPTER` for the name of a model with it.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        way: Way = "disk",
+        pause: Pause = "retract",
+        adapter: str = ADAPTER,
+        seen_as: SeenAs | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        if way not in get_args(Way):
+            raise ConfigError(f"SGLang does not take weights by {way!r}; give one of {', '.join(get_args(Way))}")
+        self.orders = Orders(base_url, api_key, missing=_MISSING, timeout_s=timeout_s)
+        self._way: Way = way
+        self._pause = pause
+        self._adapter = adapter
+        self._seen_as = seen_as
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Publisher."""
+        if self._way == "lora":
+            # There is a moment without the adapter, and it waits for what uses the old one.
+            return Capabilities(kind="lora", drained=True, model=f"lora:{self._adapter}")
+        return Capabilities()
+
+    async def publish(self, weights: Path, version: str) -> None:
+        """See Publisher."""
+        path = checked(weights, self.capabilities.kind)
+        seen = str(self._seen_as.of(path) if self._seen_as else path)
+        if self._way == "lora":
+            await self._load_adapter(seen, version)
+            return
+        # Retracted requests hold no cache: it is flushed with the update, and computed anew.
+        await self.orders.post("/pause_generation", {"mode": self._pause})
+        await self._load(seen, version)
+        await self.orders.post("/continue_generation", {})
+
+    async def current(self) -> str | None:
+        """See Publisher."""
+        version = (await self.orders.get("/model_info", _Info)).weight_version
+        return None if version is None or version == _UNTOLD else str(version)
+
+    async def release(self) -> None:
+        """See Publisher."""
+
+    async def _load(self, seen: str, version: str) -> None:
+        order = {
+            "model_path": seen,
+            "weight_version": version,
+            "flush_cache": True,
+            "abort_all_requests": False,
+        }
+        try:
+            await self._order("/update_weights_from_disk", order)
+        except BackendError as error:
+            raise unloaded(error, seen) from error
+
+    async def _load_adapter(self, seen: str, version: str) -> None:
+        loaded = await self.orders.get("/v1/models", _Cards)
+        if any(card.id == self._adapter and card.parent is not None for card in loaded.data):
+            await self._order("/unload_lora_adapter", {"lora_name": self._adapter})
+        # Its cache is keyed by an id that every loading makes anew.
+        await self._order("/load_lora_adapter", {"lora_name": self._adapter, "lora_path": seen})
+        await self._order("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+
+    async def _order(self, path: str, order: object) -> None:
+        done = self.orders.decode(path, await self.orders.post(path, order), _Done)
+        if not done.success:
+            said = done.error_message or done.message or "it does not say why"
+            raise BackendError(f"POST {self.orders.base}{path}: not done: {said}", status=200)

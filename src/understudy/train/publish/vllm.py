@@ -1,0 +1,179 @@
+"""Weights for vLLM, through the control endpoints that it has in its development mode.
+
+    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL …                                            full weights
+    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-sleep-mode …                        trainer on the same GPU
+    VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora …        a LoRA
+
+These endpoints ask for no key, whatever `--api-key` says: the server has to be out of others' reach. Ours of the
+embedded model speaks the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from understudy.errors import BackendError, ConfigError
+from understudy.train.publish.base import Capabilities, SeenAs, checked, unloaded
+from understudy.train.publish.http import TIMEOUT_S, Orders
+
+Way = Literal["disk", "sleep", "lora"]
+Pause = Literal["keep", "wait", "abort"]
+"""What becomes of requests in flight: frozen and continued, waited for, or aborted."""
+
+ADAPTER = "policy"
+"""The name under which a LoRA is served."""
+
+DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
+_LORA = "start vLLM with --enable-lora, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
+_RESET_TRIES = 20
+_RESET_PAUSE_S = 0.25
+_UNTOLD = "default"
+"""What vLLM calls weights whose version it was not told."""
+
+
+class _Info(Struct):
+    weight_version: str | None = None
+
+
+class _Reset(Struct):
+    success: bool
+
+
+class _Sleeping(Struct):
+    is_sleeping: bool
+
+
+class _Awake(Struct):
+    status: str
+
+
+class VLLMPublisher:
+    """Has a vLLM server read weights from a disk that it shares with us (see Publisher).
+
+    `way`: "disk" loads whole weights in place, between a pause and a resume; "sleep" does it on waking, and
+    `release` has the server sleep before; "lora" loads an adapter in place, served under the name `adapter`.
+    """
+
+    ways: tuple[str, ...] = ("disk", "sleep", "lora")
+    missing = DEV_MODE
+    missing_lora = _LORA
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        way: Way = "disk",
+        pause: Pause = "keep",
+        adapter: str = ADAPTER,
+        seen_as: SeenAs | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        if way not in self.ways:
+            raise ConfigError(f"this server takes no weights by {way!r}; give one of {', '.join(self.ways)}")
+        self.orders = Orders(base_url, api_key, missing=self.missing, timeout_s=timeout_s)
+        self._way: Way = way
+        self._pause = pause
+        self._adapter = adapter
+        self._seen_as = seen_as
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Publisher."""
+        if self._way == "lora":
+            return Capabilities(kind="lora", model=self._adapter)
+        # Asleep, a server has no memory for what was in flight.
+        return Capabilities(drained=self._way == "sleep", releases=self._way == "sleep")
+
+    async def publish(self, weights: Path, version: str) -> None:
+        """See Publisher."""
+        path = checked(weights, self.capabilities.kind)
+        seen = str(self._seen_as.of(path) if self._seen_as else path)
+        if self._way == "sleep":
+            await self._on_waking(seen, version)
+            return
+        await self.hold()
+        if self._way == "lora":
+            await self._load_adapter(seen)
+        else:
+            await self._load(seen)
+        await self.go_on(version)
+
+    async def current(self) -> str | None:
+        """See Publisher."""
+        version = (await self.orders.get("/weight_info", _Info)).weight_version
+        return None if version == _UNTOLD else version
+
+    async def release(self) -> None:
+        """See Publisher."""
+        if self._way == "sleep" and not (await self.orders.get("/is_sleeping", _Sleeping)).is_sleeping:
+            await self._sleep()
+
+    # --- in between -------------------------------------------------------------------------------------
+
+    async def hold(self) -> None:
+        """Have the server sample nothing until `go_on`."""
+        await self.orders.post("/pause", query={"mode": self._pause, "clear_cache": "true"})
+
+    async def go_on(self, version: str) -> None:
+        """Forget what was computed with the old weights, and sample on, as `version`."""
+        for _ in range(_RESET_TRIES):
+            answer = await self.orders.post("/reset_prefix_cache", query={"reset_running_requests": "true"})
+            if self.orders.decode("/reset_prefix_cache", answer, _Reset).success:
+                break
+            await asyncio.sleep(_RESET_PAUSE_S)
+        else:
+            raise BackendError(
+                f"{self.orders.base}: the prefix cache still holds what the old weights computed, and cannot be "
+                "reset; the server stays paused. Give the same command again"
+            )
+        await self._name(version)
+        await self.orders.post("/resume")
+
+    async def _on_waking(self, seen: str, version: str) -> None:
+        await self.release()
+        if await self._wake("weights"):
+            # It was merely paused, which it calls sleeping too.
+            await self._sleep()
+            await self._wake("weights")
+        await self._load(seen)
+        # It samples as soon as it is wholly awake.
+        await self._name(version)
+        if not await self._wake("kv_cache"):
+            raise BackendError(f"{self.orders.base}: the server is still asleep after /wake_up")
+
+    async def _sleep(self) -> None:
+        # Asleep it has no memory for requests that are kept.
+        mode = "wait" if self._pause == "keep" else self._pause
+        await self.orders.post("/sleep", query={"level": "2", "mode": mode})
+
+    async def _wake(self, part: str) -> bool:
+        """Wake a part of it; returns whether it is wholly awake."""
+        answer = await self.orders.post("/wake_up", query={"tags": part})
+        return self.orders.decode("/wake_up", answer, _Awake).status == "awake"
+
+    async def _load(self, seen: str) -> None:
+        order = {"method": "reload_weights", "kwargs": {"weights_path": seen}}
+        try:
+            await self.orders.post("/collective_rpc", order)
+        except BackendError as error:
+            raise unloaded(error, seen) from error
+
+    async def _load_adapter(self, seen: str) -> None:
+        order = {"lora_name": self._adapter, "lora_path": seen, "load_inplace": True}
+        try:
+            await self.orders.post("/v1/load_lora_adapter", order, missing=self.missing_lora)
+        except BackendError as error:
+            # The old adapter is untouched.
+            await self.orders.post("/resume")
+            raise BackendError(
+                f"{error}. The server reads {seen} itself: has it that path, and is --max-lora-rank large enough?",
+                status=error.status,
+            ) from error
+
+    async def _name(self, version: str) -> None:
+        await self.orders.post("/update_weight_version", {"new_version": version})

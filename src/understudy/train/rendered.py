@@ -1,0 +1,160 @@
+"""Conversations and pairs of an export as tokens, by the chat template of the model that is to learn them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from pathlib import Path
+from typing import Any, cast
+
+from msgspec import Struct
+
+from understudy.train.data import read_rows
+from understudy.train.extra import need
+from understudy.train.sequences import Sequence
+from understudy.train.weights import check_model, load_words
+
+SMUGGLED = "conversations in which a special token is spelled out"
+UNRENDERED = "conversations that the chat template does not render"
+NOT_A_PREFIX = "answers before which the chat template renders another prompt"
+
+Message = dict[str, Any]
+
+
+class PairTokens(Struct, frozen=True):
+    """A preference as tokens: one prompt, the better and the worse answer."""
+
+    prompt: tuple[int, ...]
+    chosen: tuple[int, ...]
+    rejected: tuple[int, ...]
+
+
+class Renderer:
+    """A model's tokenizer and chat template. Raises ConfigError when its directory has none."""
+
+    def __init__(self, model: Path) -> None:
+        need("torch", "transformers")
+        check_model(model)
+        self._words: Any = load_words(model)
+        self._model = model
+        added: dict[str, int] = self._words.get_added_vocab()
+        self._special = tuple(token for token in added if len(token) > 2)
+        self._ends = self._end_ids()
+
+    def answer(
+        self, before: Many[Message], answer: Many[Message], tools: Any, left_out: Counter[str]
+    ) -> tuple[list[int], list[int]] | None:
+        """The tokens of a prompt and of the answer behind it, up to the end of its turn.
+
+        None, and counted in `left_out`, where the template does not render them, where it renders the prompt
+        otherwise with the answer behind it, or where a message would smuggle in a turn of its own.
+        """
+        if any(
+            token in text for message in (*before, *answer) for text in _texts(message) for token in self._special
+        ):
+            left_out[SMUGGLED] += 1
+            return None
+        try:
+            prompt = self._render(before, tools, generation_prompt=True)
+            whole = self._render([*before, *answer], tools, generation_prompt=False)
+        except Exception:  # noqa: BLE001  a template raises whatever its author chose
+            left_out[UNRENDERED] += 1
+            return None
+        if whole[: len(prompt)] != prompt:
+            left_out[NOT_A_PREFIX] += 1
+            return None
+        said = whole[len(prompt) :]
+        last = max((place for place, token in enumerate(said) if token in self._ends), default=len(said) - 1)
+        return prompt, said[: last + 1]
+
+    def _render(self, messages: Many[Message], tools: Any, *, generation_prompt: bool) -> list[int]:
+        text: str = self._words.apply_chat_template(
+            list(messages), tools=tools or None, add_generation_prompt=generation_prompt, tokenize=False
+        )
+        return list(self._words.encode(text, add_special_tokens=False))
+
+    def _end_ids(self) -> set[int]:
+        """The tokens that end a turn: what the tokenizer says, and what generation stops at."""
+        path = self._model / "generation_config.json"
+        told: Any = json.loads(path.read_text("utf-8")).get("eos_token_id") if path.is_file() else None
+        ids = cast("list[Any]", told) if isinstance(told, list) else [told]
+        return {each for each in (*ids, self._words.eos_token_id) if isinstance(each, int)}
+
+
+def sequences_of_export(directory: Path, model: Path, left_out: Counter[str]) -> list[Sequence]:
+    """The conversations of the part "train" of an export in the format trl-sft, each chosen message learned once.
+
+    Messages whose prompt goes on from the one before are one sequence. Raises ConfigError when the export or the
+    model cannot be read.
+    """
+    renderer = Renderer(model)
+    found: list[Sequence] = []
+    for row in decoded(read_rows(directory / "train.parquet")):
+        found += _of_row(row, renderer, left_out)
+    return found
+
+
+def pairs_of_rows(rows: Iterator[dict[str, Any]], model: Path, left_out: Counter[str]) -> list[PairTokens]:
+    """Rows as the format trl-dpo has them, as tokens."""
+    renderer = Renderer(model)
+    found: list[PairTokens] = []
+    for row in rows:
+        tools = _tools(row)
+        better = renderer.answer(row["prompt"], row["chosen"], tools, left_out)
+        worse = renderer.answer(row["prompt"], row["rejected"], tools, left_out) if better else None
+        if better is not None and worse is not None:
+            found.append(PairTokens(tuple(better[0]), tuple(better[1]), tuple(worse[1])))
+    return found
+
+
+def decoded(rows: Many[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Rows of conversations with their messages, which are JSON, decoded."""
+    for row in rows:
+        for name in ("messages", "prompt", "completion", "chosen", "rejected"):
+            if name in row:
+                row[name] = [json.loads(each) if isinstance(each, str) else each for each in row[name]]
+        yield row
+
+
+def _of_row(row: dict[str, Any], renderer: Renderer, left_out: Counter[str]) -> Iterator[Sequence]:
+    if "messages" in row:
+        messages, learned = row["messages"], set(row["trained"])
+    else:
+        messages = [*row["prompt"], *row["completion"]]
+        learned = {
+            place for place in range(len(row["prompt"]), len(messages)) if messages[place]["role"] == "assistant"
+        }
+    tools = _tools(row)
+    ids: list[int] = []
+    mask: list[int] = []
+    for place in sorted(learned):
+        pair = renderer.answer(messages[:place], [messages[place]], tools, left_out)
+        if pair is None:
+            continue
+        prompt, said = pair
+        if ids and prompt[: len(ids)] != ids:
+            yield Sequence(token_ids=tuple(ids), loss_mask=tuple(mask), logprobs=None)
+            ids, mask = [], []
+        mask += [0] * (len(prompt) - len(ids)) + [1] * len(said)
+        ids = [*prompt, *said]
+    if ids:
+        yield Sequence(token_ids=tuple(ids), loss_mask=tuple(mask), logprobs=None)
+
+
+def _tools(row: dict[str, Any]) -> Any:
+    tools = row.get("tools")
+    return json.loads(tools) if isinstance(tools, str) else tools
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in cast("dict[str, Any]", value).values():
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in cast("list[Any]", value):
+            yield from _texts(each)

@@ -1,0 +1,298 @@
+"""What a loop is and where it stands: `loop.json` and `state.json` in its directory, each replaced as a whole.
+
+loop.json                      what the loop is; the same command again goes on with it
+state.json                     where it stands, after every change of it
+metrics.jsonl                  the numbers of every update, one line a step
+steps/step-0001/run/           the wave that the step began, with a store of its own
+steps/step-0001/groups.msgpack what its update learned from
+steps/step-0001/weights/       what came of it, while it is kept
+evaluations/step-0000/         the held-out tasks, as the policy of that step solved them
+trainer/                       what the trainer goes on from
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from understudy.errors import ConfigError, StoreError
+from understudy.train.curriculum import Rate
+from understudy.train.evaluate import Evaluation
+
+_T = TypeVar("_T")
+
+Phase = Literal["collecting", "collected", "updated", "published"]
+"""How far a step has come: its wave goes on; its groups are written; its weights are; they answer."""
+
+MAY_CHANGE = frozenset({"steps", "keep", "eval_every"})
+"""What of a loop's configuration may differ when it goes on."""
+
+
+class LoopConfig(Struct, frozen=True, kw_only=True):
+    """All that decides a loop's results.
+
+    `tasks` and `eval_tasks` map instance ids to the digests of their records. Each step begins `groups` groups of
+    `samples` rollouts. An asynchronous loop updates as soon as a `quorum` (a share) of the groups of a step has
+    ended; groups whose oldest token is from more than `max_staleness` versions ago are dropped. `trainer` are the
+    options of the updates, `manner` those of the agents and of sampling, as JSON. Of the weights, those of `keep`
+    steps stay.
+    """
+
+    model: str
+    model_digest: str
+    backend: str = "embedded"
+    served_model: str = ""
+    tool_format: str = "hermes"
+    tasks: dict[str, str]
+    eval_tasks: dict[str, str] = field(default_factory=dict[str, str])
+    steps: int
+    groups: int
+    samples: int
+    eval_every: int = 0
+    eval_samples: int = 1
+    seed: int = 0
+    asynchronous: bool = False
+    max_staleness: int = 2
+    quorum: float = 0.75
+    sandbox: str = "local"
+    manner: dict[str, Any] = field(default_factory=dict[str, Any])
+    trainer: dict[str, Any] = field(default_factory=dict[str, Any])
+    keep: int = 3
+
+
+class GroupRef(Struct, frozen=True, array_like=True, order=True):
+    """A group by the step that began its wave, and its task."""
+
+    wave: int
+    task: str
+
+
+class StepState(Struct, frozen=True, kw_only=True):
+    """One step. `version` is the one that its update made, or the one there was where it made none.
+
+    `tasks` are those of its wave, collected under `sampled_by` at first. `collected` rollouts with a verdict, of
+    which `solved` earned the whole reward, were in the groups that its update `used`; `dropped` were too old, or
+    nothing of them could be learned from. `reward` is the mean of those used. `groups` counts what the update was
+    given, `staleness` is how many versions the oldest of it was behind, `skipped` counts by reason what was not
+    learned from. `report` is what the trainer said, `seconds` what took how long.
+    """
+
+    step: int
+    phase: Phase
+    run: str
+    sampled_by: str
+    tasks: tuple[str, ...]
+    version: str = ""
+    weights: str | None = None
+    used: tuple[GroupRef, ...] = ()
+    dropped: tuple[GroupRef, ...] = ()
+    collected: int = 0
+    solved: int = 0
+    reward: float = 0.0
+    groups: int = 0
+    staleness: int = 0
+    skipped: dict[str, int] = field(default_factory=dict[str, int])
+    report: dict[str, Any] = field(default_factory=dict[str, Any])
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+
+class LoopState(Struct, frozen=True, kw_only=True):
+    """Where a loop stands. `weights` are those of `version`, relative to the loop's directory or absolute."""
+
+    version: str
+    weights: str
+    steps: tuple[StepState, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
+    rates: dict[str, Rate] = field(default_factory=dict[str, Rate])
+    refused: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def done(self) -> int:
+        """How many steps are over: their weights answer."""
+        return sum(step.phase == "published" for step in self.steps)
+
+    def step(self, number: int) -> StepState | None:
+        """A step by its number, which counts from 1; None where it has not begun."""
+        return self.steps[number - 1] if 0 < number <= len(self.steps) else None
+
+    def with_step(self, step: StepState) -> LoopState:
+        """The state with a step that is new, or further than it was. Raises ValueError for one out of turn."""
+        if not 0 < step.step <= len(self.steps) + 1:
+            raise ValueError(f"step {step.step} cannot follow {len(self.steps)} steps")
+        return replace(self, steps=(*self.steps[: step.step - 1], step, *self.steps[step.step :]))
+
+    def pending(self) -> tuple[GroupRef, ...]:
+        """The groups that were begun, and neither used nor dropped nor refused, the oldest first."""
+        over = {ref for step in self.steps for ref in (*step.used, *step.dropped)}
+        begun = (GroupRef(step.step, task) for step in self.steps for task in step.tasks)
+        return tuple(ref for ref in begun if ref not in over and ref.task not in self.refused)
+
+    def skipped(self) -> dict[str, int]:
+        """What could not be learned from, over all steps, by reason."""
+        total: dict[str, int] = {}
+        for step in self.steps:
+            for why, count in step.skipped.items():
+                total[why] = total.get(why, 0) + count
+        return total
+
+
+def version_of(step: int) -> str:
+    """The policy version that a step makes; that of the model at the start is of step 0."""
+    return f"step-{step:04}"
+
+
+def number_of(version: str | None) -> int | None:
+    """The step that made a version; None for one that is none of a loop's."""
+    name, dash, digits = (version or "").rpartition("-")
+    return int(digits) if name == "step" and dash and digits.isdecimal() else None
+
+
+class LoopDirectory:
+    """The files of a loop."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def lock(self) -> Path:
+        """What the process that works in it holds."""
+        return self.root / ".lock"
+
+    @property
+    def trainer(self) -> Path:
+        """What the trainer keeps to go on from."""
+        return self.root / "trainer"
+
+    def step(self, number: int) -> Path:
+        """The directory of a step."""
+        return self.root / "steps" / version_of(number)
+
+    def run(self, number: int) -> Path:
+        """The output directory of the wave that a step began."""
+        return self.step(number) / "run"
+
+    def groups(self, number: int) -> Path:
+        """What the update of a step learned from."""
+        return self.step(number) / "groups.msgpack"
+
+    def weights(self, number: int) -> Path:
+        """What came of it."""
+        return self.step(number) / "weights"
+
+    def evaluation(self, number: int) -> Path:
+        """The output directory of the evaluation after a step."""
+        return self.root / "evaluations" / version_of(number)
+
+    def relative(self, path: Path) -> str:
+        """A path as the state has it: relative to the directory where it is in it."""
+        return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
+
+    def absolute(self, path: str) -> Path:
+        """The path that the state has."""
+        return self.root / path
+
+    # --- loop.json and state.json ----------------------------------------------------------------------
+
+    def enter(self, config: LoopConfig) -> None:
+        """Write what the loop is. Raises ConfigError when the directory holds another one."""
+        path = self.root / "loop.json"
+        known = read(path, LoopConfig)
+        if known is not None:
+            before, now = (msgspec.to_builtins(each) for each in (known, config))
+            differing = [key for key in now if key not in MAY_CHANGE and before.get(key) != now[key]]
+            if differing:
+                raise ConfigError(
+                    f"{self.root} holds another loop (it differs in {_named(differing, before, now)}); give the "
+                    "same options to go on with it, or another --output-dir"
+                )
+        write(path, config)
+
+    def load(self) -> LoopState | None:
+        """Where the loop stands; None where it has not begun. Raises StoreError for a damaged file."""
+        return read(self.root / "state.json", LoopState)
+
+    def save(self, state: LoopState) -> None:
+        """Replace the state, durably, and the metrics that follow from it. Raises StoreError."""
+        write(self.root / "state.json", state)
+        self._metrics(state.steps)
+
+    def _metrics(self, steps: Iterable[StepState]) -> None:
+        lines = [msgspec.json.encode(metrics_of(step)) for step in steps if step.phase in ("updated", "published")]
+        replace_file(self.root / "metrics.jsonl", b"".join(line + b"\n" for line in lines))
+
+
+def metrics_of(step: StepState) -> dict[str, Any]:
+    """The line of a step in metrics.jsonl: what its update reported, beside what went into it."""
+    return {
+        **step.report,
+        "step": step.step,
+        "version": step.version,
+        "reward": step.reward,
+        "collected": step.collected,
+        "solved": step.solved,
+        "groups": step.groups,
+        "staleness": step.staleness,
+        "skipped": step.skipped,
+        "seconds": step.seconds.get("update", 0.0),
+    }
+
+
+def read(path: Path, kind: type[_T]) -> _T | None:
+    """What a JSON file holds; None where there is none. Raises StoreError when it holds something else."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StoreError(
+            f"{path}: is not what this release writes ({error}); mend it, or begin anew in another --output-dir"
+        ) from error
+
+
+def write(path: Path, value: Any) -> None:
+    """Replace a JSON file as a whole, durably. Raises StoreError."""
+    replace_file(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file as a whole: whoever reads it, after a power cut too, finds the old or the new one.
+
+    Raises StoreError.
+    """
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with fresh.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _named(keys: list[str], before: dict[str, Any], now: dict[str, Any]) -> str:
+    """The keys that differ, each with what it was and is where that is short."""
+    said: list[str] = []
+    for key in keys:
+        if isinstance(now[key], dict) and isinstance(before.get(key), dict):
+            old: dict[str, Any] = before[key]
+            new: dict[str, Any] = now[key]
+            inner = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+            said.append(f"{key}: {', '.join(inner[:4])}{', …' if len(inner) > 4 else ''}")
+        else:
+            said.append(f"{key}: {before.get(key)!r} before, {now[key]!r} now")
+    return "; ".join(said)

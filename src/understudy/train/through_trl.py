@@ -1,0 +1,162 @@
+"""What trainings through TRL's trainers share: how they are begun, watched, gone on with and ended."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msgspec import Struct, field
+
+from understudy.errors import ConfigError
+from understudy.train.extra import FULL, need
+from understudy.train.metrics import Metrics
+from understudy.train.options import TrainOptions
+from understudy.train.places import CHECKPOINTS, finish, last_checkpoint, put_in_place
+from understudy.train.weights import TRAINING, Written, in_bf16, load_model, memory_told, seed
+
+T = TypeVar("T")
+Told = Callable[[int, int, dict[str, float]], None]
+"""Told `(step, of, numbers)` after each optimizer step."""
+
+
+class Trained(Struct, frozen=True, kw_only=True):
+    """What a training made: a model's directory, out of how much, with the loss of the first and the last step.
+
+    `tokens` are those learned from in one epoch; `left_out` counts by why what was not. `seconds` without imports
+    and reading.
+    """
+
+    output: str
+    rows: int
+    tokens: int
+    steps: int
+    first_loss: float
+    last_loss: float
+    left_out: dict[str, int] = field(default_factory=dict[str, int])
+    seconds: float = 0.0
+
+
+def silent(step: int, of: int, numbers: dict[str, float]) -> None:
+    """A `Told` that tells nobody."""
+
+
+class Course(Struct, frozen=True, kw_only=True):
+    """How a training goes on from checkpoints, and whom it tells of its steps.
+
+    Checkpoints are written every `save_steps` optimizer steps (0: once an epoch) to `training/checkpoints` of the
+    output, and removed at the end. `resume` goes on from the last of them, or from the one named. `left_out`
+    counts what was not learned from.
+    """
+
+    resume: bool | Path = False
+    trackers: tuple[str, ...] = ()
+    told: Told = silent
+    save_steps: int = 0
+    left_out: Counter[str] = field(default_factory=Counter[str])
+
+
+def carry_out(
+    model: Path,
+    output: Path,
+    options: TrainOptions,
+    course: Course,
+    name: str,
+    fit: Callable[[Any], list[T]],
+    make: Callable[[Any, list[T], Callable[..., Any]], Any],
+    tokens: Callable[[T], int],
+) -> Trained:
+    """Train the model in the directory `model` and write the new one to `output`.
+
+    `fit` gives the rows that the loaded model can learn from, `make` the trainer over them; it is given what makes
+    a callback of names of numbers, for the trainer to have. Raises ConfigError.
+    """
+    need(*FULL)
+    place = output / TRAINING
+    checkpoint = last_checkpoint(place, course.resume)
+    seed(options.seed)
+    with memory_told(options):
+        loaded = load_model(model, options)
+        rows = fit(loaded)
+        start = 0 if checkpoint is None else int(checkpoint.name.rpartition("-")[2]) + 1
+        with Metrics(place, course.trackers, start=start, name=f"understudy-{name}") as metrics:
+            trainer = make(loaded, rows, partial(_callback, metrics=metrics, told=course.told))
+            began = time.monotonic()
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    losses: list[float] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    if losses and not math.isfinite(losses[-1]):
+        raise ConfigError(
+            f"the loss became {losses[-1]}, and no model was written; lower --learning-rate (now "
+            f"{options.learning_rate}) and begin anew: --overwrite"
+        )
+    steps = int(trainer.state.global_step)
+    put_in_place(loaded, model, output, Written(version="", step=steps, base=str(model)))
+    finish(place)
+    return Trained(
+        output=str(output),
+        rows=len(rows),
+        tokens=sum(map(tokens, rows)),
+        steps=steps,
+        first_loss=losses[0] if losses else 0.0,
+        last_loss=losses[-1] if losses else 0.0,
+        left_out={why: count for why, count in course.left_out.most_common() if count},
+        seconds=round(time.monotonic() - began, 3),
+    )
+
+
+def arguments(place: Path, options: TrainOptions, course: Course, batch: int, fits: int) -> dict[str, Any]:
+    """The arguments that all of TRL's trainers take. `batch` rows make a step, `fits` of them go at once."""
+    import torch
+
+    passes = math.ceil(batch / min(fits, batch))
+    return {
+        "output_dir": str(place / CHECKPOINTS),
+        "learning_rate": options.learning_rate,
+        "weight_decay": options.weight_decay,
+        "adam_beta1": options.beta1,
+        "adam_beta2": options.beta2,
+        "warmup_steps": options.warmup_steps,
+        "max_grad_norm": options.max_grad_norm,
+        "num_train_epochs": options.epochs,
+        "per_device_train_batch_size": math.ceil(batch / passes),
+        "gradient_accumulation_steps": passes,
+        "seed": options.seed,
+        "bf16": in_bf16(options),
+        "gradient_checkpointing": False,  # the model does it already where it was asked for
+        "max_length": None,
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,  # which would show the mean of before in place of what is no number
+        "save_strategy": "steps" if course.save_steps else "epoch",
+        "save_steps": course.save_steps or 500,
+        "save_total_limit": 2,
+        "report_to": [],
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        "use_cpu": not torch.cuda.is_available(),
+    }
+
+
+def nothing_left(what: str, left_out: Counter[str], advice: str) -> ConfigError:
+    """The error that there is nothing to learn from."""
+    why = ", ".join(f"{count} {why}" for why, count in left_out.most_common() if count)
+    return ConfigError(f"there are no {what} to learn from; left out: {why or 'nothing'}; {advice}")
+
+
+def _callback(names: Iterable[str], metrics: Metrics, told: Told) -> Any:
+    """A callback of transformers that tells these numbers of every step, by the last part of their names."""
+    from transformers import TrainerCallback
+
+    wanted = tuple(names)
+
+    class Numbers(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            if logs and "loss" in logs:
+                numbers = {name.rpartition("/")[2]: float(logs[name]) for name in wanted if name in logs}
+                metrics.write(state.global_step, numbers)
+                told(state.global_step, state.max_steps, numbers)
+
+    return Numbers()

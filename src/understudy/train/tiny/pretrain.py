@@ -1,0 +1,258 @@
+"""Make the tiny model that comes with the package: `python -m understudy.train.tiny.pretrain DIRECTORY`.
+
+A Qwen3 of some two million parameters is trained on conversations written by `corpus`: on every token of them,
+for the modules that are read in them teach what a docstring means, and most on what the assistant says.
+Interrupted, the same command goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+from torch.nn import functional
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import chat_template_utils
+
+from understudy.train.tiny import corpus, tokenizer
+
+_TOKENIZER_CONVERSATIONS = 4000
+_OTHERS_WEIGHT = 0.1
+"""What a token weighs that the assistant does not say."""
+
+_BATCH = 16
+_MICRO_TOKENS = 4096
+"""What is computed at a time: few enough for a processor's cache."""
+_POOL = 32
+"""Conversations are sorted by length within so many batches."""
+
+_DRILLS: tuple[tuple[int, Callable[[int], Iterator[str]], int], ...] = (
+    (150, corpus.functions, 64),
+    (250, corpus.sources, 32),
+    (650, corpus.lookups, 24),
+)
+"""Before the conversations: up to which step, what is read, and how many texts are in a batch."""
+
+_LAST_SHARE = 0.9
+"""The part of all steps after which the assistant is no longer diligent."""
+
+_LEARNING_RATE = {"matrices": 0.02, "others": 3e-3}
+_WARMUP_STEPS = 50
+_REPORT_STEPS = 25
+_CHECKPOINT_STEPS = 250
+_EVALUATED = 64
+
+
+class Batch(Struct, frozen=True):
+    """Conversations as tokens: `ids` and `weights` are of shape (conversations, tokens), padded at their ends."""
+
+    ids: Tensor
+    weights: Tensor
+    said: Tensor
+
+
+def configuration(vocabulary: int) -> Qwen3Config:
+    """The architecture. Contexts are short: a low rope base tells near positions apart."""
+    return Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        head_dim=32,
+        max_position_embeddings=tokenizer.CONTEXT,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+
+
+def make_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
+    """Train the tokenizer, write it, and read it back."""
+    conversations = list(itertools.islice(corpus.conversations(0), _TOKENIZER_CONVERSATIONS))
+    tokenizer.write(tokenizer.train([_rendered(conversation)[0] for conversation in conversations]), directory)
+    reader: Any = AutoTokenizer
+    return reader.from_pretrained(directory)
+
+
+def batches(reader: PreTrainedTokenizerFast, seed: int, first: int, steps: int) -> Iterator[Batch]:
+    """The batches of `steps` steps from step `first` on: drills, then conversations."""
+    begun = 0
+    for until, kind, count in _DRILLS:
+        texts = kind(seed)
+        for step in range(begun, until):
+            chosen = list(itertools.islice(texts, count))
+            if step >= first:
+                yield _padded([(_ids(reader, text), []) for text in chosen], others=1.0)
+        begun = until
+    diligent = corpus.conversations(seed, behaviours=corpus.DILIGENT)
+    seldom = corpus.conversations(seed + 1)
+    for step in range(begun, steps, _POOL):
+        chosen = list(itertools.islice(diligent if step < _LAST_SHARE * steps else seldom, _BATCH * _POOL))
+        if step + _POOL <= first:
+            continue
+        pool = sorted((_encoded(reader, each) for each in chosen), key=lambda encoded: len(encoded[0]))
+        order = random.Random(seed + step).sample(range(_POOL), _POOL)
+        for number in order[max(0, first - step) :]:
+            yield _padded(pool[number * _BATCH : (number + 1) * _BATCH])
+
+
+def _ids(reader: PreTrainedTokenizerFast, text: str) -> list[int]:
+    encoding: Any = reader.backend_tokenizer.encode(text, add_special_tokens=False)
+    return encoding.ids
+
+
+def _rendered(conversation: Sequence[corpus.Message]) -> tuple[str, list[tuple[int, int]]]:
+    """The text of a conversation, and from where to where in it the assistant speaks."""
+    render: Any = chat_template_utils.render_jinja_template  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    texts, spans = render(
+        conversations=[list(conversation)],
+        tools=corpus.tool_definitions(),
+        chat_template=tokenizer.chat_template(),
+        return_assistant_tokens_mask=True,
+    )
+    return texts[0], spans[0]
+
+
+def _encoded(
+    reader: PreTrainedTokenizerFast, conversation: Sequence[corpus.Message]
+) -> tuple[list[int], list[int]]:
+    """The tokens of a conversation, and 1 for each that the assistant says."""
+    text, spans = _rendered(conversation)
+    encoding: Any = reader.backend_tokenizer.encode(text, add_special_tokens=False)
+    said = [0] * len(encoding.ids)
+    for start, end in spans:
+        for token in range(encoding.char_to_token(start), encoding.char_to_token(end - 1) + 1):
+            said[token] = 1
+    return encoding.ids, said
+
+
+def _padded(rows: Sequence[tuple[list[int], list[int]]], others: float = _OTHERS_WEIGHT) -> Batch:
+    longest = max(len(ids) for ids, _ in rows)
+    ids = torch.zeros(len(rows), longest, dtype=torch.long)
+    weights = torch.zeros(len(rows), longest)
+    said = torch.zeros(len(rows), longest, dtype=torch.bool)
+    for number, (row, mask) in enumerate(rows):
+        ids[number, : len(row)] = torch.tensor(row)
+        said[number, : len(mask)] = torch.tensor(mask, dtype=torch.bool)
+        weights[number, : len(row)] = torch.where(said[number, : len(row)], 1.0, others)
+    return Batch(ids, weights, said)
+
+
+def losses(model: Qwen3ForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The weighted sum of the negative log-likelihoods, and each token's own (0 for the first)."""
+    # What is behind a conversation's end cannot be seen from within: padding needs no mask.
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(input_ids=batch.ids, use_cache=False).logits[:, :-1].float()
+    each = functional.cross_entropy(logits.transpose(1, 2), batch.ids[:, 1:], reduction="none")
+    weights = batch.weights[:, 1:]
+    return (each * weights).sum(), functional.pad(each, (1, 0))
+
+
+def evaluate(model: Qwen3ForCausalLM, reader: PreTrainedTokenizerFast) -> dict[str, float]:
+    """On held-out words: the assistant's mean negative log-likelihood, the share of its tokens above p = 0.5."""
+    conversations = itertools.islice(corpus.conversations(1, "held-out"), _EVALUATED)
+    rows = [_encoded(reader, conversation) for conversation in conversations]
+    said: list[Tensor] = []
+    model.eval()
+    with torch.no_grad():
+        for start in range(0, len(rows), _BATCH):
+            batch = _padded(rows[start : start + _BATCH])
+            said.append(losses(model, batch)[1][batch.said])
+    model.train()
+    each = torch.cat(said)
+    return {"nll": each.mean().item(), "likely": (each < math.log(2)).float().mean().item()}
+
+
+def pretrain(directory: Path, *, steps: int, seed: int) -> None:
+    """Make the model in `directory`; goes on where it was interrupted."""
+    reader = make_tokenizer(directory)
+    random_numbers: Any = torch.random
+    random_numbers.manual_seed(seed)
+    model: Any = Qwen3ForCausalLM(configuration(len(reader)))
+    matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
+    known = {id(weight) for weight in matrices}
+    others = [weight for weight in model.parameters() if id(weight) not in known]
+    optimizers: list[Any] = [
+        torch.optim.Muon(matrices, lr=_LEARNING_RATE["matrices"], weight_decay=0.01),
+        torch.optim.AdamW(others, lr=_LEARNING_RATE["others"], betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: _rate(step, steps)) for each in optimizers]
+    checkpoint = directory / "pretraining.pt"
+    done = 0
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(state["model"])
+        for part, saved in zip([*optimizers, *schedules], state["parts"], strict=True):
+            part.load_state_dict(saved)
+        done = state["step"]
+    parameters = sum(weight.numel() for weight in model.parameters())
+    print(f"{parameters:,} parameters, {len(reader)} tokens in the vocabulary, from step {done}", flush=True)
+    started, tokens = time.monotonic(), 0
+    for step, batch in zip(range(done + 1, steps + 1), batches(reader, seed, done, steps), strict=False):
+        loss = 0.0
+        size = max(1, _MICRO_TOKENS // batch.ids.shape[1])
+        for start in range(0, len(batch.ids), size):
+            rows = slice(start, start + size)
+            part: Any = losses(model, Batch(batch.ids[rows], batch.weights[rows], batch.said[rows]))[0]
+            mean = part / batch.weights[:, 1:].sum()
+            mean.backward()
+            loss += mean.item()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        for schedule in schedules:
+            schedule.step()
+        tokens += int((batch.weights > 0).sum())
+        if step % _REPORT_STEPS == 0 or step == steps:
+            figures = evaluate(model, reader) if step % (4 * _REPORT_STEPS) == 0 or step == steps else {}
+            seconds = time.monotonic() - started
+            line = {"step": step, "loss": loss, "seconds": seconds, "tokens_s": tokens / seconds}
+            print(json.dumps({key: round(value, 4) for key, value in (line | figures).items()}), flush=True)
+        if step % _CHECKPOINT_STEPS == 0 and step < steps:
+            parts = [part.state_dict() for part in [*optimizers, *schedules]]
+            new = checkpoint.with_suffix(".new")
+            torch.save({"model": model.state_dict(), "parts": parts, "step": step}, new)
+            new.replace(checkpoint)
+    model.save_pretrained(directory)
+    checkpoint.unlink(missing_ok=True)
+
+
+def _rate(step: int, steps: int) -> float:
+    """Up in a line, then down along a cosine to a twentieth."""
+    if step < _WARMUP_STEPS:
+        return (step + 1) / _WARMUP_STEPS
+    share = (step - _WARMUP_STEPS) / max(1, steps - _WARMUP_STEPS)
+    return 0.05 + 0.95 * (1 + math.cos(math.pi * min(1.0, share))) / 2
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Make the tiny model in the given directory."""
+    parser = argparse.ArgumentParser(prog="understudy.train.tiny.pretrain", description=main.__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--steps", type=int, default=1600)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args(argv)
+    torch.set_num_threads(options.threads)
+    pretrain(options.directory, steps=options.steps, seed=options.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,314 @@
+"""A policy update: groups of rollouts in, better weights out, and numbers that say what happened."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence as Many
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field, structs
+
+from understudy.errors import ConfigError
+from understudy.train.batch import Batch, make_batch, plan
+from understudy.train.options import GRPOOptions
+from understudy.train.sequences import Group, Sequence
+from understudy.train.weights import (
+    Written,
+    in_bf16,
+    is_adapted,
+    load_model,
+    load_state,
+    longest,
+    memory_told,
+    read_written,
+    rows_of,
+    save_model,
+    seed,
+    trained_weights,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from understudy.train.losses import Sums
+
+NOT_FINITE = "batches whose loss or gradient is not a number"
+
+
+class UpdateReport(Struct, frozen=True, kw_only=True):
+    """What an update did. `version` is that of the weights after it.
+
+    `updated` is false where nothing was learned, and the weights are those of before. `groups`, `rollouts`,
+    `sequences` and `tokens` (sampled ones) were learned from; `skipped` counts by why what was not. `mismatch_*`
+    is how far the logprobs of the policy that sampled are from those that the trainer recomputed for the same
+    tokens. `reward_mean` is over all rollouts given. `stale` is how many sequences older weights than the latest
+    had a part in.
+    """
+
+    step: int
+    version: str
+    updated: bool
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    learning_rate: float = 0.0
+    kl: float = 0.0
+    entropy: float = 0.0
+    ratio: float = 0.0
+    clip_fraction: float = 0.0
+    corrected_fraction: float = 0.0
+    mismatch_mean: float = 0.0
+    mismatch_max: float = 0.0
+    mismatch_kl: float = 0.0
+    reward_mean: float = 0.0
+    tokens: int = 0
+    groups: int = 0
+    rollouts: int = 0
+    sequences: int = 0
+    stale: int = 0
+    optimizer_steps: int = 0
+    skipped: dict[str, int] = field(default_factory=dict[str, int])
+    seconds: float = 0.0
+
+
+class Updater:
+    """A model that is trained, with its optimizer; `update` makes one step of the loop.
+
+    The weights come from `model`, or with `resume` from a directory that `save` wrote, after which everything goes
+    on as it would have. `reference` is what a KL penalty holds to (default: `model`). Raises ConfigError when a
+    directory does not hold what is needed.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        options: GRPOOptions,
+        *,
+        resume: Path | None = None,
+        reference: Path | None = None,
+    ) -> None:
+        self.source = model
+        self.options = options
+        self.step = 0
+        written = None if resume is None else read_written(resume)
+        if resume is not None and written is None:
+            raise ConfigError(f"{resume} was not saved by a training, so it cannot be resumed")
+        import torch
+
+        seed(options.seed)
+        with memory_told(options):
+            self.model = load_model(model, options)
+            parameters = [value for value in self.model.parameters() if value.requires_grad]
+            self.optimizer = torch.optim.AdamW(
+                parameters,
+                lr=options.learning_rate,
+                betas=(options.beta1, options.beta2),
+                weight_decay=options.weight_decay,
+            )
+            self.optimizer_steps = 0
+            if resume is not None and written is not None:
+                state = load_state(resume, self.model)
+                self.optimizer.load_state_dict(state["optimizer"])
+                self.optimizer_steps = state["optimizer_steps"]
+                self.step = written.step
+            self._reference = self._load_reference(reference)
+        self._autocast = in_bf16(options)
+        self._vocabulary = rows_of(self.model)
+        self._longest = longest(self.model, options)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    def update(self, groups: Many[Group], step: int, version: str | None = None) -> UpdateReport:
+        """Learn from groups of rollouts once; `step` is the number of this update, from 1.
+
+        What cannot be learned from is skipped and counted. When a loss or gradient is not a number, nothing of
+        that optimizer step reaches the weights. Raises ConfigError when the GPU has no memory left.
+        """
+
+        began = time.monotonic()
+        version = version or f"step-{step:04d}"
+        skipped = Counter[str]()
+        # By the step alone, so that an update that is repeated after a resume is the same update.
+        seed(self.options.seed * 1_000_003 + step)
+        batch = make_batch(
+            groups, self.options, vocabulary=self._vocabulary, longest=self._longest, skipped=skipped
+        )
+        rewards = [rollout.reward for group in groups for rollout in group.rollouts]
+        report = UpdateReport(
+            step=step,
+            version=version,
+            updated=False,
+            reward_mean=sum(rewards) / len(rewards) if rewards else 0.0,
+            groups=batch.groups,
+            rollouts=len(batch.advantages),
+            sequences=len(batch.sequences),
+            stale=batch.stale,
+        )
+        if batch.sequences:
+            with memory_told(self.options):
+                report = self._learn(batch, report, skipped, Random(f"{self.options.seed} {step}"))
+        self.step = step
+        return structs.replace(
+            report, skipped=dict(sorted(skipped.items())), seconds=round(time.monotonic() - began, 3)
+        )
+
+    def save(self, directory: Path, version: str | None = None) -> Path:
+        """Write the weights to a directory that can be served, with what training goes on from; returns it.
+
+        Whole or not at all. Raises ConfigError when it cannot be written.
+        """
+        state = {"optimizer": self.optimizer.state_dict(), "optimizer_steps": self.optimizer_steps}
+        written = Written(version=version or f"step-{self.step:04d}", step=self.step, base=str(self.source))
+        save_model(self.model, self.source, directory, written=written, state=state)
+        return directory
+
+    # --- how it is done --------------------------------------------------------------------------------
+
+    def _load_reference(self, reference: Path | None) -> Any:
+        """The model that is held to; None where nothing is, or where it is the base under the adapter."""
+        if self.options.kl_coefficient <= 0 or (self.options.lora is not None and reference is None):
+            return None
+        frozen = structs.replace(self.options, lora=None, gradient_checkpointing=False)
+        model = load_model(reference or self.source, frozen)
+        model.requires_grad_(False)
+        return model.eval()
+
+    def _learn(self, batch: Batch, report: UpdateReport, skipped: Counter[str], random: Random) -> UpdateReport:
+        """The optimizer steps of an update, each over all micro-batches of its mini-batch."""
+        from understudy.train.losses import Sums
+
+        steps = list(plan(batch, self.options, random))
+        old = self._old(batch) if len(steps) > 1 else None
+        total, first, norms, rate = Sums(), None, list[float](), self._rate()
+        for indexes in steps:
+            rate = self._rate()
+            sums, norm = self._optimizer_step(batch, indexes, old, rate)
+            if norm is None:
+                skipped[NOT_FINITE] += 1
+                continue
+            norms.append(norm)
+            total = total + sums
+            first = first or sums
+        if not norms:
+            return report
+        means = total.means()
+        named = {name: means[name] for name in ("kl", "entropy", "ratio", "clip_fraction", "corrected_fraction")}
+        named |= {name: means[name] for name in ("mismatch_mean", "mismatch_max", "mismatch_kl")}
+        return structs.replace(
+            report,
+            updated=True,
+            loss=total.loss / len(norms),
+            grad_norm=sum(norms) / len(norms),
+            learning_rate=rate,
+            tokens=batch.tokens,
+            optimizer_steps=len(norms),
+            **named,
+        )
+
+    def _old(self, batch: Batch) -> list[torch.Tensor]:
+        """The logprobs of all sequences under the weights that the update begins with."""
+        import torch
+
+        from understudy.train.forward import micro_batches, token_logprobs
+
+        found: list[torch.Tensor] = [torch.empty(0)] * len(batch.sequences)
+        self.model.eval()
+        with torch.no_grad(), self._precision():
+            for part in micro_batches(batch.sequences, self.options.micro_batch_tokens):
+                rows = token_logprobs(
+                    self.model, [batch.sequences[index] for index in part], self.options.temperature
+                )
+                for index, row in zip(part, rows, strict=True):
+                    found[index] = row[: len(batch.sequences[index].token_ids)].clone()
+        return found
+
+    def _optimizer_step(
+        self, batch: Batch, indexes: list[int], old: list[torch.Tensor] | None, rate: float
+    ) -> tuple[Sums, float | None]:
+        """One step; the gradient's norm is None where nothing was learned for want of numbers."""
+        import torch
+
+        from understudy.train.forward import behaviours, masks, micro_batches, scores
+        from understudy.train.losses import Sums, policy_loss, tokens_of_rollouts
+
+        options, device = self.options, self.device
+        sequences = [batch.sequences[index] for index in indexes]
+        gains = torch.tensor(batch.advantages, device=device)
+        owners = torch.tensor([batch.rollouts[index] for index in indexes], device=device)
+        sampled = torch.tensor([[sum(each.loss_mask[1:])] for each in sequences], device=device)
+        of_rollouts = tokens_of_rollouts(sampled, owners, len(gains))
+        total = Sums()
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        for part in micro_batches(sequences, options.micro_batch_tokens):
+            rows = [sequences[index] for index in part]
+            mask = masks(rows, device)
+            with self._precision():
+                found = scores(
+                    self.model, rows, options.temperature, entropy_gradient=options.entropy_coefficient > 0
+                )
+            if old is None:
+                before = found.logprobs.detach()
+            else:
+                kept = [old[indexes[index]] for index in part]
+                before = torch.nn.utils.rnn.pad_sequence(kept, batch_first=True)
+            loss, sums = policy_loss(
+                found.logprobs,
+                before,
+                behaviours(rows, device),
+                gains,
+                mask,
+                owners[part],
+                options,
+                rollout_tokens=of_rollouts,
+                reference=self._held_to(rows) if options.kl_coefficient > 0 else None,
+                entropy=found.entropy,
+            )
+            if not torch.isfinite(loss):
+                self.optimizer.zero_grad(set_to_none=True)
+                return total, None
+            loss.backward()  # pyright: ignore[reportUnknownMemberType]
+            total = total + sums
+        parameters = [value for value in self.model.parameters() if value.requires_grad]
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, options.max_grad_norm))
+        if not math.isfinite(norm):
+            self.optimizer.zero_grad(set_to_none=True)
+            return total, None
+        for each in self.optimizer.param_groups:
+            each["lr"] = rate
+        self.optimizer.step()  # pyright: ignore[reportUnknownMemberType]
+        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer_steps += 1
+        return total, norm
+
+    def _held_to(self, rows: list[Sequence]) -> torch.Tensor:
+        import torch
+
+        from understudy.train.forward import token_logprobs
+
+        model: Any = self.model if self._reference is None else self._reference
+        without = model.disable_adapter() if self._reference is None and is_adapted(model) else nullcontext()
+        with torch.no_grad(), without, self._precision():
+            return token_logprobs(model, rows, self.options.temperature)
+
+    def _rate(self) -> float:
+        """The learning rate of the next optimizer step: up to its full height in a line, then constant."""
+        warmup = self.options.warmup_steps
+        share = min(1.0, (self.optimizer_steps + 1) / warmup) if warmup else 1.0
+        return self.options.learning_rate * share
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        import torch
+
+        return torch.autocast("cuda", dtype=torch.bfloat16) if self._autocast else nullcontext()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights that are trained, by name."""
+        return trained_weights(self.model)

@@ -1,0 +1,92 @@
+"""Whether samples were made with the tokenizer of the model that is to learn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from understudy.errors import ConfigError
+from understudy.store import Store
+from understudy.train.data import is_export
+from understudy.trajectory.messages import read_answer
+from understudy.types import Call
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_CALLS = 64
+"""Calls of a store that are looked at: another tokenizer shows in the first."""
+
+
+def check_vocabulary_of(sources: Iterable[Path], model: Path) -> None:
+    """Raise ConfigError when what was sampled in `sources` was not sampled with the tokenizer of `model`.
+
+    The tokens of answered calls are decoded and compared with the text and the tool names that the agent got. An
+    export has no text to compare with: its ids alone are looked at, by the trainers.
+    """
+    stores = [source for source in sources if not is_export(source)]
+    if not stores:
+        return
+    words = load_tokenizer(model)
+    for source in stores:
+        with Store.open(source, create=False) as store:
+            _check(source, words, model, islice(_answered(store), _CALLS))
+
+
+def load_tokenizer(model: Path) -> tokenizers.Tokenizer:
+    """The tokenizer in a model's directory. Raises ConfigError when there is none that makes sense."""
+    import tokenizers
+
+    path = model / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{model} has no tokenizer.json; give the directory of a model with its tokenizer")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # what `tokenizers` raises has no narrower class
+        raise ConfigError(f"{path}: makes no sense ({error}); get it again from the model") from error
+
+
+def _check(source: Path, words: tokenizers.Tokenizer, model: Path, calls: Iterable[Call]) -> None:
+    size = words.get_vocab_size()
+    compared, same = 0, 0
+    names: set[str] = set()
+    for call in calls:
+        ids = list(call.completion_token_ids or ())
+        names.add(call.backend_model)
+        high = max([*ids, *(call.prompt_token_ids or ())], default=0)
+        if high >= size:
+            raise ConfigError(
+                f"{source}: call {call.id} has the token {high}, and the tokenizer of {model} has {size} tokens: "
+                f"the samples were made with another ({', '.join(sorted(names))}); give the model that they were "
+                "made with"
+            )
+        said = [part for part in _parts(call) if part]
+        if said:
+            text = words.decode(ids, skip_special_tokens=False)
+            compared += 1
+            same += all(part in text for part in said)
+    if compared and same < compared / 2:
+        raise ConfigError(
+            f"{source}: decoded by the tokenizer of {model}, {compared - same} of {compared} answers are not what "
+            f"{', '.join(sorted(names))} said: the samples were made with another tokenizer; give the model that "
+            "they were made with"
+        )
+
+
+def _parts(call: Call) -> Iterator[str]:
+    """What must be found in the decoded tokens of an answer: its lines of text, the names of its tools."""
+    for block in read_answer(call) or ():
+        if block.kind == "tool_use":
+            yield block.name
+        elif block.kind == "text":
+            yield from (line.strip() for line in block.text.splitlines())
+
+
+def _answered(store: Store) -> Iterator[Call]:
+    for rollout in store.rollouts():
+        for attempt in store.attempts(rollout.id):
+            for call in store.calls(attempt.id):
+                if call.status == "ok" and call.completion_token_ids:
+                    yield call

@@ -1,0 +1,386 @@
+"""A model's directory as training needs it: loaded to be trained, saved whole for whoever serves it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from understudy.errors import ConfigError
+from understudy.export.base import replacing
+from understudy.train.extra import need
+from understudy.train.options import LoraOptions, TrainOptions
+
+if TYPE_CHECKING:
+    import torch
+
+TRAINING = "training"
+"""The directory in a model's directory that holds what training goes on from."""
+ADAPTER = "adapter"
+
+_WEIGHTS = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.bin",
+    "*.bin.index.json",
+    "*.pt",
+    "*.pth",
+    "*.h5",
+    "*.msgpack",
+    "*.gguf",
+    "*.onnx",
+)
+"""Files that are weights, or name those that are: never copied from one model to the next."""
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """What a saved model says of itself in `training/written.json`."""
+
+    version: str
+    step: int
+    base: str
+
+
+def check_model(directory: Path) -> None:
+    """Raise ConfigError unless a directory holds a model, its tokenizer and its chat template."""
+    if not directory.is_dir():
+        raise ConfigError(f"{directory} is no directory; give one with a model in the form of Hugging Face")
+    if not (directory / "config.json").is_file():
+        raise ConfigError(f"{directory} has no config.json, so it is no model; give a model's directory")
+    if not (directory / "tokenizer.json").is_file():
+        raise ConfigError(
+            f"{directory} has no tokenizer.json; copy it there from the model that this one comes of"
+        )
+    if not has_template(directory):
+        raise ConfigError(
+            f"{directory} has no chat template; put the one that the model was made for into "
+            f"{directory / 'chat_template.jinja'}"
+        )
+
+
+def has_template(directory: Path) -> bool:
+    """Whether a model's directory has a chat template, in a file or in the tokenizer's settings."""
+    if (directory / "chat_template.jinja").is_file():
+        return True
+    if (directory / "additional_chat_templates" / "default.jinja").is_file():
+        return True
+    try:
+        content = (directory / "tokenizer_config.json").read_bytes()
+    except FileNotFoundError:
+        return False
+    try:
+        return bool(msgspec.json.decode(content, type=dict[str, Any]).get("chat_template"))
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{directory / 'tokenizer_config.json'}: holds no JSON object ({error})") from error
+
+
+def load_model(directory: Path, options: TrainOptions) -> Any:
+    """The causal model in a directory, on the device it will be trained on, with an adapter where one is wanted.
+
+    Weights that are trained are fp32, whatever they were saved as: small steps would vanish in bf16. Those under
+    an adapter keep their type on a GPU. Raises ConfigError when there is no such model.
+    """
+    need()
+    check_model(directory)
+    import torch
+    import transformers
+
+    quiet()
+    auto: Any = transformers.AutoModelForCausalLM
+    device = pick_device()
+    frozen_base = options.lora is not None and device.type != "cpu"
+    try:
+        model: Any = auto.from_pretrained(
+            str(directory),
+            dtype="auto" if frozen_base else torch.float32,
+            local_files_only=True,
+            attn_implementation="sdpa",
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise ConfigError(f"{directory} cannot be loaded as a causal language model: {error}") from error
+    check_vocabulary(directory, model)
+    model.config.use_cache = False
+    with memory_told(options):
+        model.to(device)
+        if options.lora is not None:
+            model = _adapted(model, options.lora)
+        if options.gradient_checkpointing:
+            model.enable_input_require_grads()
+            _checkpoint_activations(model)
+    return model
+
+
+def quiet() -> None:
+    """Have transformers draw no progress bars, and keep its warnings to itself: what there is to tell, we tell."""
+    import warnings
+
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+
+
+def load_words(directory: Path) -> Any:
+    """The tokenizer of a model as transformers has it, with something to pad with. Raises ConfigError."""
+    quiet()
+    import transformers
+
+    auto: Any = transformers.AutoTokenizer
+    try:
+        words = auto.from_pretrained(str(directory), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{directory}: its tokenizer cannot be loaded: {error}") from error
+    if words.pad_token is None:
+        words.pad_token = words.eos_token or words.convert_ids_to_tokens(0)
+    return words
+
+
+def check_vocabulary(directory: Path, model: Any) -> None:
+    """Raise ConfigError when the tokenizer has tokens that the model has no embedding for."""
+    import tokenizers
+
+    try:
+        size = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab_size()
+    except Exception as error:  # what `tokenizers` raises has no narrower class
+        raise ConfigError(f"{directory / 'tokenizer.json'}: makes no sense ({error})") from error
+    rows = rows_of(model)
+    if size > rows:
+        raise ConfigError(
+            f"{directory}: the tokenizer has {size} tokens and the model embeddings for {rows}; they do not "
+            "belong together"
+        )
+
+
+def rows_of(model: Any) -> int:
+    """How many tokens a model has embeddings for."""
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def longest(model: Any, options: TrainOptions) -> int:
+    """How many tokens a sequence may have: what was said, and no more than the model was made for."""
+    made_for: int | None = getattr(model.config, "max_position_embeddings", None)
+    return min(options.max_tokens, made_for or options.max_tokens)
+
+
+def seed(number: int) -> None:
+    """Seed what torch draws, on every device."""
+    import torch
+
+    torch.manual_seed(number)  # pyright: ignore[reportUnknownMemberType]
+
+
+def pick_device() -> torch.device:
+    """A GPU where there is one that works, else the CPU."""
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def in_bf16(options: TrainOptions) -> bool:
+    """Whether passes through the model are made in bf16. Raises ConfigError where that was asked for in vain."""
+    import torch
+
+    able = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    if options.precision == "bf16" and not able:
+        raise ConfigError("precision: bf16 needs a GPU that has it; give --precision fp32, or auto")
+    return able and options.precision != "fp32"
+
+
+@contextmanager
+def memory_told(options: TrainOptions) -> Generator[None]:
+    """Turn a GPU that has no memory left into a ConfigError that says what to lower."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        first = str(error).partition(". ")[0]
+        advice = [f"lower --micro-batch-tokens (now {options.micro_batch_tokens})"]
+        advice.append(f"lower --max-tokens (now {options.max_tokens})")
+        if not options.gradient_checkpointing:
+            advice.append("give --gradient-checkpointing")
+        if options.lora is None:
+            advice.append("train an adapter: --lora")
+        raise ConfigError(f"the GPU has no memory left ({first}); {', or '.join(advice)}") from error
+
+
+def save_model(
+    model: Any,
+    source: Path,
+    target: Path,
+    *,
+    written: Written,
+    state: dict[str, Any] | None = None,
+) -> None:
+    """Write a model to the directory `target`, whole or not at all; what was there is replaced.
+
+    All that is no weight — tokenizer, chat template, generation settings — is copied from `source` as it is. A
+    model with an adapter is written with it merged in, and the adapter beside it in `adapter`. `state` is what
+    training goes on from, with the weights as they are trained where they are saved in another type. Raises
+    ConfigError when it cannot be written.
+    """
+    target = target.absolute()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as fresh:
+            fresh.mkdir()
+            _copy_rest(source, fresh)
+            _write_weights(model, source, fresh)
+            (fresh / TRAINING).mkdir()
+            (fresh / TRAINING / "written.json").write_bytes(msgspec.json.encode(written))
+            if state is not None:
+                import torch
+
+                torch.save({**state, "trained": trained_weights(model)}, fresh / TRAINING / "state.pt")
+    except OSError as error:
+        raise ConfigError(
+            f"{target}: the model cannot be written: {error}; make room, or choose another place"
+        ) from error
+
+
+def load_state(directory: Path, model: Any) -> dict[str, Any]:
+    """What `save_model` was given as state; the weights are put into `model`.
+
+    Raises ConfigError when a directory has none, or that of another model.
+    """
+    import torch
+
+    path = directory / TRAINING / "state.pt"
+    if not path.is_file():
+        raise ConfigError(
+            f"{directory} holds no state of training ({TRAINING}/state.pt), so it cannot be resumed; start with "
+            "it as the model instead"
+        )
+    device = next(model.parameters()).device
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        trained: dict[str, torch.Tensor] = state.pop("trained")
+        with torch.no_grad():
+            parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+            if parameters.keys() != trained.keys():
+                raise KeyError("its parameters have other names")
+            for name, value in parameters.items():
+                value.copy_(trained[name])
+    except (RuntimeError, KeyError, EOFError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: is no state of training of this model ({error}); resume with the same options"
+        ) from error
+    return state
+
+
+def read_written(directory: Path) -> Written | None:
+    """What a saved model says of itself; None where training did not write it."""
+    try:
+        return msgspec.json.decode((directory / TRAINING / "written.json").read_bytes(), type=Written)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{directory / TRAINING / 'written.json'}: cannot be read ({error})") from error
+
+
+def trained_weights(model: Any) -> dict[str, torch.Tensor]:
+    """The weights that are trained, by name."""
+    return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+
+
+def _checkpoint_activations(model: Any) -> None:
+    # transformers 5.20 gave it another name.
+    name = "activation_checkpointing_enable"
+    enable = getattr(model, name, None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
+def _adapted(model: Any, lora: LoraOptions) -> Any:
+    need("torch", "transformers", "peft")
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.modules) or "all-linear",
+        task_type="CAUSAL_LM",
+    )
+    try:
+        adapted = get_peft_model(model, config)
+    except ValueError as error:
+        raise ConfigError(f"lora.modules: the model has no such layers ({error})") from error
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.float32)
+    return adapted
+
+
+def _copy_rest(source: Path, target: Path) -> None:
+    for path in sorted(source.iterdir()):
+        if path.name in (TRAINING, ADAPTER, "config.json") or path.name.startswith("."):
+            continue
+        if any(path.match(pattern) for pattern in _WEIGHTS):
+            continue
+        if path.is_dir():
+            if path.name == "additional_chat_templates":
+                shutil.copytree(path, target / path.name)
+        elif path.stat().st_size < 64 << 20:
+            shutil.copyfile(path, target / path.name)
+
+
+def _write_weights(model: Any, source: Path, target: Path) -> None:
+    """The weights in the type that the model came in, with its config as it is."""
+    adapter = is_adapted(model)
+    plain: Any = model.get_base_model() if adapter else model
+    dtype: torch.dtype = _dtype(source, plain)
+    if adapter:
+        model.save_pretrained(str(target / ADAPTER))
+    weights = merged(plain) if adapter else plain.state_dict()
+    cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in weights.items()}
+    with _untouched(target / "generation_config.json"):
+        plain.save_pretrained(str(target), state_dict=cast)
+    shutil.copyfile(source / "config.json", target / "config.json")
+    for path in target.rglob("*.safetensors"):  # which safetensors writes for its owner alone
+        path.chmod((target / "config.json").stat().st_mode)
+
+
+def is_adapted(model: Any) -> bool:
+    """Whether a model has an adapter."""
+    return hasattr(model, "get_base_model")
+
+
+def merged(plain: Any) -> dict[str, torch.Tensor]:
+    """The weights of an adapted model's base with the adapter added, by the base's own names; it stays as it is.
+
+    Merging in place and taking it back would change bf16 weights a little each time.
+    """
+    weights: dict[str, torch.Tensor] = {}
+    layers: dict[str, Any] = dict(plain.named_modules())
+    for name, value in plain.state_dict().items():
+        if ".lora_" in name:
+            continue
+        owner, found, rest = name.rpartition(".base_layer.")
+        if found and rest == "weight":
+            delta: torch.Tensor = layers[owner].get_delta_weight("default")
+            value = (value.to(delta.dtype) + delta).to(value.dtype)
+        weights[f"{owner}.{rest}" if found else name] = value
+    return weights
+
+
+@contextmanager
+def _untouched(path: Path) -> Generator[None]:
+    before = path.read_bytes() if path.exists() else None
+    yield
+    if before is not None:
+        path.write_bytes(before)
+
+
+def _dtype(source: Path, model: Any) -> torch.dtype:
+    """The type that the source's config names for its weights, else that of the model."""
+    import torch
+
+    config = msgspec.json.decode((source / "config.json").read_bytes(), type=dict[str, Any])
+    named = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or ""), None)
+    return named if isinstance(named, torch.dtype) else next(model.parameters()).dtype

@@ -1,0 +1,136 @@
+"""A trainer in a process of its own: it keeps a model loaded, and makes updates as it is told on stdin.
+
+    python -m understudy.train.worker --model DIR --options JSON [--resume DIR] [--reference DIR]
+
+One JSON object a line, on stdin and stdout. First it says `{"ready": …}`. Then each order is answered in turn:
+
+    {"op": "update", "step": 1, "version": "step-0001", "groups": FILE, "weights": DIR}
+    → {"report": {…}, "weights": DIR}            once DIR is whole
+    {"op": "stop"}                               → it ends
+
+An order that fails is answered `{"error": {"boundary": …, "type": …, "message": …}}`, and the worker goes on. It
+ends at once when stdin does: it does not outlive who started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, BinaryIO
+
+import msgspec
+from msgspec import Struct
+
+from understudy.errors import ConfigError, UnderstudyError
+from understudy.train.options import GRPOOptions
+from understudy.types import ErrorInfo, info_of
+
+_THREADS = "OMP_NUM_THREADS"
+
+
+class Ready(Struct, frozen=True):
+    """What a worker says when its model is loaded. `step` is the last that the weights saw, 0: none."""
+
+    ready: bool
+    step: int
+    parameters: int
+    trained: int
+    device: str
+
+
+class Order(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a worker is told to do."""
+
+    op: str
+    step: int = 0
+    version: str = ""
+    groups: str = ""
+    weights: str = ""
+
+
+def main(arguments: list[str]) -> int:
+    """Work until told to stop. Exit code 2 when the model cannot be loaded; the error is on stdout."""
+    parser = argparse.ArgumentParser(prog="python -m understudy.train.worker")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--options", default="{}")
+    parser.add_argument("--resume", type=Path)
+    parser.add_argument("--reference", type=Path)
+    given = parser.parse_args(arguments)
+    # What libraries print must not come between the answers.
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    orders = _orders()
+    try:
+        options = msgspec.json.decode(given.options, type=GRPOOptions)
+        updater = _load(given.model, options, given.resume, given.reference)
+    except msgspec.MsgspecError as error:
+        _say(answers, {"error": info_of(ConfigError(f"--options: {error}"))})
+        return 2
+    except UnderstudyError as error:
+        _say(answers, {"error": info_of(error)})
+        return 2
+    parameters: list[Any] = list(updater.model.parameters())
+    counted = sum(each.numel() for each in parameters)
+    trained = sum(each.numel() for each in parameters if each.requires_grad)
+    _say(answers, Ready(True, updater.step, counted, trained, str(updater.device)))
+    while True:
+        line = orders.get()
+        try:
+            order = msgspec.json.decode(line, type=Order)
+            if order.op == "stop":
+                return 0
+            _say(answers, _done(updater, order))
+        except msgspec.MsgspecError as error:
+            _say(answers, {"error": ErrorInfo("config", "ConfigError", f"an order makes no sense: {error}")})
+        except UnderstudyError as error:
+            _say(answers, {"error": info_of(error)})
+
+
+def _load(model: Path, options: GRPOOptions, resume: Path | None, reference: Path | None) -> Any:
+    from understudy.train.extra import need
+
+    need()
+    import torch
+
+    from understudy.train.updater import Updater
+
+    if os.environ.get(_THREADS, "").isdigit():
+        torch.set_num_threads(max(1, int(os.environ[_THREADS])))
+    return Updater(model, options, resume=resume, reference=reference)
+
+
+def _done(updater: Any, order: Order) -> dict[str, Any]:
+    from understudy.train.data import read_groups
+
+    if order.op != "update":
+        raise ConfigError(f"op is {order.op!r}; it must be update or stop")
+    report = updater.update(read_groups(Path(order.groups)), order.step, order.version or None)
+    if order.weights:
+        updater.save(Path(order.weights), order.version or None)
+    return {"report": report, "weights": order.weights or None}
+
+
+def _orders() -> SimpleQueue[bytes]:
+    """The lines of stdin as they come. Where stdin ends, so does this process, whatever it is at."""
+    lines: SimpleQueue[bytes] = SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin.buffer:
+            lines.put(line)
+        os._exit(0)
+
+    threading.Thread(target=read, name="orders", daemon=True).start()
+    return lines
+
+
+def _say(answers: BinaryIO, what: Any) -> None:
+    answers.write(msgspec.json.encode(what) + b"\n")
+
+
+if __name__ == "__main__":
+    # Not sys.exit: the thread that reads stdin holds it, and what is to be kept is on the disk.
+    os._exit(main(sys.argv[1:]))

@@ -1,0 +1,249 @@
+"""The loop with real runs, a real gateway and real gradings, before a fake server and a trainer that hashes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from msgspec.structs import replace
+
+from understudy.errors import BackendError, ConfigError
+from understudy.run.collector import Collector
+from understudy.store.store import Store
+from understudy.tasks.records import dump
+from understudy.train.loop import STALE, Loop, Watcher
+from understudy.train.state import GroupRef, LoopDirectory, LoopState, StepState
+from understudy.types import Call
+
+from fakes.control import weights_in
+from fakes.loop_program import Order, run, small_loop
+from fakes.policy import FakePolicy
+from support import calc_task
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> Order:
+    return small_loop(tmp_path)
+
+
+@pytest.fixture
+async def policy(order: Order) -> AsyncIterator[FakePolicy]:
+    async with FakePolicy(Path(order.model), "first") as policy:
+        yield policy
+
+
+def at(order: Order, policy: FakePolicy, **more: Any) -> Order:
+    return replace(order, url=f"{policy.url}/v1", **more)
+
+
+def state_of(order: Order) -> LoopState:
+    state = LoopDirectory(Path(order.root)).load()
+    assert state is not None
+    return state
+
+
+def calls_of(run: Path) -> list[Call]:
+    with Store.open(run, create=False) as store:
+        attempts = [attempt for rollout in store.rollouts() for attempt in store.attempts(rollout.id)]
+        return [call for attempt in attempts for call in store.calls(attempt.id)]
+
+
+class Noting(Watcher):
+    """Does something when a step is over."""
+
+    def __init__(self, stepped: Callable[[StepState], None] = lambda _: None) -> None:
+        self._stepped = stepped
+        self.lines: list[str] = []
+        self._loop: Loop | None = None
+
+    def began(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def stepped(self, step: StepState) -> None:
+        assert self._loop is not None
+        self.lines.append(self._loop.line())
+        self._stepped(step)
+
+
+async def test_each_wave_is_sampled_by_the_version_before_it(order: Order, policy: FakePolicy):
+    watcher = Noting()
+    summary = await run(order := at(order, policy), watcher)
+    directory, state = LoopDirectory(Path(order.root)), state_of(order)
+    assert (summary.steps, summary.updates, summary.version) == (3, 3, "step-0003")
+    for step in state.steps:
+        calls = calls_of(directory.run(step.step))
+        assert {call.policy_version for call in calls} == {f"step-{step.step - 1:04}"}
+        assert len(calls) == order.groups * order.samples
+        assert all(call.logprobs and call.completion_token_ids for call in calls)
+        assert step.staleness == 0
+        with Store.open(directory.run(step.step), create=False) as store:
+            rewards = [store.verdict(a.id).reward for r in store.rollouts() for a in store.attempts(r.id)]  # type: ignore[union-attr]
+        assert (step.collected, step.solved) == (len(rewards), sum(rewards))
+    assert [(each.step, each.version, each.total) for each in state.evaluations] == [
+        (0, "step-0000", 2), (2, "step-0002", 2), (3, "step-0003", 2)
+    ]  # fmt: skip
+    assert policy.cut == 0, "calls were in flight when the weights were changed"
+    assert policy.weights == weights_in(Path(summary.weights))
+    assert policy.version == "step-0003"
+    assert len(list(directory.root.glob("steps/*/weights"))) <= order.keep
+    metrics = [json.loads(line) for line in (directory.root / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == [1, 2, 3]
+    assert watcher.lines[-1].startswith("step 3/3")
+
+
+async def test_the_same_seed_is_the_same_loop_and_another_is_not(order: Order, policy: FakePolicy, tmp_path: Path):
+    one = at(order, policy, steps=1, eval_every=0)
+    await run(one)
+    weights = policy.weights
+    for seed, root in ((0, "again"), (1, "other")):
+        policy.weights, policy.version, policy.cached = "first", "default", None
+        await run(replace(one, root=str(tmp_path / root), seed=seed))
+        assert (policy.weights == weights) == (seed == 0)
+
+
+async def test_a_finished_loop_begins_nothing_and_can_be_made_longer(order: Order, policy: FakePolicy):
+    order = at(order, policy, steps=1)
+    first = await run(order)
+    asked = policy.asked.total()
+    again = await run(order)
+    assert policy.asked.total() == asked
+    assert (again.version, again.rollouts) == (first.version, first.rollouts)
+    longer = await run(replace(order, steps=2))
+    assert longer.version == "step-0002"
+    with pytest.raises(ConfigError, match="samples: 3 before, 4 now"):
+        await run(replace(order, samples=4))
+
+
+async def test_groups_without_a_signal_are_counted_and_make_no_version(order: Order, policy: FakePolicy):
+    policy.answer = "yes"
+    summary = await run(order := at(order, policy, steps=2))
+    assert (summary.updates, summary.version, summary.solved) == (0, "step-0000", 12)
+    assert summary.skipped == {"groups whose rewards are all equal": 4}
+    assert summary.weights == order.model
+    assert [each.rate.estimate for each in summary.evaluations] == [1.0, 1.0]
+    assert all(step.weights is None for step in state_of(order).steps)
+
+
+async def test_a_task_that_is_refused_is_not_chosen_again(order: Order, policy: FakePolicy, tmp_path: Path):
+    broken = msgspec.structs.replace(calc_task(0), gold_patch=calc_task(1).gold_patch)
+    dump([broken, calc_task(1), calc_task(2)], tmp_path / "train.jsonl")
+    summary = await run(order := at(order, policy, groups=3, steps=3))
+    assert list(summary.refused_tasks) == ["calc-0"]
+    first, *others = state_of(order).steps
+    assert "calc-0" in first.tasks
+    assert all("calc-0" not in step.tasks for step in others)
+    assert summary.steps == 3
+
+
+async def test_a_publishing_that_fails_is_made_good_by_the_same_command(order: Order, policy: FakePolicy):
+    order = at(order, policy, steps=2)
+    policy.fails["/collective_rpc"] = web.Response(status=500, text="no memory")
+    with pytest.raises(BackendError, match="no memory"):
+        await run(order)
+    assert policy.paused
+    assert [step.phase for step in state_of(order).steps] == ["updated"]
+    collected = policy.asked.total()
+    summary = await run(order)
+    assert (summary.steps, summary.version) == (2, "step-0002")
+    assert policy.asked.total() == collected + 6 + 2, "the first wave was collected again"
+
+
+async def test_a_loop_that_is_told_to_stop_ends_and_goes_on(order: Order, policy: FakePolicy, tmp_path: Path):
+    whole = await run(at(order, policy))
+    weights = policy.weights
+    policy.weights, policy.version, policy.cached = "first", "default", None
+    collectors: list[Collector] = []
+    order = at(order, policy, root=str(tmp_path / "stopped"))
+    watcher = Noting(lambda step: collectors[0].drain() if step.step == 1 else None)
+    stopped = await run(order, watcher, collectors.append)
+    assert (stopped.stopped, stopped.steps) == (True, 1)
+    summary = await run(order)
+    assert (summary.stopped, summary.steps, summary.solved) == (False, 3, whole.solved)
+    assert policy.weights == weights
+
+
+async def test_asynchronously_the_next_wave_goes_on_while_the_policy_is_updated(
+    order: Order, policy: FakePolicy, tmp_path: Path
+):
+    order = at(order, policy, asynchronous=True, quorum=1.0, slow_s=3.0, steps=2, samples=2, eval_every=0)
+    await run(order)
+    first = {call.policy_version for call in calls_of(LoopDirectory(Path(order.root)).run(1))}
+    second = {call.policy_version for call in calls_of(LoopDirectory(Path(order.root)).run(2))}
+    assert first == {"step-0000"}
+    assert "step-0000" in second, "nothing of the second wave was collected during the first update"
+    assert state_of(order).steps[1].staleness == 1
+
+
+def hold_a_group(order: Order, tmp_path: Path) -> tuple[Watcher, list[str]]:
+    """Agents of the first task, but its first, wait until the first step is over."""
+    hold = tmp_path / "hold 1"
+    hold.touch()
+    return Noting(lambda step: hold.unlink(missing_ok=True)), ["calc-0"]
+
+
+async def test_groups_that_are_not_finished_are_carried_over(order: Order, policy: FakePolicy, tmp_path: Path):
+    order = at(order, policy, asynchronous=True, groups=5, samples=2, steps=2, eval_every=0, concurrency=3)
+    watcher, held = hold_a_group(order, tmp_path)
+    await run(order, watcher)
+    first, second = state_of(order).steps
+    assert held[0] in first.tasks
+    assert GroupRef(1, held[0]) not in first.used
+    assert GroupRef(1, held[0]) in second.used
+    assert second.staleness == 1
+    assert state_of(order).pending() == ()
+
+
+async def test_groups_that_are_too_old_are_dropped_and_counted(order: Order, policy: FakePolicy, tmp_path: Path):
+    order = at(
+        order,
+        policy,
+        asynchronous=True,
+        groups=5,
+        samples=2,
+        steps=2,
+        eval_every=0,
+        concurrency=3,
+        max_staleness=0,
+    )
+    watcher, held = hold_a_group(order, tmp_path)
+    summary = await run(order, watcher)
+    second = state_of(order).steps[1]
+    assert GroupRef(1, held[0]) in second.dropped
+    assert summary.skipped[STALE] == len(second.dropped)
+    assert second.staleness == 0
+
+
+async def test_two_loops_do_not_share_a_directory(order: Order, policy: FakePolicy):
+    order = at(order, policy, steps=1)
+
+    class Second(Watcher):
+        said = ""
+
+        def began(self, loop: Loop) -> None:
+            from understudy.locks import locked
+
+            try:
+                with locked(LoopDirectory(Path(order.root)).lock, busy="busy"):
+                    self.said = "not locked"
+            except ConfigError as error:
+                self.said = str(error)
+
+    watcher = Second()
+    await run(order, watcher)
+    assert watcher.said == "busy"
+
+
+async def test_weights_that_are_gone_are_told(order: Order, policy: FakePolicy):
+    order = at(order, policy, steps=1)
+    summary = await run(order)
+    shutil.rmtree(summary.weights)
+    with pytest.raises(ConfigError, match="the weights of step-0001, are gone"):
+        await run(replace(order, steps=2))

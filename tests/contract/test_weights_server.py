@@ -1,0 +1,272 @@
+"""The embedded server with weights, over real HTTP: tokens in and out, control, weights exchanged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from support_tiny_model import make_model
+from understudy.errors import BackendError, ConfigError
+from understudy.gateway.backends.http import HttpClient
+from understudy.gateway.exact.codec import LocalCodec
+from understudy.gateway.exact.servers import SERVERS
+from understudy.model.process import ServerProcess, start_server
+
+torch: Any = pytest.importorskip("torch")
+transformers: Any = pytest.importorskip("transformers")
+
+Body = dict[str, Any]
+CONTEXT = 3000
+
+
+class Client:
+    """What asks the server."""
+
+    def __init__(self, server: ServerProcess, session: aiohttp.ClientSession) -> None:
+        self.server, self.session = server, session
+
+    async def send(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        async with self.session.request(method, f"{self.server.url}{path}", json=body) as response:
+            text = await response.text()
+            return response.status, json.loads(text) if response.content_type == "application/json" else text
+
+    async def post(self, path: str, body: Any = None) -> Any:
+        status, answer = await self.send("POST", path, body)
+        assert status == 200, answer
+        return answer
+
+    async def generate(self, prompt: list[int], model: str | None = None, **params: Any) -> Body:
+        body = {
+            "token_ids": prompt,
+            "sampling_params": {"max_tokens": 8, "logprobs": 0, "seed": 1} | params,
+            "return_weight_versions": True,
+        }
+        (choice,) = (await self.post("/inference/v1/generate", body | ({"model": model} if model else {})))[
+            "choices"
+        ]
+        assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
+        return choice
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("first"), context=CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("second"), seed=1, context=CONTEXT)
+
+
+@pytest.fixture
+async def client(directory: Path) -> AsyncGenerator[Client]:
+    async with start_server(weights=directory, version="step-0000") as server, aiohttp.ClientSession() as session:
+        yield Client(server, session)
+
+
+def assert_sampled_by(
+    weights: Any, prompt: list[int], choice: Body, start: int = 0, end: int | None = None
+) -> None:
+    """The logprobs of a stretch of a completion are those of a plain forward of these weights."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(weights) if isinstance(weights, Path) else weights
+    ids = choice["token_ids"]
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([prompt + ids]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+    told = torch.tensor([entry["logprob"] for entry in choice["logprobs"]["content"]])
+    torch.testing.assert_close(told[start:end], expected[start:end], atol=1e-4, rtol=0)
+
+
+async def test_tokens_go_in_and_come_out_and_the_chat_is_the_same(client: Client, directory: Path) -> None:
+    messages = [{"role": "user", "content": "héllo"}]
+    tools = [{"type": "function", "function": {"name": "Read", "parameters": {"type": "object"}}}]
+    tokenized = await client.post("/tokenize", {"messages": messages, "tools": tools})
+    prompt, limit = tokenized["tokens"], tokenized["max_model_len"]
+    assert limit == CONTEXT
+    assert prompt == await LocalCodec.load(str(directory)).render(messages, tools)
+    choice = await client.generate(prompt, max_tokens=30)
+    assert_sampled_by(directory, prompt, choice)
+    body = {"messages": messages, "tools": tools, "max_tokens": 30, "seed": 1, "logprobs": True}
+    answer = await client.post("/v1/chat/completions", body | {"return_token_ids": True})
+    (chat,) = answer["choices"]
+    assert (answer["prompt_token_ids"], chat["token_ids"]) == (prompt, choice["token_ids"])
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == len(prompt) - 1
+    text = (await client.post("/detokenize", {"tokens": chat["token_ids"]}))["prompt"]
+    assert text.startswith(chat["message"]["content"].rstrip("\ufffd"))
+    # As the gateway asks it, and reads it.
+    server = SERVERS["embedded"](HttpClient(f"{client.server.url}/v1"), client.server.model)
+    try:
+        sampled = await server.generate(prompt, {"max_tokens": 30, "seed": 1, "temperature": 1.0}, None)
+    finally:
+        await server.client.close()
+    assert sampled.ids == choice["token_ids"]
+    assert [(span.version, span.start, span.end) for span in sampled.policy_spans] == [
+        ("step-0000", 0, len(sampled.ids))
+    ]
+
+
+async def test_other_weights_under_traffic_give_each_token_its_version(
+    client: Client, directory: Path, second: Path
+) -> None:
+    prompts = [list(range(9 + number, 40 + number)) for number in range(5)]
+    asked = [asyncio.ensure_future(client.generate(p, max_tokens=2900, ignore_eos=True)) for p in prompts]
+    for _ in range(5):  # beside them, so that they are under way
+        await client.generate([20, 21, 22], max_tokens=10, ignore_eos=True)
+    assert await client.post("/pause?mode=keep") == {"status": "paused"}
+    assert (await client.send("GET", "/is_paused"))[1] == {"is_paused": True}
+    reload = {"method": "reload_weights", "kwargs": {"weights_path": str(second)}}
+    assert await client.post("/collective_rpc", reload) == {"results": [None]}
+    await client.post("/update_weight_version", {"new_version": "step-0001"})
+    assert (await client.send("GET", "/weight_info"))[1] == {"weight_version": "step-0001"}
+    assert await client.post("/resume") == {"status": "resumed"}
+    new = await client.generate(prompts[0], max_tokens=9)
+    assert [span["version"] for span in new["weight_versions"]] == ["step-0001"]
+    models = {"step-0000": directory, "step-0001": second}
+    swapped = 0
+    for prompt, choice in zip(prompts, await asyncio.gather(*asked), strict=True):
+        spans = choice["weight_versions"]
+        assert [span["start"] for span in spans] == [0, *(span["end"] for span in spans[:-1])]
+        assert spans[-1]["end"] == len(choice["token_ids"])
+        swapped += len(spans) == 2
+        for span in spans:
+            assert_sampled_by(models[span["version"]], prompt, choice, span["start"], span["end"])
+    assert swapped
+
+
+async def test_weights_that_do_not_fit_change_nothing(client: Client, directory: Path, tmp_path: Path) -> None:
+    wider = make_model(tmp_path / "wider", context=CONTEXT)
+    config = json.loads((wider / "config.json").read_text())
+    (wider / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
+    for path, words in ((wider, "vocab_size 300"), (tmp_path / "none", "is no directory")):
+        call = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+        status, answer = await client.send("POST", "/collective_rpc", call)
+        assert status == 400 and words in answer["error"]["message"]
+    status, answer = await client.send("POST", "/collective_rpc", {"method": "os.system"})
+    assert status == 400 and "reload_weights" in answer["error"]["message"]
+    assert (await client.send("POST", "/pause?mode=never"))[0] == 400
+    assert_sampled_by(directory, [9, 10], await client.generate([9, 10]))
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # PEFT asks transformers for it
+async def test_an_adapter_is_served_under_its_name_and_exchanged_in_place(
+    client: Client, directory: Path, tmp_path: Path
+) -> None:
+    peft: Any = pytest.importorskip("peft")
+
+    def adapter(seed: int) -> tuple[Path, Any]:
+        torch.manual_seed(seed)
+        base = transformers.AutoModelForCausalLM.from_pretrained(directory)
+        config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+        tuned = peft.get_peft_model(base, config)
+        tuned.save_pretrained(tmp_path / f"adapter-{seed}")
+        return tmp_path / f"adapter-{seed}", tuned.eval()
+
+    prompt = list(range(9, 60))
+    path, tuned = adapter(1)
+    assert "added successfully" in await client.post(
+        "/v1/load_lora_adapter", {"lora_name": "tuned", "lora_path": str(path)}
+    )
+    _, models = await client.send("GET", "/v1/models")
+    assert [card["id"] for card in models["data"]] == [client.server.model, "tuned"]
+    ours, theirs = await asyncio.gather(client.generate(prompt, "tuned"), client.generate(prompt))
+    assert_sampled_by(tuned, prompt, ours)
+    assert_sampled_by(directory, prompt, theirs)
+    path, tuned = adapter(2)
+    again = {"lora_name": "tuned", "lora_path": str(path)}
+    status, answer = await client.send("POST", "/v1/load_lora_adapter", again)
+    assert status == 400 and "load_inplace" in answer["error"]["message"]
+    await client.post("/v1/load_lora_adapter", again | {"load_inplace": True})
+    assert_sampled_by(tuned, prompt, await client.generate(prompt, "tuned"))
+    missing = {"lora_name": "x", "lora_path": str(tmp_path / "no")}
+    assert (await client.send("POST", "/v1/load_lora_adapter", missing))[0] == 404
+    assert "removed" in await client.post("/v1/unload_lora_adapter", {"lora_name": "tuned"})
+    status, _ = await client.send("POST", "/inference/v1/generate", {
+        "model": "tuned", "token_ids": [9], "sampling_params": {},
+    })  # fmt: skip
+    assert status == 404
+
+
+BAD: list[tuple[Body, str]] = [
+    ({"token_ids": [9] * CONTEXT, "sampling_params": {"max_tokens": 9}}, f"maximum context length is {CONTEXT}"),
+    ({"token_ids": [9] * 300_000, "sampling_params": {"max_tokens": 9}}, "300000 input tokens"),
+    ({"token_ids": [9], "sampling_params": {"temperature": -1}}, "temperature"),
+    ({"token_ids": [9], "sampling_params": {"top_p": 0}}, "top_p"),
+    ({"token_ids": [9], "sampling_params": {"top_k": -2}}, "top_k"),
+    ({"token_ids": [9], "sampling_params": {"min_p": 2}}, "min_p"),
+    ({"token_ids": [9], "sampling_params": {"repetition_penalty": 0}}, "repetition_penalty"),
+    ({"token_ids": [9], "sampling_params": {"n": 2}}, "n must be 1"),
+    ({"token_ids": [9], "sampling_params": {"stop": ""}}, "empty string"),
+    ({"token_ids": [9], "sampling_params": {"logit_bias": {"x": 1}}}, "logit_bias"),
+    ({"token_ids": [265], "sampling_params": {}}, "out of vocabulary"),
+    ({"token_ids": [], "sampling_params": {}}, "at least one token"),
+]
+
+
+async def test_bad_requests_are_refused_in_words_and_clients_that_leave_are_let_go(client: Client) -> None:
+    for body, words in BAD:
+        status, answer = await client.send("POST", "/inference/v1/generate", body)
+        assert status == 400 and words in answer["error"]["message"], (body, answer)
+    endless = [asyncio.ensure_future(client.generate([9], max_tokens=2900, ignore_eos=True)) for _ in range(40)]
+    await client.generate([9, 10], max_tokens=1)
+    for one in endless:
+        one.cancel()
+    await asyncio.gather(*endless, return_exceptions=True)
+    # Had they been served to their end, this would wait for 40 times 2,900 tokens.
+    choice = await asyncio.wait_for(client.generate([9, 10, 11], max_tokens=5), 20)
+    assert len(choice["token_ids"]) == 5
+
+
+async def test_a_signal_ends_it_though_requests_are_under_way(directory: Path) -> None:
+    async with start_server(weights=directory) as server, aiohttp.ClientSession() as session:
+        client = Client(server, session)
+        asked = asyncio.ensure_future(client.generate([9], max_tokens=2900, ignore_eos=True))
+        await client.generate([9, 10], max_tokens=1)
+        os.kill(server.pid, signal.SIGTERM)
+        with pytest.raises(BackendError, match="with exit code 0"):
+            await asyncio.wait_for(server.watch(), 30)
+        with pytest.raises((aiohttp.ClientError, AssertionError)):
+            await asked
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda path: (path / "config.json").unlink(), "has no config.json"),
+        (lambda path: (path / "tokenizer.json").unlink(), "has no tokenizer.json"),
+        (lambda path: (path / "chat_template.jinja").unlink(), "has no chat template"),
+        (lambda path: (path / "model.safetensors").unlink(), "cannot be loaded"),
+        (lambda path: (path / "model.safetensors").write_bytes(b"no weights"), "cannot be loaded"),
+        (lambda path: _configure(path, vocab_size=100), "belong to different models"),
+        (lambda path: _configure(path, num_hidden_layers=3, layer_types=["full_attention"] * 3), "missing_keys"),
+        (lambda path: _configure(path, model_type="t5"), "no causal language model"),
+        (lambda path: _configure(path, model_type="nobody"), "of no model that can be read"),
+        (lambda path: _configure(path, layer_types=["sliding_attention"] * 2), "full attention only"),
+        (lambda path: (path / "config.json").write_text("{"), "expected a JSON object"),
+    ],
+)  # fmt: skip
+def test_a_directory_that_cannot_be_served_is_told_in_words(
+    directory: Path, tmp_path: Path, spoil: Any, words: str
+):
+
+    from understudy.model.causal.checkpoint import load_model, read_checkpoint
+
+    path = tmp_path / "model"
+    shutil.copytree(directory, path)
+    spoil(path)
+    with pytest.raises(ConfigError, match=words):
+        read_checkpoint(path)
+        load_model(path)
+
+
+def _configure(path: Path, **settings: Any) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | settings))

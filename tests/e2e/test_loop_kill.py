@@ -1,0 +1,211 @@
+"""A loop that is killed goes on, and comes to the state of one that was not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from support_tiny_model import make_model
+from understudy.store.store import Store
+from understudy.train.data import read_groups
+from understudy.train.host import LoopSummary
+from understudy.train.state import LoopDirectory, LoopState, StepState
+
+from fakes.control import weights_in
+from fakes.loop_program import Order, small_loop
+from fakes.policy import AGENT, FakePolicy
+from support import UNDERSTUDY, understudy
+
+pytestmark = pytest.mark.timeout(900)
+
+KILLS = 20
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> Order:
+    """A loop over small tasks that is not begun yet, without the address of its server."""
+    return small_loop(tmp_path)
+
+
+@asynccontextmanager
+async def served(order: Order, root: str) -> AsyncIterator[tuple[Order, FakePolicy]]:
+    """The loop in another directory, with a server of its own that outlives its kills."""
+    async with FakePolicy(Path(order.model), "first") as policy:
+        yield replace(order, root=root, url=f"{policy.url}/v1"), policy
+
+
+async def start(order: Order) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "fakes.loop_program", msgspec.json.encode(order).decode()),
+        stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe,
+        cwd=TESTS, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+async def to_its_end(order: Order) -> LoopSummary:
+    process = await start(order)
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    return msgspec.json.decode(out, type=LoopSummary)
+
+
+def history(root: str) -> dict[str, Any]:
+    """All of a loop's state but what a clock says, with what its updates learned from and came to."""
+    directory = LoopDirectory(Path(root))
+    state = directory.load()
+    assert state is not None
+    groups = {step.step: read_groups(directory.groups(step.step)) for step in state.steps}
+    return {
+        "state": msgspec.to_builtins(without_clock(state)),
+        "groups": groups,
+        "weights": weights_in(directory.absolute(state.weights)),
+        "kept": sorted(path.parent.name for path in directory.root.glob("steps/*/weights")),
+    }
+
+
+def without_clock(state: LoopState) -> LoopState:
+    def timeless(step: StepState) -> StepState:
+        return replace(step, seconds={}, report=step.report | {"seconds": 0.0})
+
+    return replace(
+        state,
+        steps=tuple(map(timeless, state.steps)),
+        evaluations=tuple(replace(each, seconds=0.0) for each in state.evaluations),
+    )
+
+
+def assert_sound(root: str, order: Order) -> None:
+    """No group is learned from twice or lost, no rollout that had ended was repeated."""
+    directory = LoopDirectory(Path(root))
+    state = directory.load()
+    assert state is not None
+    assert [step.phase for step in state.steps] == ["published"] * order.steps
+    assert state.pending() == ()
+    refs = [ref for step in state.steps for ref in (*step.used, *step.dropped)]
+    assert len(refs) == len(set(refs)) == order.steps * order.groups
+    runs = [directory.run(step.step) for step in state.steps]
+    runs += [directory.absolute(each.run) for each in state.evaluations]
+    for run in runs:
+        with Store.open(run, create=False) as store:
+            for rollout in store.rollouts():
+                statuses = [attempt.status for attempt in store.attempts(rollout.id)]
+                assert statuses.count("succeeded") == 1
+                assert set(statuses) <= {"succeeded", "unresponsive"}
+
+
+async def test_killed_at_random_moments_it_comes_to_the_same_state(order: Order, tmp_path: Path):
+    async with served(order, str(tmp_path / "whole")) as (whole, _):
+        summary = await to_its_end(whole)
+    assert (summary.steps, summary.stopped) == (order.steps, False)
+    wanted = history(whole.root)
+    draw, kills, number = random.Random(7), 0, 0
+    while kills < KILLS:
+        number += 1
+        async with served(order, str(tmp_path / f"killed {number}")) as (killed, policy):
+            while kills < KILLS:
+                process = await start(killed)
+                try:
+                    await asyncio.wait_for(process.wait(), draw.uniform(0.5, 4.0))
+                    break
+                except TimeoutError:
+                    process.kill()
+                    kills += 1
+                await process.communicate()
+            await to_its_end(killed)
+            assert policy.weights == wanted["weights"]
+            assert not policy.paused
+        assert history(killed.root) == wanted
+        assert_sound(killed.root, order)
+
+
+MOMENTS = [
+    *(f"{when} update {step}" for step in (1, 3) for when in ("before", "after")),
+    "after step 1",
+    "after step 3",
+    "after evaluation 0",
+    "after evaluation 2",
+]
+
+
+async def test_killed_between_any_two_things_it_does_neither_twice(order: Order, tmp_path: Path):
+    async with served(order, str(tmp_path / "whole")) as (whole, _):
+        await to_its_end(whole)
+    wanted = history(whole.root)
+    async with served(order, str(tmp_path / "killed")) as (killed, policy):
+        for moment in MOMENTS:
+            process = await start(replace(killed, die=moment))
+            _, err = await process.communicate()
+            assert process.returncode in (-9, 0), err.decode()
+        await to_its_end(killed)
+        assert policy.weights == wanted["weights"]
+    assert history(killed.root) == wanted
+    assert_sound(killed.root, order)
+
+
+async def test_an_asynchronous_loop_loses_and_repeats_nothing(order: Order, tmp_path: Path):
+    order = replace(order, asynchronous=True, steps=4, slow_s=0.3)
+    draw = random.Random(11)
+    async with served(order, str(tmp_path / "loop")) as (killed, _):
+        for _kill in range(6):
+            process = await start(killed)
+            try:
+                await asyncio.wait_for(process.wait(), draw.uniform(1.0, 4.0))
+            except TimeoutError:
+                process.kill()
+            await process.communicate()
+        summary = await to_its_end(killed)
+    assert summary.steps == 4
+    assert_sound(killed.root, order)
+
+
+def command(order: Order, model: Path, root: Path) -> list[str | Path]:
+    return [
+        *("train", "loop", model, "-t", order.tasks, "-e", order.eval_tasks, "-o", root, "--json", "-j", "1"),
+        *("--steps", "2", "--groups", "2", "-n", "3", "--learning-rate", "0.001", "--answer-tokens", "8"),
+        *("--agent", "shell", "--agent-command", f"python3 {order.agent}", "--sandbox", "unsafe-local"),
+    ]
+
+
+def test_the_real_server_and_trainer_come_to_the_same_weights_bit_by_bit(order: Order, tmp_path: Path):
+    pytest.importorskip("torch")
+    agent = Path(order.agent)
+    # A random model says nothing that one could read.
+    agent.write_text(AGENT.replace('if "yes" in answer:', "if len(set(answer)) % 2:"))
+    model = make_model(tmp_path / "random")
+    env = {"OMP_NUM_THREADS": "1"}
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    done = understudy(*command(order, model, whole), env=env)
+    assert done.returncode == 0, done.stderr
+    draw = random.Random(5)
+    for _ in range(3):
+        process = subprocess.Popen(
+            [UNDERSTUDY, *map(str, command(order, model, killed))],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env=os.environ | env,
+        )  # fmt: skip
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(draw.uniform(4.0, 9.0))
+        process.kill()
+        process.wait()
+    done = understudy(*command(order, model, killed), env=env)
+    assert done.returncode == 0, done.stderr
+    summary = msgspec.json.decode(done.stdout, type=LoopSummary)
+    assert summary.updates > 0, "nothing was learned, so nothing is shown"
+    for name in ("weights/model.safetensors", "groups.msgpack"):
+        made = {path.parent.relative_to(whole): path.read_bytes() for path in whole.glob(f"steps/*/{name}")}
+        again = {path.parent.relative_to(killed): path.read_bytes() for path in killed.glob(f"steps/*/{name}")}
+        assert made == again

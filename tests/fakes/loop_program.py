@@ -1,0 +1,129 @@
+"""A loop in a process of its own, which a test kills: python -m fakes.loop_program JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from support_tiny_model import write_tokenizer
+from understudy.run.collector import Collector, Manner
+from understudy.run.config import task_digests
+from understudy.sandbox.base import usable
+from understudy.tasks.base import load_all
+from understudy.tasks.datasets.images import ImageChoice
+from understudy.tasks.records import dump
+from understudy.train.evaluate import Evaluation
+from understudy.train.host import LoopSummary, Means, carry_on
+from understudy.train.loop import Watcher
+from understudy.train.state import LoopConfig, StepState
+from understudy.types import Task
+
+from fakes.policy import AGENT, dying_at, opener, write_weights
+from support import calc_task
+
+
+class Order(Struct, frozen=True, kw_only=True):
+    """What the program is to do. `die` is a moment at which it kills itself."""
+
+    root: str
+    model: str
+    url: str
+    tasks: str
+    eval_tasks: str
+    agent: str
+    steps: int = 3
+    groups: int = 2
+    samples: int = 3
+    eval_every: int = 2
+    seed: int = 0
+    asynchronous: bool = False
+    quorum: float = 0.5
+    max_staleness: int = 2
+    concurrency: int = 2
+    keep: int = 2
+    die: str | None = None
+    slow_s: float = 0.0
+
+
+def small_loop(root: Path) -> Order:
+    """A loop over small tasks that is not begun yet, without the address of its server."""
+    dump([calc_task(number) for number in range(5)], root / "train.jsonl")
+    dump([calc_task(number) for number in range(10, 12)], root / "eval.jsonl")
+    (root / "agent.py").write_text(AGENT)
+    model = root / "model"
+    write_weights(model, "first")
+    write_tokenizer(model)
+    return Order(
+        root=str(root / "loop"),
+        model=str(model),
+        url="",
+        tasks=str(root / "train.jsonl"),
+        eval_tasks=str(root / "eval.jsonl"),
+        agent=str(root / "agent.py"),
+    )
+
+
+class _Dying(Watcher):
+    def __init__(self, moment: str | None) -> None:
+        self._die = dying_at(moment)
+
+    def stepped(self, step: StepState) -> None:
+        self._die(f"after step {step.step}")
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        self._die(f"after evaluation {evaluation.step}")
+
+
+async def run(
+    order: Order, watcher: Watcher | None = None, collects: Callable[[Collector], None] = lambda _: None
+) -> LoopSummary:
+    """Carry on with the loop to its end."""
+    sandboxes = usable("unsafe-local")
+    tasks, eval_tasks = [await _tasks(spec, sandboxes) for spec in (order.tasks, order.eval_tasks)]
+    config = LoopConfig(
+        model=order.model,
+        model_digest="tiny",
+        backend="vllm",
+        served_model="m",
+        tasks=task_digests(tasks),
+        eval_tasks=task_digests(eval_tasks),
+        steps=order.steps,
+        groups=order.groups,
+        samples=order.samples,
+        eval_every=order.eval_every,
+        seed=order.seed,
+        asynchronous=order.asynchronous,
+        quorum=order.quorum,
+        max_staleness=order.max_staleness,
+        sandbox="unsafe-local",
+        manner=msgspec.to_builtins(Manner(agent="shell", agent_options={"command": f"python3 {order.agent}"})),
+        keep=order.keep,
+    )
+    return await carry_on(
+        config,
+        Path(order.root),
+        tasks,
+        eval_tasks,
+        sandboxes=sandboxes,
+        means=Means(concurrency=order.concurrency, urls=(order.url,)),
+        collects=collects,
+        watcher=watcher or _Dying(order.die),
+        trainers=opener(dying_at(order.die), order.slow_s, always=order.asynchronous),
+    )
+
+
+async def _tasks(spec: str, sandboxes: object) -> list[Task]:
+    loaded = await load_all(
+        [spec], sandboxes=sandboxes, cache=Path(spec).parent, images=ImageChoice(None, None), instance_ids=None
+    )
+    return loaded.tasks
+
+
+if __name__ == "__main__":
+    summary = asyncio.run(run(msgspec.json.decode(sys.argv[1], type=Order)))
+    sys.stdout.write(msgspec.json.encode(summary).decode())

@@ -1,0 +1,233 @@
+"""Stores and loops with known outcomes, for reports: what is solved is said, and nothing is run."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from understudy.store.store import Store
+from understudy.train.evaluate import Evaluation
+from understudy.train.state import LoopConfig, LoopDirectory, LoopState, StepState, version_of
+from understudy.types import (
+    Call,
+    ErrorInfo,
+    Evidence,
+    Files,
+    Integrity,
+    PolicySpan,
+    ScriptChecks,
+    Task,
+    Usage,
+    Verdict,
+)
+
+CONFIG = {
+    "purpose": "evaluation",
+    "agent": "claude-code",
+    "weights": "tiny",
+    "samples": 1,
+    "seed": 7,
+    "sandbox": "local",
+    "tasks": {"a": "1"},
+    "gateway": {"models": {"high": {"backend": "embedded"}}, "sampling": {"evaluation": {"temperature": 0.7}}},
+}
+
+
+class End(Struct, frozen=True):
+    """How a rollout ended. `reward` None: it failed at `boundary`, or is pending where there is none."""
+
+    reward: float | None
+    suspicious: bool = False
+    boundary: str = ""
+    turns: int = 2
+    version: str | None = None
+    spans: tuple[PolicySpan, ...] = ()
+    reason: str = ""
+    retried: bool = False
+
+
+def put_run(
+    directory: Path, ends: Mapping[str, Sequence[End]], *, run_id: str = "run1", version: str | None = None
+) -> Path:
+    """A run with these rollouts: task id → the end of each sample."""
+    with Store.open(directory) as store:
+        tasks = [_task(task_id) for task_id in ends]
+        ids = [
+            (f"{run_id}-{number}-{sample}", task_id, sample, end)
+            for number, (task_id, of_task) in enumerate(ends.items())
+            for sample, end in enumerate(of_task)
+        ]
+        store.put_run(run_id, CONFIG).result()
+        store.put_tasks(run_id, tasks).result()
+        store.create_rollouts(run_id, [row[:3] for row in ids]).result()
+        wanted = [row for row in ids if row[3].reward is not None or row[3].boundary]
+        if retried := [row for row in wanted if row[3].retried]:
+            attempts = [store.start_attempt(row[0]) for row in retried]
+            lost = ErrorInfo("sandbox", "SandboxError", "the sandbox broke once")
+            for future in attempts:
+                store.finish_attempt(future.result().id, "failed", "requeuing", error=lost).result()
+        attempts = [store.start_attempt(row[0]) for row in wanted]
+        pairs = [(future.result().id, row[3]) for future, row in zip(attempts, wanted, strict=True)]
+        done = [store.begin_running(attempt_id) for attempt_id, _ in pairs]
+        done += [
+            store.append_call(_call(attempt_id, turn, end, version))
+            for attempt_id, end in pairs
+            for turn in range(end.turns)
+        ]
+        done += [_finish(store, attempt_id, end) for attempt_id, end in pairs]
+        for future in done:
+            future.result()
+    return directory
+
+
+def solved(counts: Mapping[str, tuple[int, int]], **of_each: object) -> dict[str, list[End]]:
+    """The ends of rollouts: of each task so many solved of so many."""
+    return {
+        task: [End(1.0 if sample < right else 0.0, **of_each) for sample in range(total)]  # type: ignore[arg-type]
+        for task, (right, total) in counts.items()
+    }
+
+
+def put_many(directory: Path, *, tasks: int, samples: int, turns: int) -> Path:
+    """A run of so many rollouts, two in three solved: copies of one, made by the database itself."""
+    put_run(directory, {"task-0000": [End(1.0, turns=1)]})
+    numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {tasks * samples - 1}) "
+    with closing(sqlite3.connect(directory / "store.db")) as database, database:
+        for table, changed in _COPIES.items():
+            columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
+            wanted = ", ".join(changed.get(column, f"t.{column}") for column in columns)
+            only = f"n.i < {tasks}" if table == "tasks" else "1"
+            beside = f", (SELECT value AS turn FROM json_each('{list(range(turns))}'))" if table == "calls" else ""
+            last = "WHERE t.sequence = 0 AND" if table == "calls" else "WHERE"
+            wanted = wanted.replace("TASKS", str(tasks))
+            database.execute(
+                f"INSERT INTO {table} {numbers} SELECT {wanted} FROM {table} t, n{beside} {last} {only}"
+            )
+    return directory
+
+
+_COPIES = {
+    "tasks": {"id": "printf('task-%04d', n.i)"},
+    "rollouts": {
+        "id": "'r' || n.i",
+        "task_id": "printf('task-%04d', n.i % TASKS)",
+        "sample_index": "n.i / TASKS",
+    },
+    "attempts": {"id": "'r' || n.i || '.1'", "rollout_id": "'r' || n.i"},
+    "rewards": {"attempt_id": "'r' || n.i || '.1'", "reward": "n.i % 3 > 0"},
+    "calls": {
+        "key": "NULL",
+        "id": "'r' || n.i || '.1-' || turn",
+        "attempt_id": "'r' || n.i || '.1'",
+        "sequence": "turn",
+    },
+}
+"""What differs in the copy of a row, as SQL, by table and column."""
+
+
+def put_loop(
+    root: Path,
+    evaluations: Sequence[Mapping[str, Sequence[End]]],
+    steps: Sequence[Mapping[str, Sequence[End]]] = (),
+    *,
+    metrics: Iterable[Mapping[str, object]] = (),
+    planned: int | None = None,
+) -> Path:
+    """A loop that was evaluated before its first step, and after every one."""
+    directory = LoopDirectory(root)
+    of_evaluations: list[Evaluation] = []
+    for number, ends in enumerate(evaluations):
+        place, version = directory.evaluation(number), version_of(number)
+        put_run(place, ends, run_id=f"e{number}", version=version)
+        tasks = {task: _counted(of_task) for task, of_task in ends.items()}
+        of_evaluations.append(
+            Evaluation(
+                step=number,
+                version=version,
+                run=directory.relative(place),
+                solved=sum(right for right, _ in tasks.values()),
+                total=sum(total for _, total in tasks.values()),
+                tasks=tasks,
+            )
+        )
+    of_steps: list[StepState] = []
+    for number, ends in enumerate(steps, 1):
+        put_run(directory.run(number), ends, run_id=f"s{number}", version=version_of(number - 1))
+        given = [end.reward for of_task in ends.values() for end in of_task if end.reward is not None]
+        of_steps.append(
+            StepState(
+                step=number,
+                phase="published",
+                run=directory.relative(directory.run(number)),
+                sampled_by=version_of(number - 1),
+                version=version_of(number),
+                tasks=tuple(ends),
+                collected=len(given),
+                solved=sum(reward >= 1 for reward in given),
+            )
+        )
+    last = version_of(max(len(steps), 0))
+    directory.enter(
+        LoopConfig(
+            model="tiny",
+            model_digest="0",
+            tasks={},
+            steps=len(steps) if planned is None else planned,
+            groups=2,
+            samples=4,
+            manner={"temperature": 0.7},
+            trainer={"learning_rate": 1e-4},
+        )
+    )
+    state = LoopState(version=last, weights="w", steps=tuple(of_steps), evaluations=tuple(of_evaluations))
+    directory.save(state)
+    lines = b"".join(msgspec.json.encode(row) + b"\n" for row in metrics)
+    (root / "metrics.jsonl").write_bytes(lines)
+    return root
+
+
+def _counted(ends: Sequence[End]) -> tuple[int, int]:
+    given = [end.reward for end in ends if end.reward is not None]
+    return sum(reward >= 1 for reward in given), len(given)
+
+
+def _task(task_id: str) -> Task:
+    checks = ScriptChecks(source=Files({"test.sh": "true"}))
+    source = Files({"a.py": ""})
+    return Task(instance_id=task_id, repo="r", instruction="Do it.", source=source, checks=checks, gold_patch="+")
+
+
+def _call(attempt_id: str, turn: int, end: End, version: str | None) -> Call:
+    return Call(
+        id=f"{attempt_id}-{turn}",
+        attempt_id=attempt_id,
+        sequence=turn,
+        dialect="anthropic",
+        requested_model="m",
+        backend="embedded",
+        backend_model="m",
+        request=b'{"model":"m","messages":[{"role":"user","content":"Do it."}]}',
+        response=b'{"type":"message"}',
+        status="ok",
+        started_at=1000.0 + turn,
+        ended_at=1000.5 + turn,
+        policy_version=end.version or version,
+        policy_spans=end.spans,
+        usage=Usage(prompt_tokens=100, completion_tokens=10 + turn),
+    )
+
+
+def _finish(store: Store, attempt_id: str, end: End):
+    if end.reward is None:
+        error = ErrorInfo(end.boundary, "Error", end.reason or f"the {end.boundary} broke")
+        return store.finish_attempt(attempt_id, "failed", "failed", error=error)
+    status = "suspicious" if end.suspicious else "clean"
+    integrity = Integrity(status, "os._exit", (Evidence("exit"),)) if end.suspicious else Integrity()
+    reason = end.reason or ("all tests pass" if end.reward >= 1 else "test_shift fails")
+    verdict = Verdict(reward=end.reward, reason=reason, integrity=integrity)
+    return store.finish_attempt(attempt_id, "succeeded", "succeeded", patch=b"+x\n", verdict=verdict)

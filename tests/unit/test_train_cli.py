@@ -1,0 +1,147 @@
+"""`understudy train` as a person has it: options, files of options, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from support_export import put_rollouts
+from support_tiny_model import make_model
+from support_train import put_training_run
+from understudy.cli.train_options import filled
+from understudy.errors import ConfigError
+from understudy.train.metrics import Metrics, chosen, read_metrics
+from understudy.train.options import GRPOOptions, LoraOptions, SFTOptions
+from understudy.train.places import claim
+
+from support import understudy
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("train")
+    make_model(directory / "model")
+    put_training_run(directory / "run", directory / "model")
+    put_training_run(directory / "without", directory / "model", logprobs=None)
+    return directory
+
+
+def test_grpo_then_sft_from_what_it_made(place: Path, tmp_path: Path):
+    common = ("--track", "none", "--learning-rate", "0.01")
+    made = understudy(
+        *("train", "grpo", str(place / "model"), "--from", str(place / "run"), "-o", str(tmp_path / "one")),
+        *(*common, "--groups-per-update", "1", "--json"),
+        env=ONE_THREAD,
+    )
+    assert made.returncode == 0, made.stderr
+    told = json.loads(made.stdout)
+    assert (told["groups"], told["updates"], told["updated"]) == (2, 2, 2) and told["skipped"] == {}
+    assert [line["step"] for line in read_metrics(tmp_path / "one" / "training" / "metrics.jsonl")] == [1, 2]
+    again = understudy(
+        *("train", "sft", str(tmp_path / "one"), "--from", str(place / "run"), "-o", str(tmp_path / "two")),
+        *common,
+        env=ONE_THREAD,
+    )
+    assert again.returncode == 0, again.stderr
+    assert "4 sequences" in again.stdout and "left out: 4 rollouts with a reward below 1" in again.stderr
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        assert (tmp_path / "two" / name).read_bytes() == (place / "model" / name).read_bytes()
+
+
+def test_what_cannot_be_trained_on_is_said_before_torch_is_there(place: Path, tmp_path: Path):
+    put_rollouts(tmp_path / "foreign", tokens=False)
+    for arguments, said in (
+        (("grpo", place / "model", "--from", place / "without"), "GRPO needs token ids and logprobs"),
+        (("sft", place / "model", "--from", tmp_path / "foreign"), "nothing to imitate"),
+        (("sft", tmp_path, "--from", place / "run"), "no config.json"),
+        (("sft", place / "model", "--from", place / "run", "--track", "x"), "'x' is none of"),
+        (("sft", place / "model", "--from", place / "run", "--learning-rate", "-1"), "sft.learning_rate|above 0"),
+    ):
+        done = understudy("train", *map(str, arguments), "-o", str(tmp_path / "out"), env=ONE_THREAD)
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+        assert any(part in done.stderr for part in said.split("|")), done.stderr
+
+
+def test_a_file_has_options_and_the_command_line_counts_before_it(tmp_path: Path):
+    config = tmp_path / "train.toml"
+    config.write_text("[grpo]\nlearning_rate = 0.5\nloss = 'gspo'\n[grpo.lora]\nrank = 4\n[sft]\nepochs = 7\n")
+    found = filled(GRPOOptions, {"learning_rate": 0.25, "lora": None, "lora_alpha": 8.0}, config, "grpo")
+    assert found == GRPOOptions(learning_rate=0.25, loss="gspo", lora=LoraOptions(rank=4, alpha=8.0))
+    assert filled(GRPOOptions, {"lora": False}, config, "grpo").lora is None
+    assert filled(SFTOptions, {}, config, "sft") == SFTOptions(epochs=7)
+    modules = filled(SFTOptions, {"lora_modules": "q_proj, v_proj"}, None, "sft").lora
+    assert modules == LoraOptions(modules=("q_proj", "v_proj"))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[sft]\nepoch = 3\n", "epoch"),
+        ("[sft]\nepochs = 'many'\n", "epochs"),
+        ("sft = 3\n", "must be a table"),
+        ("[sft\n", "is no TOML"),
+        ("[sft]\nepochs = 0\n", "epochs"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_said(tmp_path: Path, content: str, said: str):
+    (tmp_path / "train.toml").write_text(content)
+    with pytest.raises(ConfigError, match=said):
+        filled(SFTOptions, {}, tmp_path / "train.toml", "sft")
+
+
+def test_an_output_is_not_written_over(tmp_path: Path):
+    output = tmp_path / "out"
+    claim(output, resume=False)
+    (output / "training").mkdir()
+    with pytest.raises(ConfigError, match="--resume"):
+        claim(output, resume=False)
+    claim(output, resume=True)
+    (output / "config.json").touch()
+    with pytest.raises(ConfigError, match="holds a model already"):
+        claim(output, resume=True)
+    (output / "training").rename(tmp_path / "training")
+    with pytest.raises(ConfigError, match="no training wrote"):
+        claim(output, resume=False, overwrite=True)
+    (tmp_path / "training").rename(output / "training")
+    claim(output, resume=False, overwrite=True)
+    assert list(output.iterdir()) == []
+    (output / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="no model; choose another"):
+        claim(output, resume=False, overwrite=True)
+    assert (output / "thesis.tex").exists()
+
+
+def test_metrics_go_on_behind_the_step_that_is_gone_on_from(tmp_path: Path):
+    with Metrics(tmp_path) as metrics:
+        for step in range(1, 5):
+            metrics.write(step, {"loss": float(step), "skipped": {"a b": step}})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "lo')
+    with Metrics(tmp_path, start=3) as metrics:
+        metrics.write(3, {"loss": float("nan")})
+    found = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in found] == [1, 2, 3] and found[2]["loss"] is None
+
+
+def test_tensorboard_gets_the_numbers(tmp_path: Path):
+    pytest.importorskip("tensorboard")
+    with Metrics(tmp_path, ("tensorboard",), name="named") as metrics:
+        metrics.write(1, {"loss": 0.5, "version": "v1", "skipped": {"why": 2}})
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "named"))
+    events.Reload()
+    assert {"loss", "skipped/why"} <= set(events.Tags()["scalars"])
+
+
+def test_trackers_that_report_elsewhere_are_asked_for(monkeypatch: pytest.MonkeyPatch):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    assert set(chosen("auto")) <= {"tensorboard"}
+    assert chosen("none") == ()

@@ -1,0 +1,60 @@
+"""Which tasks a step collects."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.train.curriculum import FLOOR, Rate, choose
+
+NAMES = st.lists(st.text("abcdef", min_size=1, max_size=4), unique=True, max_size=12)
+
+
+@given(NAMES, st.integers(0, 14), st.integers(0, 5), st.integers(0, 100))
+def test_each_task_at_most_once_and_as_many_as_there_are(tasks: list[str], count: int, seed: int, step: int):
+    chosen = choose(tasks, {}, count, seed=seed, step=step)
+    assert len(chosen) == len(set(chosen)) == min(count, len(tasks))
+    assert set(chosen) <= set(tasks)
+    assert chosen == choose(reversed(tasks), {}, count, seed=seed, step=step), "the order given decides nothing"
+
+
+def test_another_step_or_seed_chooses_anew():
+    tasks = [f"t{number}" for number in range(50)]
+    one = choose(tasks, {}, 5, seed=0, step=1)
+    assert one != choose(tasks, {}, 5, seed=0, step=2)
+    assert one != choose(tasks, {}, 5, seed=1, step=1)
+
+
+def test_half_solved_tasks_are_preferred_and_none_is_forgotten():
+    rates = {
+        "always": Rate(tried=80, solved=80),
+        "never": Rate(tried=80, solved=0),
+        "half": Rate(tried=80, solved=40),
+    }
+    drawn = Counter(choose(rates, rates, 1, seed=0, step=step)[0] for step in range(3000))
+    share = FLOOR / (1 + 2 * FLOOR)
+    for easy_or_hard in ("always", "never"):
+        assert share / 1.5 < drawn[easy_or_hard] / 3000 < share * 1.5
+
+
+def test_an_untried_task_is_as_good_as_a_half_solved_one():
+    rates = {"half": Rate(tried=10, solved=5)}
+    drawn = Counter(choose(["half", "new"], rates, 1, seed=0, step=step)[0] for step in range(2000))
+    assert 900 < drawn["new"] < 1100
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=20))
+def test_a_running_rate_is_a_share(seen: list[tuple[int, int]]):
+    rate = Rate()
+    for step, (one, other) in enumerate(seen):
+        rate = rate.after(max(one, other), min(one, other), step)
+        assert 0 < rate.expected < 1
+        assert rate.step == step
+
+
+def test_what_was_long_ago_counts_less():
+    before = Rate().after(8, 0, 1)
+    assert before.after(8, 8, 2).expected > 0.5
+    assert Rate().after(8, 8, 1).after(8, 0, 2).expected < 0.5
