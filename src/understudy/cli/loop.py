@@ -11,10 +11,9 @@ import typer
 
 from understudy.cli.train_options import command, filled
 from understudy.errors import ConfigError
+from understudy.model.shipped import TINY, directory_of
 from understudy.train.options import GRPOOptions
 
-SHIPPED = "tiny"
-"""The name of the model that comes with the package."""
 SERVERS = ("embedded", "vllm", "sglang")
 
 
@@ -22,7 +21,7 @@ def _loop(
     *,
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help=f"A model's directory, or {SHIPPED}: the one that comes with us."),
+        typer.Argument(metavar="MODEL", help=f"A model's directory, or {TINY}: the one that comes with us."),
     ],
     tasks: Annotated[
         list[str] | None,
@@ -174,19 +173,13 @@ def _loop(
 
 def model_directory(name: str) -> Path:
     """The directory that a model's name means. Raises ConfigError when there is none."""
-    path = Path(name).expanduser()
-    if name == SHIPPED and not path.is_dir():
-        import understudy.model
-
-        path = Path(understudy.model.__path__[0]) / "assets" / SHIPPED
+    path = directory_of(name)
     if not path.is_dir():
-        raise ConfigError(
-            f"there is no directory {path}; give that of a model in Hugging Face's form, or {SHIPPED}"
-        )
+        raise ConfigError(f"there is no directory {path}; give that of a model in Hugging Face's form, or {TINY}")
     from understudy.train.weights import check_model
 
     check_model(path)
-    return path.absolute()
+    return path
 
 
 loop = command(_loop, GRPOOptions)

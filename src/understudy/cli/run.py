@@ -66,7 +66,10 @@ def run(
     ] = None,
     weights: Annotated[
         Path | None,
-        typer.Option(help="The embedded model is the one in this directory, as HuggingFace lays it out."),
+        typer.Option(
+            help="The embedded model is the one in this directory, as HuggingFace lays it out; tiny: the one that "
+            "comes with us."
+        ),
     ] = None,
     weights_version: Annotated[
         str | None,
@@ -188,10 +191,12 @@ def run(
     from understudy.cli.interrupts import EXIT_INTERRUPTED
     from understudy.cli.progress import display
     from understudy.cli.summary import print_summary
+    from understudy.model.shipped import directory_of
     from understudy.run.config import RunConfig
     from understudy.tasks.datasets.images import ImageChoice
 
     who = backend or (None if config else "embedded")
+    weights = None if weights is None else directory_of(weights)
     settings, frontend_high, frontend_low = run_config(
         who,
         config,

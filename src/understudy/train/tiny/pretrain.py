@@ -41,7 +41,7 @@ _POOL = 32
 _DRILLS: tuple[tuple[int, Callable[[int], Iterator[str]], int], ...] = (
     (150, corpus.functions, 64),
     (250, corpus.sources, 32),
-    (650, corpus.lookups, 24),
+    (550, corpus.lookups, 24),
 )
 """Before the conversations: up to which step, what is read, and how many texts are in a batch."""
 
@@ -51,7 +51,7 @@ _LAST_SHARE = 0.9
 _LEARNING_RATE = {"matrices": 0.02, "others": 3e-3}
 _WARMUP_STEPS = 50
 _REPORT_STEPS = 25
-_CHECKPOINT_STEPS = 250
+_CHECKPOINT_STEPS = 50
 _EVALUATED = 64
 
 
@@ -246,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Make the tiny model in the given directory."""
     parser = argparse.ArgumentParser(prog="understudy.train.tiny.pretrain", description=main.__doc__)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--steps", type=int, default=1600)
+    parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(argv)
