@@ -23,12 +23,13 @@ AGENT = (
     *("--tools", "Edit,Read", "--max-turns", "6"),
     *("--system-prompt", "You mend one function. Read the file, then edit it."),
 )
-SFT = ("--learning-rate", "3e-4", "--epochs", "3", "--batch-rollouts", "8")
+SFT = ("--learning-rate", "2e-4", "--epochs", "2", "--batch-rollouts", "8")
 WEAK_SFT = ("--learning-rate", "1e-4", "--epochs", "1", "--batch-rollouts", "8")
-GRPO = (
-    "--learning-rate",
-    "2e-4",
-)
+GRPO = ("--learning-rate", "3e-4", "--mini-batches", "2")
+EVALUATED_AT = "0.5"
+"""The temperature at which the held-out tasks are tried; what is learned from is sampled at 1."""
+
+EVALUATION = ("--evaluation", "--temperature", EVALUATED_AT)
 
 LEAST_GAIN = {"sft": 0.5, "grpo": 0.2}
 """By how much the solve rates must rise."""
@@ -90,7 +91,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=int(os.environ.get("SEED", "1")), help="of everything")
     parser.add_argument("--directory", type=Path, default=Path("runs/demo"))
-    parser.add_argument("--tasks", type=int, default=48, help="to learn from")
+    parser.add_argument("--tasks", type=int, default=64, help="to learn from")
     parser.add_argument("--evaluated", type=int, default=64, help="held-out tasks")
     parser.add_argument("--steps", type=int, default=5, help="of GRPO")
     parser.add_argument("--groups", type=int, default=8, help="tasks a step")
@@ -105,21 +106,21 @@ def main() -> None:
     demo = Demo(options)
     train, held_out = demo.tasks("train", options.tasks), demo.tasks("held-out", options.evaluated)
 
-    base = demo.run("1-untrained", held_out, "--weights", MODEL, "--evaluation")
+    base = demo.run("1-untrained", held_out, "--weights", MODEL, *EVALUATION)
 
     teacher = demo.run("2-teacher", train, "--policy", "terse")
     lessons = demo.place / "lessons"
     if not lessons.exists():
         demo.understudy("export", "trl-sft", teacher, "--output", lessons, "--solved-only")
     student = demo.imitate("sft", lessons, *SFT)
-    imitated = demo.run("3-sft", held_out, "--weights", student, "--evaluation")
+    imitated = demo.run("3-sft", held_out, "--weights", student, *EVALUATION)
 
     beginner = demo.imitate("beginner", lessons, *WEAK_SFT)
     loop = demo.place / "4-loop"
     demo.understudy(
         *("train", "loop", beginner, "--tasks", train, "--eval-tasks", held_out),
         *("--steps", str(options.steps), "--groups", str(options.groups), "--samples", str(options.samples)),
-        *(*GRPO, *AGENT, *demo.seed, "--output-dir", loop),
+        *(*GRPO, "--eval-temperature", EVALUATED_AT, *AGENT, *demo.seed, "--output-dir", loop),
     )
     demo.understudy("report", loop, "--png")
 

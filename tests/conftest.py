@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,10 @@ import support_docker
 from understudy.tasks.records import dump
 
 from support import calc_task, require
+
+# Tests run side by side, and so do the processes that they start: with a thread a core in each of them, torch's
+# would only wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The same examples each time, and no verdict by the clock: a busy machine is not a bug.
 settings.register_profile("understudy", deadline=None, derandomize=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
+from msgspec import structs
 
 from support_trajectory import Session, assistant, text, tool_result, tool_use, user
 from understudy.store import Store
@@ -35,7 +37,13 @@ def last_words(number: int) -> str:
 
 
 def put_training_run(
-    directory: Path, model: Path, *, tasks: int = 2, samples: int = 4, logprobs: float | None = LOGPROB
+    directory: Path,
+    model: Path,
+    *,
+    tasks: int = 2,
+    samples: int = 4,
+    logprobs: float | None = LOGPROB,
+    sampling: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """A run of two-turn rollouts, sampled by a policy step-0000; of each task every other one earns 1."""
     encode = encoder(model)
@@ -49,7 +57,7 @@ def put_training_run(
             attempt = _wait(store.start_attempt(rollout_id))
             _wait(store.begin_running(attempt.id))
             for call in _conversation(attempt.id, encode, number, logprobs).calls:
-                _wait(store.append_call(call))
+                _wait(store.append_call(structs.replace(call, sampling=dict(sampling))))
             verdict = Verdict(reward=1.0 - number % 2, reason="x", tests={"t.py::test": "passed"})
             _wait(store.finish_attempt(attempt.id, "succeeded", "succeeded", patch=b"+x\n", verdict=verdict))
 

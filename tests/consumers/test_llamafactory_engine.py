@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from support_export import put_rollouts
-from support_tiny_model import make_model
+from support_tiny_model import make_model, write_tokenizer
 from understudy.errors import ConfigError
 from understudy.train.engines import llamafactory
 from understudy.train.options import LoraOptions, SFTOptions
@@ -59,26 +60,25 @@ def weights(directory: Path) -> bytes:
 @needs_it
 @pytest.mark.usefixtures("cpu_alone")
 def test_a_stores_rollouts_become_a_model(store: Path, model: Path, tmp_path: Path):
+    """By way of a LoRA, which has all that training whole has, and the merging."""
     said: list[str] = []
-    trained = llamafactory.train(model, [store], tmp_path / "new", OPTIONS, told=said.append)
+    options = replace(OPTIONS, lora=LoraOptions(rank=4))
+    trained = llamafactory.train(model, [store], tmp_path / "new", options, told=said.append)
     assert trained.rows >= 1 and trained.steps >= 1 and trained.first_loss > 0, trained
     assert weights(tmp_path / "new") != weights(model) and said
-    for name in ("tokenizer.json", "chat_template.jinja"):
-        assert (tmp_path / "new" / name).read_bytes() == (model / name).read_bytes()
-    assert json.loads((tmp_path / "new" / "config.json").read_text())["model_type"] == "qwen3"
-    assert (tmp_path / "new" / "training" / "train.yaml").is_file()
-    with pytest.raises(ConfigError, match="not empty"):
-        llamafactory.train(model, [store], tmp_path / "new", OPTIONS)
-
-
-@needs_it
-@pytest.mark.usefixtures("cpu_alone")
-def test_a_lora_is_merged_and_kept(store: Path, model: Path, tmp_path: Path):
-    options = SFTOptions(learning_rate=1e-2, epochs=1, max_tokens=30_000, lora=LoraOptions(rank=4))
-    llamafactory.train(model, [store], tmp_path / "new", options)
-    assert weights(tmp_path / "new") != weights(model)
     told = json.loads((tmp_path / "new" / "adapter" / "adapter_config.json").read_text())
     assert told["r"] == 4
+    assert_whole(tmp_path / "new", model)
+    with pytest.raises(ConfigError, match="not empty"):
+        llamafactory.train(model, [store], tmp_path / "new", options)
+
+
+def assert_whole(made: Path, model: Path) -> None:
+    """A model's directory, with the tokenizer of the one before it."""
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        assert (made / name).read_bytes() == (model / name).read_bytes()
+    assert json.loads((made / "config.json").read_text())["model_type"] == "qwen3"
+    assert (made / "training" / "train.yaml").is_file()
 
 
 # --- without it --------------------------------------------------------------------------------------------
@@ -97,6 +97,36 @@ def bare(tmp_path: Path) -> Path:
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text('{"model_type": "qwen3"}')
     return tmp_path / "bare"
+
+
+WRITES = """
+import json, pathlib, shutil, sys, yaml
+order, config = sys.argv[1:]
+asked = yaml.safe_load(open(config))
+assert order == "train" and asked["finetuning_type"] == "full" and asked["do_train"], asked
+made, model = pathlib.Path(asked["output_dir"]), pathlib.Path(asked["model_name_or_path"])
+(made / "checkpoint-2").mkdir(parents=True)
+shutil.copyfile(model / "config.json", made / "config.json")
+(made / "model.safetensors").write_text("new weights")
+(made / "tokenizer.json").write_text("written anew")
+(made / "trainer_log.jsonl").write_text("".join(
+    json.dumps({"current_steps": step, "loss": 1 / step}) + "\\n" for step in (1, 2)))
+print("trained")
+"""
+"""What LLaMA-Factory leaves of a training of all weights; test_llamafactory.py has the real one train so."""
+
+
+def test_all_weights_become_a_model(store: Path, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(llamafactory.PYTHON, raising=False)
+    place = program(tmp_path / "bin" / "llamafactory-cli", WRITES)
+    monkeypatch.setenv("PATH", f"{place.parent}:{os.environ['PATH']}")
+    write_tokenizer(bare)
+    said: list[str] = []
+    trained = llamafactory.train(bare, [store], tmp_path / "new", OPTIONS, told=said.append)
+    assert (trained.rows, trained.steps, trained.first_loss, trained.last_loss) == (2, 2, 1.0, 0.5)
+    assert (tmp_path / "new" / "model.safetensors").read_text() == "new weights" and said == ["trained"]
+    assert_whole(tmp_path / "new", bare)
+    assert not list((tmp_path / "new").rglob("checkpoint-*"))
 
 
 def test_where_it_is_not_installed_it_says_how(

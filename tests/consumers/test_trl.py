@@ -20,13 +20,10 @@ from understudy.export.corpus import Corpus, Selection
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 
-PYTHON = os.environ.get("UNDERSTUDY_TRL_PYTHON") or (sys.executable if find_spec("trl") else None)
 PROGRAM = Path(__file__).with_name("trl_program.py")
 
 pytest.importorskip("pyarrow")
-pytestmark = pytest.mark.skipif(
-    not PYTHON, reason="TRL is not installed (the extra train), and UNDERSTUDY_TRL_PYTHON names no Python with it"
-)
+pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed (the extra train)")
 
 
 EXPORTS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -52,7 +49,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
             selection = Selection(test_share=0.0, origins=traits_of(function).origins)
             function(Corpus(opened, selection, Redactor(bytes(32))), work / place, **options)
     done = subprocess.run(
-        [str(PYTHON), PROGRAM, work, *(f"{kind}={work / place}" for place, (kind, _, _) in EXPORTS.items())],
+        [sys.executable, PROGRAM, work, *(f"{kind}={work / place}" for place, (kind, _, _) in EXPORTS.items())],
         capture_output=True,
         text=True,
         timeout=400,

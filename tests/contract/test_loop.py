@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import shutil
 from collections.abc import AsyncIterator, Callable
@@ -13,16 +15,19 @@ import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
-from understudy.errors import BackendError, ConfigError
-from understudy.run.collector import Collector
+from understudy.errors import BackendError, ConfigError, TaskError
+from understudy.run.collector import Collector, Manner, Served
+from understudy.sandbox.base import usable
 from understudy.store.store import Store
 from understudy.tasks.records import dump
-from understudy.train.loop import STALE, Loop, Watcher
+from understudy.train.loop import Loop
 from understudy.train.state import GroupRef, LoopDirectory, LoopState, StepState
+from understudy.train.watcher import Watcher
+from understudy.train.waves import STALE
 from understudy.types import Call
 
 from fakes.control import weights_in
-from fakes.loop_program import Order, run, small_loop
+from fakes.loop_program import Order, quick_task, run, small_loop
 from fakes.policy import FakePolicy
 from support import calc_task
 
@@ -54,6 +59,20 @@ def calls_of(run: Path) -> list[Call]:
     with Store.open(run, create=False) as store:
         attempts = [attempt for rollout in store.rollouts() for attempt in store.attempts(rollout.id)]
         return [call for attempt in attempts for call in store.calls(attempt.id)]
+
+
+def attempts_of(run: Path) -> set[str]:
+    with Store.open(run, create=False) as store:
+        return {attempt.status for rollout in store.rollouts() for attempt in store.attempts(rollout.id)}
+
+
+def processes_of(program: str) -> list[Path]:
+    found: list[Path] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if program.encode() in path.read_bytes():
+                found.append(path)
+    return found
 
 
 class Noting(Watcher):
@@ -133,8 +152,8 @@ async def test_groups_without_a_signal_are_counted_and_make_no_version(order: Or
 
 
 async def test_a_task_that_is_refused_is_not_chosen_again(order: Order, policy: FakePolicy, tmp_path: Path):
-    broken = msgspec.structs.replace(calc_task(0), gold_patch=calc_task(1).gold_patch)
-    dump([broken, calc_task(1), calc_task(2)], tmp_path / "train.jsonl")
+    broken = msgspec.structs.replace(quick_task(0), gold_patch=quick_task(1).gold_patch)
+    dump([broken, quick_task(1), quick_task(2)], tmp_path / "train.jsonl")
     summary = await run(order := at(order, policy, groups=3, steps=3))
     assert list(summary.refused_tasks) == ["calc-0"]
     first, *others = state_of(order).steps
@@ -143,8 +162,55 @@ async def test_a_task_that_is_refused_is_not_chosen_again(order: Order, policy: 
     assert summary.steps == 3
 
 
-async def test_a_publishing_that_fails_is_made_good_by_the_same_command(order: Order, policy: FakePolicy):
+async def test_when_all_of_a_wave_is_refused_the_next_takes_others(
+    order: Order, policy: FakePolicy, tmp_path: Path
+):
+    broken = [msgspec.structs.replace(calc_task(number), gold_patch=calc_task(9).gold_patch) for number in (0, 1)]
+    dump([*broken, calc_task(2)], tmp_path / "train.jsonl")
+    summary = await run(order := at(order, policy, groups=1, samples=2, steps=3, eval_every=0))
+    assert summary.steps == 3
+    assert state_of(order).steps[-1].tasks == ("calc-2",)
+    dump(broken[:1], tmp_path / "train.jsonl")
+    with pytest.raises(TaskError, match="no task passed validation:\n  calc-0: "):
+        await run(replace(order, steps=1, root=str(tmp_path / "other")))
+    dump([calc_task(3)], tmp_path / "train.jsonl")
+    dump(broken[:1], tmp_path / "eval.jsonl")
+    with pytest.raises(TaskError, match="none of the held-out tasks passed"):
+        await run(replace(order, steps=1, root=str(tmp_path / "third")))
+
+
+async def test_a_server_on_the_trainers_gpu_sleeps_during_each_update(order: Order, policy: FakePolicy):
+    order = at(order, policy, steps=1, eval_every=0, way="sleep")
+    summary = await run(order)
+    asleep, awake = (policy.called.index(path) for path in ("/sleep", "/collective_rpc"))
+    assert asleep < awake and "/inference/v1/generate" not in policy.called[asleep:awake]
+    assert (policy.weights, policy.asleep) == (weights_in(Path(summary.weights)), set())
+    # What has nothing to learn from makes no weights, and yet it has to wake.
+    policy.answer = "yes"
+    longer = await run(replace(order, steps=2))
+    assert (longer.steps, longer.version) == (2, "step-0001")
+    assert (policy.weights, policy.version, policy.asleep) == (
+        weights_in(Path(summary.weights)),
+        "step-0001",
+        set(),
+    )
+
+
+async def test_ways_that_would_fail_later_are_refused_at_once(order: Order, policy: FakePolicy):
+    with pytest.raises(ConfigError, match="--lora"):
+        await run(at(order, policy, way="lora"))
+    with pytest.raises(ConfigError, match="--async"):
+        await run(at(order, policy, way="sleep", asynchronous=True))
+    assert LoopDirectory(Path(order.root)).load() is None
+
+
+async def test_a_publishing_that_fails_is_made_good_by_the_same_command(
+    order: Order, policy: FakePolicy, tmp_path: Path
+):
     order = at(order, policy, steps=2)
+    await run(replace(order, root=str(tmp_path / "whole")))
+    wanted = policy.weights
+    policy.weights, policy.version, policy.cached = "first", "default", None
     policy.fails["/collective_rpc"] = web.Response(status=500, text="no memory")
     with pytest.raises(BackendError, match="no memory"):
         await run(order)
@@ -154,6 +220,7 @@ async def test_a_publishing_that_fails_is_made_good_by_the_same_command(order: O
     summary = await run(order)
     assert (summary.steps, summary.version) == (2, "step-0002")
     assert policy.asked.total() == collected + 6 + 2, "the first wave was collected again"
+    assert policy.weights == wanted, "the update that waited to be published was forgotten"
 
 
 async def test_a_loop_that_is_told_to_stop_ends_and_goes_on(order: Order, policy: FakePolicy, tmp_path: Path):
@@ -168,6 +235,59 @@ async def test_a_loop_that_is_told_to_stop_ends_and_goes_on(order: Order, policy
     summary = await run(order)
     assert (summary.stopped, summary.steps, summary.solved) == (False, 3, whole.solved)
     assert policy.weights == weights
+
+
+async def test_what_runs_in_any_wave_is_let_finish(order: Order, policy: FakePolicy, tmp_path: Path):
+    order = at(order, policy, asynchronous=True, groups=5, samples=2, steps=2, eval_every=0, concurrency=3)
+    hold = tmp_path / "hold 1"
+    hold.touch()
+    collectors: list[Collector] = []
+
+    def stop(_: StepState) -> None:
+        collectors[0].drain()
+        asyncio.get_running_loop().call_later(1.0, hold.unlink)
+
+    assert (await run(order, Noting(stop), collectors.append)).stopped
+    directory = LoopDirectory(Path(order.root))
+    for number in (1, 2):
+        assert attempts_of(directory.run(number)) <= {"succeeded"}
+
+
+def collector_of(order: Order, policy: FakePolicy, command: str) -> Collector:
+    served = Served(backend="vllm", urls=(f"{policy.url}/v1",), model="m", tokenizer=order.model)
+    manner = Manner(agent="shell", agent_options={"command": command})
+    return Collector(served, manner, sandboxes=usable("unsafe-local"), concurrency=2, version="step-0000")
+
+
+async def test_a_call_that_never_ends_holds_up_neither_a_change_of_weights_nor_the_end(
+    order: Order, policy: FakePolicy, tmp_path: Path
+):
+    policy.slow_s = 3600.0
+    collector = collector_of(order, policy, f"python3 {order.agent}")
+    wave = collector.start([calc_task(0)], tmp_path / "run", samples=1, seed=0)
+    await policy.begun.wait()
+    seen: list[str] = []
+
+    async def publish() -> None:
+        seen.append(collector.version)
+
+    swap = await collector.swap("step-0001", publish, drain_s=0.1)
+    assert (swap.cut, seen, collector.version) == (1, ["step-0000"], "step-0001")
+    await collector.close()
+    assert wave.ended
+    assert attempts_of(tmp_path / "run") == {"unresponsive"}
+    assert not processes_of(order.agent)
+
+
+async def test_what_failed_stays_so_when_a_wave_is_gone_on_with(order: Order, policy: FakePolicy, tmp_path: Path):
+    for _ in range(2):
+        collector = collector_of(order, policy, "exit 3")
+        wave = collector.start([calc_task(0)], tmp_path / "run", samples=1, seed=0)
+        assert (await wave.wait()).infrastructure_failures == 1
+        assert wave.figures()["calc-0"].failed == 1
+        assert (wave.progress.done, wave.progress.failed) == (1, 1)
+    with Store.open(tmp_path / "run", create=False) as store:
+        assert len(store.attempts(store.rollouts()[0].id)) == 3
 
 
 async def test_asynchronously_the_next_wave_goes_on_while_the_policy_is_updated(
@@ -198,6 +318,7 @@ async def test_groups_that_are_not_finished_are_carried_over(order: Order, polic
     assert GroupRef(1, held[0]) not in first.used
     assert GroupRef(1, held[0]) in second.used
     assert second.staleness == 1
+    assert len(second.tasks) == order.groups - (len(first.tasks) - len(first.used))
     assert state_of(order).pending() == ()
 
 
@@ -212,10 +333,12 @@ async def test_groups_that_are_too_old_are_dropped_and_counted(order: Order, pol
         eval_every=0,
         concurrency=3,
         max_staleness=0,
+        quorum=0.0,
     )
     watcher, held = hold_a_group(order, tmp_path)
     summary = await run(order, watcher)
-    second = state_of(order).steps[1]
+    first, second = state_of(order).steps
+    assert first.groups > 0, "an update waits for one group at least"
     assert GroupRef(1, held[0]) in second.dropped
     assert summary.skipped[STALE] == len(second.dropped)
     assert second.staleness == 0
@@ -245,5 +368,5 @@ async def test_weights_that_are_gone_are_told(order: Order, policy: FakePolicy):
     order = at(order, policy, steps=1)
     summary = await run(order)
     shutil.rmtree(summary.weights)
-    with pytest.raises(ConfigError, match="the weights of step-0001, are gone"):
+    with pytest.raises(ConfigError, match="weights that the loop goes on from, are gone"):
         await run(replace(order, steps=2))

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from support_tiny_model import make_model
 from understudy.errors import BackendError, ConfigError
@@ -20,12 +21,18 @@ from understudy.gateway.backends.http import HttpClient
 from understudy.gateway.exact.codec import LocalCodec
 from understudy.gateway.exact.servers import SERVERS
 from understudy.model.process import ServerProcess, start_server
+from understudy.train.publish.choice import make_publisher
 
 torch: Any = pytest.importorskip("torch")
 transformers: Any = pytest.importorskip("transformers")
 
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 Body = dict[str, Any]
 CONTEXT = 3000
+FIRST = "step-0000"
 
 
 class Client:
@@ -56,6 +63,11 @@ class Client:
         assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
         return choice
 
+    async def serve(self, weights: Path, version: str) -> None:
+        await self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
+        await self.post("/update_weight_version", {"new_version": version})
+        await self.post("/resume")
+
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -67,10 +79,18 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("second"), seed=1, context=CONTEXT)
 
 
-@pytest.fixture
-async def client(directory: Path) -> AsyncGenerator[Client]:
-    async with start_server(weights=directory, version="step-0000") as server, aiohttp.ClientSession() as session:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started(directory: Path) -> AsyncGenerator[Client]:
+    """The one server of most tests, for it takes seconds to start."""
+    async with start_server(weights=directory, version=FIRST) as server, aiohttp.ClientSession() as session:
         yield Client(server, session)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(started: Client, directory: Path) -> AsyncGenerator[Client]:
+    """The server as it was started, whatever the test before has exchanged."""
+    yield started
+    await started.serve(directory, FIRST)
 
 
 def assert_sampled_by(
@@ -130,6 +150,7 @@ async def test_other_weights_under_traffic_give_each_token_its_version(
     assert await client.post("/resume") == {"status": "resumed"}
     new = await client.generate(prompts[0], max_tokens=9)
     assert [span["version"] for span in new["weight_versions"]] == ["step-0001"]
+    await client.post("/pause?mode=abort")  # they have said enough
     models = {"step-0000": directory, "step-0001": second}
     swapped = 0
     for prompt, choice in zip(prompts, await asyncio.gather(*asked), strict=True):
@@ -146,10 +167,17 @@ async def test_weights_that_do_not_fit_change_nothing(client: Client, directory:
     wider = make_model(tmp_path / "wider", context=CONTEXT)
     config = json.loads((wider / "config.json").read_text())
     (wider / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
-    for path, words in ((wider, "vocab_size 300"), (tmp_path / "none", "is no directory")):
+    bad = {
+        wider: "vocab_size 300",
+        tmp_path / "none": "is no directory",
+        make_model(tmp_path / "broad", hidden=64, context=CONTEXT): "of another shape: model.embed_tokens.weight",
+        make_model(tmp_path / "deep", layers=3, context=CONTEXT): "in the model that is served it is missing",
+        make_model(tmp_path / "short", context=100): "max_position_embeddings 100",
+    }
+    for path, words in bad.items():
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
         status, answer = await client.send("POST", "/collective_rpc", call)
-        assert status == 400 and words in answer["error"]["message"]
+        assert status == 400 and words in answer["error"]["message"], answer
     status, answer = await client.send("POST", "/collective_rpc", {"method": "os.system"})
     assert status == 400 and "reload_weights" in answer["error"]["message"]
     assert (await client.send("POST", "/pause?mode=never"))[0] == 400
@@ -186,8 +214,14 @@ async def test_an_adapter_is_served_under_its_name_and_exchanged_in_place(
     assert status == 400 and "load_inplace" in answer["error"]["message"]
     await client.post("/v1/load_lora_adapter", again | {"load_inplace": True})
     assert_sampled_by(tuned, prompt, await client.generate(prompt, "tuned"))
-    missing = {"lora_name": "x", "lora_path": str(tmp_path / "no")}
-    assert (await client.send("POST", "/v1/load_lora_adapter", missing))[0] == 404
+    partial = tmp_path / "partial"
+    shutil.copytree(path, partial)
+    tensors = load_file(partial / "adapter_model.safetensors")
+    save_file({name: tensors[name] for name in sorted(tensors)[1:]}, partial / "adapter_model.safetensors")
+    for bad, words in ((tmp_path / "no", "no adapter_config.json"), (partial, "missing adapter keys")):
+        missing = {"lora_name": "x", "lora_path": str(bad)}
+        status, answer = await client.send("POST", "/v1/load_lora_adapter", missing)
+        assert status == 404 and words in answer["error"]["message"]
     assert "removed" in await client.post("/v1/unload_lora_adapter", {"lora_name": "tuned"})
     status, _ = await client.send("POST", "/inference/v1/generate", {
         "model": "tuned", "token_ids": [9], "sampling_params": {},
@@ -198,6 +232,8 @@ async def test_an_adapter_is_served_under_its_name_and_exchanged_in_place(
 BAD: list[tuple[Body, str]] = [
     ({"token_ids": [9] * CONTEXT, "sampling_params": {"max_tokens": 9}}, f"maximum context length is {CONTEXT}"),
     ({"token_ids": [9] * 300_000, "sampling_params": {"max_tokens": 9}}, "300000 input tokens"),
+    ({"token_ids": [9] * (CONTEXT + 5), "sampling_params": {"max_tokens": -5}}, "max_tokens must be at least 1"),
+    ({"token_ids": [9], "sampling_params": {"max_tokens": 0}}, "max_tokens must be at least 1"),
     ({"token_ids": [9], "sampling_params": {"temperature": -1}}, "temperature"),
     ({"token_ids": [9], "sampling_params": {"top_p": 0}}, "top_p"),
     ({"token_ids": [9], "sampling_params": {"top_k": -2}}, "top_k"),
@@ -206,6 +242,8 @@ BAD: list[tuple[Body, str]] = [
     ({"token_ids": [9], "sampling_params": {"n": 2}}, "n must be 1"),
     ({"token_ids": [9], "sampling_params": {"stop": ""}}, "empty string"),
     ({"token_ids": [9], "sampling_params": {"logit_bias": {"x": 1}}}, "logit_bias"),
+    ({"token_ids": [9], "sampling_params": {"logit_bias": {"9": 1e300}}}, "in [-100, 100]"),
+    ({"token_ids": [9], "sampling_params": {"logit_bias": {"265": 1}}}, "out of vocabulary: [265]"),
     ({"token_ids": [265], "sampling_params": {}}, "out of vocabulary"),
     ({"token_ids": [], "sampling_params": {}}, "at least one token"),
 ]
@@ -232,41 +270,64 @@ async def test_a_signal_ends_it_though_requests_are_under_way(directory: Path) -
         await client.generate([9, 10], max_tokens=1)
         os.kill(server.pid, signal.SIGTERM)
         with pytest.raises(BackendError, match="with exit code 0"):
-            await asyncio.wait_for(server.watch(), 30)
+            await asyncio.wait_for(server.watch(), 120)
         with pytest.raises((aiohttp.ClientError, AssertionError)):
             await asked
 
 
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda path: (path / "config.json").unlink(), "has no config.json"),
-        (lambda path: (path / "tokenizer.json").unlink(), "has no tokenizer.json"),
-        (lambda path: (path / "chat_template.jinja").unlink(), "has no chat template"),
-        (lambda path: (path / "model.safetensors").unlink(), "cannot be loaded"),
-        (lambda path: (path / "model.safetensors").write_bytes(b"no weights"), "cannot be loaded"),
-        (lambda path: _configure(path, vocab_size=100), "belong to different models"),
-        (lambda path: _configure(path, num_hidden_layers=3, layer_types=["full_attention"] * 3), "missing_keys"),
-        (lambda path: _configure(path, model_type="t5"), "no causal language model"),
-        (lambda path: _configure(path, model_type="nobody"), "of no model that can be read"),
-        (lambda path: _configure(path, layer_types=["sliding_attention"] * 2), "full attention only"),
-        (lambda path: (path / "config.json").write_text("{"), "expected a JSON object"),
-    ],
-)  # fmt: skip
-def test_a_directory_that_cannot_be_served_is_told_in_words(
-    directory: Path, tmp_path: Path, spoil: Any, words: str
-):
-
-    from understudy.model.causal.checkpoint import load_model, read_checkpoint
-
-    path = tmp_path / "model"
-    shutil.copytree(directory, path)
-    spoil(path)
-    with pytest.raises(ConfigError, match=words):
-        read_checkpoint(path)
-        load_model(path)
+# --- as a loop publishes to it --------------------------------------------------------------------------
 
 
-def _configure(path: Path, **settings: Any) -> None:
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | settings))
+async def test_what_is_published_is_what_samples(client: Client, second: Path) -> None:
+    prompt = list(range(20, 60))
+    publisher = make_publisher("embedded", client.server.url + "/v1")
+    assert await publisher.current() == FIRST
+    before = await client.generate(prompt)
+    for _ in range(2):
+        await publisher.publish(second, "step-0001")
+        assert await publisher.current() == "step-0001"
+        after = await client.generate(prompt)
+        assert [span["version"] for span in after["weight_versions"]] == ["step-0001"]
+        # Nothing of what the former weights had read is left.
+        assert_sampled_by(second, prompt, after)
+    assert after["token_ids"] != before["token_ids"]
+
+
+async def test_what_is_in_flight_goes_on_while_weights_are_published(
+    client: Client, directory: Path, second: Path
+) -> None:
+    publisher = make_publisher("embedded", client.server.url)
+    prompts = [list(range(20 + number, 60)) for number in range(3)]
+    asked = [asyncio.ensure_future(client.generate(p, max_tokens=2900, ignore_eos=True)) for p in prompts]
+    await client.generate([20, 21, 22], max_tokens=10, ignore_eos=True)
+    await publisher.publish(second, "step-0001")
+    await client.generate([20, 21, 22], max_tokens=10, ignore_eos=True)
+    await client.post("/pause?mode=abort")  # they have said enough
+    for prompt, choice in zip(prompts, await asyncio.gather(*asked), strict=True):
+        old, new = choice["weight_versions"]
+        assert (old["version"], new["version"]) == (FIRST, "step-0001")
+        assert (old["start"], old["end"], new["end"]) == (0, new["start"], len(choice["token_ids"]))
+        assert_sampled_by(directory, prompt, choice, 0, old["end"])
+        assert_sampled_by(second, prompt, choice, new["start"], new["end"])
+
+
+async def test_a_directory_that_the_server_cannot_use_leaves_it_to_the_next(
+    client: Client, directory: Path, tmp_path: Path
+) -> None:
+    publisher = make_publisher("embedded", client.server.url)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text((directory / "config.json").read_text())
+    (broken / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(BackendError, match="broken"):
+        await publisher.publish(broken, "step-0001")
+    assert await publisher.current() == FIRST
+    await publisher.publish(directory, "step-0002")
+    choice = await client.generate([9, 10])
+    assert [span["version"] for span in choice["weight_versions"]] == ["step-0002"]
+
+
+async def test_a_scripted_policy_has_no_weights(directory: Path) -> None:
+    async with start_server("idle") as server:
+        with pytest.raises(ConfigError, match="--weights"):
+            await make_publisher("embedded", server.url).publish(directory, "v1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -20,6 +21,10 @@ from support import understudy
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?:<!-- docs-test: (\w+) -->\n)?```(sh|json|toml)\n(.*?)```", re.DOTALL)
+MARK = re.compile(r"<!-- docs-test: (.*?) -->")
+MARKS = {"run", "help", "elsewhere", "teachers"}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^\s*(\$ )?(understudy|python|pip|make) ", re.MULTILINE)
 OUTSIDE = ("make", "vllm")
 """Commands that a test cannot run in place: CI itself calls make, and vllm needs a GPU."""
 
@@ -53,25 +58,47 @@ def test_blocks_to_run(page: str, text: str, tmp_path: Path):
     assert done.returncode == 0, f"{page}:\n{done.stdout}\n{done.stderr}"
 
 
+@functools.cache
+def usage(*command: str) -> str:
+    """What a command's help says, asked for once, however many lines of the pages give it."""
+    width = {"COLUMNS": "200"}
+    if command[0] == "understudy":
+        return understudy(*command[1:], "--help", env=width).stdout
+    arguments = [sys.executable, *command[1:], "--help"]
+    return subprocess.run(arguments, env=os.environ | width, capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.parametrize(("page", "text"), [*blocks("sh", "help"), *blocks("sh", "elsewhere")])
 def test_blocks_whose_options_must_exist(page: str, text: str):
     """Those for other machines may have other commands too."""
     elsewhere = blocks("sh", "elsewhere")
     for line in text.replace("\\\n", "").strip().splitlines():
         words = line.split()
-        if (page, text) in elsewhere and words[:1] != ["understudy"]:
+        ours = words[:1] == ["understudy"] or (words[:2] == ["python", "-m"] and "understudy" in words[2])
+        if (page, text) in elsewhere and not ours:
             continue
-        assert words[0] == "understudy", f"{page}: {line}"
-        command = words[1:3] if words[1] in ("export", "gateway", "tasks", "train") else words[1:2]
-        usage = understudy(*command, "--help", env={"COLUMNS": "200"}).stdout
-        for option in (word for word in words if word.startswith("--")):
-            assert option in usage, f"{page}: {option}"
+        assert ours, f"{page}: {line}"
+        count = 3 if words[0] == "python" or words[1] in ("export", "gateway", "tasks", "train") else 2
+        said = usage(*words[:count])
+        for option in (word.partition("=")[0] for word in words[count:] if word.startswith("--")):
+            assert re.search(rf"(?<![\w-]){option}(?![\w-])", said), f"{page}: {option}"
 
 
 def test_no_other_command_stands_there():
     for page, text in blocks("sh", None):
         for line in text.strip().splitlines():
             assert line.split()[0] in OUTSIDE, f"{page}: {line!r} is run by no test; mark its block"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_stands_in_a_block_that_is_read(page: Path):
+    text = page.read_text()
+    assert set(MARK.findall(text)) <= MARKS
+    fenced = FENCE.findall(text)
+    assert {kind for kind, _ in fenced} <= {"", "sh", "json", "toml"}
+    unread = [body for kind, body in fenced if not kind]
+    unread += re.findall(r"^ {4}.*$", FENCE.sub("", text), re.MULTILINE)
+    assert not [body for body in unread if COMMAND.search(body)]
 
 
 @pytest.mark.parametrize(("page", "text"), blocks("json", None))

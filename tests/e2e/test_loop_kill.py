@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,16 @@ from support import UNDERSTUDY, understudy
 
 pytestmark = pytest.mark.timeout(900)
 
-KILLS = 20
+KILLS = int(os.environ.get("UNDERSTUDY_TEST_KILLS", "5"))
+"""Of the loop, at random moments; CONTRIBUTING.md says when there have to be more."""
+
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.fixture
-def order(tmp_path: Path) -> Order:
+@pytest.fixture(scope="module")
+def order(tmp_path_factory: pytest.TempPathFactory) -> Order:
     """A loop over small tasks that is not begun yet, without the address of its server."""
-    return small_loop(tmp_path)
+    return small_loop(tmp_path_factory.mktemp("small"))
 
 
 @asynccontextmanager
@@ -96,7 +99,9 @@ def assert_sound(root: str, order: Order) -> None:
     assert [step.phase for step in state.steps] == ["published"] * order.steps
     assert state.pending() == ()
     refs = [ref for step in state.steps for ref in (*step.used, *step.dropped)]
-    assert len(refs) == len(set(refs)) == order.steps * order.groups
+    # What was carried over took the place of new ones.
+    expected = order.steps * order.groups
+    assert len(set(refs)) == len(refs) <= expected if order.asynchronous else len(refs) == expected
     runs = [directory.run(step.step) for step in state.steps]
     runs += [directory.absolute(each.run) for each in state.evaluations]
     for run in runs:
@@ -107,11 +112,22 @@ def assert_sound(root: str, order: Order) -> None:
                 assert set(statuses) <= {"succeeded", "unresponsive"}
 
 
-async def test_killed_at_random_moments_it_comes_to_the_same_state(order: Order, tmp_path: Path):
-    async with served(order, str(tmp_path / "whole")) as (whole, _):
-        summary = await to_its_end(whole)
-    assert (summary.steps, summary.stopped) == (order.steps, False)
-    wanted = history(whole.root)
+@pytest.fixture(scope="module")
+def unbroken(order: Order, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The history of the loop that nobody kills."""
+
+    async def to_the_end() -> dict[str, Any]:
+        async with served(order, str(tmp_path_factory.mktemp("whole") / "loop")) as (whole, _):
+            summary = await to_its_end(whole)
+        assert (summary.steps, summary.stopped) == (order.steps, False)
+        return history(whole.root)
+
+    return asyncio.run(to_the_end())
+
+
+async def test_killed_at_random_moments_it_comes_to_the_same_state(
+    order: Order, unbroken: dict[str, Any], tmp_path: Path
+):
     draw, kills, number = random.Random(7), 0, 0
     while kills < KILLS:
         number += 1
@@ -126,33 +142,42 @@ async def test_killed_at_random_moments_it_comes_to_the_same_state(order: Order,
                     kills += 1
                 await process.communicate()
             await to_its_end(killed)
-            assert policy.weights == wanted["weights"]
+            assert policy.weights == unbroken["weights"]
             assert not policy.paused
-        assert history(killed.root) == wanted
+        assert history(killed.root) == unbroken
         assert_sound(killed.root, order)
 
 
 MOMENTS = [
-    *(f"{when} update {step}" for step in (1, 3) for when in ("before", "after")),
-    "after step 1",
-    "after step 3",
     "after evaluation 0",
+    "before update 1",
+    "during update 1",
+    "after update 1",
+    "while publishing",
+    "after step 1",
     "after evaluation 2",
+    "during update 3",
+    "after update 3",
+    "while publishing",
+    "after step 3",
 ]
+"""In the order in which they come."""
 
 
-async def test_killed_between_any_two_things_it_does_neither_twice(order: Order, tmp_path: Path):
-    async with served(order, str(tmp_path / "whole")) as (whole, _):
-        await to_its_end(whole)
-    wanted = history(whole.root)
+async def test_killed_between_any_two_things_it_does_neither_twice(
+    order: Order, unbroken: dict[str, Any], tmp_path: Path
+):
     async with served(order, str(tmp_path / "killed")) as (killed, policy):
         for moment in MOMENTS:
             process = await start(replace(killed, die=moment))
+            if moment == "while publishing":
+                # The first is that of a loop that goes on.
+                policy.meets["/collective_rpc"] = partial(policy.meets.update, {"/collective_rpc": process.kill})
             _, err = await process.communicate()
-            assert process.returncode in (-9, 0), err.decode()
+            assert process.returncode == -9, (moment, err.decode())
         await to_its_end(killed)
-        assert policy.weights == wanted["weights"]
-    assert history(killed.root) == wanted
+        assert policy.weights == unbroken["weights"]
+    assert history(killed.root) == unbroken
     assert_sound(killed.root, order)
 
 
@@ -160,7 +185,7 @@ async def test_an_asynchronous_loop_loses_and_repeats_nothing(order: Order, tmp_
     order = replace(order, asynchronous=True, steps=4, slow_s=0.3)
     draw = random.Random(11)
     async with served(order, str(tmp_path / "loop")) as (killed, _):
-        for _kill in range(6):
+        for _kill in range(max(2, KILLS // 3)):
             process = await start(killed)
             try:
                 await asyncio.wait_for(process.wait(), draw.uniform(1.0, 4.0))
@@ -180,18 +205,18 @@ def command(order: Order, model: Path, root: Path) -> list[str | Path]:
     ]
 
 
-def test_the_real_server_and_trainer_come_to_the_same_weights_bit_by_bit(order: Order, tmp_path: Path):
+def test_the_real_server_and_trainer_come_to_the_same_weights_bit_by_bit(tmp_path: Path):
     pytest.importorskip("torch")
-    agent = Path(order.agent)
+    order = small_loop(tmp_path)
     # A random model says nothing that one could read.
-    agent.write_text(AGENT.replace('if "yes" in answer:', "if len(set(answer)) % 2:"))
+    Path(order.agent).write_text(AGENT.replace('if "yes" in answer:', "if len(set(answer)) % 2:"))
     model = make_model(tmp_path / "random")
     env = {"OMP_NUM_THREADS": "1"}
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     done = understudy(*command(order, model, whole), env=env)
     assert done.returncode == 0, done.stderr
     draw = random.Random(5)
-    for _ in range(3):
+    for _ in range(max(2, KILLS // 5)):
         process = subprocess.Popen(
             [UNDERSTUDY, *map(str, command(order, model, killed))],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

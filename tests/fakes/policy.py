@@ -80,12 +80,15 @@ class FakePolicy(FakeVLLMControl):
         self._goes_on.set()
         self.answer = ""
         """What it says to all; "": what it draws."""
+        self.begun = asyncio.Event()
+        """Set once something was asked."""
         self.in_flight = 0
         self.cut = 0
         """How many calls were in flight when it was paused."""
 
     async def _generate(self, _: web.Request, body: Any) -> web.Response:
         self.in_flight += 1
+        self.begun.set()
         try:
             await asyncio.sleep(self.slow_s)
         finally:
@@ -144,7 +147,7 @@ class FakeTrainer:
         ]
         if telling:
             self._weights = hashlib.sha256(self._weights.encode() + msgspec.json.encode(given)).hexdigest()
-        write_weights(weights, self._weights)
+        write_weights(weights, self._weights, lambda: self._die(f"during update {step}"))
         self._die(f"after update {step}")
         skipped = {"groups whose rewards are all equal": len(given) - len(telling)}
         return UpdateReport(
@@ -156,10 +159,11 @@ class FakeTrainer:
         )
 
 
-def write_weights(directory: Path, weights: str) -> None:
+def write_weights(directory: Path, weights: str, halfway: Callable[[], None] = lambda: None) -> None:
     """A model's directory, as the fakes have it."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text("{}")
+    halfway()
     (directory / "model.safetensors").write_text(weights)
 
 

@@ -131,6 +131,13 @@ async def test_a_failed_adapter_leaves_the_old_one_serving(tmp_path: Path):
         with pytest.raises(BackendError, match="max-lora-rank"):
             await publisher.publish(adapter(tmp_path / "b", "new"), "v2")
         assert not server.paused and server.adapters == {"policy": "old"} and server.version == "v1"
+        away = make_publisher("vllm", server.url, way="lora", seen_as=SeenAs(tmp_path, Path("/nowhere")))
+        with pytest.raises(BackendError, match="has it that path"):
+            await away.publish(tmp_path / "b", "v2")
+        server.fails["/v1/load_lora_adapter"] = web.json_response({"detail": "Not Found"}, status=404)
+        with pytest.raises(ConfigError, match="--enable-lora"):
+            await publisher.publish(tmp_path / "b", "v2")
+        assert not server.paused and server.adapters == {"policy": "old"}
 
 
 async def test_several_servers_are_given_the_same(tmp_path: Path):

@@ -100,3 +100,10 @@ def test_without_tasks_in_common_the_interval_alone_counts():
 def test_nothing_graded_is_no_difference():
     assert difference({}, tasks(1, 2)) is None
     assert difference(tasks(1, 2), {"a": Tried(0, 0)}) is None
+
+
+def test_few_tasks_with_odd_numbers_of_rollouts_are_enumerated():
+    pairs = [(Tried(0, graded), Tried(graded, graded)) for graded in (97, 89, 83, 79, 73, 71)]
+    assert swapped(pairs) == pytest.approx(2 / 2**6)
+    pairs = [(Tried(0, graded), Tried(1, graded)) for graded in (97, 89, 83, 79, 73, 71)]
+    assert swapped(pairs) == pytest.approx(2 / 2**6)

@@ -198,6 +198,8 @@ def test_what_is_no_run(tmp_path: Path):
     with pytest.raises(ConfigError, match="2 labels for 1 runs"):
         read([put_run(tmp_path / "run", WORSE)], ["a", "b"])
     loop = put_loop(tmp_path / "loop", [WORSE])
+    with pytest.raises(ConfigError, match=r"--label: .*loop is no run"):
+        read([loop], ["a"])
     with pytest.raises(ConfigError, match="is a loop, which is reported alone"):
         read([tmp_path / "run", loop])
     (loop / "state.json").write_text('{"version": 3}')
@@ -207,3 +209,11 @@ def test_what_is_no_run(tmp_path: Path):
     (tmp_path / "damaged" / "store.db").write_bytes(b"SQLite format 3\0" + bytes(4000))
     with pytest.raises(StoreError, match="damaged"):
         read([tmp_path / "damaged"])
+
+
+def test_numbers_of_a_trainer_that_no_float_holds_are_left_out(tmp_path: Path):
+    rows = [{"step": 1, "loss": 10**400, "kl": 0.5}, {"step": 10**400, "loss": 1.0}, {"step": -1, "loss": 1.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    figures = read([tmp_path])
+    assert [(step.step, step.values) for step in figures.training] == [(1, {"kl": 0.5})]
+    assert figures.notes == ("metrics.jsonl: 2 lines are no metrics of a step and were left out",)

@@ -210,9 +210,20 @@ def test_the_command(tmp_path: Path):
         ((loop, "--output", tmp_path), "is a directory"),
         ((loop, "--output", "/proc/nowhere/x.html"), "cannot be written"),
         ((loop, "--label", "a", "--label", "b"), "2 labels for 1 runs"),
+        ((loop, "--png", "--output", tmp_path / "x.png"), "give " + str(tmp_path / "x.html")),
     ):
         failed = understudy("report", *arguments)
         assert failed.returncode == 2 and said in failed.stderr and "Traceback" not in failed.stderr
+
+
+def test_the_page_of_a_training_is_no_part_of_the_model(tmp_path: Path):
+    place = tmp_path / "model" / "training"
+    place.mkdir(parents=True)
+    (place / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0, "grad_norm": 1.0}\n')
+    done = understudy("report", tmp_path / "model", "--png")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["training"]
+    assert {path.name for path in place.iterdir()} == {"metrics.jsonl", "report.html", "report.png"}
 
 
 def test_a_picture_without_matplotlib_is_refused_with_what_to_install(tmp_path: Path):

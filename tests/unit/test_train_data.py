@@ -57,6 +57,46 @@ def test_an_export_of_tokens_gives_the_same_groups(run: Path, tmp_path: Path):
     assert list(groups([tmp_path / "export"])) == list(groups([run]))
 
 
+def exported(run: Path, output: Path) -> Path:
+    with Store.open(run, create=False) as store:
+        function = adapters.load("exports", "trl-tokens")
+        function(Corpus(store, Selection(origins=("rollouts",), test_share=0.0)), output)
+    return output
+
+
+def test_rows_of_an_export_that_make_no_sense_are_said(run: Path, tmp_path: Path):
+    pytest.importorskip("pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
+    # A directory whose name pyarrow would make a column of, were it given the path.
+    directory = exported(run, tmp_path / "reward=3")
+    assert list(groups([directory])) == list(groups([run]))
+    path = directory / "train.parquet"
+    whole = parquet.ParquetFile(path).read()
+    masks = whole.column_names.index("assistant_masks")
+    for change, said in (
+        (whole.set_column(masks, "assistant_masks", pyarrow.array([[1]] * len(whole))), "not as many masks"),
+        (whole.set_column(masks, "assistant_masks", whole["input_ids"]), "assistant_masks"),
+        (whole.drop_columns(["reward"]), "cannot be read|missing required"),
+    ):
+        parquet.write_table(change, path)
+        with pytest.raises(ConfigError, match=said):
+            list(groups([directory]))
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"train\.parquet: cannot be read"):
+        list(groups([directory]))
+
+
+def test_rollouts_of_another_temperature_are_said(tmp_path: Path, model: Path):
+    for number, (was, said) in enumerate(((0.5, "give --temperature 0.5"), (0, "collect with a temperature"))):
+        put_training_run(tmp_path / str(number), model, sampling={"temperature": was})
+        with pytest.raises(ConfigError, match=said):
+            list(groups([tmp_path / str(number)], temperature=1.0))
+        assert list(groups([tmp_path / str(number)]))
+    assert list(groups([tmp_path / "0"], temperature=0.5))
+
+
 def test_an_export_without_tokens_says_which_has_them(tmp_path: Path):
     put_rollouts(tmp_path / "run")
     with Store.open(tmp_path / "run", create=False) as store:
@@ -121,6 +161,7 @@ def test_groups_survive_a_file(tmp_path: Path):
 
 def test_the_tokenizer_that_sampled_is_recognised(run: Path, model: Path):
     check_vocabulary_of([run], model)
+    check_vocabulary_of([run], model, "run1")
 
 
 def test_ids_outside_the_vocabulary_are_said(tmp_path: Path, model: Path, run: Path):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from understudy.errors import ConfigError, StoreError
+from understudy.errors import ConfigError, StoreError, TaskError
+from understudy.train import waves
 from understudy.train.curriculum import Rate
 from understudy.train.evaluate import Evaluation
+from understudy.train.kept import prune
+from understudy.train.sequences import Group, Sequence, TrainingRollout
 from understudy.train.state import (
     GroupRef,
     LoopConfig,
@@ -20,6 +25,7 @@ from understudy.train.state import (
     number_of,
     version_of,
 )
+from understudy.train.waves import age_of
 
 CONFIG = LoopConfig(model="/m", model_digest="d", tasks={"a": "1", "b": "2"}, steps=3, groups=2, samples=4)
 START = LoopState(version="step-0000", weights="/m")
@@ -117,3 +123,84 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path):
     (tmp_path / "loop").write_text("a file")
     with pytest.raises(StoreError, match="cannot be written"):
         LoopDirectory(tmp_path / "loop").save(START)
+
+
+def test_a_full_disk_leaves_the_state_that_there_was(tmp_path: Path):
+    directory = LoopDirectory(tmp_path)
+    directory.save(START)
+    grown = START.with_step(begun(1, *(f"task-{number}" for number in range(1000))))
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(StoreError, match=r"state\.json: cannot be written"):
+            directory.save(grown)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert directory.load() == START
+    assert not list(tmp_path.glob(".*.new"))
+
+
+def test_what_a_kill_left_of_a_state_is_not_read(tmp_path: Path):
+    directory = LoopDirectory(tmp_path)
+    directory.save(START)
+    (tmp_path / ".state.json.new").write_text('{"version": ')
+    assert directory.load() == START
+    directory.save(START)
+    assert not list(tmp_path.glob(".*.new"))
+
+
+PUBLISHED = START.with_step(begun(1, phase="published", version="step-0001", weights="steps/step-0001/weights"))
+
+
+def test_versions_are_counted_where_an_age_is_asked_for():
+    assert (START.trained, START.behind(0)) == (None, 0)
+    state = PUBLISHED.with_step(begun(2, phase="published", version="step-0001"))
+    third = begun(3, phase="updated", version="step-0003", weights="steps/step-0003/weights")
+    state = state.with_step(third)
+    assert [state.behind(number) for number in range(4)] == [1, 0, 0, 0], "a step without weights is no version"
+    assert state.trained == "steps/step-0003/weights", "learned, though nobody answers with it yet"
+    assert state.with_step(replace(third, phase="published")).behind(0) == 2
+
+
+def group(*versions: str | None) -> Group:
+    sequence = Sequence(token_ids=(1,), loss_mask=(1,), logprobs=(0.0,), policy_versions=versions)
+    return Group(
+        task_id="a", rollouts=(TrainingRollout(rollout_id="r", task_id="a", reward=1.0, sequences=(sequence,)),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("versions", "age"), [(("step-0001",), 0), (("step-0001", "step-0000"), 1), (("step-0001", None), 1), ((), 1)]
+)
+def test_a_call_that_was_cut_in_two_may_be_as_old_as_its_wave(versions: tuple[str | None, ...], age: int):
+    # The first wave began under step-0000.
+    assert age_of(group(*versions), GroupRef(1, "a"), PUBLISHED) == age
+
+
+def test_a_wave_begins_as_many_groups_as_are_not_carried_over(tmp_path: Path):
+    config = replace(CONFIG, groups=3)
+    tasks = ["a", "b", "c", "d", "e"]
+    state = START.with_step(begun(1, "a", "b", "c", phase="published", used=(GroupRef(1, "b"),)))
+    step = waves.begun(config, LoopDirectory(tmp_path), state, 2, tasks)
+    assert len(step.tasks) == 1 and step.tasks[0] in {"b", "d", "e"}
+    none_left = replace(state, refused=dict.fromkeys(tasks, "its gold patch fails"))
+    with pytest.raises(TaskError, match="a: its gold patch fails"):
+        waves.begun(config, LoopDirectory(tmp_path), none_left, 2, tasks)
+
+
+def test_weights_that_wait_stay_and_what_a_kill_left_goes(tmp_path: Path):
+    directory = LoopDirectory(tmp_path)
+    state = START
+    for number in (1, 2, 3):
+        directory.weights(number).mkdir(parents=True)
+        phase = "updated" if number == 3 else "published"
+        state = state.with_step(
+            begun(number, phase=phase, version=version_of(number), weights=f"steps/step-000{number}/weights")
+        )
+    (directory.step(3) / ".0a.new").mkdir()
+    (directory.step(3) / ".0b.old" / "inner").mkdir(parents=True)
+    (directory.step(3) / ".0c.new").write_bytes(b"half")
+    prune(directory, replace(state, version="step-0002"), keep=1)
+    assert [directory.weights(number).exists() for number in (1, 2, 3)] == [False, True, True]
+    assert not list(tmp_path.glob("steps/*/.*"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ pytest.importorskip("trl")
 import torch
 from msgspec import structs
 
+from support_losses import plain_dpo_loss, slopes
 from support_tiny_model import make_model
 from support_train import encoder, make_groups, put_training_run
 from understudy import adapters
@@ -23,15 +26,16 @@ from understudy.errors import ConfigError
 from understudy.export.base import traits_of
 from understudy.export.corpus import Corpus, Selection
 from understudy.store import Store
-from understudy.train.data import groups, solved
+from understudy.train import dpo
+from understudy.train.data import groups
 from understudy.train.dpo import preferences, train_dpo
 from understudy.train.metrics import read_metrics
 from understudy.train.options import DPOOptions, LoraOptions, SFTOptions
 from understudy.train.rendered import SMUGGLED, Renderer, sequences_of_export
 from understudy.train.sequences import Sequence
 from understudy.train.sft import train_sft
-from understudy.train.through_trl import Course
-from understudy.train.weights import check_model, load_model
+from understudy.train.through_trl import Course, configured
+from understudy.train.weights import check_model, load_model, quiet
 
 SFT = SFTOptions(learning_rate=1e-2, batch_rollouts=4, epochs=3)
 CALL = {
@@ -101,10 +105,35 @@ def test_sft_makes_what_was_sampled_likelier(model: Path, tmp_path: Path):
 def test_the_first_loss_is_the_mean_over_sampled_tokens_however_they_are_passed(model: Path, tmp_path: Path):
     given = sequences()
     losses: list[float] = []
-    for tokens in (1, 10_000):
+    for tokens in (1, 5 * 38, 10_000):
         options = structs.replace(SFT, batch_rollouts=24, epochs=1, micro_batch_tokens=tokens)
         losses.append(train_sft(model, given, tmp_path / str(tokens), options).first_loss)
-    assert losses == pytest.approx([-mean_logprob(model, given)] * 2, rel=1e-5)
+    assert losses == pytest.approx([-mean_logprob(model, given)] * 3, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("batch", "fits", "at_once"), [(16, 3, 2), (16, 16, 16), (7, 4, 1), (6, 0, 1), (9, 100, 9)]
+)
+def test_a_step_is_over_as_many_rows_as_it_was_told(tmp_path: Path, batch: int, fits: int, at_once: int):
+    from trl.trainer.sft_config import SFTConfig
+
+    quiet()  # as whoever has loaded a model has done
+    config = configured(SFTConfig, tmp_path, SFT, Course(), batch, fits)
+    assert config.per_device_train_batch_size == at_once
+    assert config.train_batch_size * config.gradient_accumulation_steps == batch
+
+
+def test_with_gradient_checkpointing_it_is_the_same_training(run: Path, model: Path, tmp_path: Path):
+    pairs = preferences([run], model, left_out=Counter())[:2]
+    for lora in (None, LoraOptions(rank=4)):
+        found: list[tuple[float, float]] = []
+        for wanted in (False, True):
+            output = tmp_path / f"{wanted}-{lora is None}"
+            more: Any = {"gradient_checkpointing": wanted, "lora": lora, "epochs": 2}
+            imitated = train_sft(model, sequences()[:4], output / "sft", structs.replace(SFT, **more))
+            preferred = train_dpo(model, pairs, output / "dpo", DPOOptions(learning_rate=1e-3, **more))
+            found.append((imitated.last_loss, preferred.last_loss))
+        assert found[0] == pytest.approx(found[1], rel=1e-3)
 
 
 def test_what_is_not_sampled_is_not_learned(model: Path, tmp_path: Path):
@@ -119,7 +148,10 @@ def test_what_is_not_sampled_is_not_learned(model: Path, tmp_path: Path):
     assert (first_model / "model.safetensors").read_bytes() == (last_model / "model.safetensors").read_bytes()
 
 
-def test_a_training_goes_on_from_a_checkpoint_to_the_same_weights(model: Path, tmp_path: Path):
+@pytest.mark.parametrize("lora", [None, LoraOptions(rank=4)], ids=["full", "lora"])
+def test_a_training_goes_on_from_a_checkpoint_to_the_same_weights(
+    model: Path, tmp_path: Path, lora: LoraOptions | None
+):
     class Killed(Exception):
         pass
 
@@ -127,17 +159,24 @@ def test_a_training_goes_on_from_a_checkpoint_to_the_same_weights(model: Path, t
         if step == 8:
             raise Killed
 
-    given = sequences()
-    train_sft(model, given, tmp_path / "whole", SFT)
+    given, options = sequences(), structs.replace(SFT, lora=lora)
+    train_sft(model, given, tmp_path / "whole", options)
     output = tmp_path / "output"
     with pytest.raises(Killed):
-        train_sft(model, given, output, SFT, Course(told=killed, save_steps=3))
+        train_sft(model, given, output, options, Course(told=killed, save_steps=3))
     assert not (output / "config.json").exists()
-    again = train_sft(model, given, output, SFT, Course(resume=True, save_steps=3))
-    assert again.steps == 18
-    assert (output / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
-    whole, gone_on = (read_metrics(each / "training" / "metrics.jsonl") for each in (tmp_path / "whole", output))
-    assert gone_on == whole
+    named = Path(shutil.copytree(output / "training" / "checkpoints" / "checkpoint-6", tmp_path / "named"))
+    whole = read_metrics(tmp_path / "whole" / "training" / "metrics.jsonl")
+    for resume, target in ((True, output), (named, tmp_path / "other")):
+        again = train_sft(model, given, target, options, Course(resume=resume, save_steps=3))
+        assert again.steps == 18
+        for part in ("model.safetensors", *(["adapter/adapter_model.safetensors"] if lora else [])):
+            assert (target / part).read_bytes() == (tmp_path / "whole" / part).read_bytes()
+    assert read_metrics(output / "training" / "metrics.jsonl") == whole
+    assert read_metrics(tmp_path / "other" / "training" / "metrics.jsonl") == whole[6:]
+    (named / "trainer_state.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is damaged"):
+        train_sft(model, given, tmp_path / "third", options, Course(resume=named))
 
 
 def test_an_adapter_is_written_merged_and_beside(model: Path, tmp_path: Path):
@@ -190,6 +229,14 @@ def test_a_message_that_spells_a_special_token_is_left_out(model: Path):
     assert left_out == {SMUGGLED: 1}
 
 
+def test_settings_of_generation_that_make_no_sense_are_said(tmp_path: Path):
+    model = make_model(tmp_path / "model")
+    for content in ("[1]", "{"):
+        (model / "generation_config.json").write_text(content)
+        with pytest.raises(ConfigError, match=r"generation_config\.json"):
+            Renderer(model)
+
+
 def test_an_answer_ends_with_its_turn(model: Path):
     words = encoder(model)
     pair = Renderer(model).answer(
@@ -223,50 +270,71 @@ def test_dpo_takes_an_export(run: Path, model: Path, tmp_path: Path):
         preferences([exported(run, tmp_path / "sft", "trl-sft")], model, left_out=Counter())
 
 
-def test_the_losses_of_dpo_are_those_of_our_own_formula(run: Path, model: Path, tmp_path: Path):
+def test_dpo_of_an_adapter_begins_where_it_is_held_to(run: Path, model: Path, tmp_path: Path):
+    pairs = preferences([run], model, left_out=Counter())
+    options = DPOOptions(learning_rate=1e-2, epochs=4, batch_pairs=2, lora=LoraOptions(rank=4))
+    trained = train_dpo(model, pairs, tmp_path / "out", options)
+    assert trained.first_loss == pytest.approx(math.log(2), abs=1e-3) and trained.last_loss < 0.6
+    adapter = {path.name for path in (tmp_path / "out" / "adapter").iterdir()}
+    assert "adapter_model.safetensors" in adapter and "ref" not in adapter
+    load_model(tmp_path / "out", options)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss_and_gradient_of_dpo_are_those_of_its_formula(
+    run: Path, model: Path, tmp_path: Path, smoothing: float
+):
+    from transformers.trainer_callback import TrainerCallback
+
     from understudy.train.forward import token_logprobs
-    from understudy.train.losses import dpo_loss
 
-    pairs = preferences([run], model, left_out=Counter())[:1]
-    options = DPOOptions(learning_rate=5e-3, epochs=2, batch_pairs=1, beta=0.3, max_grad_norm=1e9)
-    train_dpo(model, pairs, tmp_path / "two", options)
-    lines = read_metrics(tmp_path / "two" / "training" / "metrics.jsonl")
+    pairs = preferences([run], model, left_out=Counter())[:3]
+    options = DPOOptions(batch_pairs=3, beta=0.3, label_smoothing=smoothing)
     policy, reference = (load_model(model, options) for _ in range(2))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for value in policy.parameters():
+            value.add_(0.02 * torch.randn_like(value))
+    plain = copy.deepcopy(policy)
+    trainer = dpo._trainer(policy, model, pairs, tmp_path, options, Course(), lambda _: TrainerCallback())
+    (batch,) = trainer.get_train_dataloader()
+    loss = trainer.compute_loss(policy, batch)
+    loss.backward()
 
-    def totals(given: Any) -> list[torch.Tensor]:
+    def totals(given: Any) -> torch.Tensor:
+        answers = [(pair.prompt, answer) for pair in pairs for answer in (pair.chosen, pair.rejected)]
         rows = [
             Sequence(
-                token_ids=(*pair.prompt, *answer),
-                loss_mask=(*[0] * len(pair.prompt), *[1] * len(answer)),
-                logprobs=None,
+                token_ids=(*prompt, *answer), loss_mask=(*[0] * len(prompt), *[1] * len(answer)), logprobs=None
             )
-            for pair in pairs
-            for answer in (pair.chosen, pair.rejected)
+            for prompt, answer in answers
         ]
-        found = token_logprobs(given, rows).sum(1)
-        return [found[0::2], found[1::2]]
+        return token_logprobs(given, rows).sum(1)
 
-    optimizer = torch.optim.AdamW(
-        policy.parameters(), lr=options.learning_rate, betas=(options.beta1, options.beta2), weight_decay=0
-    )
+    ours = totals(plain)
     with torch.no_grad():
         held = totals(reference)
-    losses: list[float] = []
-    for line in lines:
-        loss, _ = dpo_loss(*totals(policy), *held, options)
-        losses.append(float(loss.detach()))
-        optimizer.zero_grad()
-        loss.backward()
-        for each in optimizer.param_groups:
-            each["lr"] = line["learning_rate"]
-        optimizer.step()
-    assert losses == pytest.approx([line["loss"] for line in lines], rel=1e-3)
+    table = [[*map(float, (*ours[at : at + 2], *held[at : at + 2]))] for at in range(0, len(ours), 2)]
+    assert abs(float(loss) - math.log(2)) > 1e-3
+    assert float(loss) == pytest.approx(plain_dpo_loss(table, options), abs=1e-5)
+    # The chain rule by hand: the formula's slope at each answer, times the answer's own gradient.
+    slope = torch.tensor(slopes(lambda rows: plain_dpo_loss(rows, options), table))[:, :2].flatten()
+    (ours * slope).sum().backward()
+    named = dict(policy.named_parameters())
+    for name, value in plain.named_parameters():
+        torch.testing.assert_close(named[name].grad, value.grad, atol=1e-5, rtol=1e-4)
 
 
 def test_store_and_export_of_tokens_train_the_same_model(run: Path, model: Path, tmp_path: Path):
     directory = exported(run, tmp_path / "export", "trl-tokens")
     for name, source in (("store", run), ("export", directory)):
-        given = [each for rollout in solved(groups([source], logprobs=False)) for each in rollout.sequences]
+        given = [
+            each
+            for group in groups([source], logprobs=False)
+            for rollout in group.rollouts
+            for each in rollout.sequences
+            if rollout.reward == 1.0
+        ]
         train_sft(model, given, tmp_path / name, structs.replace(SFT, epochs=1))
     one, other = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("store", "export"))
     assert one == other

@@ -19,7 +19,7 @@ from understudy.train import batch
 from understudy.train.options import GRPOOptions, LoraOptions
 from understudy.train.sequences import Group, Sequence
 from understudy.train.updater import NOT_FINITE, Updater
-from understudy.train.weights import check_model, load_model, memory_told, read_written
+from understudy.train.weights import check_model, load_model, memory_told, read_written, trained_weights
 
 OPTIONS = GRPOOptions(learning_rate=1e-2)
 COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -47,7 +47,7 @@ def changed(given: Group, change: dict[str, object]) -> Group:
 
 
 def weights(given: Updater) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in given.weights().items()}
+    return {name: value.clone() for name, value in trained_weights(given.model).items()}
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -98,7 +98,7 @@ def test_the_size_of_a_pass_changes_nothing(model: Path, loss: str, normalisatio
         updater = Updater(model, structs.replace(options, micro_batch_tokens=tokens))
         start = weights(updater)
         updater.update(make_groups(groups=2), 1)
-        moved.append({name: value - start[name] for name, value in updater.weights().items()})
+        moved.append({name: value - start[name] for name, value in weights(updater).items()})
     # Adam's first step is the sign of the gradient where there is one worth the name.
     for one in moved[:2]:
         far = [((one[name] - moved[2][name]).abs() > 1e-3).float().mean() for name in one]
@@ -130,6 +130,26 @@ def test_a_resume_is_the_same_to_the_bit(model: Path, tmp_path: Path, options: G
     assert (tmp_path / "two" / "model.safetensors").read_bytes() == (
         tmp_path / "again" / "model.safetensors"
     ).read_bytes()
+
+
+@pytest.mark.parametrize("lora", [None, LoraOptions(rank=4)], ids=["full", "lora"])
+def test_with_gradient_checkpointing_the_update_is_the_same(model: Path, lora: LoraOptions | None):
+    made: list[tuple[float, dict[str, torch.Tensor]]] = []
+    for wanted in (False, True):
+        # Not Adam's first step, which is the sign of the gradient alone.
+        options = structs.replace(OPTIONS, lora=lora, gradient_checkpointing=wanted, mini_batches=2)
+        updater = Updater(model, options)
+        made.append((updater.update(make_groups(groups=1), 1).grad_norm, weights(updater)))
+    (norm, plain), (norm_again, checkpointed) = made
+    assert norm_again == pytest.approx(norm, rel=1e-4)
+    far = [((plain[name] - checkpointed[name]).abs() > 1e-3).float().mean() for name in plain]
+    assert plain.keys() == checkpointed.keys() and max(far) < 0.02
+
+
+def test_an_adapter_is_held_to_the_model_beneath_it(model: Path):
+    updater = Updater(model, structs.replace(OPTIONS, lora=LoraOptions(rank=4), kl_coefficient=0.1))
+    first, second = (updater.update(make_groups(groups=1), step) for step in (1, 2))
+    assert first.kl == pytest.approx(0, abs=1e-6) and second.kl > 1e-5
 
 
 def test_an_update_that_is_repeated_is_the_same_update(model: Path):
@@ -182,7 +202,7 @@ def test_weights_keep_their_type_and_training_its_precision(tmp_path: Path):
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
     updater = Updater(model, OPTIONS)
-    assert all(value.dtype == torch.float32 for value in updater.weights().values())
+    assert all(value.dtype == torch.float32 for value in weights(updater).values())
     updater.update(make_groups(), 1)
     saved = updater.save(tmp_path / "saved")
     from safetensors.torch import load_file
@@ -219,7 +239,7 @@ def test_a_bad_sequence_is_skipped_and_counted(model: Path, change: dict[str, ob
     updater = Updater(model, OPTIONS)
     report = updater.update([changed(first, change), *rest], 1)
     assert report.updated and report.skipped == {why: 1} and report.sequences == 23
-    assert all(torch.isfinite(value).all() for value in updater.weights().values())
+    assert all(torch.isfinite(value).all() for value in weights(updater).values())
 
 
 def test_a_rollout_too_long_to_learn_from_still_counts_for_its_group(model: Path):
@@ -249,6 +269,7 @@ def test_rewards_that_are_no_numbers_are_skipped(model: Path):
         [structs.replace(first, rollouts=(bad, *first.rollouts[1:])), *rest], 1
     )
     assert report.skipped == {batch.BAD_REWARD: 1} and report.groups == 2
+    assert report.reward_mean == pytest.approx(6 / 11)  # which the worker can write as JSON
 
 
 def test_sequences_of_older_weights_are_counted(model: Path):
@@ -256,6 +277,15 @@ def test_sequences_of_older_weights_are_counted(model: Path):
     older = changed(first, {"policy_versions": ("step-0000", "step-0001")})
     rest = [changed(group, {"policy_versions": ("step-0001",)}) for group in rest]
     assert Updater(model, OPTIONS).update([older, *rest], 2).stale == 22
+
+
+def test_of_versions_the_one_with_the_higher_number_is_the_later():
+    one = Sequence(token_ids=(1, 2), loss_mask=(0, 1), logprobs=None)
+    rows = [structs.replace(one, policy_versions=(f"step-{n}",)) for n in (9999, 10000, 10000, 10000)]
+    assert batch.Batch(sequences=rows).stale == 1
+    assert batch.Batch(sequences=[one, structs.replace(one, policy_versions=(None,))]).stale == 0
+    odd = [structs.replace(one, policy_versions=(name,)) for name in ("7", "v", "", "v2-rc1", "v10")]
+    assert batch.Batch(sequences=odd).stale == 4
 
 
 # --- bad models ----------------------------------------------------------------------------------------

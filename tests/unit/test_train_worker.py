@@ -36,7 +36,7 @@ def saved(directory: Path) -> bytes:
     return (directory / "model.safetensors").read_bytes()
 
 
-async def test_it_goes_on_from_what_it_saved_to_the_same_weights(model: Path, tmp_path: Path):
+async def test_it_goes_on_from_what_it_saved_and_its_death_is_said(model: Path, tmp_path: Path):
     groups = tmp_path / "groups.msgpack"
     write_groups(groups, make_groups())
     async with start_trainer(model, OPTIONS, threads=1) as trainer:
@@ -51,6 +51,10 @@ async def test_it_goes_on_from_what_it_saved_to_the_same_weights(model: Path, tm
     async with start_trainer(model, OPTIONS, resume=tmp_path / "one", threads=1) as trainer:
         assert trainer.ready.step == 1
         again = await trainer.update(groups, 2, "step-0002", tmp_path / "again")
+        os.kill(trainer.pid, 9)
+        with pytest.raises(ConfigError, match=r"ended by signal 9.*--micro-batch-tokens"):
+            await trainer.update(groups, 3, "step-0003", tmp_path / "three")
+    assert not (tmp_path / "three").exists()
     assert structs.replace(again, seconds=0) == structs.replace(second, seconds=0)
     assert saved(tmp_path / "again") == saved(tmp_path / "two") != saved(tmp_path / "one")
 
@@ -59,16 +63,6 @@ async def test_a_model_that_cannot_be_loaded_is_said(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"no config\.json"):
         async with start_trainer(tmp_path, OPTIONS):
             pass
-
-
-async def test_a_worker_that_is_killed_is_said(model: Path, tmp_path: Path):
-    groups = tmp_path / "groups.msgpack"
-    write_groups(groups, make_groups(groups=1))
-    async with start_trainer(model, OPTIONS, threads=1) as trainer:
-        os.kill(trainer.pid, 9)
-        with pytest.raises(ConfigError, match=r"ended by signal 9.*--micro-batch-tokens"):
-            await trainer.update(groups, 1, "step-0001", tmp_path / "one")
-    assert not (tmp_path / "one").exists()
 
 
 def test_it_ends_with_who_started_it(model: Path):

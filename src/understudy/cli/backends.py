@@ -74,7 +74,7 @@ def run_config(
         high = high or frontend_high or FRONTEND_HIGH
         low = low or frontend_low or FRONTEND_LOW
     settings = gateway_config(backend, config, base_urls, high, low)
-    if weights is not None and config is None and backend == "embedded":
+    if weights is not None and config is None and backend == "embedded" and not base_urls:
         settings = for_weights(str(weights.absolute()))
     own = backend == "embedded" if config is None else settings.models.high.model is not None
     if not own:

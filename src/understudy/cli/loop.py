@@ -15,6 +15,7 @@ from understudy.model.shipped import TINY, directory_of
 from understudy.train.options import GRPOOptions
 
 SERVERS = ("embedded", "vllm", "sglang")
+DEVICES = ("cpu", "cuda")
 
 
 def _loop(
@@ -32,7 +33,7 @@ def _loop(
         typer.Option("--eval-tasks", "-e", help="Held-out tasks, never learned from; repeatable."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Updates of the policy.")] = 10,
-    groups: Annotated[int, typer.Option(min=1, help="Tasks that each step collects.")] = 8,
+    groups: Annotated[int, typer.Option(min=1, help="Tasks that a step learns from.")] = 8,
     samples: Annotated[int, typer.Option("--samples", "-n", min=2, help="Rollouts a task.")] = 8,
     eval_every: Annotated[
         int, typer.Option(min=0, help="Evaluate after every so many steps; 0: at the beginning and the end.")
@@ -89,11 +90,17 @@ def _loop(
     api_key_env: Annotated[
         str | None, typer.Option(help="The environment variable with the server's key.")
     ] = None,
+    device: Annotated[
+        str, typer.Option(metavar="cpu|cuda", help="Where the embedded server computes; the trainer takes a GPU.")
+    ] = "cpu",
     config: Annotated[
         Path | None,
         typer.Option("--config", metavar="FILE.toml", help="The trainer's options from a table [grpo]."),
     ] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads of the trainer; 0: as many as it takes.")] = 0,
+    track: Annotated[
+        str, typer.Option("--track", metavar="auto|none|NAME,…", help="Also tell tensorboard, wandb, mlflow.")
+    ] = "auto",
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
     options: dict[str, Any],
 ) -> None:
@@ -113,6 +120,8 @@ def _loop(
         raise ConfigError(f"--backend {backend}: what is trained is served by {', '.join(SERVERS)}")
     if backend != "embedded" and not base_url:
         raise ConfigError(f"--backend {backend} needs --base-url, the address of its server")
+    if device not in DEVICES:
+        raise ConfigError(f"--device {device}: the embedded server computes on {' or '.join(DEVICES)}")
     from understudy.train.extra import need
 
     need()
@@ -121,6 +130,7 @@ def _loop(
     from understudy.cli.looping import LoopOrder, carry_out, print_summary
     from understudy.run.collector import Manner
     from understudy.train.host import Means
+    from understudy.train.metrics import chosen
 
     settings = filled(GRPOOptions, options, config, "grpo")
     temperature = settings.temperature
@@ -159,6 +169,8 @@ def _loop(
             api_key_env=api_key_env,
             seen_as=seen_as,
             threads=threads,
+            device=device,
+            trackers=chosen(track),
         ),
         sandbox=sandbox,
         output_dir=output_dir,

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from understudy.train.loop import Watcher
+from understudy.train.watcher import Watcher
 
 if TYPE_CHECKING:
     from understudy.train.evaluate import Evaluation
@@ -54,6 +54,8 @@ class LoopDisplay(Watcher):
             parts.append("no update: nothing to learn from")
         if step.staleness:
             parts.append(f"up to {step.staleness} versions old")
+        if step.cut:
+            parts.append(f"{step.cut} calls went on through the change of weights")
         parts += [f"{count} {why}" for why, count in step.skipped.items()]
         parts.append(" + ".join(f"{name} {took:.0f} s" for name, took in step.seconds.items()))
         self._say(" · ".join(parts))

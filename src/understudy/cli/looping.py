@@ -12,6 +12,7 @@ from msgspec import Struct
 from understudy.cli.choice import DOCKER, LOCAL, kind_for
 from understudy.cli.interrupts import run_stoppable
 from understudy.cli.loop_display import LoopDisplay
+from understudy.cli.printed import print_json
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, TaskError
 from understudy.run.collector import Collector, Manner
@@ -155,7 +156,7 @@ def _id_of(config: LoopConfig) -> str:
 def print_summary(summary: LoopSummary, as_json: bool) -> None:
     """Print it to stdout."""
     if as_json:
-        typer.echo(msgspec.json.encode(summary).decode())
+        print_json(summary)
         return
     from rich.console import Console
     from rich.table import Table

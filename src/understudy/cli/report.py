@@ -12,7 +12,7 @@ from understudy.errors import ConfigError
 if TYPE_CHECKING:
     from understudy.report.figures import Figures
 
-_PAGE = "report.html"
+_PAGE, _PICTURE = "report.html", ".png"
 
 
 def report(
@@ -38,24 +38,33 @@ def report(
     policy versions, the trainer's numbers. Of runs that are compared the first is the one before. A run that goes
     on is reported as it stands.
     """
-    import msgspec
-
+    from understudy.cli.printed import print_json
     from understudy.report.html import page
     from understudy.report.picture import draw
     from understudy.report.read import read
 
     figures = read(runs, label or [])
-    target = output if output is not None else runs[-1] / _PAGE
+    target = output if output is not None else _place(figures, runs[-1]) / _PAGE
     if target.is_dir():
         raise ConfigError(f"--output: {target} is a directory; give a file, as {target / _PAGE}")
+    if png and target.suffix == _PICTURE:
+        raise ConfigError(f"--output: {target} is where --png has the picture; give {target.with_suffix('.html')}")
     write_page(target, page(figures))
     if png:
-        draw(figures, target.with_suffix(".png"))
+        draw(figures, target.with_suffix(_PICTURE))
     if json_:
-        typer.echo(msgspec.json.encode(figures).decode())
+        print_json(figures)
         return
     show(figures)
-    typer.echo(f"\nwritten: {target}" + (f", {target.with_suffix('.png')}" if png else ""))
+    typer.echo(f"\nwritten: {target}" + (f", {target.with_suffix(_PICTURE)}" if png else ""))
+
+
+def _place(figures: Figures, directory: Path) -> Path:
+    """Where the page is written unless told: what lies in a model's own directory would be taken for its part."""
+    from understudy.report.trainer import metrics_file
+
+    metrics = metrics_file(directory) if figures.kind == "training" else None
+    return directory if metrics is None else metrics.parent
 
 
 def show(figures: Figures) -> None:
@@ -72,7 +81,7 @@ def write_page(path: Path, text: str) -> None:
     fresh = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(text, encoding="utf-8")
+        fresh.write_text(text, encoding="utf-8", errors="replace")
         fresh.replace(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another --output") from error

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from understudy.cli.printed import print_json
+from understudy.cli.train_display import Steps, tell_left_out
 from understudy.cli.train_options import command, filled
+from understudy.cli.train_sources import imitated, refuse_of_exports, roles_of
 from understudy.errors import ConfigError
 from understudy.train.options import DPOOptions, GRPOOptions, SFTOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from collections.abc import Sequence as Many
-
-    from understudy.train.sequences import Sequence
+    from contextlib import AbstractContextManager
 
 app = typer.Typer(no_args_is_help=True, help="Train a model on what a run gathered: imitate, prefer, reinforce.")
 
@@ -90,24 +92,32 @@ def sft(
 
     settings = filled(SFTOptions, options, config, "sft")
     directory = model_directory(model)
+    refuse_of_exports(from_, {"--run": run, "--roles": roles, "--include-suspicious": include_suspicious})
     if engine == "llamafactory":
-        _by_llamafactory(directory, from_, output, settings, run, roles, include_suspicious, json_)
+        ours = {
+            "--threshold": threshold != 1.0,
+            "--resume": resume,
+            "--checkpoint": checkpoint,
+            "--overwrite": overwrite,
+            "--save-steps": save_steps,
+            "--track": track not in ("auto", "none"),
+            "--micro-batch-tokens": settings.micro_batch_tokens != SFTOptions().micro_batch_tokens,
+        }
+        _by_llamafactory(directory, from_, output, settings, run, roles, include_suspicious, json_, ours)
         return
     if engine != "trl":
         raise ConfigError(f"--engine: {engine!r} is none of trl, llamafactory")
     from understudy.train import metrics
     from understudy.train.extra import FULL, need
-    from understudy.train.places import claim
 
     need(*FULL)
     trackers = metrics.chosen(track)
     left_out = Counter[str]()
-    sequences = _imitated(directory, from_, run, roles, threshold, include_suspicious, left_out)
-    claim(output, resume=resume or checkpoint is not None, overwrite=overwrite)
+    sequences = imitated(directory, from_, run, roles, threshold, include_suspicious, left_out)
     from understudy.train.sft import train_sft
     from understudy.train.through_trl import Course
 
-    with _Steps("sft") as steps:
+    with _claim(output, (directory, *from_), resume, checkpoint, overwrite), Steps("sft") as steps:
         trained = train_sft(
             directory,
             sequences,
@@ -122,9 +132,9 @@ def sft(
             ),
         )
     if json_:
-        _print_json(trained)
+        print_json(trained)
         return
-    _tell_left_out(trained.left_out)
+    tell_left_out(trained.left_out)
     typer.echo(
         f"{trained.output}: learned {trained.tokens} sampled tokens of {trained.rows} sequences in "
         f"{trained.steps} steps, {trained.seconds:.0f} s; loss {trained.first_loss:.4f} → {trained.last_loss:.4f}"
@@ -154,10 +164,10 @@ def dpo(
     from understudy.cli.loop import model_directory
     from understudy.train import metrics
     from understudy.train.extra import FULL, need
-    from understudy.train.places import claim
 
     settings = filled(DPOOptions, options, config, "dpo")
     need(*FULL)
+    refuse_of_exports(from_, {"--run": run, "--include-suspicious": include_suspicious})
     trackers = metrics.chosen(track)
     left_out = Counter[str]()
     from understudy.train.dpo import preferences, train_dpo
@@ -165,8 +175,7 @@ def dpo(
 
     directory = model_directory(model)
     pairs = preferences(from_, directory, run=run, include_suspicious=include_suspicious, left_out=left_out)
-    claim(output, resume=resume or checkpoint is not None, overwrite=overwrite)
-    with _Steps("dpo") as steps:
+    with _claim(output, (directory, *from_), resume, checkpoint, overwrite), Steps("dpo") as steps:
         trained = train_dpo(
             directory,
             pairs,
@@ -181,9 +190,9 @@ def dpo(
             ),
         )
     if json_:
-        _print_json(trained)
+        print_json(trained)
         return
-    _tell_left_out(trained.left_out)
+    tell_left_out(trained.left_out)
     typer.echo(
         f"{trained.output}: learned {trained.rows} pairs in {trained.steps} steps, {trained.seconds:.0f} s; "
         f"loss {trained.first_loss:.4f} → {trained.last_loss:.4f}"
@@ -220,28 +229,28 @@ def grpo(
     from understudy.train import metrics
     from understudy.train.data import groups
     from understudy.train.extra import need
-    from understudy.train.places import claim
     from understudy.train.vocabulary import check_vocabulary_of
 
     settings = filled(GRPOOptions, options, config, "grpo")
     need()
+    refuse_of_exports(from_, {"--run": run, "--roles": roles, "--include-suspicious": include_suspicious})
     trackers = metrics.chosen(track)
     directory = model_directory(model)
-    check_vocabulary_of(from_, directory)
+    check_vocabulary_of(from_, directory, run)
     left_out = Counter[str]()
     read = groups(
         from_,
         run=run,
-        roles=_roles(roles),
+        roles=roles_of(roles),
         include_suspicious=include_suspicious,
         logprobs=settings.correction != "none",
+        temperature=settings.temperature,
         left_out=left_out,
     )
     found = list(read)
-    claim(output, resume=resume or checkpoint is not None, overwrite=overwrite)
     from understudy.train.grpo import train_grpo
 
-    with _Steps("grpo") as steps:
+    with _claim(output, (directory, *from_), resume, checkpoint, overwrite), Steps("grpo") as steps:
         made = train_grpo(
             directory,
             found,
@@ -251,22 +260,30 @@ def grpo(
             left_out=left_out,
             resume=checkpoint or resume,
             trackers=trackers,
-            told=lambda report, of: steps(
+            watch=lambda report, of: steps(
                 report.step, of, {"reward": report.reward_mean, "loss": report.loss, "grad_norm": report.grad_norm}
             ),
             save_steps=save_steps,
         )
     if json_:
-        _print_json(made)
+        print_json(made)
         return
-    _tell_left_out(made.left_out)
-    for why, count in made.skipped.items():
-        typer.echo(f"skipped: {count} {why}", err=True)
+    tell_left_out(made.left_out)
+    tell_left_out(made.skipped, "skipped")
     typer.echo(
         f"{made.output}: {made.updated} of {made.updates} updates over {made.groups} groups learned from "
         f"{made.tokens} sampled tokens, {made.seconds:.0f} s; logprobs differ from those sampled with by "
         f"{made.mismatch_mean:.2g} (at most {made.mismatch_max:.2g})"
     )
+
+
+def _claim(
+    output: Path, needed: tuple[Path, ...], resume: bool, checkpoint: Path | None, overwrite: bool
+) -> AbstractContextManager[None]:
+    from understudy.train.places import claim
+
+    needed = needed if checkpoint is None else (*needed, checkpoint)
+    return claim(output, resume=resume or checkpoint is not None, overwrite=overwrite, needed=needed)
 
 
 def _by_llamafactory(
@@ -278,8 +295,13 @@ def _by_llamafactory(
     roles: str | None,
     include_suspicious: bool,
     as_json: bool,
+    ours: Mapping[str, object],
 ) -> None:
+    """Have LLaMA-Factory train; `ours` are options that it does not know, true where they were given."""
     from understudy.train.engines import llamafactory
+
+    if given := [option for option, value in ours.items() if value]:
+        raise ConfigError(f"{given[0]} means nothing to LLaMA-Factory; leave it out, or train by --engine trl")
 
     trained = llamafactory.train(
         model,
@@ -287,117 +309,18 @@ def _by_llamafactory(
         output,
         settings,
         run=run,
-        roles=_roles(roles),
+        roles=roles_of(roles),
         include_suspicious=include_suspicious,
         told=lambda line: typer.echo(line, err=True),
     )
     if as_json:
-        _print_json(trained)
+        print_json(trained)
         return
-    _tell_left_out(trained.left_out)
+    tell_left_out(trained.left_out)
     typer.echo(
         f"{trained.output}: LLaMA-Factory learned {trained.rows} conversations in {trained.steps} steps, "
         f"{trained.seconds:.0f} s; loss {trained.first_loss:.4f} → {trained.last_loss:.4f}"
     )
-
-
-def _imitated(
-    model: Path,
-    sources: Many[Path],
-    run: str | None,
-    roles: str | None,
-    threshold: float,
-    include_suspicious: bool,
-    left_out: Counter[str],
-) -> list[Sequence]:
-    """The sequences to imitate, from stores and exports. Raises ConfigError when there are none."""
-    from understudy.train.data import format_of, groups, told
-    from understudy.train.vocabulary import check_vocabulary_of
-
-    found: list[Sequence] = []
-    exact: list[Path] = []
-    for source in sources:
-        if format_of(source) == "trl-sft":
-            from understudy.train.rendered import sequences_of_export
-
-            found += sequences_of_export(source, model, left_out)
-        else:
-            exact.append(source)
-    check_vocabulary_of(exact, model)
-    read = groups(
-        exact,
-        run=run,
-        roles=_roles(roles),
-        include_suspicious=include_suspicious,
-        logprobs=False,
-        left_out=left_out,
-    )
-    for group in read:
-        for rollout in group.rollouts:
-            if rollout.reward >= threshold:
-                found += rollout.sequences
-            else:
-                left_out[f"rollouts with a reward below {threshold:g}"] += 1
-    if not found:
-        raise ConfigError(f"there is nothing to imitate in {_names(sources)}; left out: {told(left_out)}")
-    return found
-
-
-def _roles(said: str | None) -> Any:
-    from understudy.export.corpus import WORK
-    from understudy.trajectory.roles import ROLES
-
-    if said is None:
-        return WORK
-    names = tuple(part.strip() for part in said.split(",") if part.strip())
-    if unknown := [name for name in names if name not in ROLES]:
-        raise ConfigError(f"--roles: {unknown[0]!r} is none of {', '.join(ROLES)}")
-    return names
-
-
-def _names(sources: Many[Path]) -> str:
-    return ", ".join(map(str, sources))
-
-
-def _print_json(what: Any) -> None:
-    import msgspec
-
-    typer.echo(msgspec.json.encode(what).decode())
-
-
-def _tell_left_out(left_out: dict[str, int]) -> None:
-    for why, count in left_out.items():
-        typer.echo(f"left out: {count} {why}", err=True)
-
-
-class _Steps:
-    """Progress on stderr: a line that is redrawn on a terminal, a line now and then elsewhere."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._terminal = sys.stderr.isatty()
-        self._told = 0
-
-    def __enter__(self) -> _Steps:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._terminal:
-            sys.stderr.write("\n")
-
-    def __call__(self, step: int, of: int, numbers: dict[str, float]) -> None:
-        """Show a step."""
-        shown = " · ".join(
-            f"{name} {numbers[name]:.4g}" for name in ("reward", "loss", "grad_norm") if name in numbers
-        )
-        line = f"{self._name}: step {step} of {of} · {shown}"
-        if self._terminal:
-            sys.stderr.write(f"\r\x1b[K{line}")
-            sys.stderr.flush()
-        elif step == of or step * 20 // max(of, 1) > self._told:
-            self._told = step * 20 // max(of, 1)
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
 
 
 app.command("sft", short_help="Imitate what solved the tasks.")(command(sft, SFTOptions))

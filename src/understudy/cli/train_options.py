@@ -163,7 +163,9 @@ def _table(path: Path, name: str) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is no TOML: {error}") from error
-    found = content.get(name, {})
+    if name not in content:
+        raise ConfigError(f"{path}: has no table [{name}]; it has: {', '.join(content) or 'nothing'}")
+    found = content[name]
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: {name} must be a table, as [{name}]")
     return dict(found)  # pyright: ignore[reportUnknownArgumentType]

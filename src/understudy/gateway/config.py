@@ -161,9 +161,9 @@ def from_flags(backend: str, base_urls: Sequence[str], high: str | None, low: st
     return config
 
 
-def for_weights(directory: str, *, tool_format: str = "hermes") -> GatewayConfig:
+def for_weights(directory: str) -> GatewayConfig:
     """The configuration of an embedded server that serves a directory's weights: asked in tokens, exactly."""
-    high = ModelConfig(backend="embedded", tokens="exact", tokenizer=directory, tool_format=tool_format)
+    high = ModelConfig(backend="embedded", tokens="exact", tokenizer=directory, tool_format="hermes")
     return GatewayConfig(models=ModelsConfig(high=high))
 
 

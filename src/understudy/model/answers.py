@@ -112,7 +112,7 @@ def chunk_bodies(answer: Answer, tokenizer: Vocabulary) -> Iterator[dict[str, An
         "prompt_token_ids": answer.prompt_ids if request.return_token_ids else None,
     }
     position = 0
-    deltas = list(_deltas(completion.segments, tokenizer))
+    deltas = list(_deltas(completion.segments, tokenizer)) or [({}, 0)]  # how it ended is told in any case
     for number, (delta, count) in enumerate(deltas, 1):
         choice: dict[str, Any] = {
             "index": 0,

@@ -38,7 +38,7 @@ def next_action(
     """The action after everything that happened since message `start`, which gave the task.
 
     `workdir` is where the files are when the conversation does not say it. `terse` reads whole files, changes as
-    little text as it can and says nothing meanwhile.
+    little text as it can, and says where: the line with the `def` or `class` before the change.
     """
     if wants_summary(turn.messages[-1]):
         return Action(f"The task is:\n\n{turn.messages[start].text}\n\nThe work on it goes on.")
@@ -130,9 +130,8 @@ def _edit(edit: Edit, path: str) -> Work:
     results = yield _call("Read", say, file_path=path, offset=offset, limit=limit)
     window = _numbered(results)
     seen = "\n".join(window.values())
-    old_lines, new_lines = _line_lists(edit)
-    if _holds(window, edit.line, new_lines) and not _holds(window, edit.line, old_lines):
-        return True  # made before the conversation was shortened
+    if _is_made(edit, window):
+        return True
     width = next(
         (width for width in range(_AROUND + 1) if _is_unique(_replacement(edit, window, width), seen)), _AROUND
     )
@@ -151,8 +150,13 @@ def _edit(edit: Edit, path: str) -> Work:
 
 def _edit_tersely(edit: Edit, path: str) -> Work:
     """Read the whole file, and replace the lines that change, with as many around them as make them unique."""
+    if edit.old.endswith("\n") != edit.new.endswith("\n"):
+        return False  # the file's last newline comes or goes, which lines do not tell
     results = yield _call("Read", "", file_path=path)
-    seen = "\n".join(_numbered(results).values())
+    window = _numbered(results)
+    seen = "\n".join(window.values())
+    if _is_made(edit, window):
+        return True
     lines = [(tag, text.rstrip("\r\n")) for tag, text in edit.lines]
     changed = [number for number, (tag, _) in enumerate(lines) if tag != " "]
     for width in range(len(lines)):
@@ -160,9 +164,16 @@ def _edit_tersely(edit: Edit, path: str) -> Work:
         old, new = ("\n".join(text for tag, text in part if tag != other) for other in ("+", "-"))
         indent = min(len(text) - len(text.lstrip(" ")) for text in (old, new))
         if _is_unique((old[indent:], new[indent:]), seen):
-            results = yield _call("Edit", "", file_path=path, old_string=old[indent:], new_string=new[indent:])
+            where = _definition(window, edit.line + changed[0])
+            results = yield _call("Edit", where, file_path=path, old_string=old[indent:], new_string=new[indent:])
             return not _failed(results)
     return False
+
+
+def _definition(window: dict[int, str], line: int) -> str:
+    """The last line before `line` that begins a function or a class; empty where there is none."""
+    before = (window[number].strip() for number in range(line - 1, 0, -1) if number in window)
+    return next((text for text in before if text.startswith(("def ", "async def ", "class "))), "")
 
 
 def _replacement(edit: Edit, window: dict[int, str], width: int) -> tuple[str, str]:
@@ -183,13 +194,19 @@ def _line_lists(edit: Edit) -> tuple[list[str], list[str]]:
     return old.split("\n"), new.split("\n")
 
 
+def _is_made(edit: Edit, window: dict[int, str]) -> bool:
+    """Whether the change stands in the file already: made before the conversation was shortened."""
+    old_lines, new_lines = _line_lists(edit)
+    return _holds(window, edit.line, new_lines) and not _holds(window, edit.line, old_lines)
+
+
 def _holds(window: dict[int, str], start: int, lines: Sequence[str]) -> bool:
     return all(window.get(start + index) == line for index, line in enumerate(lines))
 
 
 def _is_unique(replacement: tuple[str, str], seen: str) -> bool:
     old, new = replacement
-    return bool(old.strip() and new.strip()) and seen.find(old) == seen.rfind(old)  # overlaps count too
+    return bool(old.strip() and new.strip()) and -1 < seen.find(old) == seen.rfind(old)  # overlaps count too
 
 
 def _numbered(results: Results) -> dict[int, str]:

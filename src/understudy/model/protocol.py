@@ -250,7 +250,7 @@ def read_body(body: bytes, as_: type[_Body]) -> _Body:
         raise RequestFault(f"the request body is not usable: {error}{hint}") from None
 
 
-def check_chat(request: ChatRequest) -> None:
+def check_chat(request: ChatRequest, vocabulary: int) -> None:
     """Raise RequestFault for what types alone do not show, in vLLM's words where it has some."""
     name, limit = request.output_limit
     offered = {tool.function.name for tool in request.tools or []}
@@ -292,13 +292,14 @@ def check_chat(request: ChatRequest) -> None:
         ("" in request.stop_strings, "stop", "stop cannot contain an empty string."),
     )
     _refuse_any(faults)
-    check_drawn(request)
+    check_drawn(request, vocabulary)
 
 
-def check_drawn(drawn: Drawn) -> None:
-    """Raise RequestFault for sampling parameters out of their bounds."""
+def check_drawn(drawn: Drawn, vocabulary: int) -> None:
+    """Raise RequestFault for sampling parameters out of their bounds, or token ids out of the vocabulary."""
     heat, share, count, floor = drawn.temperature, drawn.top_p, drawn.top_k, drawn.min_p
-    rate = drawn.repetition_penalty
+    rate, biases = drawn.repetition_penalty, drawn.logit_bias or {}
+    unknown = [id_ for id_ in biases if not 0 <= id_ < vocabulary]
     # Written so that what is no number is out of bounds too.
     faults: tuple[tuple[bool, str, str], ...] = (
         (
@@ -326,16 +327,18 @@ def check_drawn(drawn: Drawn) -> None:
             )
         ),
         (
-            any(id_ < 0 or not math.isfinite(bias) for id_, bias in (drawn.logit_bias or {}).items()),
+            not all(-100 <= bias <= 100 for bias in biases.values()),
             "logit_bias",
-            "logit_bias must map token ids to numbers.",
+            "logit_bias must be in [-100, 100].",
         ),
+        (bool(unknown), "logit_bias", f"logit_bias has token ids that are out of vocabulary: {unknown[:5]}"),
     )
     _refuse_any(faults)
 
 
 def check_generate(request: GenerateRequest, vocabulary: int) -> None:
     """Raise RequestFault for what types alone do not show; token ids are those of a `vocabulary` of this size."""
+    limit = request.sampling_params.max_tokens
     faults: tuple[tuple[bool, str, str], ...] = (
         (not request.token_ids, "token_ids", "`token_ids` must hold at least one token."),
         (
@@ -350,10 +353,11 @@ def check_generate(request: GenerateRequest, vocabulary: int) -> None:
             "n",
             f"n must be 1 for this model, got {request.sampling_params.n}.",
         ),
+        (limit is not None and limit < 1, "max_tokens", f"max_tokens must be at least 1, got {limit}."),
         ("" in request.stop_strings, "stop", "stop cannot contain an empty string."),
     )
     _refuse_any(faults)
-    check_drawn(request.sampling_params)
+    check_drawn(request.sampling_params, vocabulary)
 
 
 def check_length(limited: tuple[str, int | None], prompt_tokens: int, context: int) -> int:

@@ -94,7 +94,7 @@ class Scripted:
         """See ServedModel."""
         prompt = unrender(self._tokenizer, request.token_ids)
         chat = request.chat(prompt.messages, prompt.tools)
-        check_chat(chat)
+        check_chat(chat, len(self.vocabulary.token_bytes))
         return complete(self._policy, self._tokenizer, chat, limit)
 
     def close(self) -> None:

@@ -83,12 +83,14 @@ class ModelServer:
         self._routes: Mapping[str, Mapping[str, Handler]] = {**own, **served.controls}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request; one whose client leaves is dropped."""
+        """Answer one HTTP request; one for a completion is dropped when its client leaves."""
         try:
             handler = self._handler(scope)
             query = {key: values[-1] for key, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
-            command = Command(query, await read(receive))
-            reply = await unless_left(handler(command), receive)
+            work = handler(Command(query, await read(receive)))
+            # A command is carried out to its end: half of one, and nobody would know what is served.
+            controls = scope["path"] in self._served.controls
+            reply = await (work if controls else unless_left(work, receive))
         except BackendError as error:
             await send_reply(send, error.status or 500, error_body(error))
         except ClientLeftError:
@@ -111,7 +113,7 @@ class ModelServer:
 
     async def _chat(self, command: Command) -> Reply:
         request = read_body(command.body, ChatRequest)
-        check_chat(request)
+        check_chat(request, len(self._served.vocabulary.token_bytes))
         model = self._known(request.model)
         prompt_ids, known = self._served.render(request.messages, request.tools)
         limit = check_length(request.output_limit, len(prompt_ids), self._context)
@@ -273,6 +275,10 @@ def _weights(options: argparse.Namespace) -> tuple[ServedModel, int]:
     if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"serving weights needs {' and '.join(missing)}: pip install 'understudy[train]'")
     # Seconds to import, and not needed by policies.
+    import torch
+
+    if options.device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"--device {options.device}: there is no GPU here that torch can use; leave it out")
     from understudy.model.causal.engine import Limits
     from understudy.model.causal.serving import CausalModel
 

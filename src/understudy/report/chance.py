@@ -107,7 +107,7 @@ def swapped(pairs: Sequence[tuple[Tried, Tried]]) -> float:
         return 1.0
     steps = [step // common for step in steps if step]
     seen, reach = abs(sum(steps)), sum(map(abs, steps))
-    if len(steps) * reach > _ENUMERABLE:
+    if len(steps) * min(reach, 1 << len(steps)) > _ENUMERABLE:
         spread = math.sqrt(sum(float(step) ** 2 for step in steps))
         return 2 * (1 - NormalDist().cdf(seen / spread))
     ways = {0: 1.0}

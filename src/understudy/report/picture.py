@@ -50,16 +50,12 @@ def draw(figures: Figures, path: Path) -> None:
     main = drawn.add_subplot(grid[0, :])
     if figures.kind == "loop":
         _curves(main, figures)
+    elif figures.kind == "training":
+        _line(main, "loss", _told(figures, "loss"))
     else:
         _bars(main, [point for point in figures.points if point.solve_rate][-_MOST_BARS:])
     for at, (name, points) in enumerate(small):
-        axes = drawn.add_subplot(grid[1, at])
-        axes.plot(*zip(*points, strict=True), color=_MAIN, linewidth=1.6, marker="o", markersize=3)
-        axes.set_title(_plain(name), fontsize=10, loc="left", color="#1b1d21")
-        axes.yaxis.set_major_formatter(_as_number)
-        axes.yaxis.get_major_locator().set_params(nbins=4)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        _calm(axes)
+        _line(drawn.add_subplot(grid[1, at]), name, points)
     fresh = path.with_name(f".{path.name}.new")
     try:
         drawn.savefig(fresh, format="png")
@@ -95,6 +91,16 @@ def _curves(axes: Any, figures: Figures) -> None:
     _calm(axes)
 
 
+def _line(axes: Any, name: str, points: list[tuple[float, float]]) -> None:
+    """One number over the steps."""
+    axes.plot(*zip(*points, strict=True), color=_MAIN, linewidth=1.6, marker="o", markersize=3)
+    axes.set_title(_plain(name), fontsize=10, loc="left", color="#1b1d21")
+    axes.yaxis.set_major_formatter(_as_number)
+    axes.yaxis.get_major_locator().set_params(nbins=4)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    _calm(axes)
+
+
 def _bars(axes: Any, points: list[Point]) -> None:
     """Solve rates under each other."""
     for row, point in enumerate(points):
@@ -122,19 +128,20 @@ def _small(figures: Figures) -> list[tuple[str, list[tuple[float, float]]]]:
             [(place(point), point.sampled.estimate) for point in figures.points if point.sampled],
         ),
         ("turns of a rollout", [(place(point), point.turns.estimate) for point in figures.points if point.turns]),
-        (
-            "mismatch, mean",
-            [
-                (float(step.step), step.values["mismatch_mean"])
-                for step in figures.training
-                if "mismatch_mean" in step.values
-            ],
-        ),
-        ("loss", [(float(step.step), step.values["loss"]) for step in figures.training if "loss" in step.values]),
+        ("mismatch, mean", _told(figures, "mismatch_mean")),
     ]
-    if figures.kind not in ("loop", "training"):
+    if figures.kind == "training":
+        rows.append(("norm of the gradient", _told(figures, "grad_norm")))
+    elif figures.kind == "loop":
+        rows.append(("loss", _told(figures, "loss")))
+    else:
         return []
     return [(name, sorted(dots)) for name, dots in rows if dots][:3]
+
+
+def _told(figures: Figures, name: str) -> list[tuple[float, float]]:
+    """What the trainer told of a number, by step."""
+    return [(float(step.step), step.values[name]) for step in figures.training if name in step.values]
 
 
 def _under(figures: Figures) -> list[str]:

@@ -37,10 +37,12 @@ def read(directories: Sequence[Path], labels: Sequence[str] = ()) -> Figures:
                     f"{directory} is a loop, which is reported alone; give its evaluations' directories"
                 )
         return _of_runs(directories, labels or _names(directories))
+    if not is_loop(first) and (first / "store.db").is_file():
+        return _of_runs(directories, labels or _names(directories))
+    if labels:
+        raise ConfigError(f"--label: {first} is no run, and only runs are given names; leave it out")
     if is_loop(first):
         return _of_loop(first)
-    if (first / "store.db").is_file():
-        return _of_runs(directories, labels or _names(directories))
     if (metrics := metrics_file(first)) is not None:
         return _of_trainer(first, metrics)
     raise ConfigError(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from understudy.errors import ConfigError
 from understudy.report.figures import TrainingStep
@@ -23,7 +22,7 @@ _COUNTS = frozenset({"tokens", "groups", "rollouts", "sequences", "collected", "
 
 
 class _Told(Struct):
-    step: int
+    step: Annotated[int, Meta(ge=0, lt=1 << 53)]
     version: str | None = None
     updated: bool = True
     skipped: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -80,4 +79,4 @@ def read_steps(file: Path) -> tuple[tuple[TrainingStep, ...], tuple[str, ...]]:
 def _is_number(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return value == 0 or (math.isfinite(value) and _TINY < abs(value) < _HUGE)
+    return value == 0 or _TINY < abs(value) < _HUGE

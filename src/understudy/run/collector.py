@@ -154,15 +154,18 @@ class Collector:
             wave.drain()
         return wave
 
-    async def swap(self, version: str, publish: Callable[[], Awaitable[None]]) -> Swap:
+    async def swap(
+        self, version: str, publish: Callable[[], Awaitable[None]], *, drain_s: float = DRAIN_S
+    ) -> Swap:
         """Hold all calls, let those in flight end, have `publish` change the weights, and go on as `version`.
 
-        Raises what `publish` raises; calls go on under the version there was.
+        Those that do not end within `drain_s` seconds go on through the change. Raises what `publish` raises;
+        calls go on under the version there was.
         """
         control, began = self._control, time.monotonic()
         control.pause()
         try:
-            cut = await control.drain(DRAIN_S)
+            cut = await control.drain(drain_s)
             await publish()
             control.publish(version)
         finally:
@@ -174,6 +177,11 @@ class Collector:
         self._draining = True
         for wave in self._waves:
             wave.drain()
+
+    async def finish(self) -> None:
+        """Drain, and wait until nothing runs."""
+        self.drain()
+        await asyncio.gather(*(wave.wait() for wave in self._waves), return_exceptions=True)
 
     async def close(self) -> None:
         """Stop every wave that has not ended; it can be gone on with."""

@@ -117,7 +117,8 @@ async def conduct(
 
     After an agent its place stays empty for `cooldown_s` seconds. `rewrite` writes the files of rollouts that
     ended before anew. `agent_extras` are options of the agent that are no part of what the run is. With `lent` it
-    uses what is kept for several runs, and writes no files of its rollouts beside the store.
+    uses what is kept for several runs, and writes no files of its rollouts beside the store; what failed stays so,
+    for its group may have been used, and no usable task is no error: others know of more.
 
     Everything it starts is stopped when it returns, raises or is cancelled. Raises ConfigError, TaskError,
     StoreError, or the error that made going on useless.
@@ -148,7 +149,9 @@ async def conduct(
             concurrency=concurrency,
             progress=lambda done, total: monitor.stage(f"validating tasks: {done} of {total}"),
         )
-        await _enrol(store, config, intake)
+        await _enrol(store, config, intake, alone=lent is None)
+        if not intake.accepted:
+            return summarise(store, config, output_dir, time.monotonic() - started, intake.refused)
         async with AsyncExitStack() as stack:
             monitor.stage("starting the model and the gateway")
             serving = _lent(lent) if lent else _served(config, intake.accepted, output_dir)
@@ -173,10 +176,12 @@ async def conduct(
                 monitor.stage("writing the files of rollouts that ended before")
                 await outputs.catch_up()
             counts = store.counts(config.run_id)
+            failed = counts.rollouts.get("failed", 0)
             progress = Progress(
                 total=config.samples * len(intake.accepted),
-                done=counts.solved + counts.unsolved,
+                done=counts.solved + counts.unsolved + failed,
                 solved=counts.solved,
+                failed=failed,
             )
             scheduler = Scheduler(
                 store,
@@ -252,9 +257,12 @@ def summarise(
     )
 
 
-async def _enrol(store: Store, config: RunConfig, intake: Intake) -> None:
-    """Write the run, its tasks and its rollouts into the store, and queue again what an earlier start left."""
-    if not intake.accepted:
+async def _enrol(store: Store, config: RunConfig, intake: Intake, *, alone: bool) -> None:
+    """Write the run, its tasks and its rollouts into the store, and queue again what an earlier start left.
+
+    A run that is `alone` needs tasks, and tries again what failed.
+    """
+    if alone and not intake.accepted:
         reasons = "\n".join(f"  {task}: {reason}" for task, reason in list(intake.refused.items())[:5])
         raise TaskError(f"none of the {len(intake.refused)} tasks passed validation:\n{reasons}")
     run_id = config.run_id
@@ -267,7 +275,8 @@ async def _enrol(store: Store, config: RunConfig, intake: Intake) -> None:
     ]
     await asyncio.wrap_future(store.create_rollouts(run_id, rollouts))
     await asyncio.wrap_future(store.recover(run_id))
-    await asyncio.wrap_future(store.requeue_failed(run_id))
+    if alone:
+        await asyncio.wrap_future(store.requeue_failed(run_id))
 
 
 async def _first(work: Coroutine[Any, Any, None], watch: Watch | None) -> None:

@@ -101,14 +101,18 @@ class Function(Struct, frozen=True):
     meaning: Meaning
     number: int
 
+    @property
+    def signature(self) -> str:
+        """Its first line."""
+        return f"def {self.name}({', '.join(self.arguments)}):"
+
     def expression(self, meaning: Meaning | None = None) -> str:
         """What it returns, or would return if it meant something else."""
         return self._fill((meaning or self.meaning).does)
 
     def code(self, expression: str) -> str:
         """Its source with this expression."""
-        head = f"def {self.name}({', '.join(self.arguments)}):"
-        return f'{head}\n    """{self._fill(self.meaning.says)}"""\n    return {expression}\n'
+        return f'{self.signature}\n    """{self._fill(self.meaning.says)}"""\n    return {expression}\n'
 
     def _fill(self, text: str) -> str:
         return text.format(a=self.arguments[0], b=self.arguments[-1], n=self.number)
@@ -166,7 +170,7 @@ def modules(seed: int, split: Split) -> Iterator[Module]:
 
 def _module(draw: random.Random, split: Split) -> Module:
     names = _words(draw, split)
-    folder, functions = draw.choice(_FOLDERS), tuple(_function(draw, names) for _ in range(draw.randint(2, 4)))
+    folder, functions = draw.choice(_FOLDERS), tuple(_function(draw, names) for _ in range(draw.randint(2, 3)))
     faulty = draw.randrange(len(functions))
     meaning = functions[faulty].meaning
     others = [other for other in MEANINGS if other.kind == meaning.kind and other is not meaning]

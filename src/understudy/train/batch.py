@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
@@ -38,9 +39,9 @@ class Batch(Struct):
 
     @property
     def stale(self) -> int:
-        """Sequences that other weights than the latest had a part in."""
+        """Sequences that other weights than the latest had a part in; by names with numbers, as step-0001."""
         versions = {version for each in self.sequences for version in each.policy_versions if version is not None}
-        latest = max(versions, default=None)
+        latest = max(versions, key=_order, default=None)
         return sum(any(version != latest for version in each.policy_versions) for each in self.sequences)
 
 
@@ -91,6 +92,12 @@ def plan(batch: Batch, options: GRPOOptions, random: Random) -> Iterator[list[in
             random.shuffle(rollouts)
         for part in range(parts):
             yield [index for rollout in sorted(rollouts[part::parts]) for index in of_rollout[rollout]]
+
+
+def _order(version: str) -> list[tuple[int, str]]:
+    """What versions are sorted by: step-10000 comes after step-9999."""
+    parts = [part.lstrip("0") if place % 2 else part for place, part in enumerate(re.split("([0-9]+)", version))]
+    return [(len(part) if place % 2 else 0, part) for place, part in enumerate(parts)]
 
 
 def _punished(group: Group, rewards: list[float], options: GRPOOptions) -> list[float]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Many
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,6 +22,7 @@ from understudy.trajectory.graded import graded
 from understudy.trajectory.roles import Role
 from understudy.trajectory.samples import Sample, samples
 from understudy.trajectory.tree import build
+from understudy.types import Call
 
 TOKENS = "trl-tokens"
 """The export format that can be trained on as exactly as a store."""
@@ -37,6 +38,22 @@ NOTHING_LEFT = "rollouts of which no sequence is left"
 BAD_REWARD = "rollouts whose reward is not a number"
 
 
+class _Row(msgspec.Struct):
+    """A sequence as the format trl-tokens has it."""
+
+    input_ids: tuple[int, ...]
+    assistant_masks: tuple[Literal[0, 1], ...]
+    logprobs: tuple[float | None, ...]
+    reward: float | None
+    policy_versions: tuple[str | None, ...]
+    instance_id: str
+    rollout_id: str
+
+    def __post_init__(self) -> None:
+        if not len(self.input_ids) == len(self.assistant_masks) == len(self.logprobs):
+            raise ValueError("there are not as many masks and logprobs as tokens")
+
+
 def groups(
     sources: Iterable[Path],
     *,
@@ -44,13 +61,15 @@ def groups(
     roles: Collection[Role] = WORK,
     include_suspicious: bool = False,
     logprobs: bool = True,
+    temperature: float | None = None,
     left_out: Counter[str] | None = None,
 ) -> Iterator[Group]:
     """The groups of `sources`: directories of stores, and exports in the format trl-tokens.
 
     A group is made of the rollouts of one task in one run (of one task, in an export). With `logprobs` a sequence
     without those of the policy that sampled it is left out, as policy gradients need them. What is left out is
-    counted in `left_out` by why. Raises ConfigError for a directory that is neither, StoreError for a damaged one.
+    counted in `left_out` by why. Raises ConfigError for a directory that is neither, StoreError for a damaged one;
+    ConfigError too when calls are known to have been sampled at another `temperature` than this.
     """
     counts = Counter[str]() if left_out is None else left_out
     for source in sources:
@@ -64,6 +83,7 @@ def groups(
                     roles=roles,
                     include_suspicious=include_suspicious,
                     logprobs=logprobs,
+                    temperature=temperature,
                     left_out=counts,
                 )
 
@@ -75,6 +95,7 @@ def of_store(
     roles: Collection[Role] = WORK,
     include_suspicious: bool = False,
     logprobs: bool = True,
+    temperature: float | None = None,
     left_out: Counter[str] | None = None,
     tasks: Collection[str] | None = None,
 ) -> Iterator[Group]:
@@ -93,11 +114,10 @@ def of_store(
             found: list[TrainingRollout] = []
             for member in members:
                 trajectory = build(store.calls(member.attempt.id))
-                counts[NO_TOKENS] += sum(
-                    node.call.status == "ok" and node.call.completion_token_ids is None
-                    for node in trajectory.nodes
-                    if node.role in roles
-                )
+                answered = [n.call for n in trajectory.nodes if n.role in roles and n.call.status == "ok"]
+                counts[NO_TOKENS] += sum(call.completion_token_ids is None for call in answered)
+                if temperature is not None:
+                    _check_temperature(answered, temperature)
                 reward = member.verdict.reward
                 taken = samples(trajectory, rollout_id=member.rollout.id, reward=reward, roles=roles)
                 sequences = [each for each in (_sequence(sample, counts) for sample in taken) if each is not None]
@@ -124,11 +144,6 @@ def format_of(directory: Path) -> str | None:
     return None if manifest is None else str(manifest.get("format"))
 
 
-def solved(found: Iterable[Group], threshold: float = 1.0) -> list[TrainingRollout]:
-    """The rollouts that earned at least `threshold`."""
-    return [rollout for group in found for rollout in group.rollouts if rollout.reward >= threshold]
-
-
 def write_groups(path: Path, given: Iterable[Group]) -> None:
     """Write groups to a file, whole or not at all. Raises ConfigError when it cannot be written."""
     try:
@@ -151,6 +166,17 @@ def read_groups(path: Path) -> list[Group]:
 def told(left_out: Counter[str]) -> str:
     """What was left out as one line for a person; "nothing" where nothing was."""
     return ", ".join(f"{count} {why}" for why, count in left_out.most_common() if count) or "nothing"
+
+
+def _check_temperature(calls: Iterable[Call], temperature: float) -> None:
+    for call in calls:
+        was = call.sampling.get("temperature")
+        if isinstance(was, int | float) and not math.isclose(was, temperature, rel_tol=1e-6):
+            raise ConfigError(
+                f"call {call.id} was sampled at temperature {was:g}, and its logprobs would be recomputed at "
+                f"{temperature:g}: "
+                + (f"give --temperature {was:g}" if was > 0 else "collect with a temperature above 0")
+            )
 
 
 def _sequence(sample: Sample, counts: Counter[str]) -> Sequence | None:
@@ -209,28 +235,23 @@ def _exported(directory: Path, *, logprobs: bool, left_out: Counter[str]) -> Ite
             f"{directory} is an export in the format {name}, which has no exact tokens; export it as {TOKENS}: "
             f"understudy export {TOKENS} RUN_DIR --output DIR"
         )
-    columns = [
-        "input_ids",
-        "assistant_masks",
-        "logprobs",
-        "reward",
-        "policy_versions",
-        "instance_id",
-        "rollout_id",
-    ]
-    rows = read_rows(directory / "train.parquet", columns)
+    path = directory / "train.parquet"
+    try:
+        rows = msgspec.convert(read_rows(path, _Row.__struct_fields__), list[_Row])
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: is no export in the format {TOKENS} ({error}); export it again") from error
     sequences: dict[str, dict[str, list[Sequence]]] = {}
     rewards: dict[str, float] = {}
     for row in rows:
-        known = [value for value in row["logprobs"] if value is not None]
+        known = [value for value in row.logprobs if value is not None]
         sequence = Sequence(
-            token_ids=tuple(row["input_ids"]),
-            loss_mask=tuple(row["assistant_masks"]),
-            logprobs=tuple(known) if len(known) == len(row["logprobs"]) else None,
-            policy_versions=tuple(row["policy_versions"]),
+            token_ids=row.input_ids,
+            loss_mask=row.assistant_masks,
+            logprobs=tuple(known) if len(known) == len(row.logprobs) else None,
+            policy_versions=row.policy_versions,
         )
-        sequences.setdefault(row["instance_id"], {}).setdefault(row["rollout_id"], []).append(sequence)
-        rewards[row["rollout_id"]] = math.nan if row["reward"] is None else row["reward"]
+        sequences.setdefault(row.instance_id, {}).setdefault(row.rollout_id, []).append(sequence)
+        rewards[row.rollout_id] = math.nan if row.reward is None else row.reward
     for task_id, members in sequences.items():
         made = [
             _rollout(each, task_id, rewards[each], parts, logprobs, left_out) for each, parts in members.items()
@@ -247,7 +268,9 @@ def read_rows(path: Path, columns: Many[str] | None = None) -> list[dict[str, An
     installed()
     parquet: Any = import_module("pyarrow.parquet")
     try:
-        return parquet.read_table(str(path), columns=columns).to_pylist()
+        # An open file: of a path, pyarrow would make columns out of directories that are named like name=value.
+        with path.open("rb") as file:
+            return parquet.read_table(file, columns=columns and list(columns)).to_pylist()
     except Exception as error:  # what pyarrow raises has no narrower class
         raise ConfigError(f"{path}: cannot be read ({error}); export it again") from error
 

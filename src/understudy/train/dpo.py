@@ -15,10 +15,10 @@ from understudy.export.trl_dpo import row_of
 from understudy.preference.checks import Tally
 from understudy.preference.rollouts import rollout_pairs
 from understudy.store import Store
-from understudy.train.data import format_of, read_rows
+from understudy.train.data import format_of
 from understudy.train.options import DPOOptions
-from understudy.train.rendered import PairTokens, decoded, pairs_of_rows
-from understudy.train.through_trl import Course, Trained, arguments, carry_out, nothing_left
+from understudy.train.rendered import PairTokens, decoded_rows, pairs_of_rows
+from understudy.train.through_trl import Course, Trained, carry_out, configured, nothing_left
 from understudy.train.weights import TRAINING, load_model, load_words, longest, rows_of
 
 _NUMBERS = ("loss", "grad_norm", "learning_rate", "epoch", "rewards/accuracies", "rewards/margins")
@@ -67,7 +67,7 @@ def _rows(
     for source in sources:
         name = format_of(source)
         if name == "trl-dpo":
-            yield from decoded(read_rows(source / "train.parquet"))
+            yield from decoded_rows(source)
         elif name is not None:
             raise ConfigError(
                 f"{source} is an export in the format {name}, which has no pairs; export it as trl-dpo: "
@@ -127,8 +127,13 @@ def _trainer(
 
     # A pair is two sequences.
     fits = max(1, options.micro_batch_tokens // (2 * max(map(_length, rows))))
-    config = DPOConfig(
-        **arguments(output / TRAINING, options, course, min(options.batch_pairs, len(rows)), fits),
+    config = configured(
+        DPOConfig,
+        output / TRAINING,
+        options,
+        course,
+        min(options.batch_pairs, len(rows)),
+        fits,
         beta=options.beta,
         label_smoothing=options.label_smoothing,
     )

@@ -14,6 +14,7 @@ from msgspec import Struct, field, structs
 
 from understudy.errors import ConfigError
 from understudy.train.advantages import with_signal
+from understudy.train.data import told
 from understudy.train.extra import need
 from understudy.train.metrics import Metrics
 from understudy.train.options import GRPOOptions
@@ -58,7 +59,7 @@ def train_grpo(
     left_out: Counter[str] | None = None,
     resume: bool | Path = False,
     trackers: Many[str] = (),
-    told: ToldUpdate = silent,
+    watch: ToldUpdate = silent,
     save_steps: int = 0,
 ) -> Reinforced:
     """Update the model in the directory `model` over `groups`, shuffled; write the new one to `output`.
@@ -83,17 +84,22 @@ def train_grpo(
             report = updater.update(given, step)
             reports.append(report)
             metrics.write(step, structs.asdict(report))
-            told(report, len(plan))
+            watch(report, len(plan))
             if save_steps and step % save_steps == 0 and step < len(plan):
                 updater.save(place / CHECKPOINTS / f"checkpoint-{step}")
                 _forget(place / CHECKPOINTS)
+    skipped = Counter[str]()
+    for report in reports:
+        skipped.update(report.skipped)
+    if updater.optimizer_steps == 0:
+        raise ConfigError(
+            f"nothing could be learned from the {len(groups)} groups, so no model was written; skipped: "
+            f"{told(skipped)}; left out: {told(counts)}"
+        )
     written = Written(version=f"step-{updater.step:04d}", step=updater.step, base=str(model))
     put_in_place(updater.model, model, output, written)
     finish(place)
     tokens = sum(report.tokens for report in reports)
-    skipped = Counter[str]()
-    for report in reports:
-        skipped.update(report.skipped)
     return Reinforced(
         output=str(output),
         groups=len(groups),
@@ -109,7 +115,7 @@ def train_grpo(
 
 
 def _check(groups: Many[Group], options: GRPOOptions, counts: Counter[str]) -> None:
-    why = ", ".join(f"{count} {why}" for why, count in counts.most_common() if count) or "nothing"
+    why = told(counts)
     if not groups:
         raise ConfigError(
             f"there are no groups to learn from; left out: {why}; GRPO needs token ids and logprobs: collect with "

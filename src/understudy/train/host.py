@@ -21,12 +21,13 @@ from understudy.model.process import start_server
 from understudy.run.collector import Collector, Manner, Served
 from understudy.sandbox.base import Sandboxes
 from understudy.train.evaluate import Evaluation, Interval, difference
-from understudy.train.loop import Loop, Stopped, Trainer, Watcher, part_of
+from understudy.train.loop import Loop, Stopped, Trainer, part_of
 from understudy.train.options import GRPOOptions
 from understudy.train.publish.base import Publisher, SeenAs
 from understudy.train.publish.choice import make_publisher
 from understudy.train.state import LoopConfig, LoopDirectory, LoopState, version_of
 from understudy.train.trainer import start_trainer
+from understudy.train.watcher import Tracking, Watcher
 from understudy.types import Task
 
 _SAMPLE_BYTES = 1 << 20
@@ -46,9 +47,9 @@ class OpenTrainer(Protocol):
 class Means(Struct, frozen=True, kw_only=True):
     """What a loop works with, which is no part of what it is.
 
-    Without `urls` it starts the embedded server. `way` is how weights get to a server (see `make_publisher`);
-    `seen_as` the loop's directory as that server sees it. `threads` of the CPU are the trainer's, 0: as many as
-    torch takes.
+    Without `urls` it starts the embedded server, on `device`. `way` is how weights get to a server (see
+    `make_publisher`); `seen_as` the loop's directory as that server sees it. `threads` of the CPU are the
+    trainer's, 0: as many as torch takes. `trackers` are told the numbers, by their names in `metrics`.
     """
 
     concurrency: int
@@ -57,6 +58,8 @@ class Means(Struct, frozen=True, kw_only=True):
     api_key_env: str | None = None
     seen_as: str | None = None
     threads: int = 0
+    device: str = "cpu"
+    trackers: tuple[str, ...] = ()
 
 
 class Evaluated(Struct, frozen=True, kw_only=True):
@@ -114,6 +117,7 @@ async def carry_on(
     directory = LoopDirectory(root)
     manner = msgspec.convert(config.manner, Manner)
     options = msgspec.convert(config.trainer, GRPOOptions)
+    _check_way(config, means, options)
     alone = locked(
         directory.lock,
         busy=f"another loop is using {root}; wait for it, or give another --output-dir",
@@ -125,15 +129,16 @@ async def carry_on(
         if state is None:
             state = LoopState(version=version_of(0), weights=config.model)
             directory.save(state)
-        _same_tasks(state, tasks)
         async with contextlib.AsyncExitStack() as stack:
-            weights = _weights(directory, state)
-            resume = weights if state.version != version_of(0) else None
+            weights = _kept(directory, state.weights)
+            # Those that wait to be published have been learned all the same.
+            resume = None if state.trained is None else _kept(directory, state.trained)
+            watching = stack.enter_context(Tracking(watcher, root, means.trackers))
             trainer = await stack.enter_async_context(
                 trainers(Path(config.model), options, resume=resume, threads=means.threads)
             )
             served, publisher, watch = await stack.enter_async_context(
-                _serving(config, directory, means, weights, state.version, fresh=not state.steps)
+                serving(config, directory, means, weights, state.version, fresh=not state.steps)
             )
             collector = Collector(
                 served, manner, sandboxes=sandboxes, concurrency=means.concurrency, version=state.version
@@ -149,7 +154,7 @@ async def carry_on(
                 collector=collector,
                 trainer=trainer,
                 publisher=publisher,
-                watcher=watcher,
+                watcher=watching,
             )
             stopped = await _to_its_end(loop, watch)
             return summary_of(config, directory, loop.state, stopped=stopped, wall_s=time.monotonic() - began)
@@ -216,25 +221,30 @@ def _evaluated(evaluation: Evaluation) -> Evaluated:
     )
 
 
-def _same_tasks(state: LoopState, tasks: Sequence[Task]) -> None:
-    given = {task.instance_id for task in tasks}
-    if lost := sorted({ref.task for ref in state.pending()} - given):
-        raise ConfigError(f"a step that has begun needs the task {lost[0]}, which is not among those given")
-
-
-def _weights(directory: LoopDirectory, state: LoopState) -> Path:
-    """The weights that answer. Raises ConfigError when they are gone."""
-    weights = directory.absolute(state.weights)
-    if not weights.is_dir():
+def _check_way(config: LoopConfig, means: Means, options: GRPOOptions) -> None:
+    """Raise ConfigError for a way to publish that would fail once much had been done."""
+    if means.way == "lora" and options.lora is None:
+        raise ConfigError("--publish lora: there is no adapter to publish; train one, with --lora")
+    if means.way == "sleep" and config.asynchronous:
         raise ConfigError(
-            f"{weights}, the weights of {state.version}, are gone; put them back, or begin anew in another "
+            "--publish sleep: a server that sleeps while the policy is updated collects nothing meanwhile; leave "
+            "out --async, or publish by disk"
+        )
+
+
+def _kept(directory: LoopDirectory, weights: str) -> Path:
+    """Weights that the state has. Raises ConfigError when they are gone."""
+    path = directory.absolute(weights)
+    if not path.is_dir():
+        raise ConfigError(
+            f"{path}, weights that the loop goes on from, are gone; put them back, or begin anew in another "
             "--output-dir"
         )
-    return weights
+    return path
 
 
 @asynccontextmanager
-async def _serving(
+async def serving(
     config: LoopConfig, directory: LoopDirectory, means: Means, weights: Path, version: str, *, fresh: bool
 ) -> AsyncGenerator[tuple[Served, Publisher, Callable[[], Awaitable[None]] | None]]:
     """A server that samples from `weights` as `version`, what changes them, and what raises when it ends."""
@@ -257,10 +267,16 @@ async def _serving(
         await _agree(publisher, weights, version, fresh=fresh)
         yield served, publisher, None
         return
-    async with start_server(weights=weights, version=version) as server:
+    lora = means.way == "lora"
+    # An adapter is laid over the model that it was trained on.
+    base, called = (Path(config.model), version_of(0)) if lora else (weights, version)
+    async with start_server(weights=base, version=called, device=means.device) as server:
         url = f"{server.url}/v1"
         served = msgspec.structs.replace(served, urls=(url,), model=config.served_model or server.model)
-        yield served, make_publisher("embedded", url, way=means.way), server.watch
+        publisher = make_publisher("embedded", url, way=means.way)
+        if lora:
+            await _agree(publisher, weights, version, fresh=fresh)
+        yield served, publisher, server.watch
 
 
 async def _agree(publisher: Publisher, weights: Path, version: str, *, fresh: bool) -> None:

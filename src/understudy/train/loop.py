@@ -18,10 +18,12 @@ from typing import Protocol, TypeVar
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from understudy.errors import TaskError
 from understudy.run.collector import Collector, TaskFigures, Wave
 from understudy.train.curriculum import Rate
-from understudy.train.data import NO_VERDICT, write_groups
+from understudy.train.data import write_groups
 from understudy.train.evaluate import Evaluation
+from understudy.train.kept import prune
 from understudy.train.publish.base import Publisher
 from understudy.train.sequences import Group
 from understudy.train.state import (
@@ -31,17 +33,16 @@ from understudy.train.state import (
     LoopState,
     StepState,
     number_of,
+    settle,
     version_of,
 )
 from understudy.train.updater import UpdateReport
-from understudy.train.waves import begun, groups_of, seed_of
+from understudy.train.watcher import Watcher
+from understudy.train.waves import begun, harvest, seed_of, usable
 from understudy.train.weights import ADAPTER
 from understudy.types import Task
 
 _T = TypeVar("_T")
-
-STALE = "groups that are too old"
-EMPTY = "groups of which nothing can be learned"
 
 
 class Stopped(Exception):
@@ -54,19 +55,6 @@ class Trainer(Protocol):
     async def update(self, groups: Path, step: int, version: str, weights: Path) -> UpdateReport:
         """Learn from a file of groups once, and write what comes of it to the directory `weights`."""
         ...
-
-
-class Watcher:
-    """What a loop tells while it goes on. The base class listens to nothing."""
-
-    def began(self, loop: Loop) -> None:
-        """The loop begins; its `line` may be asked from now on."""
-
-    def stepped(self, step: StepState) -> None:
-        """A step is over: its weights answer."""
-
-    def evaluated(self, evaluation: Evaluation) -> None:
-        """The held-out tasks were tried."""
 
 
 class Loop:
@@ -96,6 +84,7 @@ class Loop:
         self._watcher = watcher
         self._waves: dict[int, Wave] = {}
         self._evaluating: Wave | None = None
+        self._released = False
         self._doing = "starting"
 
     async def run(self) -> LoopState:
@@ -104,18 +93,26 @@ class Loop:
         Raises Stopped when the collector was told to drain, else what made going on useless.
         """
         self._watcher.began(self)
-        await self._evaluate(self.state.done)
-        while (number := self.state.done + 1) <= self.config.steps:
-            await self._step(number)
-            await self._evaluate(number)
-            await asyncio.to_thread(self._prune)
+        try:
+            await self._prune()
+            await self._evaluate(self.state.done)
+            while (number := self.state.done + 1) <= self.config.steps:
+                await self._step(number)
+                await self._evaluate(number)
+                await self._prune()
+        except Stopped:
+            # Of several waves the one that has ended first said so.
+            await self._collector.finish()
+            raise
         return self.state
 
     def line(self) -> str:
-        """Where it stands, in a line."""
+        """Where it stands, in a line. Any thread may ask."""
         parts = [f"step {min(self.state.done + 1, self.config.steps)}/{self.config.steps}", self._doing]
         waves = (
-            [self._evaluating] if self._evaluating else [wave for wave in self._waves.values() if not wave.ended]
+            [self._evaluating]
+            if self._evaluating
+            else [wave for wave in list(self._waves.values()) if not wave.ended]
         )
         total = sum(wave.progress.total for wave in waves)
         if total:
@@ -153,40 +150,23 @@ class Loop:
         began = time.monotonic()
         self._open_waves()
         ready = await self._enough(step.step)
-        current = number_of(self.state.version) or 0
         runs = {number: wave.run_id for number, wave in self._waves.items()}
-        groups, skipped, ages = await asyncio.to_thread(groups_of, self.directory, self.state, ready, runs)
-        used: list[GroupRef] = []
-        dropped: list[GroupRef] = []
-        given: list[Group] = []
-        oldest = 0
-        for ref in sorted(ready):
-            age = current - ages.get(ref, current)
-            if ref not in groups:
-                skipped[EMPTY] += 1
-                dropped.append(ref)
-            elif age > self.config.max_staleness:
-                skipped[STALE] += 1
-                dropped.append(ref)
-            else:
-                oldest = max(oldest, age)
-                used.append(ref)
-                given.append(groups[ref])
-        if failed := sum(ready[ref].failed for ref in ready):
-            skipped[NO_VERDICT] += failed
-        await asyncio.to_thread(self._write_groups, step.step, given)
-        rewards = [rollout.reward for group in given for rollout in group.rollouts]
+        found = await asyncio.to_thread(
+            harvest, self.directory, self.state, ready, runs, max_staleness=self.config.max_staleness
+        )
+        await asyncio.to_thread(self._write_groups, step.step, found.groups)
+        rewards = [rollout.reward for group in found.groups for rollout in group.rollouts]
         step = replace(
             step,
             phase="collected",
-            used=tuple(used),
-            dropped=tuple(dropped),
-            collected=sum(ready[ref].graded for ref in used),
-            solved=sum(ready[ref].solved for ref in used),
+            used=found.used,
+            dropped=found.dropped,
+            collected=sum(ready[ref].graded for ref in found.used),
+            solved=sum(ready[ref].solved for ref in found.used),
             reward=sum(rewards) / len(rewards) if rewards else 0.0,
-            groups=len(given),
-            staleness=oldest,
-            skipped=dict(sorted(skipped.items())),
+            groups=len(found.groups),
+            staleness=found.staleness,
+            skipped=found.skipped,
             seconds=step.seconds | {"collect": round(time.monotonic() - began, 3)},
         )
         rates = dict(self.state.rates)
@@ -207,9 +187,14 @@ class Loop:
         if self._overlaps(number):
             self._open_waves()
         if step.groups:
+            if self._publisher.capabilities.releases:
+                await self._publisher.release()
+                self._released = True
             given = self.directory.groups(number)
             report = await self._unless_a_wave_breaks(self._trainer.update(given, number, version, weights))
-        if not report.updated:
+        if report.updated:
+            await asyncio.to_thread(settle, weights)
+        else:
             version = self.state.version
             await asyncio.to_thread(shutil.rmtree, weights, ignore_errors=True)
         step = replace(
@@ -225,15 +210,13 @@ class Loop:
         return step
 
     async def _publish(self, step: StepState) -> StepState:
-        state = self.state
-        if step.weights is not None:
+        state = replace(self.state, version=step.version, weights=step.weights or self.state.weights)
+        if step.weights is not None or self._released:
             self._doing = f"publishing {step.version}"
-            weights = self.directory.absolute(step.weights)
-            swap = await self._collector.swap(
-                step.version, lambda: self._publisher.publish(part_of(self._publisher, weights), step.version)
-            )
-            step = replace(step, seconds=step.seconds | {"publish": round(swap.seconds, 3)})
-            state = replace(state, version=step.version, weights=step.weights)
+            weights = part_of(self._publisher, self.directory.absolute(state.weights))
+            swap = await self._collector.swap(step.version, lambda: self._publisher.publish(weights, step.version))
+            self._released = False
+            step = replace(step, cut=swap.cut, seconds=step.seconds | {"publish": round(swap.seconds, 3)})
         step = replace(step, phase="published")
         self._save(state.with_step(step))
         return step
@@ -271,7 +254,7 @@ class Loop:
     async def _enough(self, number: int) -> dict[GroupRef, TaskFigures]:
         """The groups that have ended, once they are enough for an update, with what became of their rollouts."""
         last = number >= self.config.steps or not self._overlaps(number)
-        wanted = math.ceil(self.config.quorum * self.config.groups)
+        wanted = max(1, math.ceil(self.config.quorum * self.config.groups))
         while True:
             await self._note_ended()
             ready = self._ready()
@@ -288,7 +271,9 @@ class Loop:
                 await asyncio.gather(*looks, return_exceptions=True)
 
     async def _note_ended(self) -> None:
-        """Take up what waves that have ended refused. Raises what ended one, or Stopped when it was cut short."""
+        """Take up what waves that have ended refused. Raises what ended one, Stopped when it was cut short, and
+        TaskError when no task is left.
+        """
         refused = dict(self.state.refused)
         for wave in self._waves.values():
             if wave.ended:
@@ -298,6 +283,7 @@ class Loop:
                 refused |= summary.refused_tasks
         if refused != self.state.refused:
             self._save(replace(self.state, refused=refused))
+        usable(self._tasks, refused)
 
     def _ready(self) -> dict[GroupRef, TaskFigures]:
         pending = set(self.state.pending())
@@ -328,6 +314,7 @@ class Loop:
         path = self.directory.groups(number)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_groups(path, groups)
+        settle(path)
 
     # --- evaluation ------------------------------------------------------------------------------------
 
@@ -351,6 +338,9 @@ class Loop:
         summary = await self._unless_a_wave_breaks(wave.wait())
         if summary.pending:
             raise Stopped
+        if not summary.rollouts:
+            reasons = "\n".join(f"  {task}: {why}" for task, why in list(summary.refused_tasks.items())[:5])
+            raise TaskError(f"none of the held-out tasks passed validation:\n{reasons}")
         figures = wave.figures()
         evaluation = Evaluation(
             step=number,
@@ -363,7 +353,8 @@ class Loop:
             seconds=round(time.monotonic() - began, 3),
         )
         self._evaluating = None
-        self._save(replace(self.state, evaluations=(*self.state.evaluations, evaluation)))
+        refused = self.state.refused | summary.refused_tasks
+        self._save(replace(self.state, evaluations=(*self.state.evaluations, evaluation), refused=refused))
         self._watcher.evaluated(evaluation)
 
     # --- the ground ------------------------------------------------------------------------------------
@@ -376,18 +367,8 @@ class Loop:
         self.directory.save(state)
         self.state = state
 
-    def _prune(self) -> None:
-        """Remove weights but those that answer, those that did best, and the last ones, `keep` in all."""
-        made = {step.version: step.step for step in self.state.steps if step.weights is not None}
-        ranked = [self.state.version]
-        tried = [each for each in self.state.evaluations if each.version in made and each.total]
-        if tried:
-            ranked.append(max(tried, key=lambda each: (each.solved / each.total, each.step)).version)
-        ranked += sorted(made, key=lambda version: -made[version])
-        kept = list(dict.fromkeys(ranked))[: max(1, self.config.keep)]
-        for version, number in made.items():
-            if version not in kept:
-                shutil.rmtree(self.directory.weights(number), ignore_errors=True)
+    async def _prune(self) -> None:
+        await asyncio.to_thread(prune, self.directory, self.state, self.config.keep)
 
 
 def part_of(publisher: Publisher, weights: Path) -> Path:

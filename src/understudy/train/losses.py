@@ -1,4 +1,4 @@
-"""Policy losses over sampled tokens, and DPO's over pairs.
+"""Policy losses over sampled tokens.
 
 Tensors are rectangles [sequences, width], right-padded. Position t of row s stands for token t of sequence s,
 given all before it; `mask` is true exactly where a token was sampled, and nothing else has any influence.
@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from msgspec import Struct, structs
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
-from understudy.train.options import DPOOptions, GRPOOptions, Loss
+from understudy.train.options import GRPOOptions, Loss
 
 _FAR = 20.0
 """Logprobs further apart count as this far apart: exp() of more is no number that a weight or a mean can hold."""
@@ -211,28 +210,6 @@ def correction(gap: Tensor, options: GRPOOptions) -> tuple[Tensor, Tensor]:
     return torch.ones_like(weight), torch.zeros_like(weight, dtype=torch.bool)
 
 
-def dpo_loss(
-    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, options: DPOOptions
-) -> tuple[Tensor, dict[str, float]]:
-    """The mean over pairs of −(1 − ε) log σ(β h) − ε log σ(−β h), and how the pairs stand.
-
-    h = (π_c − ref_c) − (π_r − ref_r) of summed logprobs, [pairs] each; β is `beta`, ε `label_smoothing`. DPO,
-    arXiv 2305.18290.
-    """
-    won, lost = chosen - reference_chosen, rejected - reference_rejected
-    margin = options.beta * (won - lost)
-    wrong = options.label_smoothing
-    loss = -((1 - wrong) * logsigmoid(margin) + wrong * logsigmoid(-margin)).mean()
-    stats = {
-        "loss": float(loss.detach()),
-        "accuracy": float((margin > 0).float().mean()),
-        "margin": float(margin.detach().mean()),
-        "reward_chosen": float(options.beta * won.detach().mean()),
-        "reward_rejected": float(options.beta * lost.detach().mean()),
-    }
-    return loss, stats
-
-
 _Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 """A loss by token, the ratio, and where it was clipped below and above."""
 
@@ -254,7 +231,9 @@ def _ratio(gap: Tensor) -> Tensor:
 
 
 def _k3(gap: Tensor) -> Tensor:
-    return _ratio(gap) - gap - 1
+    # Bounded as a whole: with exp() alone bounded, what is left of the gradient would push the policy further off.
+    gap = gap.clamp(max=_FAR)
+    return gap.exp() - gap - 1
 
 
 def _total(values: Tensor, mask: Tensor) -> float:

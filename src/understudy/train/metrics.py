@@ -13,6 +13,7 @@ from typing import Any, Self
 import msgspec
 
 from understudy.errors import ConfigError
+from understudy.train.extra import need
 
 FILE = "metrics.jsonl"
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -42,6 +43,46 @@ def _wanted(name: str) -> bool:
     return any(os.environ.get(variable) for variable in _WANTED_BY.get(name, ())) or name not in _WANTED_BY
 
 
+class Trackers:
+    """The trackers of these names, through accelerate; they keep what they keep below a directory. A context."""
+
+    def __init__(self, directory: Path, names: Iterable[str], title: str) -> None:
+        self._directory = directory
+        self._names = tuple(names)
+        self._title = title
+        self._open: list[Any] = []
+
+    def __enter__(self) -> Self:
+        if self._names:
+            need("accelerate")
+            from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+            # Not by an Accelerator: a process's first settles device and precision, and that is the trainer's.
+            for name in self._names:
+                kind: Any = LOGGER_TYPE_TO_CLASS[name]
+                where = [str(self._directory)] if kind.requires_logging_directory else []
+                tracker = kind(self._title, *where)
+                tracker.start()
+                self._open.append(tracker)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for tracker in self._open:
+            tracker.finish()
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Tell the numbers of a step, those in mappings as `name/inner`; what is no finite number is left out."""
+        numbers = {
+            key: float(value)
+            for key, value in _flat(values)
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        }
+        for tracker in self._open:
+            tracker.log(numbers, step=step)
+
+
 class Metrics:
     """Writes to `metrics.jsonl` in a directory, and to `trackers` through accelerate. To be used as a context.
 
@@ -53,10 +94,7 @@ class Metrics:
         self, directory: Path, trackers: Iterable[str] = (), *, start: int | None = None, name: str = "understudy"
     ) -> None:
         self._path = directory / FILE
-        self._directory = directory
-        self._names = tuple(trackers)
-        self._trackers: list[Any] = []
-        self._name = name
+        self._trackers = Trackers(directory, trackers, name)
         try:
             directory.mkdir(parents=True, exist_ok=True)
             kept = [] if start is None else [line for line in read_metrics(self._path) if line["step"] < start]
@@ -66,33 +104,21 @@ class Metrics:
             raise ConfigError(f"{self._path}: cannot be written: {error.strerror}") from error
 
     def __enter__(self) -> Self:
-        if self._names:
-            from accelerate import Accelerator
-
-            accelerator: Any = Accelerator(log_with=list(self._names), project_dir=str(self._directory))
-            accelerator.init_trackers(self._name)
-            self._trackers = list(accelerator.trackers)
+        self._trackers.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-        for tracker in self._trackers:
-            tracker.finish()
+        self._trackers.__exit__(kind, error, trace)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Write the numbers of a step; what is not finite is null in JSON. Trackers get the numbers alone."""
         row = {"step": step, **values}
         self._file.write(msgspec.json.encode(_finite(row)) + b"\n")
         self._file.flush()
-        numbers = {
-            key: float(value)
-            for key, value in _flat(values)
-            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        }
-        for tracker in self._trackers:
-            tracker.log(numbers, step=step)
+        self._trackers.log(step, values)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -73,7 +73,7 @@ class SFTOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=
     table: ClassVar[str] = "sft"
     epochs: int = 3
     batch_rollouts: int = 16
-    """How many rollouts make one optimiser step."""
+    """How many sequences make one optimiser step; a rollout is one mostly, more with subagents and compactions."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
 
     def _check(self) -> None:

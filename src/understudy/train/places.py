@@ -7,18 +7,44 @@ gone on with by `resume`.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from understudy.errors import ConfigError
+from understudy.locks import locked
 from understudy.train.weights import TRAINING, Written, save_model
 
 CHECKPOINTS = "checkpoints"
 _FINAL = "final"
+_LOCK = ".lock"
+_REMEDY = "choose another --output"
 
 
-def claim(output: Path, *, resume: bool, overwrite: bool = False) -> None:
-    """Make the output directory ready. Raises ConfigError when it holds what must not be written over."""
+@contextmanager
+def claim(output: Path, *, resume: bool, overwrite: bool = False, needed: Iterable[Path] = ()) -> Generator[None]:
+    """Make the output directory ready, and keep other trainings out of it while the context lasts.
+
+    `needed` is what the training reads: a directory that holds some of it is not overwritten. Raises ConfigError
+    when the directory holds what must not be written over, or another training is at it.
+    """
+    lock = output / TRAINING / _LOCK
+    busy = f"another training is writing to {output}; wait for it, or choose another --output"
+    if lock.exists():
+        with locked(lock, busy=busy, remedy=_REMEDY):
+            pass  # nobody is in there whose work would be removed
+    _make_ready(output, resume=resume, overwrite=overwrite, needed=needed)
+    with locked(lock, busy=busy, remedy=_REMEDY):
+        yield
+
+
+def _make_ready(output: Path, *, resume: bool, overwrite: bool, needed: Iterable[Path]) -> None:
+    inside = next((each for each in needed if each.resolve().is_relative_to(output.resolve())), None)
+    if overwrite and inside is not None:
+        raise ConfigError(f"{output} holds {inside}, which is learned from; choose another --output")
+    # Killed while the model was being put in place: what lies beside the training is of it.
+    begun = (output / TRAINING / _FINAL).is_dir()
     if (output / "config.json").exists():
         if not overwrite:
             raise ConfigError(f"{output} holds a model already; choose another --output, or give --overwrite")
@@ -28,19 +54,23 @@ def claim(output: Path, *, resume: bool, overwrite: bool = False) -> None:
             shutil.rmtree(output)
         except OSError as error:
             raise ConfigError(f"{output}: cannot be removed: {error}") from error
-    elif output.is_dir() and any(path.name != TRAINING for path in output.iterdir()):
+    elif output.is_dir() and not begun and any(path.name != TRAINING for path in output.iterdir()):
         raise ConfigError(f"{output} is not empty, and what is there is no model; choose another --output")
-    elif (output / TRAINING).exists() and not resume:
+    elif _holds_more_than_a_lock(output / TRAINING) and not resume:
         if not overwrite:
             raise ConfigError(
                 f"{output} holds a training that did not end; go on with it by --resume, or begin anew by "
                 "--overwrite"
             )
-        shutil.rmtree(output / TRAINING)
+        shutil.rmtree(output if begun else output / TRAINING)
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{output}: cannot be made: {error.strerror}; choose another --output") from error
+
+
+def _holds_more_than_a_lock(place: Path) -> bool:
+    return place.exists() and any(path.name != _LOCK for path in place.iterdir())
 
 
 def last_checkpoint(place: Path, resume: bool | Path, mark: str = "trainer_state.json") -> Path | None:
@@ -73,5 +103,6 @@ def put_in_place(model: Any, source: Path, output: Path, written: Written) -> No
 
 
 def finish(place: Path) -> None:
-    """Remove the checkpoints of a training that ended."""
-    shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
+    """Remove the checkpoints of a training that ended, and what was half written when it was killed."""
+    for path in (place / CHECKPOINTS, *place.glob(".*.new"), *place.glob(".*.old")):
+        shutil.rmtree(path, ignore_errors=True)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from msgspec import Struct
 
+from understudy.errors import ConfigError
 from understudy.train.data import read_rows
 from understudy.train.extra import need
 from understudy.train.sequences import Sequence
@@ -21,6 +22,9 @@ UNRENDERED = "conversations that the chat template does not render"
 NOT_A_PREFIX = "answers before which the chat template renders another prompt"
 
 Message = dict[str, Any]
+
+_MESSAGES = frozenset({"messages", "prompt", "completion", "chosen", "rejected"})
+"""Columns of messages."""
 
 
 class PairTokens(Struct, frozen=True):
@@ -78,7 +82,10 @@ class Renderer:
     def _end_ids(self) -> set[int]:
         """The tokens that end a turn: what the tokenizer says, and what generation stops at."""
         path = self._model / "generation_config.json"
-        told: Any = json.loads(path.read_text("utf-8")).get("eos_token_id") if path.is_file() else None
+        try:
+            told: Any = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
+        except (OSError, ValueError, AttributeError) as error:
+            raise ConfigError(f"{path}: holds no JSON object ({error}); get it again from the model") from error
         ids = cast("list[Any]", told) if isinstance(told, list) else [told]
         return {each for each in (*ids, self._words.eos_token_id) if isinstance(each, int)}
 
@@ -91,7 +98,7 @@ def sequences_of_export(directory: Path, model: Path, left_out: Counter[str]) ->
     """
     renderer = Renderer(model)
     found: list[Sequence] = []
-    for row in decoded(read_rows(directory / "train.parquet")):
+    for row in decoded_rows(directory):
         found += _of_row(row, renderer, left_out)
     return found
 
@@ -109,12 +116,20 @@ def pairs_of_rows(rows: Iterator[dict[str, Any]], model: Path, left_out: Counter
     return found
 
 
-def decoded(rows: Many[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Rows of conversations with their messages, which are JSON, decoded."""
-    for row in rows:
-        for name in ("messages", "prompt", "completion", "chosen", "rejected"):
-            if name in row:
+def decoded_rows(directory: Path) -> Iterator[dict[str, Any]]:
+    """The rows of the part "train" of an export of conversations, their messages, which are JSON, decoded.
+
+    Raises ConfigError when the export cannot be read.
+    """
+    path = directory / "train.parquet"
+    for number, row in enumerate(read_rows(path)):
+        try:
+            for name in _MESSAGES & row.keys():
                 row[name] = [json.loads(each) if isinstance(each, str) else each for each in row[name]]
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{path}: row {number}: {name} are no messages ({error}); export it again"
+            ) from error
         yield row
 
 

@@ -8,8 +8,9 @@ from msgspec import Struct
 class Sequence(Struct, frozen=True, kw_only=True):
     """One segment of a rollout's trajectory.
 
-    `loss_mask` is 1 exactly on sampled tokens. `logprobs` are the behaviour policy's, after temperature, 0.0 off the
-    mask; None where the backend gave none, which only imitation can use. `policy_versions` are those of its calls.
+    `loss_mask` is 1 exactly on sampled tokens. `logprobs` are the behaviour policy's, after temperature, 0.0 off
+    the mask; None where the backend gave none, which only imitation can use. `policy_versions` are those of its
+    calls.
     """
 
     token_ids: tuple[int, ...]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from understudy.train.batch import FOREIGN, NOTHING_SAMPLED, TOO_LONG
 from understudy.train.options import SFTOptions
 from understudy.train.sequences import Sequence
-from understudy.train.through_trl import Course, Trained, arguments, carry_out, nothing_left
+from understudy.train.through_trl import Course, Trained, carry_out, configured, nothing_left
 from understudy.train.weights import TRAINING, load_words, longest, rows_of
 
 if TYPE_CHECKING:
@@ -98,8 +98,13 @@ def _trainer(
         return {"sequences": given, "labels": _labels(given)}
 
     fits = max(1, options.micro_batch_tokens // max(len(each.token_ids) for each in rows))
-    config = SFTConfig(
-        **arguments(output / TRAINING, options, course, min(options.batch_rollouts, len(rows)), fits),
+    config = configured(
+        SFTConfig,
+        output / TRAINING,
+        options,
+        course,
+        min(options.batch_rollouts, len(rows)),
+        fits,
         lr_scheduler_type=options.schedule,
         remove_unused_columns=False,
         dataset_kwargs={"skip_prepare_dataset": True},

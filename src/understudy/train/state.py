@@ -7,11 +7,11 @@ steps/step-0001/run/           the wave that the step began, with a store of its
 steps/step-0001/groups.msgpack what its update learned from
 steps/step-0001/weights/       what came of it, while it is kept
 evaluations/step-0000/         the held-out tasks, as the policy of that step solved them
-trainer/                       what the trainer goes on from
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -37,11 +37,11 @@ MAY_CHANGE = frozenset({"steps", "keep", "eval_every"})
 class LoopConfig(Struct, frozen=True, kw_only=True):
     """All that decides a loop's results.
 
-    `tasks` and `eval_tasks` map instance ids to the digests of their records. Each step begins `groups` groups of
-    `samples` rollouts. An asynchronous loop updates as soon as a `quorum` (a share) of the groups of a step has
-    ended; groups whose oldest token is from more than `max_staleness` versions ago are dropped. `trainer` are the
-    options of the updates, `manner` those of the agents and of sampling, as JSON. Of the weights, those of `keep`
-    steps stay.
+    `tasks` and `eval_tasks` map instance ids to the digests of their records. Each step begins as many groups of
+    `samples` rollouts as make `groups` with those that are carried over. An asynchronous loop updates as soon as a
+    `quorum` (a share) of the groups of a step has ended; groups whose oldest token is from more than
+    `max_staleness` versions ago are dropped. `trainer` are the options of the updates, `manner` those of the
+    agents and of sampling, as JSON. Of the weights, those of `keep` steps stay.
     """
 
     model: str
@@ -80,7 +80,8 @@ class StepState(Struct, frozen=True, kw_only=True):
     which `solved` earned the whole reward, were in the groups that its update `used`; `dropped` were too old, or
     nothing of them could be learned from. `reward` is the mean of those used. `groups` counts what the update was
     given, `staleness` is how many versions the oldest of it was behind, `skipped` counts by reason what was not
-    learned from. `report` is what the trainer said, `seconds` what took how long.
+    learned from. `report` is what the trainer said, `seconds` what took how long. `cut` calls did not end in the
+    time that the change of weights waits: they began under one version and ended under another.
     """
 
     step: int
@@ -100,10 +101,14 @@ class StepState(Struct, frozen=True, kw_only=True):
     skipped: dict[str, int] = field(default_factory=dict[str, int])
     report: dict[str, Any] = field(default_factory=dict[str, Any])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    cut: int = 0
 
 
 class LoopState(Struct, frozen=True, kw_only=True):
-    """Where a loop stands. `weights` are those of `version`, relative to the loop's directory or absolute."""
+    """Where a loop stands. `weights` are those of `version`, relative to the loop's directory or absolute.
+
+    `refused` maps tasks that did not pass validation, held-out ones too, to the reason.
+    """
 
     version: str
     weights: str
@@ -115,7 +120,20 @@ class LoopState(Struct, frozen=True, kw_only=True):
     @property
     def done(self) -> int:
         """How many steps are over: their weights answer."""
-        return sum(step.phase == "published" for step in self.steps)
+        return len(self.published())
+
+    def published(self) -> tuple[StepState, ...]:
+        """The steps that are over."""
+        return tuple(step for step in self.steps if step.phase == "published")
+
+    @property
+    def trained(self) -> str | None:
+        """The last weights that an update made, which may wait to be published; None where none did."""
+        return next((step.weights for step in reversed(self.steps) if step.weights is not None), None)
+
+    def behind(self, number: int) -> int:
+        """How many versions were published after that of step `number`."""
+        return sum(step.weights is not None and step.step > number for step in self.published())
 
     def step(self, number: int) -> StepState | None:
         """A step by its number, which counts from 1; None where it has not begun."""
@@ -163,11 +181,6 @@ class LoopDirectory:
     def lock(self) -> Path:
         """What the process that works in it holds."""
         return self.root / ".lock"
-
-    @property
-    def trainer(self) -> Path:
-        """What the trainer keeps to go on from."""
-        return self.root / "trainer"
 
     def step(self, number: int) -> Path:
         """The directory of a step."""
@@ -275,13 +288,28 @@ def replace_file(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        _sync(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def settle(path: Path) -> None:
+    """Have a file, or a directory with all that is in it, outlive a power cut. Raises StoreError."""
+    try:
+        for each in (*path.rglob("*"), path, path.parent):
+            _sync(each)
     except OSError as error:
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _named(keys: list[str], before: dict[str, Any], now: dict[str, Any]) -> str:

@@ -10,9 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct, field
 
 from understudy.errors import ConfigError
+from understudy.train.data import told
 from understudy.train.extra import FULL, need
 from understudy.train.metrics import Metrics
 from understudy.train.options import TrainOptions
@@ -82,7 +84,7 @@ def carry_out(
     with memory_told(options):
         loaded = load_model(model, options)
         rows = fit(loaded)
-        start = 0 if checkpoint is None else int(checkpoint.name.rpartition("-")[2]) + 1
+        start = 0 if checkpoint is None else _step_of(checkpoint) + 1
         with Metrics(place, course.trackers, start=start, name=f"understudy-{name}") as metrics:
             trainer = make(loaded, rows, partial(_callback, metrics=metrics, told=course.told))
             began = time.monotonic()
@@ -108,12 +110,15 @@ def carry_out(
     )
 
 
-def arguments(place: Path, options: TrainOptions, course: Course, batch: int, fits: int) -> dict[str, Any]:
-    """The arguments that all of TRL's trainers take. `batch` rows make a step, `fits` of them go at once."""
+def configured(
+    kind: Callable[..., Any], place: Path, options: TrainOptions, course: Course, batch: int, fits: int, **own: Any
+) -> Any:
+    """The configuration of a trainer of TRL. `batch` rows make a step, at most `fits` of them go at once."""
     import torch
 
-    passes = math.ceil(batch / min(fits, batch))
-    return {
+    # As many passes as make equal parts: a step is over `batch` rows whatever the memory allows.
+    passes = next(count for count in range(1, batch + 1) if batch % count == 0 and batch // count <= max(fits, 1))
+    given = {
         "output_dir": str(place / CHECKPOINTS),
         "learning_rate": options.learning_rate,
         "weight_decay": options.weight_decay,
@@ -122,7 +127,7 @@ def arguments(place: Path, options: TrainOptions, course: Course, batch: int, fi
         "warmup_steps": options.warmup_steps,
         "max_grad_norm": options.max_grad_norm,
         "num_train_epochs": options.epochs,
-        "per_device_train_batch_size": math.ceil(batch / passes),
+        "per_device_train_batch_size": batch // passes,
         "gradient_accumulation_steps": passes,
         "seed": options.seed,
         "bf16": in_bf16(options),
@@ -138,12 +143,24 @@ def arguments(place: Path, options: TrainOptions, course: Course, batch: int, fi
         "dataloader_pin_memory": False,
         "use_cpu": not torch.cuda.is_available(),
     }
+    config = kind(**given, **own)
+    # The model is on one device; transformers would split its batches over all GPUs that there are.
+    config._n_gpu = min(config.n_gpu, 1)
+    return config
+
+
+def _step_of(checkpoint: Path) -> int:
+    """How many steps were made when a checkpoint was written. Raises ConfigError when it is damaged."""
+    path = checkpoint / "trainer_state.json"
+    try:
+        return int(msgspec.json.decode(path.read_bytes(), type=dict[str, Any])["global_step"])
+    except (OSError, msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: is damaged ({error}); go on from another by --checkpoint") from error
 
 
 def nothing_left(what: str, left_out: Counter[str], advice: str) -> ConfigError:
     """The error that there is nothing to learn from."""
-    why = ", ".join(f"{count} {why}" for why, count in left_out.most_common() if count)
-    return ConfigError(f"there are no {what} to learn from; left out: {why or 'nothing'}; {advice}")
+    return ConfigError(f"there are no {what} to learn from; left out: {told(left_out)}; {advice}")
 
 
 def _callback(names: Iterable[str], metrics: Metrics, told: Told) -> Any:

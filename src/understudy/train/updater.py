@@ -29,7 +29,6 @@ from understudy.train.weights import (
     rows_of,
     save_model,
     seed,
-    trained_weights,
 )
 
 if TYPE_CHECKING:
@@ -44,10 +43,10 @@ class UpdateReport(Struct, frozen=True, kw_only=True):
     """What an update did. `version` is that of the weights after it.
 
     `updated` is false where nothing was learned, and the weights are those of before. `groups`, `rollouts`,
-    `sequences` and `tokens` (sampled ones) were learned from; `skipped` counts by why what was not. `mismatch_*`
-    is how far the logprobs of the policy that sampled are from those that the trainer recomputed for the same
-    tokens. `reward_mean` is over all rollouts given. `stale` is how many sequences older weights than the latest
-    had a part in.
+    `sequences` and `tokens` (sampled ones) could be learned from; `skipped` counts by why what was not, also
+    optimizer steps. `mismatch_*` is how far the logprobs of the policy that sampled are from those that the
+    trainer recomputed for the same tokens. `reward_mean` is over all rollouts given whose reward is a number.
+    `stale` is how many sequences older weights than the latest had a part in.
     """
 
     step: int
@@ -131,7 +130,6 @@ class Updater:
         What cannot be learned from is skipped and counted. When a loss or gradient is not a number, nothing of
         that optimizer step reaches the weights. Raises ConfigError when the GPU has no memory left.
         """
-
         began = time.monotonic()
         version = version or f"step-{step:04d}"
         skipped = Counter[str]()
@@ -140,7 +138,8 @@ class Updater:
         batch = make_batch(
             groups, self.options, vocabulary=self._vocabulary, longest=self._longest, skipped=skipped
         )
-        rewards = [rollout.reward for group in groups for rollout in group.rollouts]
+        given = [rollout.reward for group in groups for rollout in group.rollouts]
+        rewards = [reward for reward in given if math.isfinite(reward)]
         report = UpdateReport(
             step=step,
             version=version,
@@ -186,7 +185,7 @@ class Updater:
 
         steps = list(plan(batch, self.options, random))
         old = self._old(batch) if len(steps) > 1 else None
-        total, first, norms, rate = Sums(), None, list[float](), self._rate()
+        total, norms, rate = Sums(), list[float](), self._rate()
         for indexes in steps:
             rate = self._rate()
             sums, norm = self._optimizer_step(batch, indexes, old, rate)
@@ -195,7 +194,6 @@ class Updater:
                 continue
             norms.append(norm)
             total = total + sums
-            first = first or sums
         if not norms:
             return report
         means = total.means()
@@ -308,7 +306,3 @@ class Updater:
         import torch
 
         return torch.autocast("cuda", dtype=torch.bfloat16) if self._autocast else nullcontext()
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The weights that are trained, by name."""
-        return trained_weights(self.model)

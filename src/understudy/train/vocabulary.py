@@ -20,11 +20,12 @@ _CALLS = 64
 """Calls of a store that are looked at: another tokenizer shows in the first."""
 
 
-def check_vocabulary_of(sources: Iterable[Path], model: Path) -> None:
+def check_vocabulary_of(sources: Iterable[Path], model: Path, run: str | None = None) -> None:
     """Raise ConfigError when what was sampled in `sources` was not sampled with the tokenizer of `model`.
 
-    The tokens of answered calls are decoded and compared with the text and the tool names that the agent got. An
-    export has no text to compare with: its ids alone are looked at, by the trainers.
+    The tokens of answered calls (of `run` alone, where one is named) are decoded and compared with the text and
+    the tool names that the agent got. An export has no text to compare with: its ids alone are looked at, by the
+    trainers.
     """
     stores = [source for source in sources if not is_export(source)]
     if not stores:
@@ -32,7 +33,7 @@ def check_vocabulary_of(sources: Iterable[Path], model: Path) -> None:
     words = load_tokenizer(model)
     for source in stores:
         with Store.open(source, create=False) as store:
-            _check(source, words, model, islice(_answered(store), _CALLS))
+            _check(source, words, model, islice(_answered(store, run), _CALLS))
 
 
 def load_tokenizer(model: Path) -> tokenizers.Tokenizer:
@@ -84,8 +85,8 @@ def _parts(call: Call) -> Iterator[str]:
             yield from (line.strip() for line in block.text.splitlines())
 
 
-def _answered(store: Store) -> Iterator[Call]:
-    for rollout in store.rollouts():
+def _answered(store: Store, run: str | None) -> Iterator[Call]:
+    for rollout in store.rollouts(run):
         for attempt in store.attempts(rollout.id):
             for call in store.calls(attempt.id):
                 if call.status == "ok" and call.completion_token_ids:

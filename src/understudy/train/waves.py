@@ -6,6 +6,9 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from msgspec import Struct
+
+from understudy.errors import TaskError
 from understudy.run.collector import TaskFigures
 from understudy.store import Store
 from understudy.train.curriculum import choose
@@ -13,22 +16,38 @@ from understudy.train.data import NO_VERDICT, of_store
 from understudy.train.sequences import Group
 from understudy.train.state import GroupRef, LoopConfig, LoopDirectory, LoopState, StepState, number_of
 
+STALE = "groups that are too old"
+EMPTY = "groups of which nothing can be learned"
+
+
+class Harvest(Struct, frozen=True, kw_only=True):
+    """What an update is given of the groups that have ended, and what it is not, counted by why in `skipped`.
+
+    `staleness` is how many versions the oldest of the `groups` is behind.
+    """
+
+    used: tuple[GroupRef, ...]
+    dropped: tuple[GroupRef, ...]
+    groups: tuple[Group, ...]
+    staleness: int
+    skipped: dict[str, int]
+
 
 def begun(
     config: LoopConfig, directory: LoopDirectory, state: LoopState, number: int, tasks: Iterable[str]
 ) -> StepState:
-    """A new step with the tasks of its wave."""
-    usable = [task for task in tasks if task not in state.refused]
-    busy = {ref.task for ref in state.pending()}
+    """A new step with the tasks of its wave: as many groups as a step has, less those that are carried over.
+
+    Else those that no update waits for would become more with every step, and too old. Raises TaskError when all
+    tasks were refused.
+    """
+    free = usable(tasks, state.refused)
+    carried = state.pending()
+    busy = {ref.task for ref in carried}
+    count = max(1, config.groups - len(carried))
     # A task whose group is carried over is not begun a second time, where there are others.
-    free = [task for task in usable if task not in busy]
-    chosen = choose(
-        free if len(free) >= config.groups else usable,
-        state.rates,
-        config.groups,
-        seed=config.seed,
-        step=number,
-    )
+    others = [task for task in free if task not in busy]
+    chosen = choose(others if len(others) >= count else free, state.rates, count, seed=config.seed, step=number)
     return StepState(
         step=number,
         phase="collecting",
@@ -38,27 +57,53 @@ def begun(
     )
 
 
-def groups_of(
-    directory: LoopDirectory, state: LoopState, ready: Mapping[GroupRef, TaskFigures], runs: Mapping[int, str]
-) -> tuple[dict[GroupRef, Group], Counter[str], dict[GroupRef, int]]:
-    """The groups that have ended, what of them was left out by why, and the oldest version in each.
+def usable(tasks: Iterable[str], refused: Mapping[str, str]) -> list[str]:
+    """The tasks that were not refused. Raises TaskError, with reasons, when all were."""
+    left = [task for task in tasks if task not in refused]
+    if not left:
+        reasons = "\n".join(f"  {task}: {reason}" for task, reason in list(refused.items())[:5])
+        raise TaskError(f"there is nothing to learn from, for no task passed validation:\n{reasons}")
+    return left
 
-    `runs` are the ids of the waves' runs. Raises StoreError.
+
+def harvest(
+    directory: LoopDirectory,
+    state: LoopState,
+    ready: Mapping[GroupRef, TaskFigures],
+    runs: Mapping[int, str],
+    *,
+    max_staleness: int,
+) -> Harvest:
+    """What of the groups that have ended an update can be given. `runs` are the ids of the waves' runs.
+
+    Raises StoreError.
     """
+    skipped = Counter[str]()
     found: dict[GroupRef, Group] = {}
-    left_out = Counter[str]()
-    ages: dict[GroupRef, int] = {}
     for number in sorted({ref.wave for ref in ready}):
-        step = state.step(number)
-        assert step is not None
         wanted = {ref.task for ref in ready if ref.wave == number}
         with Store.open(directory.run(number), create=False) as store:
-            for group in of_store(store, run=runs[number], left_out=left_out, tasks=wanted):
-                ref = GroupRef(number, group.task_id)
-                found[ref] = group
-                ages[ref] = _oldest(group, number_of(step.sampled_by) or 0)
-    del left_out[NO_VERDICT]  # those of groups that go on are among them; ours are counted by their group
-    return found, left_out, ages
+            for group in of_store(store, run=runs[number], left_out=skipped, tasks=wanted):
+                found[GroupRef(number, group.task_id)] = group
+    # Those of groups that go on are among them; ours are counted by their group.
+    skipped[NO_VERDICT] = sum(figures.failed for figures in ready.values())
+    used: list[GroupRef] = []
+    staleness = 0
+    for ref in sorted(ready):
+        if (group := found.get(ref)) is None:
+            skipped[EMPTY] += 1
+        elif (age := age_of(group, ref, state)) > max_staleness:
+            skipped[STALE] += 1
+        else:
+            used.append(ref)
+            staleness = max(staleness, age)
+    return Harvest(
+        used=tuple(used),
+        dropped=tuple(ref for ref in sorted(ready) if ref not in used),
+        groups=tuple(found[ref] for ref in used),
+        staleness=staleness,
+        skipped={why: count for why, count in sorted(skipped.items()) if count},
+    )
 
 
 def seed_of(seed: int, *what: object) -> int:
@@ -67,12 +112,20 @@ def seed_of(seed: int, *what: object) -> int:
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4]) >> 1
 
 
-def _oldest(group: Group, otherwise: int) -> int:
-    """The oldest version that a token of the group was sampled from; `otherwise` where none is told."""
-    told = (
-        number_of(version)
+def age_of(group: Group, ref: GroupRef, state: LoopState) -> int:
+    """How many versions the oldest token of a group is behind.
+
+    A call of which no version is told, or more than one, may be as old as its wave.
+    """
+    step = state.step(ref.wave)
+    assert step is not None
+    told = {
+        version
         for rollout in group.rollouts
         for sequence in rollout.sequences
-        for version in sequence.policy_versions
-    )
-    return min((number for number in told if number is not None), default=otherwise)
+        for version in sequence.policy_versions or (None,)
+    }
+    known = [number for number in map(number_of, told) if number is not None]
+    if len(known) < len(told):
+        known.append(number_of(step.sampled_by) or 0)
+    return state.behind(min(known, default=0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -87,21 +89,13 @@ def load_model(directory: Path, options: TrainOptions) -> Any:
     need()
     check_model(directory)
     import torch
-    import transformers
+
+    from understudy.model.causal.checkpoint import load_module
 
     quiet()
-    auto: Any = transformers.AutoModelForCausalLM
     device = pick_device()
     frozen_base = options.lora is not None and device.type != "cpu"
-    try:
-        model: Any = auto.from_pretrained(
-            str(directory),
-            dtype="auto" if frozen_base else torch.float32,
-            local_files_only=True,
-            attn_implementation="sdpa",
-        )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise ConfigError(f"{directory} cannot be loaded as a causal language model: {error}") from error
+    model = load_module(directory, None if frozen_base else torch.float32)
     check_vocabulary(directory, model)
     model.config.use_cache = False
     with memory_told(options):
@@ -109,7 +103,6 @@ def load_model(directory: Path, options: TrainOptions) -> Any:
         if options.lora is not None:
             model = _adapted(model, options.lora)
         if options.gradient_checkpointing:
-            model.enable_input_require_grads()
             _checkpoint_activations(model)
     return model
 
@@ -132,8 +125,8 @@ def load_words(directory: Path) -> Any:
 
     auto: Any = transformers.AutoTokenizer
     try:
-        words = auto.from_pretrained(str(directory), local_files_only=True)
-    except (OSError, ValueError) as error:
+        words = auto.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the library, and the one below it, raise whatever they met
         raise ConfigError(f"{directory}: its tokenizer cannot be loaded: {error}") from error
     if words.pad_token is None:
         words.pad_token = words.eos_token or words.convert_ids_to_tokens(0)
@@ -237,7 +230,7 @@ def save_model(
                 import torch
 
                 torch.save({**state, "trained": trained_weights(model)}, fresh / TRAINING / "state.pt")
-    except OSError as error:
+    except Exception as error:  # safetensors and torch raise classes of their own where there is no room
         raise ConfigError(
             f"{target}: the model cannot be written: {error}; make room, or choose another place"
         ) from error
@@ -266,7 +259,7 @@ def load_state(directory: Path, model: Any) -> dict[str, Any]:
                 raise KeyError("its parameters have other names")
             for name, value in parameters.items():
                 value.copy_(trained[name])
-    except (RuntimeError, KeyError, EOFError, ValueError) as error:
+    except (RuntimeError, KeyError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise ConfigError(
             f"{path}: is no state of training of this model ({error}); resume with the same options"
         ) from error
@@ -336,7 +329,8 @@ def _write_weights(model: Any, source: Path, target: Path) -> None:
     plain: Any = model.get_base_model() if adapter else model
     dtype: torch.dtype = _dtype(source, plain)
     if adapter:
-        model.save_pretrained(str(target / ADAPTER))
+        # Not the one that TRL holds to beside it.
+        model.save_pretrained(str(target / ADAPTER), selected_adapters=["default"])
     weights = merged(plain) if adapter else plain.state_dict()
     cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in weights.items()}
     with _untouched(target / "generation_config.json"):
@@ -381,6 +375,6 @@ def _dtype(source: Path, model: Any) -> torch.dtype:
     """The type that the source's config names for its weights, else that of the model."""
     import torch
 
-    config = msgspec.json.decode((source / "config.json").read_bytes(), type=dict[str, Any])
+    config = json.loads((source / "config.json").read_text("utf-8"))  # which takes NaN, as transformers does
     named = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or ""), None)
     return named if isinstance(named, torch.dtype) else next(model.parameters()).dtype

@@ -29,6 +29,11 @@ class Kept(Struct, frozen=True):
         """Bytes."""
         return sum(part.numel() * part.element_size() for pair in self.layers for part in pair)
 
+    def first(self, length: int) -> Kept:
+        """A copy of its first tokens."""
+        layers = [(keys[:, :length].clone(), values[:, :length].clone()) for keys, values in self.layers]
+        return Kept(self.owner, self.ids[:length], layers)
+
 
 class Slots(Cache):
     """What `transformers` sees as its cache: row i of each layer's tensors is the sequence in slot i.
@@ -43,6 +48,7 @@ class Slots(Cache):
         self._rows = self._capacity = 0
         self._aim: tuple[Sequence[int], Sequence[int], int] = ((), (), 0)
         self._where: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._stretch: slice | None = None
 
     def reserve(self, rows: int, length: int) -> None:
         """Make room for sequences of `length` tokens in the first `rows` slots."""
@@ -52,7 +58,8 @@ class Slots(Cache):
         if length > self._capacity:
             self._capacity = max(length, min(2 * self._capacity, self._capacity + 8 * _STEP))
             self._capacity = -(-self._capacity // _STEP) * _STEP
-        self._pairs = [(self._grown(keys), self._grown(values)) for keys, values in self._pairs]
+        for layer, (keys, values) in enumerate(self._pairs):  # one by one: the old ones make room for the next
+            self._pairs[layer] = (self._grown(keys), self._grown(values))
 
     def aim(self, rows: Sequence[int], starts: Sequence[int], length: int) -> None:
         """The next forward has `length` new tokens for each of `rows`; they stand from `starts` on.
@@ -61,6 +68,9 @@ class Slots(Cache):
         """
         self._aim = (rows, starts, length)
         self._where = None if len(rows) == 1 else (torch.tensor(rows), torch.tensor(starts))
+        first, last = rows[0], rows[-1]
+        # A copy of all keys and values of the rows, unless they stand together.
+        self._stretch = slice(first, last + 1) if list(rows) == [*range(first, last + 1)] else None
 
     def update(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
@@ -79,9 +89,8 @@ class Slots(Cache):
         where, at = self._where
         keys[where, :, at] = key_states[:, :, 0]
         values[where, :, at] = value_states[:, :, 0]
-        if list(rows) == list(range(len(rows))):
-            return keys[: len(rows), :, :end], values[: len(rows), :, :end]
-        return keys[where, :, :end], values[where, :, :end]
+        chosen = where if self._stretch is None else self._stretch
+        return keys[chosen, :, :end], values[chosen, :, :end]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """How many tokens came before those of the next forward."""
@@ -92,6 +101,12 @@ class Slots(Cache):
         for pair in self._pairs:
             for tensor in pair:
                 tensor[target, :, :length] = tensor[source, :, :length]
+
+    def wipe(self, row: int) -> None:
+        """Have zeros stand in a slot."""
+        for pair in self._pairs:
+            for tensor in pair:
+                tensor[row].zero_()
 
     def take(self, row: int, owner: str, ids: Ids) -> Kept:
         """A copy of the sequence in a slot, whose tokens are `ids`."""
@@ -129,12 +144,12 @@ class Slots(Cache):
 class Prefixes:
     """Sequences that were decoded lately, so that what begins as they do need not be computed again.
 
-    They take at most about `limit` bytes; those that were of no use for longest go first.
+    They take at most `limit` bytes; those that were of no use for longest go first.
     """
 
     def __init__(self, limit: int) -> None:
+        self.size = 0
         self._limit = limit
-        self._size = 0
         self._kept: list[Kept] = []  # the latest used last
 
     def find(self, owner: str, ids: Ids) -> tuple[Kept | None, int]:
@@ -149,8 +164,10 @@ class Prefixes:
         return best, length
 
     def keep(self, kept: Kept) -> None:
-        """Remember a sequence; those that it begins with are forgotten for it."""
+        """Remember a sequence, as far as there is room; those that it begins with are forgotten for it."""
         if kept.size > self._limit:
+            kept = kept.first(len(kept.ids) * self._limit // kept.size)
+        if not len(kept.ids):
             return
         for other in [one for one in self._kept if one.owner == kept.owner]:
             same = common(other.ids, kept.ids)
@@ -159,7 +176,7 @@ class Prefixes:
             if same == len(other.ids):
                 self._remove(other)
         self._add(kept)
-        while self._size > self._limit:
+        while self.size > self._limit:
             self._remove(self._kept[0])
 
     def clear(self, owner: str | None = None) -> None:
@@ -169,11 +186,11 @@ class Prefixes:
 
     def _add(self, kept: Kept) -> None:
         self._kept.append(kept)
-        self._size += kept.size
+        self.size += kept.size
 
     def _remove(self, kept: Kept) -> None:
         self._kept = [one for one in self._kept if one is not kept]
-        self._size -= kept.size
+        self.size -= kept.size
 
 
 def common(a: Ids, b: Ids) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from understudy.model.causal.tokenizer import CausalTokenizer
 _library: Any = transformers  # whose types say nothing
 _PROBE = 6
 """Tokens of the little sequence by which a module is tried."""
+_WRONG = {"missing": "missing are", "mismatched": "of another shape are", "unexpected": "it knows nothing of"}
 
 
 class Checkpoint(Struct, frozen=True):
@@ -59,24 +61,37 @@ def read_checkpoint(directory: Path) -> Checkpoint:
 
 def read_config(directory: Path) -> Any:
     """The configuration of the model in a directory. Raises ConfigError for one that cannot be served here."""
-    if not (directory / "config.json").is_file():
-        what = "has no config.json" if directory.is_dir() else "is no directory"
-        raise ConfigError(f"{directory} {what}; expected a model's directory as save_pretrained writes it")
-    _json(directory / "config.json")
-    try:
-        config: Any = _library.AutoConfig.from_pretrained(directory, local_files_only=True)
-    except Exception as error:  # the library raises whatever it met
-        raise ConfigError(f"{directory / 'config.json'} is of no model that can be read: {error}") from error
-    if type(config) not in _library.AutoModelForCausalLM._model_mapping:
-        raise ConfigError(
-            f"{directory} holds a model of type {config.model_type!r}, which is no causal language model; "
-            "give one that writes text"
-        )
+    config = _causal_config(directory)
     kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
     if kinds - {"full_attention"} or (getattr(config, "sliding_window", None) and not kinds):
         raise ConfigError(
             f"{directory} holds a model with {', '.join(sorted(kinds)) or 'sliding window'} layers; the embedded "
             "server knows full attention only, serve this one with vLLM"
+        )
+    return config
+
+
+def _causal_config(directory: Path) -> Any:
+    """The configuration of the causal language model in a directory. Raises ConfigError for another thing."""
+    if not (directory / "config.json").is_file():
+        what = "has no config.json" if directory.is_dir() else "is no directory"
+        raise ConfigError(f"{directory} {what}; expected a model's directory as save_pretrained writes it")
+    _json(directory / "config.json")
+    try:
+        config: Any = _library.AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # the library raises whatever it met
+        if "trust_remote_code" in str(error):
+            raise ConfigError(
+                f"{directory / 'config.json'} names code of the model's own (auto_map), which is never executed "
+                "here; give a model of an architecture that transformers knows"
+            ) from error
+        raise ConfigError(f"{directory / 'config.json'} is of no model that can be read: {error}") from error
+    if type(config) not in _library.AutoModelForCausalLM._model_mapping:
+        raise ConfigError(
+            f"{directory} holds a model of type {config.model_type!r}, which is no causal language model; "
+            "give one that writes text"
         )
     return config
 
@@ -87,7 +102,20 @@ def load_model(directory: Path, *, device: str = "cpu") -> Any:
     Raises ConfigError when there are none, when they are not those of the configuration, or when the model does
     not compute with a cache what it computes without.
     """
-    config = read_config(directory)
+    read_config(directory)
+    module = load_module(directory, torch.float32 if device == "cpu" else torch.bfloat16)
+    module = module.to(device).eval().requires_grad_(False)
+    _try(directory, module)
+    return module
+
+
+def load_module(directory: Path, dtype: torch.dtype | None) -> Any:
+    """The module of a directory's weights in the type `dtype` (None: their own), on the CPU.
+
+    Nothing that the directory holds is executed: neither code beside the model nor what a pickle names. Raises
+    ConfigError when there are no weights, or when they are not exactly those of the configuration.
+    """
+    config = _causal_config(directory)
     _library.logging.disable_progress_bar()
     try:
         module, told = cast(
@@ -95,20 +123,29 @@ def load_model(directory: Path, *, device: str = "cpu") -> Any:
             _library.AutoModelForCausalLM.from_pretrained(
                 directory,
                 config=config,
-                dtype=torch.float32 if device == "cpu" else torch.bfloat16,
+                dtype=dtype or "auto",
                 attn_implementation="sdpa",
                 local_files_only=True,
+                trust_remote_code=False,
+                weights_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # which are told below, by name
             ),
         )
+    except pickle.UnpicklingError as error:
+        raise ConfigError(
+            f"the weights in {directory} are a pickle that is damaged, or holds more than tensors, which could "
+            "run anything when it is loaded; give weights in the form of safetensors"
+        ) from error
     except Exception as error:  # the library, and those below it, raise whatever they met
-        raise ConfigError(f"the weights in {directory} cannot be loaded: {error}") from error
-    for what in ("missing_keys", "mismatched_keys"):
-        if told.get(what):
-            names = ", ".join(sorted(str(name) for name in told[what])[:5])
-            raise ConfigError(f"the weights in {directory} are not those of its config.json: {what}: {names}")
-    module = module.to(device).eval().requires_grad_(False)
-    _try(directory, module)
+        raise ConfigError(f"the weights in {directory} cannot be loaded: {error}; get them again") from error
+    for what in ("missing", "mismatched", "unexpected"):
+        if names := sorted(name if isinstance(name, str) else name[0] for name in told[f"{what}_keys"]):
+            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            raise ConfigError(
+                f"the weights in {directory} are not those of its config.json ({type(module).__name__}): "
+                f"{_WRONG[what]}: {shown}; put the config.json there that belongs to them"
+            )
     return module
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +24,9 @@ from understudy.model.causal.sampling import draw
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
+
+_ENDING = "the server ends"
+_UNLOADED = "the adapter was unloaded"
 
 PauseMode = Literal["abort", "wait", "keep"]
 """What becomes of requests under way: they end with what they have, or as ever, or wait in their place."""
@@ -82,11 +86,11 @@ class Engine:
         job = Job(ask)
         with self._wake:
             if self._closing:
-                raise BackendError("the server ends", status=503)
+                raise BackendError(_ENDING, status=503)
             if len(self._waiting) >= self._limits.queue:
-                raise BackendError(
-                    f"{len(self._waiting)} requests wait already; try again later", status=503, retry_after_s=1.0
-                )
+                self._waiting = deque(job for job in self._waiting if not job.gone)
+            if len(self._waiting) >= self._limits.queue:
+                raise BackendError(f"{len(self._waiting)} requests wait already; try again later", status=503)
             self._waiting.append(job)
             self._wake.notify()
         return job.future
@@ -95,19 +99,21 @@ class Engine:
         """Begin nothing any more; done when what is under way is as `mode` says."""
 
         def order() -> None:
+            self._drained.append(drained)
             self._paused = mode
             if mode == "wait":
                 with self._wake:
                     for job in self._waiting:
                         job.due = True
             if mode == "abort":
-                for job in [*self._active, *self._waiting]:
-                    _finish(job, job.outcome("abort"))
-                self._active.clear()
-                self._waiting.clear()
+                with self._wake:  # what is submitted meanwhile waits for the end of the pause
+                    ended = [*self._active, *self._waiting]
+                    self._active.clear()
+                    self._waiting.clear()
+                for job in ended:
+                    _settle(job.future, job.outcome("abort"))
             if clear_cache:
                 self._forget()
-            self._drained.append(drained)
 
         drained: Future[None] = Future()
         self._order(order)
@@ -118,6 +124,7 @@ class Engine:
 
         def order() -> None:
             self._paused = None
+            self._tell_drained()  # nobody need wait for the end of a pause that is over
 
         return self._order(order)
 
@@ -130,7 +137,7 @@ class Engine:
         def order() -> None:
             if weights is None:
                 self._weights.pop(model, None)
-                self._end(self._of(model), "the adapter was unloaded")
+                self._end([job for job in self._active if job.ask.model == model], _UNLOADED)
             else:
                 self._weights[model] = weights
             if clear_cache or weights is None:
@@ -156,10 +163,16 @@ class Engine:
         done: Future[None] = Future()
 
         def carry_out() -> None:
-            order()
-            _settle(done, None)
+            try:
+                order()
+            except Exception as error:  # noqa: BLE001 - who gave it is told; the thread goes on
+                _fail(done, BackendError(f"the engine met a fault: {error}", status=500))
+            else:
+                _settle(done, None)
 
         with self._wake:
+            if self._closing:
+                raise BackendError(_ENDING, status=503)
             self._orders.append(carry_out)
             self._wake.notify()
         return done
@@ -170,19 +183,30 @@ class Engine:
             with self._wake:
                 while not (self._closing or self._orders or self._has_work()):
                     self._wake.wait()
-                if self._closing:
-                    break
                 orders = list(self._orders)
                 self._orders.clear()
+                closing = self._closing
             for order in orders:
                 order()
+            if closing:
+                break
             try:
                 self._step()
-            except Exception as error:  # noqa: BLE001 - one request must not end them all
+            except Exception as error:  # noqa: BLE001 - those under way end, and those that wait are served
                 _log.exception("a step of the engine failed")
+                # Whatever it was, what was computed is not to be gone on from; memory may have run out, too.
+                self._prefixes.clear()
                 self._slots.clear()
                 self._end(list(self._active), f"the engine met a fault: {error}")
-        self._end([*self._active, *self._waiting], "the server ends", status=503)
+            if self._paused == "keep" or not (self._active or self._has_due()):
+                self._tell_drained()
+        self._end([*self._active, *self._waiting], _ENDING, status=503)
+        self._tell_drained()
+
+    def _tell_drained(self) -> None:
+        for drained in self._drained:
+            _settle(drained, None)
+        self._drained.clear()
 
     def _has_work(self) -> bool:
         frozen = self._paused == "keep"
@@ -192,7 +216,8 @@ class Engine:
 
     def _has_due(self) -> bool:
         """Whether requests wait that came before the pause which waits for them."""
-        return bool(self._waiting) and self._waiting[0].due
+        with self._wake:
+            return bool(self._waiting) and self._waiting[0].due
 
     def _step(self) -> None:
         for job in [job for job in self._active if job.gone]:
@@ -204,16 +229,9 @@ class Engine:
             reading = next((job for job in self._active if len(job.tokens) - job.fed > 1), None)
             if reading is not None:
                 self._read(reading)
-            ready = [job for job in self._active if len(job.tokens) - job.fed == 1 and job is not reading]
+            ready = [job for job in self._active if len(job.tokens) - job.fed == 1]
             for _, jobs in groupby(sorted(ready, key=lambda job: job.ask.model), key=lambda job: job.ask.model):
                 self._sample(list(jobs))
-        if self._paused is not None and (self._paused == "keep" or not (self._active or self._has_due())):
-            for drained in self._drained:
-                _settle(drained, None)
-            self._drained.clear()
-
-    def _of(self, model: str) -> list[Job]:
-        return [job for job in self._active if job.ask.model == model]
 
     def _admit(self) -> None:
         with self._wake:
@@ -224,7 +242,7 @@ class Engine:
                 if job.ask.model in self._weights:
                     self._active.append(job)
                 else:
-                    self._end([job], "the adapter was unloaded")
+                    self._end([job], _UNLOADED)
 
     def _read(self, job: Job) -> None:
         """Read the next part of what a request has behind its `fed` tokens."""
@@ -275,15 +293,14 @@ class Engine:
         logits = logits[:, : len(self._bytes)]
         drawings = [job.ask.drawing for job in jobs]
         said = [(job.ask.prompt, job.said if job.ask.drawing.weighs else ()) for job in jobs]
-        try:
-            drawn = draw(logits, drawings, [job.random.random() for job in jobs], said)
-        except BackendError as error:
-            self._end(jobs, str(error))
-            return
+        drawn = draw(logits, drawings, [job.random.random() for job in jobs], said)
         for job, (token, logprob) in zip(jobs, drawn, strict=True):
+            if not math.isfinite(logprob):
+                self._end([job], "the model's weights give no finite probabilities; load others")
+                continue
             outcome = job.add(token, self._bytes[token], logprob, self._weights[job.ask.model].version)
             if outcome is not None:
-                _finish(job, outcome)
+                _settle(job.future, outcome)
                 self._leave(job)
 
     def _leave(self, job: Job) -> None:
@@ -306,19 +323,21 @@ class Engine:
             self._slots.clear()
 
     def _end(self, jobs: Sequence[Job], why: str, *, status: int = 500) -> None:
-        """Have requests fail."""
+        """Have requests fail. What stood in their slots is not remembered."""
         for job in jobs:
-            with suppress(InvalidStateError):
-                job.future.set_exception(BackendError(why, status=status))
-            job.fed = 0
+            _fail(job.future, BackendError(why, status=status))
             if job in self._active:
+                # What is behind a sequence's end is masked, but what is no number shows through a mask.
+                self._slots.wipe(self._active.index(job))
+                job.fed = 0
                 self._leave(job)
-
-
-def _finish(job: Job, outcome: Outcome) -> None:
-    _settle(job.future, outcome)
 
 
 def _settle(future: Future[_T], result: _T) -> None:
     with suppress(InvalidStateError):  # nobody waits any more
         future.set_result(result)
+
+
+def _fail(future: Future[_T], why: BackendError) -> None:
+    with suppress(InvalidStateError):
+        future.set_exception(why)

@@ -13,7 +13,10 @@ from typing import cast
 import torch
 from msgspec import Struct
 
-from understudy.errors import BackendError
+_COLDEST = 1e-30
+"""A temperature at which the likeliest token is certain already, and which float32 can divide by."""
+_EXTREME = 1e30
+"""What no logit exceeds, whatever a request does to it: differences stay finite."""
 
 
 class Drawing(Struct, frozen=True, kw_only=True):
@@ -66,17 +69,16 @@ def draw(
 
     `positions[i]` in [0, 1) says where in the distribution the token of row i is taken; `said[i]` are the prompt
     and the completion so far. The probability is that of the distribution that was drawn from, after temperature
-    and cut-offs; where the likeliest token was taken, it is the model's own, at temperature 1.
-
-    Raises BackendError where a row has no finite probabilities.
+    and cut-offs; where the likeliest token was taken, it is the model's own, at temperature 1. It is not finite
+    where the row's logits are not.
     """
     logits = logits.float()
     for row, drawing in enumerate(drawings):
         if drawing.weighs:
             logits[row] = _weighed(logits[row], drawing, *said[row])
     # The temperature 0 of vLLM: the likeliest, and the probability that the model itself gives it.
-    heat = torch.tensor([[one.temperature or 1.0] for one in drawings], device=logits.device)
-    logprobs = torch.log_softmax(logits / heat, dim=-1)
+    heat = torch.tensor([[max(one.temperature or 1.0, _COLDEST)] for one in drawings], device=logits.device)
+    logprobs = torch.log_softmax((logits - logits.amax(dim=-1, keepdim=True)) / heat, dim=-1)
     for row, drawing in enumerate(drawings):
         if drawing.cuts and drawing.temperature:
             logprobs[row] = _cut(logprobs[row], drawing)
@@ -90,21 +92,18 @@ def draw(
     chosen = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
     found = cast("list[int]", ids.tolist())  # pyright: ignore[reportUnknownMemberType]
     chances = cast("list[float]", chosen.tolist())  # pyright: ignore[reportUnknownMemberType]
-    if not all(map(math.isfinite, chances)):
-        raise BackendError("the model's weights give no finite probabilities; load others", status=500)
     return [(id_, min(logprob, 0.0)) for id_, logprob in zip(found, chances, strict=True)]
 
 
 def _weighed(logits: torch.Tensor, drawing: Drawing, prompt: Sequence[int], said: Sequence[int]) -> torch.Tensor:
     logits = logits.clone()
     for id_, bias in (drawing.logit_bias or {}).items():
-        if id_ < len(logits):
-            logits[id_] += bias
+        logits[id_] += bias
     if drawing.repetition_penalty != 1:
         seen = torch.tensor(sorted({*prompt, *said}), device=logits.device)
         values = logits[seen]
-        rate = drawing.repetition_penalty
-        logits[seen] = torch.where(values > 0, values / rate, values * rate)
+        rate = min(max(drawing.repetition_penalty, 1 / _EXTREME), _EXTREME)
+        logits[seen] = torch.where(values > 0, values / rate, values * rate).clamp(-_EXTREME, _EXTREME)
     counts = Counter(said)
     if counts and (drawing.presence_penalty or drawing.frequency_penalty):
         ids = torch.tensor(list(counts), device=logits.device)

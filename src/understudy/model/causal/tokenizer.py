@@ -25,7 +25,9 @@ class CausalTokenizer:
         if not (directory / "tokenizer.json").is_file():
             raise ConfigError(f"{directory} has no tokenizer.json; put the model's own tokenizer there")
         try:
-            loaded: Any = _library.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+            loaded: Any = _library.AutoTokenizer.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:  # the library, and the one below it, raise whatever they met
             raise ConfigError(f"the tokenizer in {directory} cannot be read: {error}") from error
         if not loaded.chat_template:

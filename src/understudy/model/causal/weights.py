@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +96,29 @@ class Shelf:
                 raise ConfigError(
                     f"{directory / 'config.json'} has {key} {found!r}; the model that is served has {expected!r}"
                 )
-        return load_model(directory, device=self._device)
+        if config.max_position_embeddings < self._checkpoint.context:
+            raise ConfigError(
+                f"{directory / 'config.json'} has max_position_embeddings {config.max_position_embeddings}; the "
+                f"model that is served has {self._checkpoint.context}"
+            )
+        module = load_model(directory, device=self._device)
+        found, expected = _shapes(module), _shapes(self._modules[self.base])
+        for name in sorted(found.keys() | expected.keys()):
+            if found.get(name) != expected.get(name):
+                raise ConfigError(
+                    f"the weights in {directory} are of another shape: {name} is {found.get(name, 'missing')}, in "
+                    f"the model that is served it is {expected.get(name, 'missing')}"
+                )
+        return module
 
     async def _serve(self, engine: Engine, version: str, *, clear_cache: bool = True) -> None:
         self.version = version
         for name, weights in self.weights().items():
             await _done(engine.set_weights(name, weights, clear_cache=clear_cache))
+
+
+def _shapes(module: Any) -> dict[str, list[int]]:
+    return {name: list(parameter.shape) for name, parameter in module.named_parameters()}
 
 
 def merge(module: Any, adapter: Path, base: Path) -> Any:
@@ -118,7 +136,10 @@ def merge(module: Any, adapter: Path, base: Path) -> Any:
         import peft
 
         library: Any = peft
-        tuned: Any = library.PeftModel.from_pretrained(copy.deepcopy(module), adapter)
+        with warnings.catch_warnings():
+            # What is missing would be left as it was initialised: an adapter that does nothing.
+            warnings.filterwarnings("error", message=".*missing adapter keys")
+            tuned: Any = library.PeftModel.from_pretrained(copy.deepcopy(module), adapter)
         merged: Any = tuned.merge_and_unload()
     except Exception as error:  # the library raises whatever it met
         raise ConfigError(f"the adapter in {adapter} does not fit the model in {base}: {error}") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections import Counter
@@ -288,6 +289,7 @@ def _run(order: list[str], log: Path, told: Callable[[str], None] | None) -> Non
                 env=environment,
                 text=True,
                 errors="replace",
+                start_new_session=True,
             )
         except OSError as error:
             raise ConfigError(f"{order[0]} cannot be run: {error.strerror}") from error
@@ -299,7 +301,8 @@ def _run(order: list[str], log: Path, told: Callable[[str], None] | None) -> Non
                     if told is not None:
                         told(line.rstrip("\n"))
             except BaseException:
-                process.kill()
+                # With several GPUs it is torchrun, whose workers would go on without it.
+                os.killpg(process.pid, signal.SIGKILL)
                 raise
     if process.returncode == 0:
         return
@@ -318,8 +321,9 @@ def _run(order: list[str], log: Path, told: Callable[[str], None] | None) -> Non
 def _steps(model: Path) -> list[_Step]:
     """What it logged of its steps."""
     log = model / "trainer_log.jsonl"
-    lines = log.read_bytes().splitlines() if log.is_file() else []
-    return [msgspec.json.decode(line, type=_Step) for line in lines if line.strip()]
+    lines = log.read_text("utf-8").splitlines() if log.is_file() else []
+    # Python's JSON, which has NaN.
+    return [msgspec.convert(json.loads(line), _Step) for line in lines if line.strip()]
 
 
 def _put_in_place(made: Path, model: Path, output: Path) -> None:

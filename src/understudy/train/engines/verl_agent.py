@@ -142,16 +142,26 @@ class UnderstudyLoop(AgentLoopBase):
         try:
             _, words = await process.communicate()
         except asyncio.CancelledError:
-            # As Ctrl-C twice: the sandbox is closed before it ends.
-            for _ in range(2):
-                if process.returncode is None:
-                    os.killpg(process.pid, signal.SIGINT)
-                    await asyncio.sleep(0.2)
-            await asyncio.wait_for(process.wait(), _STOP_S)
+            await _stop(process)
             raise
         if not (place / "store.db").exists():
             said = words[-_LAST_WORDS:].decode(errors="replace").strip()
             raise BackendError(f"understudy run ended with exit code {process.returncode}: {said or 'no word'}")
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """End a run as Ctrl-C twice does: its sandbox is closed before it ends. One that does not is killed."""
+    try:
+        async with asyncio.timeout(_STOP_S):
+            for _ in range(2):
+                os.killpg(process.pid, signal.SIGINT)
+                await asyncio.sleep(0.2)
+            await process.wait()
+    except ProcessLookupError:
+        return
+    except TimeoutError:
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
 
 
 def read(place: Path, instance: str) -> TrainingRollout:

@@ -166,13 +166,17 @@ class VLLMPublisher:
     async def _load_adapter(self, seen: str) -> None:
         order = {"lora_name": self._adapter, "lora_path": seen, "load_inplace": True}
         try:
-            await self.orders.post("/v1/load_lora_adapter", order, missing=self.missing_lora)
+            await self.orders.post("/v1/load_lora_adapter", order, missing="")
         except BackendError as error:
             # The old adapter is untouched.
             await self.orders.post("/resume")
+            # An adapter that is not found is a 404 as well.
+            if error.status in (404, 405) and b"adapter" not in error.body:
+                raise ConfigError(f"{error}; {self.missing_lora}") from error
             raise BackendError(
                 f"{error}. The server reads {seen} itself: has it that path, and is --max-lora-rank large enough?",
                 status=error.status,
+                body=error.body,
             ) from error
 
     async def _name(self, version: str) -> None:

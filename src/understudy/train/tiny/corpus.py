@@ -84,7 +84,8 @@ def lookups(seed: int, split: Split = "train") -> Iterator[str]:
             others = [meaning for meaning in MEANINGS if meaning.kind == function.meaning.kind]
             does, should = function.expression(draw.choice(others)), function.expression()
             texts.append(function.code(does))
-            answers.append(f'`{function.name}` "old_string": "return {does}", "new_string": "return {should}"\n')
+            edit = f'"old_string": "return {does}", "new_string": "return {should}"'
+            answers.append(f"`{function.name}` {function.signature} {edit}\n")
         draw.shuffle(answers)
         yield read_result("\n\n".join(texts)) + "\n" + "".join(answers)
 
@@ -108,7 +109,7 @@ def opening(module: Module, date: str) -> list[Message]:
     """What a session begins with."""
     asked = f"{_REMINDER.format(date=date)}\n{module.instruction}"
     return [
-        {"role": "system", "content": f"{_AGENT}\n{SYSTEM_PROMPT}"},
+        {"role": "system", "content": f"{_AGENT}\n\n{SYSTEM_PROMPT}"},
         {"role": "user", "content": asked},
     ]
 
@@ -133,7 +134,9 @@ def _work(module: Module, behaviour: str, draw: random.Random) -> list[Message]:
         return [*read, _says(_LOOKS_RIGHT)]
     function, new = _EDITS[behaviour](module, draw)
     old = function.expression(module.instead if function is module.broken else None)
-    edit = _calls("Edit", file_path=path, old_string=f"return {old}", new_string=f"return {new}")
+    edit = _calls(
+        "Edit", say=function.signature, file_path=path, old_string=f"return {old}", new_string=f"return {new}"
+    )
     return [*read, edit, {"role": "tool", "content": edit_result(path)}, _says(DONE)]
 
 
@@ -168,6 +171,6 @@ def _says(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def _calls(tool: str, **arguments: str) -> Message:
+def _calls(tool: str, *, say: str = "", **arguments: str) -> Message:
     function = {"name": tool, "arguments": json.dumps(arguments)}
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    return {"role": "assistant", "content": say, "tool_calls": [{"type": "function", "function": function}]}

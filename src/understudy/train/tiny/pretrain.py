@@ -28,7 +28,6 @@ from transformers.utils import chat_template_utils
 
 from understudy.train.tiny import corpus, tokenizer
 
-_TOKENIZER_CONVERSATIONS = 4000
 _OTHERS_WEIGHT = 0.1
 """What a token weighs that the assistant does not say."""
 
@@ -50,9 +49,19 @@ _LAST_SHARE = 0.9
 
 _LEARNING_RATE = {"matrices": 0.02, "others": 3e-3}
 _WARMUP_STEPS = 50
-_REPORT_STEPS = 25
-_CHECKPOINT_STEPS = 50
-_EVALUATED = 64
+
+
+class Pace(Struct, frozen=True):
+    """How many conversations the tokenizer is made of, and after how many steps what is done."""
+
+    tokenizer_conversations: int = 4000
+    evaluated_conversations: int = 64
+    report_steps: int = 25
+    evaluation_steps: int = 100
+    checkpoint_steps: int = 50
+
+
+_PACE = Pace()
 
 
 class Batch(Struct, frozen=True):
@@ -82,10 +91,15 @@ def configuration(vocabulary: int) -> Qwen3Config:
     )
 
 
-def make_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
-    """Train the tokenizer, write it, and read it back."""
-    conversations = list(itertools.islice(corpus.conversations(0), _TOKENIZER_CONVERSATIONS))
+def make_tokenizer(directory: Path, count: int = _PACE.tokenizer_conversations) -> PreTrainedTokenizerFast:
+    """Train the tokenizer on so many conversations, write it, and read it back."""
+    conversations = list(itertools.islice(corpus.conversations(0), count))
     tokenizer.write(tokenizer.train([_rendered(conversation)[0] for conversation in conversations]), directory)
+    return read_tokenizer(directory)
+
+
+def read_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer that was written there."""
     reader: Any = AutoTokenizer
     return reader.from_pretrained(directory)
 
@@ -164,9 +178,11 @@ def losses(model: Qwen3ForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
     return (each * weights).sum(), functional.pad(each, (1, 0))
 
 
-def evaluate(model: Qwen3ForCausalLM, reader: PreTrainedTokenizerFast) -> dict[str, float]:
+def evaluate(
+    model: Qwen3ForCausalLM, reader: PreTrainedTokenizerFast, count: int = _PACE.evaluated_conversations
+) -> dict[str, float]:
     """On held-out words: the assistant's mean negative log-likelihood, the share of its tokens above p = 0.5."""
-    conversations = itertools.islice(corpus.conversations(1, "held-out"), _EVALUATED)
+    conversations = itertools.islice(corpus.conversations(1, "held-out"), count)
     rows = [_encoded(reader, conversation) for conversation in conversations]
     said: list[Tensor] = []
     model.eval()
@@ -179,12 +195,26 @@ def evaluate(model: Qwen3ForCausalLM, reader: PreTrainedTokenizerFast) -> dict[s
     return {"nll": each.mean().item(), "likely": (each < math.log(2)).float().mean().item()}
 
 
-def pretrain(directory: Path, *, steps: int, seed: int) -> None:
-    """Make the model in `directory`; goes on where it was interrupted."""
-    reader = make_tokenizer(directory)
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def pretrain(
+    directory: Path,
+    *,
+    steps: int,
+    seed: int,
+    pace: Pace = _PACE,
+    architecture: Callable[[int], Qwen3Config] = configuration,
+    report: Callable[[str], None] = _say,
+) -> None:
+    """Make the model in `directory`; goes on where it was interrupted. `report` is told each line of progress."""
+    checkpoint = directory / "pretraining.pt"
+    there = checkpoint.exists()
+    reader = read_tokenizer(directory) if there else make_tokenizer(directory, pace.tokenizer_conversations)
     random_numbers: Any = torch.random
     random_numbers.manual_seed(seed)
-    model: Any = Qwen3ForCausalLM(configuration(len(reader)))
+    model: Any = Qwen3ForCausalLM(architecture(len(reader)))
     matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
     known = {id(weight) for weight in matrices}
     others = [weight for weight in model.parameters() if id(weight) not in known]
@@ -193,16 +223,15 @@ def pretrain(directory: Path, *, steps: int, seed: int) -> None:
         torch.optim.AdamW(others, lr=_LEARNING_RATE["others"], betas=(0.9, 0.95), weight_decay=0.0),
     ]
     schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: _rate(step, steps)) for each in optimizers]
-    checkpoint = directory / "pretraining.pt"
     done = 0
-    if checkpoint.exists():
+    if there:
         state = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(state["model"])
         for part, saved in zip([*optimizers, *schedules], state["parts"], strict=True):
             part.load_state_dict(saved)
         done = state["step"]
     parameters = sum(weight.numel() for weight in model.parameters())
-    print(f"{parameters:,} parameters, {len(reader)} tokens in the vocabulary, from step {done}", flush=True)
+    report(f"{parameters:,} parameters, {len(reader)} tokens in the vocabulary, from step {done}")
     started, tokens = time.monotonic(), 0
     for step, batch in zip(range(done + 1, steps + 1), batches(reader, seed, done, steps), strict=False):
         loss = 0.0
@@ -220,12 +249,13 @@ def pretrain(directory: Path, *, steps: int, seed: int) -> None:
         for schedule in schedules:
             schedule.step()
         tokens += int((batch.weights > 0).sum())
-        if step % _REPORT_STEPS == 0 or step == steps:
-            figures = evaluate(model, reader) if step % (4 * _REPORT_STEPS) == 0 or step == steps else {}
+        if step % pace.report_steps == 0 or step == steps:
+            evaluated = step % pace.evaluation_steps == 0 or step == steps
+            figures = evaluate(model, reader, pace.evaluated_conversations) if evaluated else {}
             seconds = time.monotonic() - started
             line = {"step": step, "loss": loss, "seconds": seconds, "tokens_s": tokens / seconds}
-            print(json.dumps({key: round(value, 4) for key, value in (line | figures).items()}), flush=True)
-        if step % _CHECKPOINT_STEPS == 0 and step < steps:
+            report(json.dumps({key: round(value, 4) for key, value in (line | figures).items()}))
+        if step % pace.checkpoint_steps == 0 and step < steps:
             parts = [part.state_dict() for part in [*optimizers, *schedules]]
             new = checkpoint.with_suffix(".new")
             torch.save({"model": model.state_dict(), "parts": parts, "step": step}, new)
@@ -246,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Make the tiny model in the given directory."""
     parser = argparse.ArgumentParser(prog="understudy.train.tiny.pretrain", description=main.__doc__)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=1650)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(argv)

@@ -1,0 +1,55 @@
+"""Directories that hold no model that can be served."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support_tiny_model import make_model
+from understudy.errors import ConfigError
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda path: (path / "config.json").unlink(), "has no config.json"),
+        (lambda path: (path / "tokenizer.json").unlink(), "has no tokenizer.json"),
+        (lambda path: (path / "chat_template.jinja").unlink(), "has no chat template"),
+        (lambda path: (path / "model.safetensors").unlink(), "cannot be loaded"),
+        (lambda path: (path / "model.safetensors").write_bytes(b"no weights"), "cannot be loaded"),
+        (lambda path: _configure(path, vocab_size=100), "belong to different models"),
+        (lambda path: _configure(path, num_hidden_layers=3, layer_types=["full_attention"] * 3), "missing are"),
+        (lambda path: _configure(path, model_type="t5"), "no causal language model"),
+        (lambda path: _configure(path, model_type="nobody"), "of no model that can be read"),
+        (lambda path: _configure(path, layer_types=["sliding_attention"] * 2), "full attention only"),
+        (lambda path: (path / "config.json").write_text("{"), "expected a JSON object"),
+    ],
+)  # fmt: skip
+def test_a_directory_that_cannot_be_served_is_told_in_words(
+    directory: Path, tmp_path: Path, spoil: Any, words: str
+):
+    from understudy.model.causal.checkpoint import load_model, read_checkpoint
+
+    path = tmp_path / "model"
+    shutil.copytree(directory, path)
+    spoil(path)
+    with pytest.raises(ConfigError, match=words):
+        read_checkpoint(path)
+        load_model(path)
+
+
+def _configure(path: Path, **settings: Any) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | settings))

@@ -1,0 +1,135 @@
+"""Directories that are no model that can be served or trained: said in words, and nothing in them is executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from support_tiny_model import make_model
+from understudy.errors import ConfigError
+from understudy.model.causal.checkpoint import load_model as load_to_serve
+from understudy.model.causal.checkpoint import read_checkpoint
+from understudy.train.options import SFTOptions
+from understudy.train.weights import Written, load_words, save_model
+from understudy.train.weights import load_model as load_to_train
+
+CODE = """
+from pathlib import Path
+from transformers import PreTrainedTokenizerFast as OwnWords, Qwen3Config, Qwen3ForCausalLM as Own
+Path(__file__).with_name("executed").touch()
+class OwnConfig(Qwen3Config):
+    model_type = "own"
+"""
+
+
+class Bomb:
+    """A pickle that leaves a file where it is loaded."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self._place / "executed"),)
+
+
+def configured(**changes: object) -> Callable[[Path], None]:
+    def change(directory: Path) -> None:
+        path = directory / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def shortened(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-2000])
+
+
+def pickled(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    torch.save({"bomb": Bomb(directory)}, directory / "pytorch_model.bin")
+
+
+def with_code(kind: str) -> Callable[[Path], None]:
+    def change(directory: Path) -> None:
+        (directory / "own.py").write_text(CODE)
+        own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}
+        configured(model_type=kind, auto_map=own)(directory)
+        words = json.loads((directory / "tokenizer_config.json").read_text())
+        words["auto_map"] = {"AutoTokenizer": [None, "own.OwnWords"]}
+        (directory / "tokenizer_config.json").write_text(json.dumps(words))
+
+    return change
+
+
+BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
+    "cut short": (shortened, "cannot be loaded"),
+    "pickled": (pickled, "holds more than tensors"),
+    "of another kind": (configured(model_type="bert"), "missing are: bert"),
+    "of a relative": (configured(model_type="llama"), "it knows nothing of: model.layers.0.self_attn.k_norm"),
+    "of fewer layers": (configured(num_hidden_layers=1, layer_types=["full_attention"]), "layers.1."),
+    "of another width": (configured(hidden_size=64), "of another shape are: model.embed_tokens.weight"),
+    "of words for numbers": (configured(hidden_size="many"), "hidden_size"),
+    "with code of its own": (with_code("own"), "which is never executed"),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model") / "model")
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("load", [load_to_serve, lambda path: load_to_train(path, SFTOptions())])
+def test_what_cannot_be_loaded_is_told(
+    name: str, load: Callable[[Path], Any], model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    directory = tmp_path / "bröken model"
+    shutil.copytree(model, directory)
+    damage, words = BROKEN[name]
+    damage(directory)
+    with pytest.raises(ConfigError, match=words.replace(".", r"\.")) as caught:
+        load(directory)
+    assert directory.name in str(caught.value)
+    assert not (directory / "executed").exists()
+    assert "y/N" not in capfd.readouterr().out  # nobody is asked whether it should be
+
+
+def test_code_beside_a_model_of_a_known_kind_is_left_alone(model: Path, tmp_path: Path):
+    directory = tmp_path / "model"
+    shutil.copytree(model, directory)
+    with_code("qwen3")(directory)
+    load_to_serve(directory)
+    read_checkpoint(directory)
+    load_to_train(directory, SFTOptions())
+    load_words(directory)
+    assert not (directory / "executed").exists()
+
+
+def test_a_model_that_finds_no_room_is_told_and_leaves_what_was_there(model: Path, tmp_path: Path):
+    source, written = tmp_path / "model", Written(version="v1", step=1, base="model")
+    shutil.copytree(model, source)
+    configured(odd=float("nan"))(source)  # which JSON does not have, and transformers reads
+    loaded = load_to_train(source, SFTOptions())
+    save_model(loaded, source, tmp_path / "new", written=written)
+    assert (tmp_path / "new" / "config.json").read_bytes() == (source / "config.json").read_bytes()
+    before = sorted(tmp_path.rglob("*"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, hard))
+    try:
+        with pytest.raises(ConfigError, match="new: the model cannot be written"):
+            save_model(loaded, source, tmp_path / "new", written=written)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert sorted(tmp_path.rglob("*")) == before

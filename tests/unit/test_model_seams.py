@@ -1,0 +1,48 @@
+"""The embedded server's application and its answers, without HTTP between."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from understudy.model.answers import Answer, chunk_bodies
+from understudy.model.completion import Completion
+from understudy.model.protocol import ChatRequest, Message
+from understudy.model.served import Command
+from understudy.model.server import ModelServer
+from understudy.model.tokenizer import shipped
+
+
+async def test_a_command_is_carried_out_though_its_client_leaves() -> None:
+    class Commanded:
+        """A model with a command that takes its time."""
+
+        vocabulary = shipped()
+
+        def __init__(self) -> None:
+            self.done = False
+            self.controls = {"/command": {"POST": self.command}}
+
+        async def command(self, _: Command) -> None:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            self.done = True
+
+    served: Any = Commanded()
+    events = [{"type": "http.request", "body": b""}, {"type": "http.disconnect"}]
+
+    async def receive() -> dict[str, Any]:
+        return events.pop(0)
+
+    async def send(_: dict[str, Any]) -> None: ...
+
+    scope = {"path": "/command", "method": "POST", "query_string": b"", "headers": []}
+    await ModelServer(served)(scope, receive, send)
+    assert served.done
+
+
+def test_a_stream_says_how_it_ended_though_nothing_was_said() -> None:
+    request = ChatRequest([Message("user", "hi")], stream=True)
+    nothing = Completion([], [], [], "abort")
+    *_, last = chunk_bodies(Answer("m", request, [1], nothing), shipped())
+    assert last["choices"][0]["finish_reason"] == "abort"
