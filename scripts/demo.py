@@ -17,13 +17,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from understudy.train.tiny.corpus import SYSTEM_PROMPT, TOOLS
+
 UNDERSTUDY = Path(sys.executable).with_name("understudy")
 MODEL = "tiny"
 AGENT = (
-    *("--tools", "Edit,Read", "--max-turns", "6"),
-    *("--system-prompt", "You mend one function. Read the file, then edit it."),
+    *("--tools", TOOLS, "--max-turns", "6", "--answer-tokens", "200"),
+    *("--system-prompt", SYSTEM_PROMPT),
 )
-SFT = ("--learning-rate", "2e-4", "--epochs", "2", "--batch-rollouts", "8")
+SFT = ("--learning-rate", "3e-4", "--epochs", "3", "--batch-rollouts", "8")
 WEAK_SFT = ("--learning-rate", "1e-4", "--epochs", "1", "--batch-rollouts", "8")
 GRPO = ("--learning-rate", "3e-4", "--mini-batches", "2")
 EVALUATED_AT = "0.5"

@@ -71,7 +71,8 @@ def plain_dpo_loss(pairs: Sequence[Sequence[float]], options: DPOOptions) -> flo
     for chosen, rejected, reference_chosen, reference_rejected in pairs:
         margin = options.beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
         right, wrong = 1 / (1 + math.exp(-margin)), 1 / (1 + math.exp(margin))
-        total -= (1 - options.label_smoothing) * math.log(right) + options.label_smoothing * math.log(wrong)
+        noise = options.label_smoothing
+        total -= ((1 - noise) * math.log(right) - noise * math.log(wrong)) / (1 - 2 * noise)
     return total / len(pairs)
 
 

@@ -293,10 +293,11 @@ async def test_what_failed_stays_so_when_a_wave_is_gone_on_with(order: Order, po
 async def test_asynchronously_the_next_wave_goes_on_while_the_policy_is_updated(
     order: Order, policy: FakePolicy, tmp_path: Path
 ):
-    order = at(order, policy, asynchronous=True, quorum=1.0, slow_s=3.0, steps=2, samples=2, eval_every=0)
-    await run(order)
+    order = at(order, policy, asynchronous=True, quorum=1.0, steps=2, samples=2, eval_every=0)
+    second_run = LoopDirectory(Path(order.root)).run(2)
+    await run(order, waits=lambda: not ((second_run / "store.db").exists() and calls_of(second_run)))
     first = {call.policy_version for call in calls_of(LoopDirectory(Path(order.root)).run(1))}
-    second = {call.policy_version for call in calls_of(LoopDirectory(Path(order.root)).run(2))}
+    second = {call.policy_version for call in calls_of(second_run)}
     assert first == {"step-0000"}
     assert "step-0000" in second, "nothing of the second wave was collected during the first update"
     assert state_of(order).steps[1].staleness == 1

@@ -213,7 +213,7 @@ def test_the_real_server_and_trainer_come_to_the_same_weights_bit_by_bit(tmp_pat
     model = make_model(tmp_path / "random")
     env = {"OMP_NUM_THREADS": "1"}
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    done = understudy(*command(order, model, whole), env=env)
+    done = understudy(*command(order, model, whole), env=env, timeout=600)
     assert done.returncode == 0, done.stderr
     draw = random.Random(5)
     for _ in range(max(2, KILLS // 5)):
@@ -226,7 +226,7 @@ def test_the_real_server_and_trainer_come_to_the_same_weights_bit_by_bit(tmp_pat
             process.wait(draw.uniform(4.0, 9.0))
         process.kill()
         process.wait()
-    done = understudy(*command(order, model, killed), env=env)
+    done = understudy(*command(order, model, killed), env=env, timeout=600)
     assert done.returncode == 0, done.stderr
     summary = msgspec.json.decode(done.stdout, type=LoopSummary)
     assert summary.updates > 0, "nothing was learned, so nothing is shown"

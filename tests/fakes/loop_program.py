@@ -24,7 +24,7 @@ from understudy.train.state import LoopConfig, StepState
 from understudy.train.watcher import Watcher
 from understudy.types import SuiteChecks, Task
 
-from fakes.policy import AGENT, dying_at, opener, write_weights
+from fakes.policy import AGENT, Waits, dying_at, opener, write_weights
 from support import calc_task
 
 
@@ -90,9 +90,12 @@ class _Dying(Watcher):
 
 
 async def run(
-    order: Order, watcher: Watcher | None = None, collects: Callable[[Collector], None] = lambda _: None
+    order: Order,
+    watcher: Watcher | None = None,
+    collects: Callable[[Collector], None] = lambda _: None,
+    waits: Waits = lambda: False,
 ) -> LoopSummary:
-    """Carry on with the loop to its end."""
+    """Carry on with the loop to its end; an update goes on as long as it `waits`."""
     sandboxes = usable("unsafe-local")
     tasks, eval_tasks = [await _tasks(spec, sandboxes) for spec in (order.tasks, order.eval_tasks)]
     config = LoopConfig(
@@ -123,7 +126,7 @@ async def run(
         means=Means(concurrency=order.concurrency, urls=(order.url,), way=order.way),
         collects=collects,
         watcher=watcher or _Dying(order.die),
-        trainers=opener(dying_at(order.die), order.slow_s, always=order.asynchronous),
+        trainers=opener(dying_at(order.die), order.slow_s, always=order.asynchronous, waits=waits),
     )
 
 

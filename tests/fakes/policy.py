@@ -27,6 +27,7 @@ from understudy.train.updater import UpdateReport
 from fakes.control import FakeVLLMControl, weights_in
 
 Die = Callable[[str], None]
+Waits = Callable[[], bool]
 WORDS = ("yes", "no")
 
 # An agent in plain Python: asks once, and mends calc.py when the answer says yes. It waits while there is a file
@@ -131,16 +132,21 @@ class FakeTrainer:
     With `always` it also learns from groups without a signal.
     """
 
-    def __init__(self, weights: str, die: Die, slow_s: float = 0.0, *, always: bool = False) -> None:
+    def __init__(
+        self, weights: str, die: Die, slow_s: float = 0.0, *, always: bool = False, waits: Waits = lambda: False
+    ) -> None:
         self._weights = weights
         self._die = die
         self._slow_s = slow_s
         self._always = always
+        self._waits = waits
 
     async def update(self, groups: Path, step: int, version: str, weights: Path) -> UpdateReport:
         """See Trainer."""
         self._die(f"before update {step}")
         await asyncio.sleep(self._slow_s)
+        while self._waits():  # noqa: ASYNC110 - what is waited for is in a store
+            await asyncio.sleep(0.02)
         given = read_groups(groups)
         telling = [
             group for group in given if self._always or len({rollout.reward for rollout in group.rollouts}) > 1
@@ -167,14 +173,16 @@ def write_weights(directory: Path, weights: str, halfway: Callable[[], None] = l
     (directory / "model.safetensors").write_text(weights)
 
 
-def opener(die: Die = lambda _: None, slow_s: float = 0.0, *, always: bool = False) -> Any:
+def opener(
+    die: Die = lambda _: None, slow_s: float = 0.0, *, always: bool = False, waits: Waits = lambda: False
+) -> Any:
     """What opens such a trainer (see OpenTrainer)."""
 
     @asynccontextmanager
     async def opened(
         model: Path, options: GRPOOptions, *, resume: Path | None, threads: int
     ) -> AsyncIterator[FakeTrainer]:
-        yield FakeTrainer(weights_in(resume or model), die, slow_s, always=always)
+        yield FakeTrainer(weights_in(resume or model), die, slow_s, always=always, waits=waits)
 
     return opened
 

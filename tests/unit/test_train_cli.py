@@ -176,11 +176,16 @@ def test_what_is_learned_from_is_not_overwritten(tmp_path: Path):
     (model / "config.json").touch()
     linked = tmp_path / "linked"
     linked.symlink_to(model)
-    for needed in (model, linked, model / "training" / "checkpoint"):
-        with pytest.raises(ConfigError, match="is learned from; choose another"):
-            claim(model, resume=False, overwrite=True, needed=[tmp_path / "run", needed])
+    for each in (model, linked, model / "training" / "checkpoint"):
+        needed = [tmp_path / "run", each]
+        with (
+            pytest.raises(ConfigError, match="is learned from; choose another"),
+            claim(model, resume=False, overwrite=True, needed=needed),
+        ):
+            pass
     assert (model / "config.json").exists()
-    claim(tmp_path / "other", resume=False, overwrite=True, needed=[model])
+    with claim(tmp_path / "other", resume=False, overwrite=True, needed=[model]):
+        pass
 
 
 def test_a_training_killed_while_its_model_was_put_in_place_is_gone_on_with(tmp_path: Path):
@@ -188,12 +193,12 @@ def test_a_training_killed_while_its_model_was_put_in_place_is_gone_on_with(tmp_
     (output / "training" / "final").mkdir(parents=True)
     (output / "training" / "final" / "config.json").touch()
     (output / "model.safetensors").touch()
-    with pytest.raises(ConfigError, match="--resume"):
-        claim(output, resume=False)
-    claim(output, resume=True)
-    assert (output / "model.safetensors").exists()
-    claim(output, resume=False, overwrite=True)
-    assert list(output.iterdir()) == []
+    with pytest.raises(ConfigError, match="--resume"), claim(output, resume=False):
+        pass
+    with claim(output, resume=True):
+        assert (output / "model.safetensors").exists()
+    with claim(output, resume=False, overwrite=True):
+        assert not (output / "model.safetensors").exists() and not (output / "training" / "final").exists()
 
 
 def test_options_that_choose_rollouts_are_refused_of_an_export(tmp_path: Path):

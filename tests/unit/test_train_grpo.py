@@ -18,7 +18,6 @@ from understudy.errors import ConfigError
 from understudy.train.grpo import train_grpo
 from understudy.train.metrics import read_metrics
 from understudy.train.options import GRPOOptions, LoraOptions
-from understudy.train.places import claim
 from understudy.train.updater import UpdateReport
 from understudy.train.weights import check_model
 
@@ -56,7 +55,6 @@ def test_it_goes_on_from_a_checkpoint_to_the_same_weights(model: Path, tmp_path:
     assert not (output / "config.json").exists()
     made = output / "training" / "checkpoints" / "checkpoint-2"
     named = Path(shutil.copytree(made, tmp_path / "kept"))
-    claim(output, resume=True)
     for resume, target in ((True, output), (named, tmp_path / "other")):
         again = train_grpo(model, given, target, options, groups_per_update=1, resume=resume)
         assert again.updates == 2

@@ -104,19 +104,19 @@ def embedded(
     return None, str(weights.absolute()), version or fingerprint(weights)
 
 
-def heated(settings: GatewayConfig, temperature: float | None) -> GatewayConfig:
-    """The configuration with this temperature laid over what agents ask, where it is not None."""
+def sampled(settings: GatewayConfig, temperature: float | None, max_tokens: int | None) -> GatewayConfig:
+    """The configuration with these laid over what agents ask, where they are not None."""
     from msgspec.structs import replace
 
-    if temperature is None:
-        return settings
+    wanted = {"temperature": temperature, "max_tokens": max_tokens}
+    given = {name: value for name, value in wanted.items() if value is not None}
     sampling = settings.sampling
     return replace(
         settings,
         sampling=replace(
             sampling,
-            training=replace(sampling.training, temperature=temperature),
-            evaluation=replace(sampling.evaluation, temperature=temperature),
+            training=replace(sampling.training, **given),
+            evaluation=replace(sampling.evaluation, **given),
         ),
     )
 

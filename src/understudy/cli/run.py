@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from understudy.cli.backends import embedded, heated, run_config
+from understudy.cli.backends import embedded, run_config, sampled
 from understudy.cli.choice import instances
 from understudy.errors import ConfigError
 
@@ -77,6 +77,9 @@ def run(
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0, help="The temperature of every call [default: what the agent asks].")
+    ] = None,
+    answer_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that an answer may have [default: what the agent asks].")
     ] = None,
     config: Annotated[
         Path | None,
@@ -207,7 +210,7 @@ def run(
         frontend_model_low,
         weights,
     )
-    settings = heated(settings, temperature)
+    settings = sampled(settings, temperature, answer_tokens)
     policy, directory, version = embedded(settings, policy, weights, weights_version)
     order = Order(
         config=RunConfig(

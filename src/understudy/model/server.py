@@ -52,6 +52,8 @@ KEY_VARIABLE = "UNDERSTUDY_MODEL_KEY"
 """The key that clients must send when the server listens beyond loopback."""
 
 _DIALECT_VERSION = "0.33.0"
+_KEEP_ALIVE_S = 75
+"""Longer than clients keep a connection that is idle: else we may close one at the moment when they ask again."""
 
 Handler = Callable[[Command], Coroutine[Any, Any, Reply]]
 
@@ -312,6 +314,7 @@ def _build(options: argparse.Namespace) -> tuple[_Server, socket.socket, ServedM
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=2,
+        timeout_keep_alive=_KEEP_ALIVE_S,
     )
     server = _Server(config)
     host = f"[{options.host}]" if ":" in options.host else options.host

@@ -135,6 +135,8 @@ def _trainer(
         min(options.batch_pairs, len(rows)),
         fits,
         beta=options.beta,
+        # Without label smoothing it is DPO's own, whose name in TRL ignores label smoothing.
+        loss_type=["robust"],
         label_smoothing=options.label_smoothing,
     )
     made: Any = datasets.Dataset

@@ -82,7 +82,11 @@ class SFTOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class DPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Preference pairs (arXiv 2305.18290)."""
+    """Preference pairs (arXiv 2305.18290).
+
+    The loss of a pair is ((1 − ε) · −log σ(β h) − ε · −log σ(−β h)) / (1 − 2 ε), where h is how much likelier the
+    better answer became than the worse, in nats, and ε is `label_smoothing` (arXiv 2403.00409; at 0 it is DPO's).
+    """
 
     table: ClassVar[str] = "dpo"
     learning_rate: float = 1e-6

@@ -123,6 +123,7 @@ def decoded_rows(directory: Path) -> Iterator[dict[str, Any]]:
     """
     path = directory / "train.parquet"
     for number, row in enumerate(read_rows(path)):
+        name = ""
         try:
             for name in _MESSAGES & row.keys():
                 row[name] = [json.loads(each) if isinstance(each, str) else each for each in row[name]]

@@ -118,7 +118,7 @@ def configured(
 
     # As many passes as make equal parts: a step is over `batch` rows whatever the memory allows.
     passes = next(count for count in range(1, batch + 1) if batch % count == 0 and batch // count <= max(fits, 1))
-    given = {
+    given: dict[str, Any] = {
         "output_dir": str(place / CHECKPOINTS),
         "learning_rate": options.learning_rate,
         "weight_decay": options.weight_decay,

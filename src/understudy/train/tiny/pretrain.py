@@ -226,6 +226,11 @@ def pretrain(
     done = 0
     if there:
         state = torch.load(checkpoint, weights_only=True)
+        if state["asked"] != [steps, seed]:
+            raise SystemExit(
+                f"{checkpoint} is of {state['asked'][0]} steps with seed {state['asked'][1]}; go on with those, "
+                "or remove it to begin anew"
+            )
         model.load_state_dict(state["model"])
         for part, saved in zip([*optimizers, *schedules], state["parts"], strict=True):
             part.load_state_dict(saved)
@@ -258,7 +263,7 @@ def pretrain(
         if step % pace.checkpoint_steps == 0 and step < steps:
             parts = [part.state_dict() for part in [*optimizers, *schedules]]
             new = checkpoint.with_suffix(".new")
-            torch.save({"model": model.state_dict(), "parts": parts, "step": step}, new)
+            torch.save({"model": model.state_dict(), "parts": parts, "step": step, "asked": [steps, seed]}, new)
             new.replace(checkpoint)
     model.save_pretrained(directory)
     checkpoint.unlink(missing_ok=True)
