@@ -233,8 +233,14 @@ async def test_mounts_are_seen_where_locate_says(kind: Sandboxes, tree: Path, tm
     await sandbox.close()
 
 
-async def test_a_unix_socket_can_be_mounted(kind: Sandboxes, tree: Path, tmp_path: Path) -> None:
-    place = tmp_path / "gateway.sock"
+@pytest.mark.parametrize("deep", [False, True])
+async def test_a_unix_socket_can_be_mounted(
+    kind: Sandboxes, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deep: bool
+) -> None:
+    place = tmp_path / ("long-name-" * 12 if deep else "short") / "gateway.sock"
+    place.parent.mkdir()
+    # The kernel takes 107 bytes for the name of a socket: it is made from within its directory.
+    monkeypatch.chdir(place.parent)
     served: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -243,7 +249,7 @@ async def test_a_unix_socket_can_be_mounted(kind: Sandboxes, tree: Path, tmp_pat
         writer.close()
         await writer.wait_closed()
 
-    server = await asyncio.start_unix_server(serve, place)
+    server = await asyncio.start_unix_server(serve, place.name)
     place.chmod(0o666)
     sandbox = await kind.open(SandboxSpec(tree=tree, mounts=(Mount(place, "/run/understudy/gateway.sock"),)))
     client = (

@@ -37,8 +37,6 @@ class Served:
         self.key = key
         self.fails: dict[str, web.Response | BaseException] = {}
         """What an endpoint answers instead, once."""
-        self.meets: dict[str, Callable[[], object]] = {}
-        """What is done when an endpoint is called, once."""
         self.url = ""
 
     async def __aenter__(self) -> Self:
@@ -72,8 +70,6 @@ class Served:
             body = await request.json() if request.can_read_body else None
             self.orders.append((path, body if body is not None else dict(request.query)))
             self.keys.append(request.headers.get("authorization"))
-            if (met := self.meets.pop(path, None)) is not None:
-                met()
             if (instead := self.fails.pop(path, None)) is not None:
                 if isinstance(instead, BaseException):
                     assert request.transport is not None

@@ -45,10 +45,12 @@ class _Batches:
             self._flush()
 
     def close(self) -> None:
-        """Finish the file."""
-        self._flush()
-        self._file.close()
-        self._sink.close()
+        """Finish the file, which is closed too where that fails."""
+        try:
+            self._flush()
+            self._file.close()
+        finally:
+            self._sink.close()
 
     def _flush(self) -> None:
         if self._rows:

@@ -23,6 +23,8 @@ from understudy.sandbox.process import complete, to_the_end
 
 SYSTEM_PATH = os.defpath.lstrip(":")
 
+_SOCKET_NAME_BYTES = 107
+
 
 def _below(path: str, base: str) -> str | None:
     """The part of `path` below `base` ("" for `base` itself), or None when it lies elsewhere."""
@@ -52,10 +54,18 @@ class UnsafeSandbox:
         return str(self._root / "home")
 
     def locate(self, target: str) -> str:
-        """The source of the mount declared with this `target`: nothing is mounted here."""
-        for mount in self._spec.mounts:
+        """The source of the mount declared with this `target`: nothing is mounted here.
+
+        A long path is given as a short link to it: the kernel takes 107 bytes for the name of a socket.
+        """
+        for number, mount in enumerate(self._spec.mounts):
             if mount.target == target:
-                return str(mount.source)
+                if len(os.fsencode(mount.source)) <= _SOCKET_NAME_BYTES:
+                    return str(mount.source)
+                link = self._root / f"mount-{number}"
+                if not link.is_symlink():
+                    link.symlink_to(mount.source)
+                return str(link)
         raise SandboxError(
             f"no mount has the target {target!r}; declared: {[m.target for m in self._spec.mounts]}"
         )
