@@ -95,7 +95,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--directory", type=Path, default=Path("runs/demo"))
     parser.add_argument("--tasks", type=int, default=64, help="to learn from")
     parser.add_argument("--evaluated", type=int, default=64, help="held-out tasks")
-    parser.add_argument("--steps", type=int, default=5, help="of GRPO")
+    parser.add_argument("--steps", type=int, default=7, help="of GRPO")
     parser.add_argument("--groups", type=int, default=8, help="tasks a step")
     parser.add_argument("--samples", type=int, default=6, help="rollouts a task")
     parser.add_argument("--no-check", action="store_true", help="whatever the figures are, end with 0")
