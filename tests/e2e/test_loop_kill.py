@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,13 +153,21 @@ MOMENTS = [
     "before update 1",
     "during update 1",
     "after update 1",
+    "while publishing step-0001",
     "after step 1",
     "after evaluation 2",
     "during update 3",
     "after update 3",
+    "while publishing step-0003",
     "after step 3",
 ]
 """In the order in which they come."""
+
+
+def _kill_at(process: asyncio.subprocess.Process, version: str, path: str) -> None:
+    """Kill a loop when it has the server load this version, which is in a directory of that name."""
+    if Path(path).parent.name == version:
+        process.kill()
 
 
 async def test_killed_between_any_two_things_it_does_neither_twice(
@@ -167,6 +176,7 @@ async def test_killed_between_any_two_things_it_does_neither_twice(
     async with served(order, str(tmp_path / "killed")) as (killed, policy):
         for moment in MOMENTS:
             process = await start(replace(killed, die=moment))
+            policy.loading = partial(_kill_at, process, moment.rpartition(" publishing ")[2])
             _, err = await process.communicate()
             assert process.returncode == -9, (moment, err.decode())
         await to_its_end(killed)

@@ -110,6 +110,8 @@ class FakeVLLMControl(Served):
         self.asleep: set[str] = set()
         self.adapters: dict[str, str] = {}
         self.group: dict[str, Any] | None = None
+        self.loading: Callable[[str], object] = lambda _: None
+        """Told the path of whole weights, before they are loaded."""
         self.receiving: list[str] | None = None
         self.received: asyncio.Queue[str] = asyncio.Queue()
 
@@ -130,6 +132,7 @@ class FakeVLLMControl(Served):
         assert body["method"] == "reload_weights" and set(body["kwargs"]) == {"weights_path"}
         assert self.paused or "kv_cache" in self.asleep
         assert "weights" not in self.asleep
+        self.loading(body["kwargs"]["weights_path"])
         try:
             self.weights = weights_in(Path(body["kwargs"]["weights_path"]))
         except FileNotFoundError:
