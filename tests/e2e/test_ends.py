@@ -13,6 +13,7 @@ from aiohttp import web
 
 from understudy.store.store import Store
 
+from fakes.vllm import FakeVLLM, Refuse, Say
 from support import CLIENT, understudy
 
 pytestmark = pytest.mark.usefixtures("isolation")
@@ -49,10 +50,10 @@ def silent_server() -> Iterator[str]:
     loop.close()
 
 
-def agent(tmp_path: Path, then: str) -> tuple[str, ...]:
+def agent(tmp_path: Path, then: str, calls: int = 1) -> tuple[str, ...]:
     client = tmp_path / "client.py"
     client.write_text(CLIENT)
-    command = f"python3 {client} 1 {tmp_path / 'seen'}; {then}"
+    command = f"python3 {client} {calls} {tmp_path / 'seen'}; {then}"
     return ("--agent", "shell", "--agent-command", command, "--sandbox", "unsafe-local", "--limit", "1", "--json")
 
 
@@ -84,6 +85,36 @@ def test_a_model_that_never_answers_is_no_reward(calc_tasks: Path, tmp_path: Pat
     with Store.open(out, create=False) as store:
         calls = [call for a in store.attempts(store.rollouts()[0].id) for call in store.calls(a.id)]
     assert {call.status for call in calls} == {"abandoned"}
+
+
+FULL = Refuse(
+    status=400,
+    message="This model's maximum context length is 64 tokens. However, your request has 80 input tokens.",
+)
+
+
+@pytest.mark.parametrize("answers", [1, 0], ids=["that it filled itself", "that was too short from the start"])
+async def test_a_context(calc_tasks: Path, tmp_path: Path, answers: int):
+    async with FakeVLLM(*[Say(text="ever so much")] * answers, default=FULL) as server:
+        backend = ("vllm", "--base-url", server.url, "--backend-model-high", "fake")
+        out = tmp_path / "out"
+        talks = agent(tmp_path, "exit 1", calls=2)
+        done = await asyncio.to_thread(understudy, "run", *backend, "--tasks", calc_tasks, "-o", out, *talks)
+    summary = json.loads(done.stdout)
+    with Store.open(out, create=False) as store:
+        attempts = store.attempts(store.rollouts()[0].id)
+        verdicts = [store.verdict(attempt.id) for attempt in attempts]
+    if not answers:
+        assert (done.returncode, summary["infrastructure_failures"]) == (1, 1)
+        assert any("context holds" in reason for reason in summary["failures"])
+        assert set(verdicts) == {None}
+        return
+    assert (done.returncode, summary["unsolved"], summary["infrastructure_failures"]) == (0, 1, 0), done.stderr
+    (attempt,), (verdict,) = attempts, verdicts
+    assert (attempt.status, attempt.error, [finding.kind for finding in attempt.findings]) == (
+        "succeeded", None, ["context"]
+    )  # fmt: skip
+    assert verdict is not None and verdict.reward == 0.0
 
 
 def test_one_task_that_cannot_be_had_does_not_end_the_others(calc_tasks: Path, tmp_path: Path):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from understudy.agents.base import GATEWAY_SOCKET, Agent, AgentJob, AgentResult, Outcome
 from understudy.errors import AgentError, BackendError, GatewayError, UnderstudyError
+from understudy.gateway.backends.base import ContextOverflow
 from understudy.gateway.keys import Keys, Session
 from understudy.grade.patch import extract_patch
 from understudy.grade.validate import known
@@ -20,7 +21,7 @@ from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
 from understudy.store.store import Store
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
-from understudy.types import Attempt, AttemptStatus, ErrorInfo, Finding, Rollout, Task, Verdict, info_of
+from understudy.types import Attempt, AttemptStatus, Call, ErrorInfo, Finding, Rollout, Task, Verdict, info_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +91,11 @@ async def execute(
     await asyncio.wrap_future(
         bench.store.finish_attempt(
             attempt.id,
-            _ATTEMPT_STATUSES[end.result.outcome],
+            end.status,
             "succeeded",
             patch=end.patch,
             verdict=verdict,
-            logs=end.result.logs,
+            logs=end.logs,
             error=end.error,
             timings=watch.seconds,
             findings=end.findings,
@@ -115,8 +116,9 @@ _ATTEMPT_STATUSES: dict[Outcome, AttemptStatus] = {
 class _End:
     """What an agent left: how it ended, its patch, a fault when it is graded in spite of one, what is of note."""
 
-    result: AgentResult
+    status: AttemptStatus
     patch: bytes
+    logs: dict[str, bytes]
     error: ErrorInfo | None
     findings: list[Finding]
 
@@ -150,7 +152,8 @@ async def _work(
         with watch.part("agent_s"):
             result = await bench.agent.run(sandbox, job)
         session = bench.keys.revoke(attempt.id)
-        fault = _fault(bench.store, attempt, result, session)
+        full = _full_context(bench.store, attempt, result)
+        fault = None if full else _fault(bench.store, attempt, result, session)
         if fault and not (final and isinstance(fault, AgentError) and fault.had_answers):
             raise fault
         with watch.part("patch_s"):
@@ -161,7 +164,11 @@ async def _work(
             await sandbox.close()
     with watch.part("check_s"):
         findings = await asyncio.to_thread(_findings, bench, attempt, result, session)
-    return _End(result, patch, info_of(fault) if fault else None, findings)
+    status = _ATTEMPT_STATUSES[result.outcome]
+    if full:
+        status = "succeeded"
+        findings.insert(0, full)
+    return _End(status, patch, result.logs, info_of(fault) if fault else None, findings)
 
 
 def _findings(bench: Workbench, attempt: Attempt, result: AgentResult, session: Session | None) -> list[Finding]:
@@ -172,21 +179,42 @@ def _findings(bench: Workbench, attempt: Attempt, result: AgentResult, session: 
     return found
 
 
+def _full_context(store: Store, attempt: Attempt, result: AgentResult) -> Finding | None:
+    """That a model which had answered has filled its context, and its agent ended for that.
+
+    It is how much was said that did it, as it is with turns: an ordinary end. Were it a fault and tried again,
+    only those rollouts would be learned from that happen to be short.
+    """
+    if result.outcome != "crashed":
+        return None
+    calls = _kept(store, attempt)
+    last = calls[-1] if calls else None
+    if last is None or last.error is None or last.error.type != ContextOverflow.__name__:
+        return None
+    if not any(call.status == "ok" for call in calls):
+        return None
+    return Finding(kind="context", message=last.error.message, call_id=last.id)
+
+
+def _kept(store: Store, attempt: Attempt) -> list[Call]:
+    """An attempt's calls, in order. One that was abandoned is what a crash leaves, not what it came from."""
+    return [call for call in store.calls(attempt.id) if call.status != "abandoned"]
+
+
 _BOUNDARIES: dict[str, type[UnderstudyError]] = {"backend": BackendError, "gateway": GatewayError}
 
 
 def _fault(store: Store, attempt: Attempt, result: AgentResult, session: Session | None) -> UnderstudyError | None:
     """The fault that an agent's end tells of, or None when it is an ordinary one.
 
-    For a crash it is what the agent's last call met, when that call failed, else the crash itself; a call that was
-    abandoned is what a crash leaves behind, not what it came from. A time-out is the backend's when it never once
-    answered.
+    For a crash it is what the agent's last call met, when that call failed, else the crash itself. A time-out is
+    the backend's when it never once answered.
     """
     if result.outcome == "timeout" and session is not None and session.unanswered:
         return BackendError(f"the model did not answer once in the time the agent had ({result.message})")
     if result.outcome != "crashed":
         return None
-    calls = [call for call in store.calls(attempt.id) if call.status != "abandoned"]
+    calls = _kept(store, attempt)
     last = calls[-1] if calls else None
     if last is not None and last.error is not None and last.error.boundary in _BOUNDARIES:
         return _BOUNDARIES[last.error.boundary](f"{last.error.message} (the agent then said: {result.message})")
