@@ -186,7 +186,8 @@ class Finding(Struct, frozen=True, kw_only=True):
     """Something of note about an attempt that did not end it. `kind` is a short name, `message` says it.
 
     Kinds: `budget` (the attempt used up what it was allowed), `context` (it filled the model's context),
-    `session-log` (the agent's own log differs from the calls). `call_id` names the call it is about, where it is about one.
+    `session-log` (the agent's own log differs from the calls). `call_id` names the call it is about, where it is
+    about one.
     """
 
     kind: str

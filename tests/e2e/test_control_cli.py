@@ -17,13 +17,20 @@ from fakes.turns import bash, say
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
 
 
-async def update(control: Control, hold: asyncio.Event, *, pause_s: float) -> None:
-    """What a trainer does: pause, drain, change the weights for a while, resume with the new version."""
+async def update(control: Control, hold: asyncio.Event, *, refused: bool) -> None:
+    """What a trainer does: pause, drain, change the weights for a while, resume with the new version.
+
+    A call comes meanwhile, and with `refused` so late does it go on that the call is not held any longer.
+    """
     await until(lambda: control.state().in_flight > 0)
     control.pause()
     hold.set()
     assert await control.drain(10) == 0
-    await asyncio.sleep(pause_s)
+    await until(lambda: control.state().waiting > 0)
+    if refused:
+        await until(lambda: control.state().waiting == 0)
+    else:
+        await asyncio.sleep(0.5)
     control.resume("v2")
 
 
@@ -40,7 +47,7 @@ async def test_a_session_goes_on_over_a_change_of_weights(
     hold = asyncio.Event()
     async with Rig(tmp_path, claude, control=control, limits=limits) as rig:
         rig.script(say("", bash("true"), hold=hold), say("Done."))
-        _, ran = await asyncio.gather(update(control, hold, pause_s=1.5), rig.claude())
+        _, ran = await asyncio.gather(update(control, hold, refused=hold_limit_s < 1), rig.claude())
     assert (ran.result["subtype"], ran.result["result"]) == ("success", "Done.")
     answered = [call for call in ran.calls if call.status == "ok"]
     assert [call.policy_version for call in answered] == ["v1", "v2"]

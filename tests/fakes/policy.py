@@ -152,7 +152,7 @@ class FakeTrainer:
             group for group in given if self._always or len({rollout.reward for rollout in group.rollouts}) > 1
         ]
         if telling:
-            # Of what was said, not of whose it is: ids follow from where a test's files are, and chance from weights.
+            # Of what was said, not of whose it is: ids follow from where a test's files are, chance from weights.
             learned = [[(each.reward, each.sequences) for each in group.rollouts] for group in given]
             self._weights = hashlib.sha256(self._weights.encode() + msgspec.json.encode(learned)).hexdigest()
         write_weights(weights, self._weights, lambda: self._die(f"during update {step}"))

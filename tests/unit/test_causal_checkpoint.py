@@ -9,16 +9,10 @@ from typing import Any
 
 import pytest
 
-from support_tiny_model import make_model
 from understudy.errors import ConfigError
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize(
@@ -37,13 +31,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (lambda path: (path / "config.json").write_text("{"), "expected a JSON object"),
     ],
 )  # fmt: skip
-def test_a_directory_that_cannot_be_served_is_told_in_words(
-    directory: Path, tmp_path: Path, spoil: Any, words: str
-):
+def test_a_directory_that_cannot_be_served_is_told_in_words(model: Path, tmp_path: Path, spoil: Any, words: str):
     from understudy.model.causal.checkpoint import load_model, read_checkpoint
 
     path = tmp_path / "model"
-    shutil.copytree(directory, path)
+    shutil.copytree(model, path)
     spoil(path)
     with pytest.raises(ConfigError, match=words):
         read_checkpoint(path)

@@ -16,28 +16,12 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from support_causal import ask, assert_logprobs, done, plain_logits, prompts  # noqa: E402
-from understudy.model.causal.checkpoint import load_model, read_checkpoint  # noqa: E402
+from understudy.model.causal.checkpoint import load_model  # noqa: E402
 from understudy.model.causal.engine import Engine, Limits, Weights  # noqa: E402
 from understudy.model.causal.jobs import Ask, Outcome  # noqa: E402
 from understudy.model.causal.sampling import Drawing  # noqa: E402
 
 END = 2
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def module(directory: Path) -> Any:
-    torch.set_num_threads(1)
-    return load_model(directory)
-
-
-@pytest.fixture(scope="module")
-def token_bytes(directory: Path) -> list[bytes]:
-    return read_checkpoint(directory).tokenizer.token_bytes
 
 
 @pytest.fixture
@@ -276,9 +260,9 @@ def test_pausing_aborts_or_waits(engine: Engine) -> None:
 
 
 def test_weights_that_are_not_finite_fail_their_requests_in_words(
-    engine: Engine, directory: Path, module: Any
+    engine: Engine, model: Path, module: Any
 ) -> None:
-    broken = load_model(directory)
+    broken = load_model(model)
     for parameter in broken.parameters():
         parameter.fill_(float("nan"))
     engine.set_weights("m", Weights(broken, "v1")).result(10)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from support_tiny_model import make_model
 from understudy.errors import BackendError
 
 np: Any = pytest.importorskip("numpy")
@@ -20,7 +19,7 @@ pytest.importorskip("transformers")
 
 from support_causal import ask, assert_logprobs, done, prompts  # noqa: E402
 from understudy.model.causal.cache import Kept, Prefixes  # noqa: E402
-from understudy.model.causal.checkpoint import load_model, read_checkpoint  # noqa: E402
+from understudy.model.causal.checkpoint import load_model  # noqa: E402
 from understudy.model.causal.engine import Engine, Limits, Weights  # noqa: E402
 from understudy.model.causal.jobs import Outcome  # noqa: E402
 from understudy.model.causal.sampling import Drawing  # noqa: E402
@@ -31,22 +30,6 @@ class Failing(torch.nn.Linear):
 
     def forward(self, **_: Any) -> Any:
         raise MemoryError("no room")
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def module(directory: Path) -> Any:
-    torch.set_num_threads(1)
-    return load_model(directory)
-
-
-@pytest.fixture(scope="module")
-def token_bytes(directory: Path) -> list[bytes]:
-    return read_checkpoint(directory).tokenizer.token_bytes
 
 
 @pytest.fixture
@@ -92,8 +75,8 @@ def test_a_fault_ends_what_is_under_way_and_nothing_else(engine: Engine, module:
     assert_logprobs(module, one, outcome)
 
 
-def test_what_broken_weights_left_in_a_slot_is_not_seen(engine: Engine, directory: Path, module: Any) -> None:
-    broken = load_model(directory)
+def test_what_broken_weights_left_in_a_slot_is_not_seen(engine: Engine, model: Path, module: Any) -> None:
+    broken = load_model(model)
     for parameter in broken.parameters():
         parameter.fill_(float("nan"))
     engine.set_weights("broken", Weights(broken, "v0")).result(10)

@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
-from support_tiny_model import make_model
-
 torch: Any = pytest.importorskip("torch")
 transformers: Any = pytest.importorskip("transformers")
 
 from support_causal import ask, done, prompts  # noqa: E402
-from understudy.model.causal.checkpoint import load_model, read_checkpoint  # noqa: E402
 from understudy.model.causal.engine import Engine, Limits, Weights  # noqa: E402
 from understudy.model.causal.sampling import Drawing  # noqa: E402
 from understudy.train.forward import behaviours, masks, micro_batches, token_logprobs  # noqa: E402
@@ -21,15 +18,11 @@ from understudy.train.sequences import Sequence  # noqa: E402
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_trainers_logprobs_are_the_servers(tmp_path: Path, temperature: float) -> None:
+def test_the_trainers_logprobs_are_the_servers(
+    model: Path, module: Any, token_bytes: list[bytes], temperature: float
+) -> None:
     """Of 64 rollouts of two turns that begin alike, decoded eight at a time, gone on from the cache."""
-    torch.set_num_threads(1)
-    directory = make_model(tmp_path / "model")
-    engine = Engine(
-        {"m": Weights(load_model(directory), "v0")},
-        read_checkpoint(directory).tokenizer.token_bytes,
-        limits=Limits(chunk=16),
-    )
+    engine = Engine({"m": Weights(module, "v0")}, token_bytes, limits=Limits(chunk=16))
     drawing = Drawing(temperature=temperature)
     begin, *tasks = prompts(9, 40)
     firsts = [ask(begin + task, 5 + number, drawing=drawing, seed=number) for task in tasks for number in range(8)]
@@ -53,7 +46,7 @@ def test_the_trainers_logprobs_are_the_servers(tmp_path: Path, temperature: floa
                 logprobs=(*[0.0] * len(first.prompt), *one.logprobs, *[0.0] * between, *two.logprobs),
             )
         )
-    trained = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).train()
+    trained = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).train()
     compared = 0
     for batch in micro_batches(sequences, 2000):
         rows = [sequences[index] for index in batch]

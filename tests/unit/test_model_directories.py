@@ -16,7 +16,6 @@ pytest.importorskip("torch")
 
 import torch
 
-from support_tiny_model import make_model
 from understudy.errors import ConfigError
 from understudy.model.causal.checkpoint import load_model as load_to_serve
 from understudy.model.causal.checkpoint import read_checkpoint
@@ -83,11 +82,6 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "of words for numbers": (configured(hidden_size="many"), "hidden_size"),
     "with code of its own": (with_code("own"), "which is never executed"),
 }
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model") / "model")
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -209,6 +209,7 @@ def test_the_command(tmp_path: Path):
         ((tmp_path / "none",), "neither a run"),
         ((loop, "--output", tmp_path), "is a directory"),
         ((loop, "--output", "/proc/nowhere/x.html"), "cannot be written"),
+        ((loop, "--output", target / "x.html"), "cannot be written"),
         ((loop, "--label", "a", "--label", "b"), "2 labels for 1 runs"),
         ((loop, "--png", "--output", tmp_path / "x.png"), "give " + str(tmp_path / "x.html")),
     ):

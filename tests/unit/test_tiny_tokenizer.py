@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support_tiny import encode, make_tokenizer
 from understudy.gateway.exact.codec import LocalCodec
 from understudy.gateway.exact.template import ChatTemplate
+from understudy.model.shipped import TINY, directory_of
 from understudy.model.tokenizer import SPECIAL_TOKENS
 from understudy.tasks.functions import modules
 from understudy.train.tiny import corpus, tokenizer
@@ -46,6 +47,14 @@ def test_it_is_small_and_knows_the_special_tokens(reader: Any) -> None:
     assert [reader.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS] == list(range(len(SPECIAL_TOKENS)))
     assert (reader.eos_token, reader.pad_token) == ("<|im_end|>", "<|endoftext|>")
     assert reader.model_max_length == tokenizer.CONTEXT
+
+
+def test_the_shipped_model_has_the_template_and_the_special_tokens_that_are_written(directory: Path) -> None:
+    shipped = directory_of(TINY)
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        assert (shipped / name).read_bytes() == (directory / name).read_bytes(), name
+    ours, written = (json.loads((place / "tokenizer.json").read_text()) for place in (shipped, directory))
+    assert ours["added_tokens"] == written["added_tokens"]
 
 
 AROUND = [

@@ -10,9 +10,6 @@ from msgspec import structs
 
 pytest.importorskip("torch")
 
-import torch
-
-from support_tiny_model import make_model
 from support_train import make_groups
 from understudy.errors import ConfigError
 from understudy.train.grpo import train_grpo
@@ -22,19 +19,6 @@ from understudy.train.updater import UpdateReport
 from understudy.train.weights import check_model
 
 OPTIONS = GRPOOptions(learning_rate=1e-2)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 class Killed(Exception):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import resource
-import signal
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from support_train import files_of_at_most
 from understudy.errors import ConfigError, StoreError, TaskError
 from understudy.train import waves
 from understudy.train.curriculum import Rate
@@ -112,10 +111,38 @@ def test_another_loop_is_refused_by_what_differs(tmp_path: Path):
         directory.enter(replace(CONFIG, trainer={"learning_rate": 1.0}))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 3}', b"\xff\xfe"])
+def test_a_directory_with_something_else_in_it_is_refused(tmp_path: Path):
+    for name, said in (("store.db", "a run"), ("config.json", "a model"), ("training", "a training")):
+        (tmp_path / said / name).mkdir(parents=True)
+        with pytest.raises(ConfigError, match=f"{said} holds {said} .*--output-dir"):
+            LoopDirectory(tmp_path / said).enter(CONFIG)
+        assert [path.name for path in (tmp_path / said).iterdir()] == [name]
+
+
+def test_a_model_that_changed_in_its_place_is_told_by_its_path(tmp_path: Path):
+    directory = LoopDirectory(tmp_path)
+    directory.enter(CONFIG)
+    with pytest.raises(ConfigError, match=r"differs in what is in /m, which has changed since\)"):
+        directory.enter(replace(CONFIG, model_digest="e"))
+    with pytest.raises(ConfigError, match=r"differs in model: '/m' before, '/n' now\)"):
+        directory.enter(replace(CONFIG, model="/n", model_digest="e"))
+
+
+IMPOSSIBLE = (
+    '"steps": [{"step": 2, "phase": "collecting", "run": "r", "sampled_by": "v", "tasks": []}]',
+    '"steps": [{"step": 1, "phase": "collecting", "run": "r", "sampled_by": "v", "tasks": [], "solved": 1}]',
+    '"evaluations": [{"step": 0, "version": "v", "run": "e", "solved": 2, "total": 1}]',
+    '"evaluations": [{"step": 0, "version": "v", "run": "e", "solved": 0, "total": 1, "tasks": {"a": [1, 0]}}]',
+)
+DAMAGED = (b"", b"{", b"[]", b'{"version": 3}', b"\xff\xfe")
+
+
+@pytest.mark.parametrize(
+    "content", [*DAMAGED, *(f'{{"version": "v", "weights": "w", {each}}}'.encode() for each in IMPOSSIBLE)]
+)
 def test_a_damaged_state_is_told_with_its_file(tmp_path: Path, content: bytes):
     (tmp_path / "state.json").write_bytes(content)
-    with pytest.raises(StoreError, match=r"state\.json"):
+    with pytest.raises(StoreError, match=r"state\.json: is not what this release writes"):
         LoopDirectory(tmp_path).load()
 
 
@@ -129,14 +156,9 @@ def test_a_full_disk_leaves_the_state_that_there_was(tmp_path: Path):
     directory = LoopDirectory(tmp_path)
     directory.save(START)
     grown = START.with_step(begun(1, *(f"task-{number}" for number in range(1000))))
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    try:
-        with pytest.raises(StoreError, match=r"state\.json: cannot be written"):
-            directory.save(grown)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
+    refused = pytest.raises(StoreError, match=r"state\.json: cannot be written.*same command again")
+    with files_of_at_most(4096), refused:
+        directory.save(grown)
     assert directory.load() == START
     assert not list(tmp_path.glob(".*.new"))
 

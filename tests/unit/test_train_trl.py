@@ -20,7 +20,7 @@ from msgspec import structs
 
 from support_losses import plain_dpo_loss, slopes
 from support_tiny_model import make_model
-from support_train import encoder, make_groups, put_training_run
+from support_train import encoder, files_of_at_most, make_groups, put_training_run
 from understudy import adapters
 from understudy.errors import ConfigError
 from understudy.export.base import traits_of
@@ -43,19 +43,6 @@ CALL = {
     "type": "function",
     "function": {"name": "Bash", "arguments": {"command": "ls"}},
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +164,18 @@ def test_a_training_goes_on_from_a_checkpoint_to_the_same_weights(
     (named / "trainer_state.json").write_text("{}")
     with pytest.raises(ConfigError, match="is damaged"):
         train_sft(model, given, tmp_path / "third", options, Course(resume=named))
+
+
+@pytest.mark.parametrize("size", [60_000, 150_000], ids=["weights", "optimizer"])
+def test_a_checkpoint_that_cannot_be_written_is_told_and_gone_on_from(model: Path, tmp_path: Path, size: int):
+    given, options, output = sequences()[:4], structs.replace(SFT, epochs=1), tmp_path / "output"
+    refused = pytest.raises(ConfigError, match=r"checkpoints: a checkpoint cannot be written.*--resume")
+    with files_of_at_most(size), refused:
+        train_sft(model, given, output, options, Course(save_steps=1))
+    for half in (output / "training" / "checkpoints").glob("checkpoint-*"):
+        (half / "trainer_state.json").touch()
+    train_sft(model, given, output, options, Course(resume=True))
+    assert (output / "config.json").exists()
 
 
 def test_an_adapter_is_written_merged_and_beside(model: Path, tmp_path: Path):

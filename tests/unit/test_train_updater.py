@@ -25,19 +25,6 @@ OPTIONS = GRPOOptions(learning_rate=1e-2)
 COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
 def changed(given: Group, change: dict[str, object]) -> Group:
     """The group with its first sequence changed."""
     first, *others = given.rollouts

@@ -11,25 +11,20 @@ import time
 from pathlib import Path
 
 import pytest
+import uvloop
 
 pytest.importorskip("torch")
 
 from msgspec import structs
 
-from support_tiny_model import make_model
 from support_train import make_groups
 from understudy.errors import ConfigError
 from understudy.train.data import write_groups
 from understudy.train.options import GRPOOptions
-from understudy.train.trainer import start_trainer
+from understudy.train.trainer import Trainer, start_trainer
 from understudy.train.weights import read_written
 
 OPTIONS = GRPOOptions(learning_rate=1e-2)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 def saved(directory: Path) -> bytes:
@@ -85,6 +80,19 @@ def test_it_ends_with_who_started_it(model: Path):
     while _runs(worker) and time.monotonic() < until:
         time.sleep(0.05)
     assert not _runs(worker)
+
+
+def test_a_death_long_before_the_next_order_is_said(tmp_path: Path):
+    (tmp_path / "fleeting.py").write_text("print('no room', file=__import__('sys').stderr)")
+
+    async def order() -> None:
+        async with Trainer.running("fleeting", [], {**os.environ, "PYTHONPATH": str(tmp_path)}) as trainer:
+            await trainer._end()
+            await asyncio.sleep(0.1)  # until the pipe is closed, too
+            await trainer.update(tmp_path / "groups", 1, "step-0001", tmp_path / "one")
+
+    with pytest.raises(ConfigError, match="the trainer's process ended with exit code 0; its last words: no room"):
+        uvloop.run(order())
 
 
 async def test_orders_that_make_no_sense_are_answered(model: Path):

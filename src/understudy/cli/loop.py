@@ -125,8 +125,9 @@ def _loop(
     from understudy.train.extra import need
 
     need()
+    from understudy.cli.drawing import drawn
     from understudy.cli.interrupts import EXIT_INTERRUPTED
-    from understudy.cli.loop_display import display
+    from understudy.cli.loop_display import LoopDisplay
     from understudy.cli.looping import LoopOrder, carry_out, print_summary
     from understudy.run.collector import Manner
     from understudy.train.host import Means
@@ -175,7 +176,7 @@ def _loop(
         sandbox=sandbox,
         output_dir=output_dir,
     )
-    with display(sys.stderr) as shown:
+    with drawn(LoopDisplay(), sys.stderr) as shown:
         summary = carry_out(order, shown)
     print_summary(summary, json_)
     if summary.stopped:

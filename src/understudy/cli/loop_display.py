@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.live import Live
-from rich.spinner import Spinner
-from rich.text import Text
-
+from understudy.cli.drawing import Drawn
 from understudy.train.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -19,15 +13,14 @@ if TYPE_CHECKING:
     from understudy.train.loop import Loop
     from understudy.train.state import StepState
 
-_TERMINAL_S = 0.25
-_PLAIN_S = 15.0
 
-
-class LoopDisplay(Watcher):
+class LoopDisplay(Watcher, Drawn):
     """What a loop tells, as lines of text; thread-safe to read."""
 
+    plain_s = 15.0
+
     def __init__(self) -> None:
-        self.changed = threading.Event()
+        super().__init__()
         self._loop: Loop | None = None
         self._stage = "starting"
         self._said: list[str] = []
@@ -70,11 +63,11 @@ class LoopDisplay(Watcher):
         )
 
     def line(self) -> str:
-        """Where it stands."""
+        """See Drawn."""
         return self._stage if self._loop is None else self._loop.line()
 
     def said(self) -> list[str]:
-        """What is to stay, since the last time."""
+        """See Drawn."""
         with self._lock:
             lines, self._said = self._said, []
         return lines
@@ -83,49 +76,3 @@ class LoopDisplay(Watcher):
         with self._lock:
             self._said.append(text)
         self.changed.set()
-
-
-@contextmanager
-def display(stream: TextIO) -> Generator[LoopDisplay]:
-    """Show a loop's progress on `stream` while the context is open."""
-    shown, stop = LoopDisplay(), threading.Event()
-    draw = _draw_live if stream.isatty() else _draw_plain
-    thread = threading.Thread(target=draw, args=(shown, stream, stop), name="progress", daemon=True)
-    thread.start()
-    try:
-        yield shown
-    finally:
-        stop.set()
-        shown.changed.set()
-        thread.join()
-
-
-def _draw_live(shown: LoopDisplay, stream: TextIO, stop: threading.Event) -> None:
-    spinner, console = Spinner("dots"), Console(file=stream)
-    with Live(spinner, console=console, auto_refresh=False, transient=True) as live:
-        while True:
-            ending = stop.is_set()
-            for line in shown.said():
-                console.print(Text(line))
-            spinner.update(text=Text(shown.line()))
-            live.refresh()
-            if ending:
-                return
-            stop.wait(_TERMINAL_S)
-
-
-def _draw_plain(shown: LoopDisplay, stream: TextIO, stop: threading.Event) -> None:
-    last = ""
-    while True:
-        ending = stop.is_set()
-        shown.changed.clear()
-        lines = shown.said()
-        now = shown.line()
-        if not lines and not ending and now != last:
-            lines, last = [now], now
-        for line in lines:
-            stream.write(f"{line}\n")
-        stream.flush()
-        if ending:
-            return
-        shown.changed.wait(_PLAIN_S)

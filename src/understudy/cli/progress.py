@@ -1,34 +1,26 @@
-"""Live progress of a run on stderr: a line that is redrawn on a terminal, a plain line now and then elsewhere."""
+"""Live progress of a run on stderr: a line that says where it stands."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import TextIO
 
-from rich.console import Console
-from rich.live import Live
-from rich.spinner import Spinner
-from rich.text import Text
-
+from understudy.cli.amounts import short, time_left
+from understudy.cli.drawing import Drawn
 from understudy.run.conductor import Monitor
 from understudy.run.scheduler import Scheduler
 from understudy.store.store import Counts, Store
 
-_TERMINAL_S = 0.25
 _COUNTING_SHARE = 20
 """The store's counts are asked for again after this many times as long as asking took: it grows with the run."""
-_PLAIN_S = 10.0
 
 
-class Display(Monitor):
+class Display(Monitor, Drawn):
     """What a run tells, as one line of text; thread-safe to read."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.scheduler: Scheduler | None = None
-        self.changed = threading.Event()
         self._stage = "starting"
         self._reading = threading.Lock()
         self._store: Store | None = None
@@ -39,7 +31,8 @@ class Display(Monitor):
 
     def stage(self, text: str) -> None:
         """Show a stage; one that only counts on is not worth a line of its own elsewhere than on a terminal."""
-        if text.partition(":")[0] != self._stage.partition(":")[0]:
+        # While rollouts run their counters are shown, and no stage is news.
+        if self.scheduler is None and text.partition(":")[0] != self._stage.partition(":")[0]:
             self.changed.set()
         self._stage = text
 
@@ -72,7 +65,7 @@ class Display(Monitor):
             f"{progress.solved} solved",
             f"{progress.running} running",
             f"{counts.calls} calls",
-            f"{_short(counts.prompt_tokens)}+{_short(counts.completion_tokens)} tokens",
+            f"{short(counts.prompt_tokens)}+{short(counts.completion_tokens)} tokens",
             self._time_left(progress.done, progress.total),
         ]
         if progress.failed or progress.retried:
@@ -96,52 +89,4 @@ class Display(Monitor):
             return "done"
         if fresh == 0:
             return "time left unknown"
-        left = (time.monotonic() - self._began) / fresh * (total - done)
-        return f"{left:.0f} s left" if left < 120 else f"{left / 60:.0f} min left"
-
-
-def _short(count: int) -> str:
-    for size, letter in ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")):
-        if count >= size:
-            return f"{count / size:.1f}{letter}"
-    return str(count)
-
-
-@contextmanager
-def display(stream: TextIO) -> Generator[Display]:
-    """Show a run's progress on `stream` while the context is open."""
-    shown = Display()
-    stop = threading.Event()
-    draw = _draw_live if stream.isatty() else _draw_plain
-    thread = threading.Thread(target=draw, args=(shown, stream, stop), name="progress", daemon=True)
-    thread.start()
-    try:
-        yield shown
-    finally:
-        stop.set()
-        shown.changed.set()
-        thread.join()
-
-
-def _draw_live(shown: Display, stream: TextIO, stop: threading.Event) -> None:
-    spinner = Spinner("dots")
-    with Live(spinner, console=Console(file=stream), auto_refresh=False, transient=True) as live:
-        while not stop.is_set():
-            spinner.update(text=Text(shown.line()))
-            live.refresh()
-            stop.wait(_TERMINAL_S)
-
-
-def _draw_plain(shown: Display, stream: TextIO, stop: threading.Event) -> None:
-    last = ""
-    while not stop.is_set():
-        line = shown.line()
-        if line != last:
-            stream.write(f"{line}\n")
-            stream.flush()
-            last = line
-        shown.changed.clear()
-        if shown.scheduler is None:
-            shown.changed.wait(_PLAIN_S)
-        else:
-            stop.wait(_PLAIN_S)
+        return time_left((time.monotonic() - self._began) / fresh * (total - done))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from understudy.cli.amounts import short, time_left
 from understudy.cli.printed import print_json
 from understudy.errors import ConfigError
 
@@ -185,7 +186,7 @@ def _tell_estimate(
     for name, share in shares.items():
         left = share.asks - share.done
         done = f" ({share.done} of {share.asks} done)" if share.done else ""
-        tokens = f"about {_short(share.prompt_tokens)}+{_short(share.completion_tokens)} tokens"
+        tokens = f"about {short(share.prompt_tokens)}+{short(share.completion_tokens)} tokens"
         usd = "no price" if share.likely_usd is None else f"about {_dollars(share.likely_usd)}"
         worst = "" if share.worst_usd is None else f", at the most {_dollars(share.worst_usd)}"
         cost = "" if left == 0 else f", {tokens}, {usd}{worst}"
@@ -245,13 +246,6 @@ def _dollars(sum_: float) -> str:
     return f"${sum_:.2f}" if sum_ >= 1 or sum_ == 0 else f"${sum_:.4f}" if sum_ >= 0.0001 else f"${sum_:.2g}"
 
 
-def _short(count: int) -> str:
-    for size, letter in ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")):
-        if count >= size:
-            return f"{count / size:.1f}{letter}"
-    return str(count)
-
-
 class _Shown:
     """The progress on stderr while it is open: a line kept up to date on a terminal, else one now and then."""
 
@@ -292,8 +286,7 @@ class _Shown:
         if at.held_usd:
             parts.append(f"${at.held_usd:.4f} held")
         if 0 < at.ended < at.total:
-            left = (now - self._began) / at.ended * (at.total - at.ended)
-            parts.append(f"{left:.0f} s left" if left < 120 else f"{left / 60:.0f} min left")
+            parts.append(time_left((now - self._began) / at.ended * (at.total - at.ended)))
         if at.stopping:
             parts.append("finishing what is under way; Ctrl-C again stops at once")
         return " · ".join(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,4 +87,5 @@ def write_page(path: Path, text: str) -> None:
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another --output") from error
     finally:
-        fresh.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be written nothing can be removed either
+            fresh.unlink(missing_ok=True)

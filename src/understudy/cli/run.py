@@ -191,8 +191,9 @@ def run(
             "understudy tasks make toolz --count 5 --output tasks.jsonl"
         )
     from understudy.cli.carrying import Order, carry_out
+    from understudy.cli.drawing import drawn
     from understudy.cli.interrupts import EXIT_INTERRUPTED
-    from understudy.cli.progress import display
+    from understudy.cli.progress import Display
     from understudy.cli.summary import print_summary
     from understudy.model.shipped import directory_of
     from understudy.run.config import RunConfig
@@ -248,7 +249,7 @@ def run(
         rewrite=rewrite_reports,
         debug=debug,
     )
-    with display(sys.stderr) as monitor:
+    with drawn(Display(), sys.stderr) as monitor:
         summary = carry_out(order, monitor)
     print_summary(summary, json_)
     if summary.pending:

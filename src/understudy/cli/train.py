@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from understudy.cli.printed import print_json
-from understudy.cli.train_display import Steps, tell_left_out
+from understudy.cli.train_display import Steps, tell
 from understudy.cli.train_options import command, filled
 from understudy.cli.train_sources import imitated, refuse_of_exports, roles_of
 from understudy.errors import ConfigError
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Sequence as Many
     from contextlib import AbstractContextManager
+
+    from understudy.train.engines.llamafactory import Factored
+    from understudy.train.through_trl import Course, Trained
 
 app = typer.Typer(no_args_is_help=True, help="Train a model on what a run gathered: imitate, prefer, reinforce.")
 
@@ -107,38 +109,17 @@ def sft(
         return
     if engine != "trl":
         raise ConfigError(f"--engine: {engine!r} is none of trl, llamafactory")
-    from understudy.train import metrics
     from understudy.train.extra import FULL, need
+    from understudy.train.sft import train_sft
 
     need(*FULL)
-    trackers = metrics.chosen(track)
-    left_out = Counter[str]()
-    sequences = imitated(directory, from_, run, roles, threshold, include_suspicious, left_out)
-    from understudy.train.sft import train_sft
-    from understudy.train.through_trl import Course
-
-    with _claim(output, (directory, *from_), resume, checkpoint, overwrite), Steps("sft") as steps:
-        trained = train_sft(
-            directory,
-            sequences,
-            output,
-            settings,
-            Course(
-                resume=checkpoint or resume,
-                trackers=trackers,
-                told=steps,
-                save_steps=save_steps,
-                left_out=left_out,
-            ),
-        )
-    if json_:
-        print_json(trained)
-        return
-    tell_left_out(trained.left_out)
-    typer.echo(
-        f"{trained.output}: learned {trained.tokens} sampled tokens of {trained.rows} sequences in "
-        f"{trained.steps} steps, {trained.seconds:.0f} s; loss {trained.first_loss:.4f} → {trained.last_loss:.4f}"
-    )
+    steps = Steps("sft")
+    course = _course(steps, checkpoint or resume, track, save_steps)
+    sequences = imitated(directory, from_, run, roles, threshold, include_suspicious, course.left_out)
+    with _claim(output, (directory, *from_), course.resume, overwrite), steps:
+        made = train_sft(directory, sequences, output, settings, course)
+    words = f"learned {made.tokens} sampled tokens of {made.rows} sequences in {_steps_and_loss(made)}"
+    tell(made, f"{made.output}: {words}", json_)
 
 
 def dpo(
@@ -162,41 +143,19 @@ def dpo(
     From a run's output, or an export in the format trl-dpo, which may also hold what teachers prefer.
     """
     from understudy.cli.loop import model_directory
-    from understudy.train import metrics
+    from understudy.train.dpo import preferences, train_dpo
     from understudy.train.extra import FULL, need
 
     settings = filled(DPOOptions, options, config, "dpo")
     need(*FULL)
     refuse_of_exports(from_, {"--run": run, "--include-suspicious": include_suspicious})
-    trackers = metrics.chosen(track)
-    left_out = Counter[str]()
-    from understudy.train.dpo import preferences, train_dpo
-    from understudy.train.through_trl import Course
-
+    steps = Steps("dpo")
+    course = _course(steps, checkpoint or resume, track, save_steps)
     directory = model_directory(model)
-    pairs = preferences(from_, directory, run=run, include_suspicious=include_suspicious, left_out=left_out)
-    with _claim(output, (directory, *from_), resume, checkpoint, overwrite), Steps("dpo") as steps:
-        trained = train_dpo(
-            directory,
-            pairs,
-            output,
-            settings,
-            Course(
-                resume=checkpoint or resume,
-                trackers=trackers,
-                told=steps,
-                save_steps=save_steps,
-                left_out=left_out,
-            ),
-        )
-    if json_:
-        print_json(trained)
-        return
-    tell_left_out(trained.left_out)
-    typer.echo(
-        f"{trained.output}: learned {trained.rows} pairs in {trained.steps} steps, {trained.seconds:.0f} s; "
-        f"loss {trained.first_loss:.4f} → {trained.last_loss:.4f}"
-    )
+    pairs = preferences(from_, directory, run=run, include_suspicious=include_suspicious, left_out=course.left_out)
+    with _claim(output, (directory, *from_), course.resume, overwrite), steps:
+        made = train_dpo(directory, pairs, output, settings, course)
+    tell(made, f"{made.output}: learned {made.rows} pairs in {_steps_and_loss(made)}", json_)
 
 
 def grpo(
@@ -250,7 +209,7 @@ def grpo(
     found = list(read)
     from understudy.train.grpo import train_grpo
 
-    with _claim(output, (directory, *from_), resume, checkpoint, overwrite), Steps("grpo") as steps:
+    with _claim(output, (directory, *from_), checkpoint or resume, overwrite), Steps("grpo") as steps:
         made = train_grpo(
             directory,
             found,
@@ -265,25 +224,35 @@ def grpo(
             ),
             save_steps=save_steps,
         )
-    if json_:
-        print_json(made)
-        return
-    tell_left_out(made.left_out)
-    tell_left_out(made.skipped, "skipped")
-    typer.echo(
+    words = (
         f"{made.output}: {made.updated} of {made.updates} updates over {made.groups} groups learned from "
         f"{made.tokens} sampled tokens, {made.seconds:.0f} s; logprobs differ from those sampled with by "
         f"{made.mismatch_mean:.2g} (at most {made.mismatch_max:.2g})"
     )
+    tell(made, words, json_, made.skipped)
+
+
+def _course(told: Steps, resume: bool | Path, track: str, save_steps: int) -> Course:
+    """How a training through TRL goes. Raises ConfigError when a tracker is none."""
+    from understudy.train.metrics import chosen
+    from understudy.train.through_trl import Course
+
+    return Course(resume=resume, trackers=chosen(track), told=told, save_steps=save_steps)
 
 
 def _claim(
-    output: Path, needed: tuple[Path, ...], resume: bool, checkpoint: Path | None, overwrite: bool
+    output: Path, needed: tuple[Path, ...], resume: bool | Path, overwrite: bool
 ) -> AbstractContextManager[None]:
+    """The output as this training's own; `resume` is a checkpoint to go on from, or whether to go on at all."""
     from understudy.train.places import claim
 
-    needed = needed if checkpoint is None else (*needed, checkpoint)
-    return claim(output, resume=resume or checkpoint is not None, overwrite=overwrite, needed=needed)
+    needed = (*needed, resume) if isinstance(resume, Path) else needed
+    return claim(output, resume=bool(resume), overwrite=overwrite, needed=needed)
+
+
+def _steps_and_loss(made: Trained | Factored) -> str:
+    loss = f"loss {made.first_loss:.4f} → {made.last_loss:.4f}"
+    return f"{made.steps} steps, {made.seconds:.0f} s; {loss}"
 
 
 def _by_llamafactory(
@@ -303,7 +272,7 @@ def _by_llamafactory(
     if given := [option for option, value in ours.items() if value]:
         raise ConfigError(f"{given[0]} means nothing to LLaMA-Factory; leave it out, or train by --engine trl")
 
-    trained = llamafactory.train(
+    made = llamafactory.train(
         model,
         sources,
         output,
@@ -313,14 +282,8 @@ def _by_llamafactory(
         include_suspicious=include_suspicious,
         told=lambda line: typer.echo(line, err=True),
     )
-    if as_json:
-        print_json(trained)
-        return
-    tell_left_out(trained.left_out)
-    typer.echo(
-        f"{trained.output}: LLaMA-Factory learned {trained.rows} conversations in {trained.steps} steps, "
-        f"{trained.seconds:.0f} s; loss {trained.first_loss:.4f} → {trained.last_loss:.4f}"
-    )
+    words = f"LLaMA-Factory learned {made.rows} conversations in {_steps_and_loss(made)}"
+    tell(made, f"{made.output}: {words}", as_json)
 
 
 app.command("sft", short_help="Imitate what solved the tasks.")(command(sft, SFTOptions))

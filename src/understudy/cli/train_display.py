@@ -1,17 +1,32 @@
-"""What trainings tell on stderr: where they stand, and what they left out."""
+"""What trainings tell: where they stand, and what they made."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import typer
 
+from understudy.cli.printed import print_json
 
-def tell_left_out(left_out: Mapping[str, int], how: str = "left out") -> None:
-    """Say what was not learned from, a line for each reason."""
-    for why, count in left_out.items():
-        typer.echo(f"{how}: {count} {why}", err=True)
+if TYPE_CHECKING:
+    from understudy.train.engines.llamafactory import Factored
+    from understudy.train.grpo import Reinforced
+    from understudy.train.through_trl import Trained
+
+
+def tell(
+    made: Trained | Reinforced | Factored, words: str, as_json: bool, skipped: Mapping[str, int] | None = None
+) -> None:
+    """Print what was made to stdout, as JSON or in `words`; before words what was not learned from, to stderr."""
+    if as_json:
+        print_json(made)
+        return
+    for how, reasons in (("left out", made.left_out), ("skipped", skipped or {})):
+        for why, count in reasons.items():
+            typer.echo(f"{how}: {count} {why}", err=True)
+    typer.echo(words)
 
 
 class Steps:

@@ -1,7 +1,8 @@
 """Train the tokenizer that we ship: `python -m understudy.model.train_tokenizer DIRECTORY`.
 
 The text is the Python standard library's own sources (of the interpreter that runs this) and JSON renderings of
-made-up tool calls, both in a fixed order, so that the same interpreter version gives the same file.
+made-up tool calls, both in a fixed order, so that the same interpreter version gives the same file. `train` and
+`write` make the tiny model's tokenizer as well.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import json
 import random
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -18,6 +19,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from understudy.model.tokenizer import SPECIAL_TOKENS
 
 VOCABULARY = 8192
+CONTEXT = 200_000
 _FILE_LIMIT = 48 << 10
 _CORPUS_LIMIT = 12 << 20
 _TOOL_CALLS = 4000
@@ -30,28 +32,31 @@ _WORDS = (
 )
 
 
-def train(library: Path) -> Tokenizer:
-    """A byte-level BPE tokenizer of `VOCABULARY` tokens, trained on the `.py` files below `library`."""
+def train(texts: Iterable[str], words: str, vocabulary: int) -> Tokenizer:
+    """A byte-level BPE tokenizer of at most `vocabulary` tokens; each match of `words` is encoded by itself."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_WORDS), behavior="isolated"),
+            pre_tokenizers.Split(Regex(words), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         special_tokens=[AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_corpus(library), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 
-def write(tokenizer: Tokenizer, directory: Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`, as `transformers.AutoTokenizer` reads them."""
+def write(tokenizer: Tokenizer, directory: Path, context: int) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`, as `transformers.AutoTokenizer` reads them.
+
+    `context` is how many tokens the model takes.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=False), encoding="utf-8")
     config = {
@@ -62,13 +67,14 @@ def write(tokenizer: Tokenizer, directory: Path) -> None:
             token for token in SPECIAL_TOKENS if token not in ("<|im_end|>", "<|endoftext|>")
         ],
         "clean_up_tokenization_spaces": False,
-        "model_max_length": 200_000,
+        "model_max_length": context,
     }
     text = json.dumps(config, indent=2) + "\n"
     (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
 def _corpus(library: Path) -> Iterator[str]:
+    """Made-up tool calls, then the `.py` files below `library`."""
     yield from _made_up_tool_calls()
     size = 0
     for path in sorted(library.rglob("*.py"), key=lambda path: path.relative_to(library).as_posix()):
@@ -127,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="understudy.model.train_tokenizer", description=main.__doc__)
     parser.add_argument("directory", type=Path)
     directory: Path = parser.parse_args(argv).directory
-    write(train(Path(sysconfig.get_path("stdlib"))), directory)
+    write(train(_corpus(Path(sysconfig.get_path("stdlib"))), _WORDS, VOCABULARY), directory, CONTEXT)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from understudy.report.chance import Difference
+from understudy.store.outcomes import VersionUse
 from understudy.train.evaluate import Interval
 
 Kind = Literal["run", "runs", "loop", "training"]
@@ -68,17 +69,6 @@ class BoundaryRow(Struct, frozen=True, kw_only=True):
     example: str
 
 
-class VersionRow(Struct, frozen=True, kw_only=True):
-    """Answered calls of one version of the weights; None: none is known. `mixed` met an update on their way."""
-
-    version: str | None
-    calls: int
-    mixed: int
-    completion_tokens: int
-    first_at: float
-    last_at: float
-
-
 class TrainingStep(Struct, frozen=True, kw_only=True):
     """What the trainer told of one step: numbers by name, and how many of what were skipped, by why."""
 
@@ -118,5 +108,5 @@ class Figures(Struct, frozen=True, kw_only=True):
     tasks: tuple[TaskRow, ...] = ()
     boundaries: tuple[BoundaryRow, ...] = ()
     unsolved: dict[str, int] = field(default_factory=dict[str, int])
-    versions: tuple[VersionRow, ...] = ()
+    versions: tuple[VersionUse, ...] = ()
     notes: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ def draw(figures: Figures, path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
-        fresh.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be written nothing can be removed either
+            fresh.unlink(missing_ok=True)
 
 
 def _curves(axes: Any, figures: Figures) -> None:

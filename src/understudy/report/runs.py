@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from understudy.report.chance import Tried, difference, mean, rate
-from understudy.report.figures import BoundaryRow, Headline, Point, TaskRow, VersionRow
+from understudy.report.figures import BoundaryRow, Headline, Point, TaskRow
 from understudy.store.outcomes import AttemptFault, Outcome, VersionUse
 from understudy.store.store import Store
 from understudy.types import Run
@@ -157,19 +157,20 @@ def unsolved_reasons(gathered: Iterable[Gathered]) -> dict[str, int]:
     return common | ({f"{len(counted) - len(common)} other reasons": rest} if rest else {})
 
 
-def version_rows(gathered: Iterable[Gathered]) -> tuple[VersionRow, ...]:
+def version_rows(gathered: Iterable[Gathered]) -> tuple[VersionUse, ...]:
     """The versions of the weights that answered, over several runs, in order of their first call."""
-    found: dict[str | None, VersionRow] = {}
+    found: dict[str | None, VersionUse] = {}
     for use in (use for one in gathered for use in one.versions):
-        known = found.get(use.version)
-        found[use.version] = VersionRow(
-            version=use.version,
-            calls=use.calls + (known.calls if known else 0),
-            mixed=use.mixed + (known.mixed if known else 0),
-            completion_tokens=use.completion_tokens + (known.completion_tokens if known else 0),
-            first_at=min(use.first_at, known.first_at) if known else use.first_at,
-            last_at=max(use.last_at, known.last_at) if known else use.last_at,
-        )
+        if known := found.get(use.version):
+            use = structs.replace(
+                use,
+                calls=use.calls + known.calls,
+                mixed=use.mixed + known.mixed,
+                completion_tokens=use.completion_tokens + known.completion_tokens,
+                first_at=min(use.first_at, known.first_at),
+                last_at=max(use.last_at, known.last_at),
+            )
+        found[use.version] = use
     return tuple(sorted(found.values(), key=lambda row: row.first_at))
 
 

@@ -150,7 +150,9 @@ def write_groups(path: Path, given: Iterable[Group]) -> None:
         with replacing(path) as fresh:
             fresh.write_bytes(msgspec.msgpack.encode(list(given)))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+        raise ConfigError(
+            f"{path}: cannot be written: {error.strerror}; make room, then give the same command again"
+        ) from error
 
 
 def read_groups(path: Path) -> list[Group]:

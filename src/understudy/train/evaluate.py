@@ -34,6 +34,10 @@ class Evaluation(Struct, frozen=True, kw_only=True):
     tasks: dict[str, tuple[int, int]] = {}
     seconds: float = 0.0
 
+    def __post_init__(self) -> None:
+        for solved, total in ((self.solved, self.total), *self.tasks.values()):
+            _check(solved, total)
+
     @property
     def rate(self) -> Interval:
         """The solve rate with Wilson's interval."""

@@ -173,7 +173,7 @@ def summary_of(
     return LoopSummary(
         output_dir=str(directory.root),
         steps=len(over),
-        of=config.steps,
+        of=max(config.steps, len(over)),  # fewer may be asked for than were made
         version=state.version,
         weights=str(directory.absolute(state.weights)),
         rollouts=sum(step.collected for step in over),

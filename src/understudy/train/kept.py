@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 
 from understudy.train.state import LoopDirectory, LoopState
@@ -27,4 +28,5 @@ def prune(directory: LoopDirectory, state: LoopState, keep: int) -> None:
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
         else:
-            leftover.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                leftover.unlink()

@@ -85,7 +85,8 @@ def last_checkpoint(place: Path, resume: bool | Path, mark: str = "trainer_state
             )
         return resume
     made = (place / CHECKPOINTS).glob("checkpoint-*") if resume else ()
-    found = [path for path in made if (path / mark).is_file()]
+    # Empty is what a full disk leaves.
+    found = [path for path in made if (path / mark).is_file() and (path / mark).stat().st_size]
     return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 

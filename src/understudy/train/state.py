@@ -33,6 +33,9 @@ Phase = Literal["collecting", "collected", "updated", "published"]
 MAY_CHANGE = frozenset({"steps", "keep", "eval_every"})
 """What of a loop's configuration may differ when it goes on."""
 
+_OTHERS = {"store.db": "a run", "config.json": "a model", "training": "a training"}
+"""What a directory has that is another's: whoever replaces that one would remove the loop with it."""
+
 
 class LoopConfig(Struct, frozen=True, kw_only=True):
     """All that decides a loop's results.
@@ -103,6 +106,10 @@ class StepState(Struct, frozen=True, kw_only=True):
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     cut: int = 0
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.solved <= self.collected:
+            raise ValueError(f"step {self.step}: solved is {self.solved}, and collected {self.collected}")
+
 
 class LoopState(Struct, frozen=True, kw_only=True):
     """Where a loop stands. `weights` are those of `version`, relative to the loop's directory or absolute.
@@ -116,6 +123,10 @@ class LoopState(Struct, frozen=True, kw_only=True):
     evaluations: tuple[Evaluation, ...] = ()
     rates: dict[str, Rate] = field(default_factory=dict[str, Rate])
     refused: dict[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        if any(step.step != number for number, step in enumerate(self.steps, 1)):
+            raise ValueError("the steps are not numbered from 1 on")
 
     @property
     def done(self) -> int:
@@ -213,9 +224,11 @@ class LoopDirectory:
     # --- loop.json and state.json ----------------------------------------------------------------------
 
     def enter(self, config: LoopConfig) -> None:
-        """Write what the loop is. Raises ConfigError when the directory holds another one."""
+        """Write what the loop is. Raises ConfigError when the directory holds another one, or a run or a model."""
         path = self.root / "loop.json"
         known = read(path, LoopConfig)
+        if known is None and (other := next((name for name in _OTHERS if (self.root / name).exists()), None)):
+            raise ConfigError(f"{self.root} holds {_OTHERS[other]} ({other}); give another --output-dir")
         if known is not None:
             before, now = (msgspec.to_builtins(each) for each in (known, config))
             differing = [key for key in now if key not in MAY_CHANGE and before.get(key) != now[key]]
@@ -292,7 +305,7 @@ def replace_file(path: Path, content: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             fresh.unlink(missing_ok=True)
-        raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+        raise _unwritten(path, error) from error
 
 
 def settle(path: Path) -> None:
@@ -301,7 +314,11 @@ def settle(path: Path) -> None:
         for each in (*path.rglob("*"), path, path.parent):
             _sync(each)
     except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+        raise _unwritten(path, error) from error
+
+
+def _unwritten(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"{path}: cannot be written: {error.strerror}; make room, then give the same command again")
 
 
 def _sync(path: Path) -> None:
@@ -316,7 +333,10 @@ def _named(keys: list[str], before: dict[str, Any], now: dict[str, Any]) -> str:
     """The keys that differ, each with what it was and is where that is short."""
     said: list[str] = []
     for key in keys:
-        if isinstance(now[key], dict) and isinstance(before.get(key), dict):
+        if key == "model_digest":
+            if "model" not in keys:
+                said.append(f"what is in {now['model']}, which has changed since")
+        elif isinstance(now[key], dict) and isinstance(before.get(key), dict):
             old: dict[str, Any] = before[key]
             new: dict[str, Any] = now[key]
             inner = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]

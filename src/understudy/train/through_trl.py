@@ -87,6 +87,7 @@ def carry_out(
         start = 0 if checkpoint is None else _step_of(checkpoint) + 1
         with Metrics(place, course.trackers, start=start, name=f"understudy-{name}") as metrics:
             trainer = make(loaded, rows, partial(_callback, metrics=metrics, told=course.told))
+            trainer._save_checkpoint = _saving(trainer._save_checkpoint, place / CHECKPOINTS)
             began = time.monotonic()
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     losses: list[float] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -147,6 +148,20 @@ def configured(
     # The model is on one device; transformers would split its batches over all GPUs that there are.
     config._n_gpu = min(config.n_gpu, 1)
     return config
+
+
+def _saving(save: Callable[..., None], checkpoints: Path) -> Callable[..., None]:
+    """How a trainer writes its checkpoints, with a ConfigError where it cannot."""
+
+    def saved(*given: Any, **named: Any) -> None:
+        try:
+            save(*given, **named)
+        except Exception as error:  # torch, safetensors and tokenizers have four words for a disk that is full
+            raise ConfigError(
+                f"{checkpoints}: a checkpoint cannot be written: {error}; make room, then go on with --resume"
+            ) from error
+
+    return saved
 
 
 def _step_of(checkpoint: Path) -> int:

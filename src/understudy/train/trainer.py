@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
-from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,28 +12,22 @@ from typing import Any
 import msgspec
 
 from understudy.errors import ConfigError, UnderstudyError
+from understudy.model.child import Child
 from understudy.train.options import GRPOOptions
 from understudy.train.updater import UpdateReport
 from understudy.train.worker import Ready
 from understudy.types import ErrorInfo
 
-_STOP_TIMEOUT_S = 5.0
+_LAST_WORDS = 2000
 
 
-class Trainer:
+class Trainer(Child):
     """A running worker. `ready` is what it said when its model was loaded."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self._log: deque[bytes] = deque(maxlen=50)
-        self._reader = asyncio.create_task(self._read_log())
+        super().__init__(process)
         self._turn = asyncio.Lock()
         self.ready = Ready(False, 0, 0, 0, "")
-
-    @property
-    def pid(self) -> int:
-        """The worker's process id."""
-        return self._process.pid
 
     async def start(self) -> None:
         """Wait until the model is loaded. Raises ConfigError when it cannot be."""
@@ -52,26 +44,14 @@ class Trainer:
             try:
                 self._process.stdin.write(msgspec.json.encode(order) + b"\n")
                 await self._process.stdin.drain()
-            except (BrokenPipeError, ConnectionResetError):
+            except (BrokenPipeError, ConnectionResetError, RuntimeError):
+                # The last is uvloop's word for a pipe that it closed when the worker ended, long before.
                 raise await self._ended() from None
             answer = await self._answer()
         return msgspec.convert(answer["report"], UpdateReport)
 
-    async def stop(self) -> None:
-        """End the worker; what it was at is lost, what it had saved is whole."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), _STOP_TIMEOUT_S)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-        await self._reader
-
     async def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
-        if not line:
+        if not (line := await self._line()):
             raise await self._ended()
         answer = msgspec.json.decode(line, type=dict[str, Any])
         if "error" in answer:
@@ -79,17 +59,10 @@ class Trainer:
         return answer
 
     async def _ended(self) -> ConfigError:
-        code = await self._process.wait()
-        await self._reader
-        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        words = b"".join(self._log).decode(errors="replace").strip()[-2000:] or "none"
-        why = "; the machine may have no memory left: lower --micro-batch-tokens" if code == -9 else ""
-        return ConfigError(f"the trainer's process ended {how}{why}; its last words: {words}")
-
-    async def _read_log(self) -> None:
-        assert self._process.stderr is not None
-        while chunk := await self._process.stderr.read(1 << 16):
-            self._log.append(chunk)
+        killed = await self._end() == -9
+        why = "; the machine may have no memory left: lower --micro-batch-tokens" if killed else ""
+        words = self._last_words()[-_LAST_WORDS:]
+        return ConfigError(f"the trainer's process ended {self._how()}{why}; its last words: {words}")
 
 
 def _error(info: ErrorInfo) -> UnderstudyError:
@@ -112,21 +85,12 @@ async def start_trainer(
     `resume` is a directory that an earlier update saved its weights to. `threads` of the CPU (0: as torch takes).
     Raises ConfigError when the model cannot be loaded.
     """
-    command = [sys.executable, "-m", "understudy.train.worker", "--model", str(model)]
-    command += ["--options", msgspec.json.encode(options).decode()]
-    command += ["--resume", str(resume)] if resume else []
-    command += ["--reference", str(reference)] if reference else []
+    arguments = ["--model", str(model), "--options", msgspec.json.encode(options).decode()]
+    arguments += ["--resume", str(resume)] if resume else []
+    arguments += ["--reference", str(reference)] if reference else []
     given = dict(os.environ if environment is None else environment)
     if threads:
         given["OMP_NUM_THREADS"] = str(threads)
-    pipe = asyncio.subprocess.PIPE
-    # In a session of its own: a Ctrl-C at the terminal is for who started it, who has answers to wait for.
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, limit=1 << 24, env=given
-    )
-    trainer = Trainer(process)
-    try:
+    async with Trainer.running("understudy.train.worker", arguments, given) as trainer:
         await trainer.start()
         yield trainer
-    finally:
-        await trainer.stop()

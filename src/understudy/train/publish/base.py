@@ -8,8 +8,14 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from understudy.errors import BackendError, ConfigError
+from understudy.train.publish.http import TIMEOUT_S, Orders
 
 Kind = Literal["full", "lora"]
+Way = Literal["disk", "sleep", "lora"]
+"""How a server takes weights from a disk: whole in place, whole on waking, or an adapter."""
+
+ADAPTER = "policy"
+"""The name under which a LoRA is served."""
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
@@ -70,6 +76,39 @@ class SeenAs(Struct, frozen=True):
             raise ConfigError(
                 f"{path} is not below {self.here}, which the server sees as {self.server}; write the weights there"
             ) from None
+
+
+class DiskPublisher:
+    """What publishers have in common whose server reads weights from a disk that it shares with us.
+
+    A kind of server takes weights by one of its `ways`; `missing` says what to do where it lacks an endpoint.
+    `adapter` names what is loaded by "lora".
+    """
+
+    ways: tuple[Way, ...]
+    missing: str
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        way: Way = "disk",
+        adapter: str = ADAPTER,
+        seen_as: SeenAs | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        if way not in self.ways:
+            raise ConfigError(f"this server takes no weights by {way!r}; give one of {', '.join(self.ways)}")
+        self.orders = Orders(base_url, api_key, missing=self.missing, timeout_s=timeout_s)
+        self._way: Way = way
+        self._adapter = adapter
+        self._seen_as = seen_as
+
+    def _seen(self, weights: Path) -> str:
+        """The path at which the server finds the weights. Raises ConfigError where they are none for this way."""
+        path = checked(weights, "lora" if self._way == "lora" else "full")
+        return str(self._seen_as.of(path) if self._seen_as else path)
 
 
 def checked(weights: Path, kind: Kind) -> Path:

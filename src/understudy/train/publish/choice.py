@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from understudy.errors import BackendError, ConfigError
-from understudy.train.publish.base import Capabilities, Publisher, SeenAs
+from understudy.train.publish.base import ADAPTER, Capabilities, Publisher, SeenAs
 from understudy.train.publish.embedded import EmbeddedPublisher
 from understudy.train.publish.http import TIMEOUT_S
 from understudy.train.publish.sglang import SGLangPublisher
-from understudy.train.publish.vllm import ADAPTER, VLLMPublisher
+from understudy.train.publish.vllm import VLLMPublisher
 
 
 def _transfer(base_url: str, **given: Any) -> Publisher:

@@ -9,21 +9,12 @@ With `--admin-api-key` these endpoints ask for that key, else for the one of `--
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, get_args
 
 from msgspec import Struct, field
 
-from understudy.errors import BackendError, ConfigError
-from understudy.train.publish.base import Capabilities, SeenAs, checked, unloaded
-from understudy.train.publish.http import TIMEOUT_S, Orders
+from understudy.errors import BackendError
+from understudy.train.publish.base import Capabilities, DiskPublisher, unloaded
 
-Way = Literal["disk", "lora"]
-Pause = Literal["retract", "abort"]
-"""What becomes of requests in flight: put back and computed anew, or aborted."""
-
-ADAPTER = "policy"
-
-_MISSING = "is it an SGLang server, of version 0.5.20 or later?"
 _UNTOLD = "default"
 """What SGLang calls weights whose version it was not told."""
 
@@ -47,31 +38,15 @@ class _Cards(Struct):
     data: list[_Card] = field(default_factory=list[_Card])
 
 
-class SGLangPublisher:
+class SGLangPublisher(DiskPublisher):
     """Has an SGLang server read weights from a disk that it shares with us (see Publisher).
 
     `way`: "disk" loads whole weights in place, between a pause and its end; "lora" loads an adapter in
     place of the one before. SGLang takes `lora:ADAPTER` for the name of a model with it.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        api_key: str | None = None,
-        way: Way = "disk",
-        pause: Pause = "retract",
-        adapter: str = ADAPTER,
-        seen_as: SeenAs | None = None,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        if way not in get_args(Way):
-            raise ConfigError(f"SGLang does not take weights by {way!r}; give one of {', '.join(get_args(Way))}")
-        self.orders = Orders(base_url, api_key, missing=_MISSING, timeout_s=timeout_s)
-        self._way: Way = way
-        self._pause = pause
-        self._adapter = adapter
-        self._seen_as = seen_as
+    ways = ("disk", "lora")
+    missing = "is it an SGLang server, of version 0.5.20 or later?"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -83,13 +58,12 @@ class SGLangPublisher:
 
     async def publish(self, weights: Path, version: str) -> None:
         """See Publisher."""
-        path = checked(weights, self.capabilities.kind)
-        seen = str(self._seen_as.of(path) if self._seen_as else path)
+        seen = self._seen(weights)
         if self._way == "lora":
             await self._load_adapter(seen, version)
             return
         # Retracted requests hold no cache: it is flushed with the update, and computed anew.
-        await self.orders.post("/pause_generation", {"mode": self._pause})
+        await self.orders.post("/pause_generation", {"mode": "retract"})
         await self._load(seen, version)
         await self.orders.post("/continue_generation", {})
 

@@ -12,23 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Literal
 
 from msgspec import Struct
 
 from understudy.errors import BackendError, ConfigError
-from understudy.train.publish.base import Capabilities, SeenAs, checked, unloaded
-from understudy.train.publish.http import TIMEOUT_S, Orders
+from understudy.train.publish.base import Capabilities, DiskPublisher, unloaded
 
-Way = Literal["disk", "sleep", "lora"]
-Pause = Literal["keep", "wait", "abort"]
-"""What becomes of requests in flight: frozen and continued, waited for, or aborted."""
-
-ADAPTER = "policy"
-"""The name under which a LoRA is served."""
-
-DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
-_LORA = "start vLLM with --enable-lora, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
 _RESET_TRIES = 20
 _RESET_PAUSE_S = 0.25
 _UNTOLD = "default"
@@ -51,35 +40,16 @@ class _Awake(Struct):
     status: str
 
 
-class VLLMPublisher:
+class VLLMPublisher(DiskPublisher):
     """Has a vLLM server read weights from a disk that it shares with us (see Publisher).
 
     `way`: "disk" loads whole weights in place, between a pause and a resume; "sleep" does it on waking, and
     `release` has the server sleep before; "lora" loads an adapter in place, served under the name `adapter`.
     """
 
-    ways: tuple[str, ...] = ("disk", "sleep", "lora")
-    missing = DEV_MODE
-    missing_lora = _LORA
-
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        api_key: str | None = None,
-        way: Way = "disk",
-        pause: Pause = "keep",
-        adapter: str = ADAPTER,
-        seen_as: SeenAs | None = None,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        if way not in self.ways:
-            raise ConfigError(f"this server takes no weights by {way!r}; give one of {', '.join(self.ways)}")
-        self.orders = Orders(base_url, api_key, missing=self.missing, timeout_s=timeout_s)
-        self._way: Way = way
-        self._pause = pause
-        self._adapter = adapter
-        self._seen_as = seen_as
+    ways = ("disk", "sleep", "lora")
+    missing = "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
+    missing_lora = "start vLLM with --enable-lora, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -91,8 +61,7 @@ class VLLMPublisher:
 
     async def publish(self, weights: Path, version: str) -> None:
         """See Publisher."""
-        path = checked(weights, self.capabilities.kind)
-        seen = str(self._seen_as.of(path) if self._seen_as else path)
+        seen = self._seen(weights)
         if self._way == "sleep":
             await self._on_waking(seen, version)
             return
@@ -116,8 +85,8 @@ class VLLMPublisher:
     # --- in between -------------------------------------------------------------------------------------
 
     async def hold(self) -> None:
-        """Have the server sample nothing until `go_on`."""
-        await self.orders.post("/pause", query={"mode": self._pause, "clear_cache": "true"})
+        """Have the server sample nothing until `go_on`, which continues what is in flight."""
+        await self.orders.post("/pause", query={"mode": "keep", "clear_cache": "true"})
 
     async def go_on(self, version: str) -> None:
         """Forget what was computed with the old weights, and sample on, as `version`."""
@@ -148,8 +117,7 @@ class VLLMPublisher:
 
     async def _sleep(self) -> None:
         # Asleep it has no memory for requests that are kept.
-        mode = "wait" if self._pause == "keep" else self._pause
-        await self.orders.post("/sleep", query={"level": "2", "mode": mode})
+        await self.orders.post("/sleep", query={"level": "2", "mode": "wait"})
 
     async def _wake(self, part: str) -> bool:
         """Wake a part of it; returns whether it is wholly awake."""

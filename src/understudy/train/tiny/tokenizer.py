@@ -7,16 +7,15 @@ that everyone uses carry the space before them, which shortens a conversation by
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
-from understudy.model.tokenizer import SPECIAL_TOKENS
+from understudy.model import train_tokenizer
 
 VOCABULARY = 1024
 CONTEXT = 4096
@@ -30,22 +29,7 @@ def train(texts: Sequence[str]) -> Tokenizer:
     found = Counter(word for text in texts for word in set(re.findall(r"[A-Za-z]+", text)))
     common = sorted(word for word, count in found.items() if count >= _COMMON_SHARE * len(texts))
     words = rf" ?(?:{'|'.join(common)})(?!\p{{L}})|{_WORDS}"
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(words), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
+    return train_tokenizer.train(texts, words, VOCABULARY)
 
 
 def chat_template() -> str:
@@ -55,17 +39,5 @@ def chat_template() -> str:
 
 def write(tokenizer: Tokenizer, directory: Path) -> None:
     """Write the tokenizer's files and the chat template, as `transformers.AutoTokenizer` reads them."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=False), encoding="utf-8")
+    train_tokenizer.write(tokenizer, directory, CONTEXT)
     (directory / "chat_template.jinja").write_text(chat_template(), encoding="utf-8")
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "additional_special_tokens": [
-            token for token in SPECIAL_TOKENS if token not in ("<|im_end|>", "<|endoftext|>")
-        ],
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": CONTEXT,
-    }
-    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,63 @@
+"""What progress draws: news at once, lines that stay, and an end that waits for nothing."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import time
+from collections.abc import Callable
+
+import pytest
+
+from understudy.cli.drawing import Drawn, drawn
+
+
+class Told(Drawn):
+    plain_s = 600.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stage, self.lines = "starting", ["before"]
+
+    def line(self) -> str:
+        return self.stage
+
+    def said(self) -> list[str]:
+        lines, self.lines = self.lines, []
+        return lines
+
+
+def until(holds: Callable[[], bool]) -> None:
+    ending = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < ending
+        time.sleep(0.005)
+
+
+def test_elsewhere_than_on_a_terminal_news_is_told_at_once_and_once():
+    stream, shown = io.StringIO(), Told()
+    began = time.monotonic()
+    with drawn(shown, stream):
+        until(lambda: stream.getvalue() == "before\n")
+        for _ in range(2):  # the same again is no news
+            shown.changed.set()
+            until(lambda: not shown.changed.is_set() and stream.getvalue() == "before\nstarting\n")
+        shown.stage, shown.lines = "going on", ["one", "two"]
+        shown.changed.set()
+        until(lambda: stream.getvalue().endswith("two\n"))
+        shown.lines = ["at the end"]
+    assert stream.getvalue() == "before\nstarting\none\ntwo\nat the end\n"
+    assert time.monotonic() - began < 60
+
+
+def test_on_a_terminal_what_was_said_stays_above_the_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = pty.openpty()
+    shown = Told()
+    with os.fdopen(theirs, "w") as stream, drawn(shown, stream):
+        until(lambda: not shown.lines)
+        shown.lines = ["at the end"]
+    seen = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert seen.index("before\r\n") < seen.index("starting") < seen.index("at the end\r\n")
