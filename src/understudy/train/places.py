@@ -50,10 +50,7 @@ def _make_ready(output: Path, *, resume: bool, overwrite: bool, needed: Iterable
             raise ConfigError(f"{output} holds a model already; choose another --output, or give --overwrite")
         if not (output / TRAINING).is_dir():
             raise ConfigError(f"{output} holds a model that no training wrote; choose another --output")
-        try:
-            shutil.rmtree(output)
-        except OSError as error:
-            raise ConfigError(f"{output}: cannot be removed: {error}") from error
+        _remove(output)
     elif output.is_dir() and not begun and any(path.name != TRAINING for path in output.iterdir()):
         raise ConfigError(f"{output} is not empty, and what is there is no model; choose another --output")
     elif _holds_more_than_a_lock(output / TRAINING) and not resume:
@@ -62,11 +59,18 @@ def _make_ready(output: Path, *, resume: bool, overwrite: bool, needed: Iterable
                 f"{output} holds a training that did not end; go on with it by --resume, or begin anew by "
                 "--overwrite"
             )
-        shutil.rmtree(output if begun else output / TRAINING)
+        _remove(output if begun else output / TRAINING)
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{output}: cannot be made: {error.strerror}; choose another --output") from error
+
+
+def _remove(place: Path) -> None:
+    try:
+        shutil.rmtree(place)
+    except OSError as error:
+        raise ConfigError(f"{place}: cannot be removed: {error}") from error
 
 
 def _holds_more_than_a_lock(place: Path) -> bool:
