@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,22 @@ def understudy(
         timeout=timeout,
         check=False,
     )
+
+
+def kills(usual: int) -> int:
+    """How often a test kills what it tests, at random moments; CONTRIBUTING.md says when there have to be more."""
+    return int(os.environ.get("UNDERSTUDY_TEST_KILLS", usual))
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Generator[None]:
+    """No file can grow beyond so many bytes, as if the disk were full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60) -> None:

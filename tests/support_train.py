@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import resource
-import signal
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -33,18 +30,6 @@ def encoder(model: Path) -> Encode:
     """Token ids of marked text by the tokenizer in a model's directory."""
     words = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
     return lambda text: words.encode(text, add_special_tokens=False).ids
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Generator[None]:
-    """No file can grow beyond so many bytes, as if the disk were full."""
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def last_words(number: int) -> str:

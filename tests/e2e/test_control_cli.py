@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
 async def update(control: Control, hold: asyncio.Event, *, refused: bool) -> None:
     """What a trainer does: pause, drain, change the weights for a while, resume with the new version.
 
-    A call comes meanwhile, and with `refused` so late does it go on that the call is not held any longer.
+    A call comes meanwhile; with `refused` the pause outlasts the time that it is held.
     """
     await until(lambda: control.state().in_flight > 0)
     control.pause()

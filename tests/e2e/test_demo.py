@@ -24,9 +24,7 @@ SMALL = ("--tasks", "2", "--evaluated", "2", "--steps", "1", "--groups", "1", "-
 def demo(place: Path) -> str:
     """What the demo says, step by step."""
     command = [sys.executable, DEMO, *SMALL, "--directory", place]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=550, check=False
-    )
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -43,7 +41,7 @@ def test_the_demo_goes_through_and_a_second_time_repeats_nothing(tmp_path: Path)
     shown = [json.loads(understudy("show", "--dir", run, "--json").stdout) for run in runs]
     graded = [sum(rollout["reward"] for rollout in each["rollouts"]) / 2 for each in shown]
     assert [float(rate) for rate in rates.values()] == graded
-    assert "solved" in said and "2-teacher: 2 of 2 tasks solved" in said
+    assert "2-teacher: 2 of 2 tasks solved" in said
     for name in ("demo.html", "demo.png", "4-loop/report.html"):
         assert (place / name).stat().st_size > 1000, name
     written = {path: path.stat().st_mtime_ns for path in place.rglob("*.safetensors")}

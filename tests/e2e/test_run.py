@@ -64,11 +64,11 @@ async def test_the_embedded_model_is_asked_exactly_in_a_server_of_our_own_or_in_
 
 
 def test_flaky_is_right_as_often_as_it_is_told_and_the_same_each_time(calc_tasks: Path, tmp_path: Path):
-    options = ("--policy", "flaky", "--policy-arg", "p=0.5", "--samples", "4", "--seed", "3")
+    options = ("--policy", "flaky", "--policy-arg", "p=0.5", "--samples", "2", "--seed", "3")
     first = run(calc_tasks, tmp_path / "a", *options)
     second = run(calc_tasks, tmp_path / "b", *options)
     assert first["solved"] == second["solved"]
-    assert 0 < int(str(first["solved"])) < 16
+    assert 0 < int(str(first["solved"])) < 8
 
 
 def test_the_dataset_holds_the_very_tokens_of_each_call(calc_tasks: Path, tmp_path: Path):

@@ -18,8 +18,9 @@ from understudy.store.store import Store
 
 from fakes import sse
 from fakes.vllm import FakeVLLM, Say
+from support import kills
 
-KILLS = 50
+KILLS = kills(20)
 CLIENTS = 12
 
 

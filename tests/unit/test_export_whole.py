@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import resource
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,8 @@ from understudy.export.push import plan
 from understudy.ingest.base import Shape, Signals
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
+
+from support import files_of_at_most
 
 datasets = pytest.importorskip("datasets")
 datasets.disable_progress_bars()
@@ -53,17 +53,6 @@ def stop(done: int, of: int) -> None:
         raise KeyboardInterrupt
 
 
-@contextmanager
-def little_room(most: int) -> Iterator[None]:
-    """Files that are larger than `most` bytes cannot be written, as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return many(tmp_path_factory.mktemp("store"))
@@ -88,7 +77,7 @@ def test_a_full_disk_leaves_the_earlier_export(tmp_path: Path, name: str):
     more = {"max_tokens": 0} if name == "openai" else {}
     export(tmp_path / "store", name, out, where="project != '/srv/noise'", **more)
     before = content(out)
-    with little_room(50_000), pytest.raises(ConfigError, match="choose another --output"):
+    with files_of_at_most(50_000), pytest.raises(ConfigError, match="choose another --output"):
         export(tmp_path / "store", name, out, **more)
     assert content(out) == before
 
@@ -98,7 +87,7 @@ def test_datasets_of_a_run_are_whole_when_the_disk_is_full(tmp_path: Path):
     export(tmp_path / "store", "hf", tmp_path / "out")
     before = content(tmp_path / "out")
     with ExitStack() as full, pytest.raises(ConfigError, match="choose another --output"):
-        export(tmp_path / "store", "hf", tmp_path / "out", lambda *_: full.enter_context(little_room(1_000)))
+        export(tmp_path / "store", "hf", tmp_path / "out", lambda *_: full.enter_context(files_of_at_most(1_000)))
     assert content(tmp_path / "out") == before
     with pytest.raises(KeyboardInterrupt):
         export(tmp_path / "store", "hf", tmp_path / "out", stop)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,8 @@ from understudy.model.causal.checkpoint import read_checkpoint
 from understudy.train.options import SFTOptions
 from understudy.train.weights import Written, load_words, save_model
 from understudy.train.weights import load_model as load_to_train
+
+from support import files_of_at_most
 
 CODE = """
 from pathlib import Path
@@ -119,11 +120,6 @@ def test_a_model_that_finds_no_room_is_told_and_leaves_what_was_there(model: Pat
     save_model(loaded, source, tmp_path / "new", written=written)
     assert (tmp_path / "new" / "config.json").read_bytes() == (source / "config.json").read_bytes()
     before = sorted(tmp_path.rglob("*"))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, hard))
-    try:
-        with pytest.raises(ConfigError, match="new: the model cannot be written"):
-            save_model(loaded, source, tmp_path / "new", written=written)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with files_of_at_most(1 << 14), pytest.raises(ConfigError, match="new: the model cannot be written"):
+        save_model(loaded, source, tmp_path / "new", written=written)
     assert sorted(tmp_path.rglob("*")) == before

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from support_train import files_of_at_most
 from understudy.errors import ConfigError, StoreError, TaskError
 from understudy.train import waves
 from understudy.train.curriculum import Rate
@@ -25,6 +24,8 @@ from understudy.train.state import (
     version_of,
 )
 from understudy.train.waves import age_of
+
+from support import files_of_at_most
 
 CONFIG = LoopConfig(model="/m", model_digest="d", tasks={"a": "1", "b": "2"}, steps=3, groups=2, samples=4)
 START = LoopState(version="step-0000", weights="/m")

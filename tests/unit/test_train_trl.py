@@ -20,7 +20,7 @@ from msgspec import structs
 
 from support_losses import plain_dpo_loss, slopes
 from support_tiny_model import make_model
-from support_train import encoder, files_of_at_most, make_groups, put_training_run
+from support_train import encoder, make_groups, put_training_run
 from understudy import adapters
 from understudy.errors import ConfigError
 from understudy.export.base import traits_of
@@ -36,6 +36,8 @@ from understudy.train.sequences import Sequence
 from understudy.train.sft import train_sft
 from understudy.train.through_trl import Course, configured
 from understudy.train.weights import check_model, load_model, quiet
+
+from support import files_of_at_most
 
 SFT = SFTOptions(learning_rate=1e-2, batch_rollouts=4, epochs=3)
 CALL = {
@@ -173,7 +175,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told_and_gone_on_from(model: Pat
     with files_of_at_most(size), refused:
         train_sft(model, given, output, options, Course(save_steps=1))
     for half in (output / "training" / "checkpoints").glob("checkpoint-*"):
-        (half / "trainer_state.json").touch()
+        (half / "trainer_state.json").write_text('{"glob')
     train_sft(model, given, output, options, Course(resume=True))
     assert (output / "config.json").exists()
 

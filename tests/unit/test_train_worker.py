@@ -87,7 +87,7 @@ def test_a_death_long_before_the_next_order_is_said(tmp_path: Path):
 
     async def order() -> None:
         async with Trainer.running("fleeting", [], {**os.environ, "PYTHONPATH": str(tmp_path)}) as trainer:
-            await trainer._end()
+            await trainer._wait()
             await asyncio.sleep(0.1)  # until the pipe is closed, too
             await trainer.update(tmp_path / "groups", 1, "step-0001", tmp_path / "one")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Self
 
 _STOP_TIMEOUT_S = 5.0
 _KEPT_BYTES = 1 << 16
-_LAST_LINES = 50
+_LAST_LINES, _LAST_WORDS = 50, 2000
 _LINE_BYTES = 1 << 24
 
 
@@ -57,16 +57,19 @@ class Child:
         try:
             await asyncio.wait_for(self._process.wait(), _STOP_TIMEOUT_S)
         except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-        await self._reader
+            pass
+        finally:  # who has no time to wait leaves none behind either
+            if self._process.returncode is None:
+                with suppress(ProcessLookupError):
+                    self._process.kill()
+        await self._wait()
 
     async def _line(self) -> bytes:
         """What it says next; nothing when it says no more."""
         assert self._process.stdout is not None
         return await self._process.stdout.readline()
 
-    async def _end(self) -> int:
+    async def _wait(self) -> int:
         """Wait until it has ended, and all that it logged is read; its exit code, below 0 for a signal."""
         code = await self._process.wait()
         await self._reader
@@ -80,7 +83,7 @@ class Child:
     def _last_words(self) -> str:
         """The last lines that it logged."""
         lines = self._log.decode(errors="replace").strip().split("\n")
-        return "\n".join(lines[-_LAST_LINES:]) or "none"
+        return "\n".join(lines[-_LAST_LINES:])[-_LAST_WORDS:] or "none"
 
     async def _read_log(self) -> None:
         assert self._process.stderr is not None

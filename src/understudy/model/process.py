@@ -36,7 +36,7 @@ class ServerProcess(Child):
 
     async def watch(self) -> NoReturn:
         """Wait until the server ends, which it does not by itself. Raises BackendError with its last words."""
-        await self._end()
+        await self._wait()
         raise BackendError(
             f"the embedded model's server ended {self._how()}; its last words: {self._last_words()}. "
             "Give the same command again"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 from understudy.agents.base import GATEWAY_SOCKET, Agent, AgentJob, AgentResult, Outcome
 from understudy.errors import AgentError, BackendError, GatewayError, UnderstudyError
 from understudy.gateway.backends.base import ContextOverflow
+from understudy.gateway.backends.overflow import is_overflow
 from understudy.gateway.keys import Keys, Session
 from understudy.grade.patch import extract_patch
 from understudy.grade.validate import known
@@ -152,8 +153,9 @@ async def _work(
         with watch.part("agent_s"):
             result = await bench.agent.run(sandbox, job)
         session = bench.keys.revoke(attempt.id)
-        full = _full_context(bench.store, attempt, result)
-        fault = None if full else _fault(bench.store, attempt, result, session)
+        calls = await asyncio.to_thread(_kept, bench.store, attempt) if result.outcome == "crashed" else []
+        full = _full_context(calls)
+        fault = None if full else _fault(calls, result, session)
         if fault and not (final and isinstance(fault, AgentError) and fault.had_answers):
             raise fault
         with watch.part("patch_s"):
@@ -179,21 +181,21 @@ def _findings(bench: Workbench, attempt: Attempt, result: AgentResult, session: 
     return found
 
 
-def _full_context(store: Store, attempt: Attempt, result: AgentResult) -> Finding | None:
-    """That a model which had answered has filled its context, and its agent ended for that.
+def _full_context(calls: Sequence[Call]) -> Finding | None:
+    """That a model which had answered has filled its context, where an agent crashed after these calls.
 
     It is how much was said that did it, as it is with turns: an ordinary end. Were it a fault and tried again,
     only those rollouts would be learned from that happen to be short.
     """
-    if result.outcome != "crashed":
-        return None
-    calls = _kept(store, attempt)
-    last = calls[-1] if calls else None
-    if last is None or last.error is None or last.error.type != ContextOverflow.__name__:
-        return None
     if not any(call.status == "ok" for call in calls):
         return None
-    return Finding(kind="context", message=last.error.message, call_id=last.id)
+    error = calls[-1].error
+    if error is None or error.boundary != "backend":
+        return None
+    # A provider's refusal in the agent's own dialect is passed on as it is, and known by its words alone.
+    if error.type != ContextOverflow.__name__ and not is_overflow(error.message):
+        return None
+    return Finding(kind="context", message=error.message, call_id=calls[-1].id)
 
 
 def _kept(store: Store, attempt: Attempt) -> list[Call]:
@@ -204,17 +206,16 @@ def _kept(store: Store, attempt: Attempt) -> list[Call]:
 _BOUNDARIES: dict[str, type[UnderstudyError]] = {"backend": BackendError, "gateway": GatewayError}
 
 
-def _fault(store: Store, attempt: Attempt, result: AgentResult, session: Session | None) -> UnderstudyError | None:
+def _fault(calls: Sequence[Call], result: AgentResult, session: Session | None) -> UnderstudyError | None:
     """The fault that an agent's end tells of, or None when it is an ordinary one.
 
-    For a crash it is what the agent's last call met, when that call failed, else the crash itself. A time-out is
+    For a crash it is what the last of the calls met, when that call failed, else the crash itself. A time-out is
     the backend's when it never once answered.
     """
     if result.outcome == "timeout" and session is not None and session.unanswered:
         return BackendError(f"the model did not answer once in the time the agent had ({result.message})")
     if result.outcome != "crashed":
         return None
-    calls = _kept(store, attempt)
     last = calls[-1] if calls else None
     if last is not None and last.error is not None and last.error.boundary in _BOUNDARIES:
         return _BOUNDARIES[last.error.boundary](f"{last.error.message} (the agent then said: {result.message})")

@@ -6,6 +6,7 @@ gone on with by `resume`.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
@@ -70,7 +71,7 @@ def _remove(place: Path) -> None:
     try:
         shutil.rmtree(place)
     except OSError as error:
-        raise ConfigError(f"{place}: cannot be removed: {error}") from error
+        raise ConfigError(f"{place}: cannot be removed: {error}; {_REMEDY}") from error
 
 
 def _holds_more_than_a_lock(place: Path) -> bool:
@@ -89,9 +90,17 @@ def last_checkpoint(place: Path, resume: bool | Path, mark: str = "trainer_state
             )
         return resume
     made = (place / CHECKPOINTS).glob("checkpoint-*") if resume else ()
-    # Empty is what a full disk leaves.
-    found = [path for path in made if (path / mark).is_file() and (path / mark).stat().st_size]
+    found = [path for path in made if _is_whole(path / mark)]
     return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _is_whole(mark: Path) -> bool:
+    """Whether a file of JSON was written to its end, which a full disk or a kill may have prevented."""
+    try:
+        json.loads(mark.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def put_in_place(model: Any, source: Path, output: Path, written: Written) -> None:

@@ -34,7 +34,7 @@ MAY_CHANGE = frozenset({"steps", "keep", "eval_every"})
 """What of a loop's configuration may differ when it goes on."""
 
 _OTHERS = {"store.db": "a run", "config.json": "a model", "training": "a training"}
-"""What a directory has that is another's: whoever replaces that one would remove the loop with it."""
+"""What a directory of another kind has. Whoever overwrites that one would remove the loop with it."""
 
 
 class LoopConfig(Struct, frozen=True, kw_only=True):

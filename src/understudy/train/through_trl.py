@@ -152,10 +152,13 @@ def configured(
 
 def _saving(save: Callable[..., None], checkpoints: Path) -> Callable[..., None]:
     """How a trainer writes its checkpoints, with a ConfigError where it cannot."""
+    import torch
 
     def saved(*given: Any, **named: Any) -> None:
         try:
             save(*given, **named)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # torch, safetensors and tokenizers have four words for a disk that is full
             raise ConfigError(
                 f"{checkpoints}: a checkpoint cannot be written: {error}; make room, then go on with --resume"

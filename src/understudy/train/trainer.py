@@ -18,8 +18,6 @@ from understudy.train.updater import UpdateReport
 from understudy.train.worker import Ready
 from understudy.types import ErrorInfo
 
-_LAST_WORDS = 2000
-
 
 class Trainer(Child):
     """A running worker. `ready` is what it said when its model was loaded."""
@@ -59,10 +57,9 @@ class Trainer(Child):
         return answer
 
     async def _ended(self) -> ConfigError:
-        killed = await self._end() == -9
+        killed = await self._wait() == -9
         why = "; the machine may have no memory left: lower --micro-batch-tokens" if killed else ""
-        words = self._last_words()[-_LAST_WORDS:]
-        return ConfigError(f"the trainer's process ended {self._how()}{why}; its last words: {words}")
+        return ConfigError(f"the trainer's process ended {self._how()}{why}; its last words: {self._last_words()}")
 
 
 def _error(info: ErrorInfo) -> UnderstudyError:

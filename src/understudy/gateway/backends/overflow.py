@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 _OVERFLOW = re.compile(
-    r"context (length|window)|maximum model length|max_model_len|maximum allowed length", re.IGNORECASE
+    r"context (length|window)|maximum model length|max_model_len|maximum allowed length|prompt is too long",
+    re.IGNORECASE,
 )
 _LIMIT = re.compile(r"(?:context length(?: is| of)?|(?:model|allowed) length(?: of)?)\s*\(?(\d{1,12})")
 _PROMPT = re.compile(
