@@ -21,30 +21,19 @@ DEMO = Path(__file__).parents[2] / "scripts" / "demo.py"
 SMALL = ("--tasks", "2", "--evaluated", "2", "--steps", "1", "--groups", "1", "--samples", "2", "--no-check")
 
 
-def demo(place: Path) -> str:
-    """What the demo says, step by step."""
-    command = [sys.executable, DEMO, *SMALL, "--directory", place]
+def test_the_demo_goes_through_and_its_rates_are_those_of_graded_rollouts(tmp_path: Path):
+    command = [sys.executable, DEMO, *SMALL, "--directory", tmp_path]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_the_demo_goes_through_and_a_second_time_repeats_nothing(tmp_path: Path):
-    said = demo(tmp_path)
-    rates = dict(re.findall(r"\] (untrained|after SFT|before GRPO|after GRPO) +([\d.]+) \(", said))
+    rates = dict(re.findall(r"\] (untrained|after SFT|before GRPO|after GRPO) +([\d.]+) \(", done.stdout))
     assert list(rates) == ["untrained", "after SFT", "before GRPO", "after GRPO"]
     place = tmp_path / "seed-1"
     state = LoopDirectory(place / "4-loop").load()
     assert state is not None
-    # The rates that are shown are those of the graded rollouts.
     runs = [place / "1-untrained", place / "3-sft", *(place / "4-loop" / each.run for each in state.evaluations)]
     shown = [json.loads(understudy("show", "--dir", run, "--json").stdout) for run in runs]
     graded = [sum(rollout["reward"] for rollout in each["rollouts"]) / 2 for each in shown]
     assert [float(rate) for rate in rates.values()] == graded
-    assert "2-teacher: 2 of 2 tasks solved" in said
+    assert "2-teacher: 2 of 2 tasks solved" in done.stdout
     for name in ("demo.html", "demo.png", "4-loop/report.html"):
         assert (place / name).stat().st_size > 1000, name
-    written = {path: path.stat().st_mtime_ns for path in place.rglob("*.safetensors")}
-    assert written
-    demo(tmp_path)
-    assert {path: path.stat().st_mtime_ns for path in place.rglob("*.safetensors")} == written
