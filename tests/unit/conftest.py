@@ -1,4 +1,4 @@
-"""A small model that many tests of serving and training share. None of them may change it."""
+"""What tests of serving and training share, and none may change: a small model, the tiny one's tokenizer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support_tiny import make_tokenizer
 from support_tiny_model import make_model
 
 
@@ -30,3 +31,11 @@ def token_bytes(model: Path) -> list[bytes]:
     from understudy.model.causal.checkpoint import read_checkpoint
 
     return read_checkpoint(model).tokenizer.token_bytes
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the tiny model's tokenizer, made of few conversations."""
+    made = tmp_path_factory.mktemp("tiny")
+    make_tokenizer(made)
+    return made

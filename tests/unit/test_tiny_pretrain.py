@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support_tiny import encode, make_tokenizer
+from support_tiny import encode
 from understudy.train.tiny import corpus
 
 torch = pytest.importorskip("torch")
@@ -17,17 +17,10 @@ pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    make_tokenizer(made)
-    return made
-
-
-@pytest.fixture(scope="module")
-def reader(directory: Path) -> Any:
+def reader(tiny_tokenizer: Path) -> Any:
     from understudy.train.tiny.pretrain import read_tokenizer
 
-    return read_tokenizer(directory)
+    return read_tokenizer(tiny_tokenizer)
 
 
 def small(vocabulary: int) -> Any:

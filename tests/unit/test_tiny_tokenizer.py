@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support_tiny import encode, make_tokenizer
+from support_tiny import encode
 from understudy.gateway.exact.codec import LocalCodec
 from understudy.gateway.exact.template import ChatTemplate
 from understudy.model.shipped import TINY, directory_of
@@ -25,17 +25,10 @@ Message = corpus.Message
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    make_tokenizer(made)
-    return made
-
-
-@pytest.fixture(scope="module")
-def reader(directory: Path) -> Any:
+def reader(tiny_tokenizer: Path) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(directory)
+    return AutoTokenizer.from_pretrained(tiny_tokenizer)
 
 
 def ids(reader: Any, text: str) -> list[int]:
@@ -49,11 +42,11 @@ def test_it_is_small_and_knows_the_special_tokens(reader: Any) -> None:
     assert reader.model_max_length == tokenizer.CONTEXT
 
 
-def test_the_shipped_model_has_the_template_and_the_special_tokens_that_are_written(directory: Path) -> None:
+def test_the_shipped_model_has_the_template_and_the_special_tokens_that_are_written(tiny_tokenizer: Path) -> None:
     shipped = directory_of(TINY)
     for name in ("chat_template.jinja", "tokenizer_config.json"):
-        assert (shipped / name).read_bytes() == (directory / name).read_bytes(), name
-    ours, written = (json.loads((place / "tokenizer.json").read_text()) for place in (shipped, directory))
+        assert (shipped / name).read_bytes() == (tiny_tokenizer / name).read_bytes(), name
+    ours, written = (json.loads((place / "tokenizer.json").read_text()) for place in (shipped, tiny_tokenizer))
     assert ours["added_tokens"] == written["added_tokens"]
 
 
@@ -114,7 +107,7 @@ CONVERSATIONS: dict[str, list[Message]] = {
 @pytest.mark.parametrize("tools", [[], corpus.tool_definitions()], ids=["no tools", "tools"])
 @pytest.mark.parametrize("name", CONVERSATIONS)
 async def test_the_gateway_and_transformers_render_and_encode_alike(
-    name: str, tools: list[dict[str, Any]], generation_prompt: bool, directory: Path, reader: Any
+    name: str, tools: list[dict[str, Any]], generation_prompt: bool, tiny_tokenizer: Path, reader: Any
 ) -> None:
     messages = CONVERSATIONS[name]
     theirs = reader.apply_chat_template(
@@ -124,7 +117,7 @@ async def test_the_gateway_and_transformers_render_and_encode_alike(
         messages, tools, generation_prompt=generation_prompt, template_args={}
     )
     assert ours == theirs
-    codec = LocalCodec.load(str(directory))
+    codec = LocalCodec.load(str(tiny_tokenizer))
     rendered = await codec.render(messages, tools, generation_prompt=generation_prompt)
     assert rendered == ids(reader, theirs)
     assert await codec.decode(rendered) == theirs

@@ -20,7 +20,6 @@ from understudy.train.losses import policy_loss, tokens_of_rollouts
 from understudy.train.options import GRPOOptions
 from understudy.train.sequences import Sequence
 
-torch.set_num_threads(1)
 TEMPERATURE = 0.7
 VOCABULARY = 256
 

@@ -17,8 +17,6 @@ from support_losses import Batch, Rows, plain_policy_loss, slopes
 from understudy.train.losses import Sums, policy_loss, token_weights, tokens_of_rollouts
 from understudy.train.options import GRPOOptions
 
-torch.set_num_threads(1)
-
 NAMES = ("logprobs", "old", "behaviour", "reference", "entropy")
 SETTINGS = [
     {"loss": loss, "normalisation": normalisation, "correction": correction, **more}

@@ -105,7 +105,7 @@ async def test_orders_that_make_no_sense_are_answered(model: Path):
         process.stdin.write(order)
         answer = json.loads(await process.stdout.readline())
         assert said in answer["error"]["message"]
-    process.stdin.write(b'{"op": "stop"}\n')
+    process.stdin.close()
     assert await process.wait() == 0
 
 

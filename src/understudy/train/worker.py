@@ -6,7 +6,6 @@ One JSON object a line, on stdin and stdout. First it says `{"ready": …}`. The
 
     {"op": "update", "step": 1, "version": "step-0001", "groups": FILE, "weights": DIR}
     → {"report": {…}, "weights": DIR}            once DIR is whole
-    {"op": "stop"}                               → it ends
 
 An order that fails is answered `{"error": {"boundary": …, "type": …, "message": …}}`, and the worker goes on. It
 ends at once when stdin does: it does not outlive who started it.
@@ -53,7 +52,7 @@ class Order(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def main(arguments: list[str]) -> int:
-    """Work until told to stop. Exit code 2 when the model cannot be loaded; the error is on stdout."""
+    """Work until stdin ends. Exit code 2 when the model cannot be loaded; the error is on stdout."""
     parser = argparse.ArgumentParser(prog="python -m understudy.train.worker")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--options", default="{}")
@@ -81,8 +80,6 @@ def main(arguments: list[str]) -> int:
         line = orders.get()
         try:
             order = msgspec.json.decode(line, type=Order)
-            if order.op == "stop":
-                return 0
             _say(answers, _done(updater, order))
         except msgspec.MsgspecError as error:
             _say(answers, {"error": ErrorInfo("config", "ConfigError", f"an order makes no sense: {error}")})
@@ -107,7 +104,7 @@ def _done(updater: Any, order: Order) -> dict[str, Any]:
     from understudy.train.data import read_groups
 
     if order.op != "update":
-        raise ConfigError(f"op is {order.op!r}; it must be update or stop")
+        raise ConfigError(f"op is {order.op!r}; it must be update")
     report = updater.update(read_groups(Path(order.groups)), order.step, order.version or None)
     if order.weights:
         updater.save(Path(order.weights), order.version or None)
