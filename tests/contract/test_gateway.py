@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import stat
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -591,6 +592,27 @@ async def test_a_dead_socket_is_replaced_and_nothing_else(store: Store, tmp_path
     assert path.read_text() == "precious"
     with pytest.raises(ConfigError, match=r"missing/g\.sock: No such file"):
         await gateway.start_unix(tmp_path / "missing" / "g.sock")
+
+
+@pytest.mark.parametrize("stopping", [False, True], ids=["starting", "stopping"])
+async def test_called_off_at_any_moment_it_leaves_no_socket(store: Store, tmp_path: Path, stopping: bool) -> None:
+    path = tmp_path / "g.sock"
+    for turns in range(12):
+        gateway = _gateway(store)
+        with closing(socket.socket(socket.AF_UNIX)) as client:
+            if stopping:
+                await gateway.start_unix(path)
+                client.connect(str(path))
+                await asyncio.sleep(0)
+            task = asyncio.ensure_future(gateway.stop() if stopping else gateway.start_unix(path))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+        await gateway.stop()
+        assert not path.exists()
+        del gateway, task
+        gc.collect()  # an open socket warns, which is an error
 
 
 async def test_a_taken_port_is_named(store: Store) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
+import random
 import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -235,6 +237,18 @@ async def test_a_loop_that_is_told_to_stop_ends_and_goes_on(order: Order, policy
     summary = await run(order)
     assert (summary.stopped, summary.steps, summary.solved) == (False, 3, whole.solved)
     assert policy.weights == weights
+
+
+async def test_called_off_at_any_moment_it_leaves_nothing_open_and_goes_on(order: Order, policy: FakePolicy):
+    order, moments = at(order, policy, asynchronous=True), random.Random(0)
+    for _ in range(12):
+        task = asyncio.ensure_future(run(order))
+        await asyncio.wait([task], timeout=moments.choice([0.1, 0.5, 1.5]) * moments.random())
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        gc.collect()  # a file or socket left open warns, which is an error
+    assert (await run(order)).steps == order.steps
 
 
 async def test_what_runs_in_any_wave_is_let_finish(order: Order, policy: FakePolicy, tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,10 @@ class Gateway:
     async def stop(self) -> None:
         """Let what is under way end for a while, abandon the rest, commit all of it, close."""
         self._stopping = True
-        await self._capture.drain(self._limits.drain_s)
-        for listener in self._listeners:
-            await listener.stop()
-        self._listeners.clear()
+        async with AsyncExitStack() as stack:  # all are stopped, even when this is cancelled
+            while self._listeners:
+                stack.push_async_callback(self._listeners.pop().stop)
+            await self._capture.drain(self._limits.drain_s)
 
     async def _listen(self, listener: Listener) -> None:
         await listener.start()

@@ -286,10 +286,15 @@ class Capture:
         return answer
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait for what is under way, then abandon the rest; all of it is committed when this returns."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
-        for exchange in list(self._running.values()):
-            exchange.abandon()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        """Wait for what is under way, then abandon the rest; all of it is committed when this returns.
+
+        Cancelled, it abandons the rest at once.
+        """
+        try:
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=timeout_s)
+        finally:
+            for exchange in list(self._running.values()):
+                exchange.abandon()
+            if self._tasks:
+                await asyncio.wait(self._tasks)

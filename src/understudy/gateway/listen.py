@@ -203,19 +203,29 @@ class Listener:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Returns when requests are accepted."""
+        """Returns when requests are accepted; the socket is closed when it raises or is cancelled."""
         self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
-        while not self._server.started:
-            if self._task.done():
-                await self._task
-                raise ConfigError("the HTTP server ended while it was starting")
-            await asyncio.sleep(0.001)
+        try:
+            while not self._server.started:
+                if self._task.done():
+                    await self._task
+                    raise ConfigError("the HTTP server ended while it was starting")
+                await asyncio.sleep(0.001)
+        except BaseException:
+            await self.stop()
+            raise
 
     async def stop(self) -> None:
-        """Returns when the last connection is closed."""
+        """Returns when the last connection is closed, for which a stop that is cancelled does not wait."""
         self._server.should_exit = True
-        if self._task is not None:
-            await self._task
-        self._socket.close()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        try:
+            if self._task is not None:
+                await self._task
+        finally:
+            for server in getattr(self._server, "servers", ()):  # uvicorn has them when it came so far
+                server.close()
+            for connection in list(self._server.server_state.connections):
+                connection.transport.abort()
+            self._socket.close()
+            if self._path is not None:
+                self._path.unlink(missing_ok=True)
