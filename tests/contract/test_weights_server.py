@@ -31,7 +31,13 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Body = dict[str, Any]
-CONTEXT = 3000
+CONTEXT = 40_000
+ENDLESS = {"max_tokens": 39_000, "ignore_eos": True}
+"""For what is never waited for: whatever else the machine does, it goes on until it is called off."""
+PATIENCE = (0.05, 1.0, 10.0)
+"""Seconds in which requests get to the server and begin. Nothing tells when they did, so what rests on it is tried
+again where they had not.
+"""
 FIRST = "step-0000"
 
 
@@ -62,6 +68,15 @@ class Client:
         ]
         assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
         return choice
+
+    async def end(self, asked: list[asyncio.Task[Body]]) -> list[Body]:
+        """Call off what was asked, also what is only just coming in; what was said till then."""
+        while True:
+            await self.post("/pause?mode=abort")
+            _, late = await asyncio.wait(asked, timeout=1.0)
+            if not late:
+                return [one.result() for one in asked]
+            await self.post("/resume")
 
     async def serve(self, weights: Path, version: str) -> None:
         await self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
@@ -138,29 +153,31 @@ async def test_other_weights_under_traffic_give_each_token_its_version(
     client: Client, directory: Path, second: Path
 ) -> None:
     prompts = [list(range(9 + number, 40 + number)) for number in range(5)]
-    asked = [asyncio.ensure_future(client.generate(p, max_tokens=2900, ignore_eos=True)) for p in prompts]
-    for _ in range(5):  # beside them, so that they are under way
-        await client.generate([20, 21, 22], max_tokens=10, ignore_eos=True)
-    assert await client.post("/pause?mode=keep") == {"status": "paused"}
-    assert (await client.send("GET", "/is_paused"))[1] == {"is_paused": True}
-    reload = {"method": "reload_weights", "kwargs": {"weights_path": str(second)}}
-    assert await client.post("/collective_rpc", reload) == {"results": [None]}
-    await client.post("/update_weight_version", {"new_version": "step-0001"})
-    assert (await client.send("GET", "/weight_info"))[1] == {"weight_version": "step-0001"}
-    assert await client.post("/resume") == {"status": "resumed"}
-    new = await client.generate(prompts[0], max_tokens=9)
-    assert [span["version"] for span in new["weight_versions"]] == ["step-0001"]
-    await client.post("/pause?mode=abort")  # they have said enough
     models = {"step-0000": directory, "step-0001": second}
     swapped = 0
-    for prompt, choice in zip(prompts, await asyncio.gather(*asked), strict=True):
-        spans = choice["weight_versions"]
-        assert [span["start"] for span in spans] == [0, *(span["end"] for span in spans[:-1])]
-        assert spans[-1]["end"] == len(choice["token_ids"])
-        swapped += len(spans) == 2
-        for span in spans:
-            assert_sampled_by(models[span["version"]], prompt, choice, span["start"], span["end"])
-    assert swapped
+    for patience in PATIENCE:
+        asked = [asyncio.ensure_future(client.generate(p, **ENDLESS)) for p in prompts]
+        await asyncio.sleep(patience)
+        assert await client.post("/pause?mode=keep") == {"status": "paused"}
+        assert (await client.send("GET", "/is_paused"))[1] == {"is_paused": True}
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(second)}}
+        assert await client.post("/collective_rpc", reload) == {"results": [None]}
+        await client.post("/update_weight_version", {"new_version": "step-0001"})
+        assert (await client.send("GET", "/weight_info"))[1] == {"weight_version": "step-0001"}
+        assert await client.post("/resume") == {"status": "resumed"}
+        new = await client.generate(prompts[0], max_tokens=9)
+        assert [span["version"] for span in new["weight_versions"]] == ["step-0001"]
+        for prompt, choice in zip(prompts, await client.end(asked), strict=True):
+            spans = choice["weight_versions"]
+            assert [span["start"] for span in spans] == [0, *(span["end"] for span in spans[:-1])]
+            assert spans[-1]["end"] == len(choice["token_ids"])
+            swapped += len(spans) == 2
+            for span in spans:
+                assert_sampled_by(models[span["version"]], prompt, choice, span["start"], span["end"])
+        if swapped:
+            return
+        await client.serve(directory, FIRST)
+    raise AssertionError("nothing was under way when the weights were changed")
 
 
 async def test_weights_that_do_not_fit_change_nothing(client: Client, directory: Path, tmp_path: Path) -> None:
@@ -253,12 +270,12 @@ async def test_bad_requests_are_refused_in_words_and_clients_that_leave_are_let_
     for body, words in BAD:
         status, answer = await client.send("POST", "/inference/v1/generate", body)
         assert status == 400 and words in answer["error"]["message"], (body, answer)
-    endless = [asyncio.ensure_future(client.generate([9], max_tokens=2900, ignore_eos=True)) for _ in range(40)]
+    endless = [asyncio.ensure_future(client.generate([9], **ENDLESS)) for _ in range(40)]
     await client.generate([9, 10], max_tokens=1)
     for one in endless:
         one.cancel()
     await asyncio.gather(*endless, return_exceptions=True)
-    # Had they been served to their end, this would wait for 40 times 2,900 tokens.
+    # Had they been served to their end, this would wait for 40 times 39,000 tokens.
     choice = await asyncio.wait_for(client.generate([9, 10, 11], max_tokens=5), 20)
     assert len(choice["token_ids"]) == 5
 
@@ -266,7 +283,7 @@ async def test_bad_requests_are_refused_in_words_and_clients_that_leave_are_let_
 async def test_a_signal_ends_it_though_requests_are_under_way(directory: Path) -> None:
     async with start_server(weights=directory) as server, aiohttp.ClientSession() as session:
         client = Client(server, session)
-        asked = asyncio.ensure_future(client.generate([9], max_tokens=2900, ignore_eos=True))
+        asked = asyncio.ensure_future(client.generate([9], **ENDLESS))
         await client.generate([9, 10], max_tokens=1)
         os.kill(server.pid, signal.SIGTERM)
         with pytest.raises(BackendError, match="with exit code 0"):
@@ -298,12 +315,17 @@ async def test_what_is_in_flight_goes_on_while_weights_are_published(
 ) -> None:
     publisher = make_publisher("embedded", client.server.url)
     prompts = [list(range(20 + number, 60)) for number in range(3)]
-    asked = [asyncio.ensure_future(client.generate(p, max_tokens=2900, ignore_eos=True)) for p in prompts]
-    await client.generate([20, 21, 22], max_tokens=10, ignore_eos=True)
-    await publisher.publish(second, "step-0001")
-    await client.generate([20, 21, 22], max_tokens=10, ignore_eos=True)
-    await client.post("/pause?mode=abort")  # they have said enough
-    for prompt, choice in zip(prompts, await asyncio.gather(*asked), strict=True):
+    choices: list[Body] = []
+    for patience in PATIENCE:
+        asked = [asyncio.ensure_future(client.generate(p, **ENDLESS)) for p in prompts]
+        await asyncio.sleep(patience)
+        await publisher.publish(second, "step-0001")
+        await client.generate([20, 21, 22], max_tokens=10, ignore_eos=True)
+        choices = await client.end(asked)
+        if all(choice["weight_versions"][0]["version"] == FIRST for choice in choices):
+            break
+        await client.serve(directory, FIRST)
+    for prompt, choice in zip(prompts, choices, strict=True):
         old, new = choice["weight_versions"]
         assert (old["version"], new["version"]) == (FIRST, "step-0001")
         assert (old["start"], old["end"], new["end"]) == (0, new["start"], len(choice["token_ids"]))
