@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import json
 import random
+import re
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from understudy.run.collector import Collector, Manner, Served
 from understudy.sandbox.base import usable
 from understudy.store.store import Store
 from understudy.tasks.records import dump
+from understudy.train.curriculum import choose
 from understudy.train.loop import Loop
 from understudy.train.state import GroupRef, LoopDirectory, LoopState, StepState
 from understudy.train.watcher import Watcher
@@ -144,13 +148,47 @@ async def test_a_finished_loop_begins_nothing_and_can_be_made_longer(order: Orde
 
 
 async def test_groups_without_a_signal_are_counted_and_make_no_version(order: Order, policy: FakePolicy):
-    policy.answer = "yes"
+    policy.answer = lambda _: "yes"
     summary = await run(order := at(order, policy, steps=2))
     assert (summary.updates, summary.version, summary.solved) == (0, "step-0000", 12)
     assert summary.skipped == {"groups whose rewards are all equal": 4}
     assert summary.weights == order.model
     assert [each.rate.estimate for each in summary.evaluations] == [1.0, 1.0]
     assert all(step.weights is None for step in state_of(order).steps)
+
+
+async def test_an_update_waits_for_groups_that_differ(order: Order, policy: FakePolicy):
+    order = at(order, policy, groups=2, samples=2, steps=4, min_groups=2, eval_every=0, concurrency=1)
+    names = [f"calc-{number}" for number in range(5)]
+    one, other = choose(names, {}, 2, seed=order.seed, step=1)
+    turns, telling = itertools.cycle(("yes", "no")), {one}
+
+    def answer(prompt: str) -> str:
+        """Of the tasks that are telling every other rollout is solved, of the others each."""
+        number = re.search(r"return x \+ (\d+),", prompt)
+        assert number is not None
+        return next(turns) if f"calc-{int(number[1]) - 1}" in telling else "yes"
+
+    def stepped(step: StepState) -> None:
+        telling.clear()
+        telling.update({2: names}.get(step.step, ()))
+
+    policy.answer = answer
+    summary = await run(order, Noting(stepped))
+    first, second, third, last = state_of(order).steps
+    assert (first.used, first.dropped, first.held) == ((), (GroupRef(1, other),), 1)
+    assert (len(second.tasks), second.used, second.held) == (1, (), 1)
+    assert second.dropped == (GroupRef(2, second.tasks[0]),)
+    assert first.skipped == second.skipped == {"groups whose rewards are all equal": 1}
+    assert third.used == (GroupRef(1, one), GroupRef(3, third.tasks[0]))
+    assert (third.version, third.groups, third.staleness, third.held, third.dropped) == ("step-0003", 2, 0, 0, ())
+    # At the end there is nothing to wait for.
+    assert (len(last.tasks), len(last.used), last.held, last.weights) == (2, 2, 0, None)
+    assert (summary.updates, summary.version) == (1, "step-0003")
+    tried = Counter(ref.task for step in state_of(order).steps for ref in (*step.used, *step.dropped))
+    assert {task for task, rate in state_of(order).rates.items() if rate.tried == order.samples} == {
+        task for task, times in tried.items() if times == 1
+    }
 
 
 async def test_a_task_that_is_refused_is_not_chosen_again(order: Order, policy: FakePolicy, tmp_path: Path):
@@ -239,16 +277,25 @@ async def test_a_loop_that_is_told_to_stop_ends_and_goes_on(order: Order, policy
     assert policy.weights == weights
 
 
-async def test_called_off_at_any_moment_it_leaves_nothing_open_and_goes_on(order: Order, policy: FakePolicy):
-    order, moments = at(order, policy, asynchronous=True), random.Random(0)
+async def test_called_off_at_any_moment_it_leaves_nothing_open_and_comes_to_the_same_end(
+    order: Order, policy: FakePolicy, tmp_path: Path
+):
+    order, moments = at(order, policy, min_groups=2, eval_every=0), random.Random(0)
+    await run(whole := replace(order, root=str(tmp_path / "whole")))
     for _ in range(12):
         task = asyncio.ensure_future(run(order))
-        await asyncio.wait([task], timeout=moments.choice([0.1, 0.5, 1.5]) * moments.random())
+        await asyncio.wait([task], timeout=moments.choice([0.1, 0.4, 0.8]) * moments.random())
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
         gc.collect()  # a file or socket left open warns, which is an error
-    assert (await run(order)).steps == order.steps
+    await run(order)
+    told = [
+        [(step.used, step.dropped, step.held, step.version) for step in state_of(each).steps]
+        for each in (whole, order)
+    ]
+    assert told[0] == told[1]
+    assert policy.weights == weights_in(LoopDirectory(Path(whole.root)).absolute(state_of(whole).weights))
 
 
 async def test_what_runs_in_any_wave_is_let_finish(order: Order, policy: FakePolicy, tmp_path: Path):

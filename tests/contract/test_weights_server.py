@@ -32,7 +32,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Body = dict[str, Any]
 CONTEXT = 40_000
-ENDLESS = {"max_tokens": 39_000, "ignore_eos": True}
+ENDLESS: dict[str, Any] = {"max_tokens": 39_000, "ignore_eos": True}
 """For what is never waited for: whatever else the machine does, it goes on until it is called off."""
 PATIENCE = (0.05, 1.0, 10.0)
 """Seconds in which requests get to the server and begin. Nothing tells when they did, so what rests on it is tried

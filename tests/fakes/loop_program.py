@@ -44,6 +44,7 @@ class Order(Struct, frozen=True, kw_only=True):
     seed: int = 0
     asynchronous: bool = False
     quorum: float = 0.5
+    min_groups: int = 0
     max_staleness: int = 2
     concurrency: int = 2
     keep: int = 2
@@ -112,6 +113,7 @@ async def run(
         seed=order.seed,
         asynchronous=order.asynchronous,
         quorum=order.quorum,
+        min_groups=order.min_groups,
         max_staleness=order.max_staleness,
         sandbox="unsafe-local",
         manner=msgspec.to_builtins(Manner(agent="shell", agent_options={"command": f"python3 {order.agent}"})),

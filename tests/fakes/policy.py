@@ -79,8 +79,8 @@ class FakePolicy(FakeVLLMControl):
         self.slow_s = 0.0
         self._goes_on = asyncio.Event()
         self._goes_on.set()
-        self.answer = ""
-        """What it says to all; "": what it draws."""
+        self.answer: Callable[[str], str] = lambda prompt: ""
+        """What it says to a prompt; "": what it draws."""
         self.begun = asyncio.Event()
         """Set once something was asked."""
         self.in_flight = 0
@@ -99,7 +99,7 @@ class FakePolicy(FakeVLLMControl):
         self.asked[weights] += 1
         seed = body["sampling_params"].get("seed")
         drawn = hashlib.sha256(msgspec.json.encode([weights, seed, body["token_ids"]])).digest()
-        said = self.answer or WORDS[drawn[0] % 2]
+        said = self.answer(self.encoder.decode(body["token_ids"])) or WORDS[drawn[0] % 2]
         ids = self.encoder.encode(f"{said} {drawn.hex()[:4]}", add_special_tokens=False).ids
         ids.append(self.encoder.token_to_id("<|im_end|>"))
         span = {"version": version, "start": 0, "end": len(ids)}

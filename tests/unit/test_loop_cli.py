@@ -22,6 +22,8 @@ CASES: dict[str, tuple[list[str], str]] = {
     "no model in it": (["{here}", "-t", "{train}"], "config.json"),
     "no template": (["{bare}", "-t", "{train}"], "chat template"),
     "few tasks": (["{model}", "-t", "{train}", "--groups", "9"], "there are only 2 tasks"),
+    "few groups": ([*TWO, "--min-groups", "3"], "a step has only 2 groups"),
+    "groups that teach nothing": ([*TWO, "--min-groups", "1", "--no-dynamic-sampling"], "leave it, or"),
     "learned from what measures": ([*TWO, "-e", "{train}"], "cannot measure"),
     "the same under another name": ([*TWO, "-e", "{renamed}"], "cannot measure"),
     "no command": (["{model}", "-t", "{train}", "--agent", "shell"], "--agent-command"),

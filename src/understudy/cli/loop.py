@@ -49,6 +49,12 @@ def _loop(
         float,
         typer.Option(min=0.0, max=1.0, help="Async: the share of a step's groups that an update waits for."),
     ] = 0.75,
+    min_groups: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Update only with so many groups whose rewards differ; fewer wait for the next step."
+        ),
+    ] = 0,
     keep: Annotated[int, typer.Option(min=1, help="Steps whose weights are kept: the best and the last.")] = 3,
     output_dir: Annotated[
         Path | None, typer.Option("--output-dir", "-o", help="The loop's directory [default: runs/loop-ID].")
@@ -120,6 +126,8 @@ def _loop(
         raise ConfigError(f"--backend {backend}: what is trained is served by {', '.join(SERVERS)}")
     if backend != "embedded" and not base_url:
         raise ConfigError(f"--backend {backend} needs --base-url, the address of its server")
+    if min_groups > groups:
+        raise ConfigError(f"--min-groups {min_groups}: a step has only {groups} groups; give it more --groups")
     if device not in DEVICES:
         raise ConfigError(f"--device {device}: the embedded server computes on {' or '.join(DEVICES)}")
     from understudy.train.extra import need
@@ -134,6 +142,8 @@ def _loop(
     from understudy.train.metrics import chosen
 
     settings = filled(GRPOOptions, options, config, "grpo")
+    if min_groups and not settings.dynamic_sampling:
+        raise ConfigError("--min-groups is a part of dynamic sampling: leave it, or --no-dynamic-sampling, out")
     temperature = settings.temperature
     given: dict[str, str | None] = {"tools": tools, "system_prompt": system_prompt, "command": agent_command}
     order = LoopOrder(
@@ -149,6 +159,7 @@ def _loop(
         asynchronous=asynchronous,
         max_staleness=max_staleness,
         quorum=quorum,
+        min_groups=min_groups,
         keep=keep,
         backend=backend,
         served_model=served_model or "",

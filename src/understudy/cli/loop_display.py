@@ -43,6 +43,8 @@ class LoopDisplay(Watcher, Drawn):
         if step.weights is not None:
             parts.append(f"{step.version}, loss {report.get('loss', 0):.4f}")
             parts.append(f"mismatch {report.get('mismatch_mean', 0):.1e}")
+        elif step.held:
+            parts.append(f"no update: {step.held} groups wait for more")
         else:
             parts.append("no update: nothing to learn from")
         if step.staleness:

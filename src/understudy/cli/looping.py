@@ -41,6 +41,7 @@ class LoopOrder(Struct, frozen=True, kw_only=True):
     asynchronous: bool
     max_staleness: int
     quorum: float
+    min_groups: int
     keep: int
     backend: str
     served_model: str
@@ -137,6 +138,7 @@ def _config(order: LoopOrder, tasks: list[Task], eval_tasks: list[Task], sandbox
         asynchronous=order.asynchronous,
         max_staleness=order.max_staleness,
         quorum=order.quorum,
+        min_groups=order.min_groups,
         sandbox=sandbox,
         manner=msgspec.to_builtins(order.manner),
         trainer=msgspec.to_builtins(order.options),

@@ -20,7 +20,7 @@ from understudy.train.state import LoopConfig, LoopDirectory, LoopState, StepSta
 
 _SHOWN = (
     "model", "backend", "steps", "groups", "samples", "eval_samples", "eval_every", "asynchronous",
-    "max_staleness", "seed", "sandbox", "keep",
+    "max_staleness", "min_groups", "seed", "sandbox", "keep",
 )  # fmt: skip
 """What of a loop's configuration is shown as it is; of its manner and its trainer, all plain values."""
 

@@ -38,7 +38,7 @@ from understudy.train.state import (
 )
 from understudy.train.updater import UpdateReport
 from understudy.train.watcher import Watcher
-from understudy.train.waves import begun, harvest, seed_of, usable
+from understudy.train.waves import begun, harvest_enough, seed_of, usable
 from understudy.train.weights import ADAPTER
 from understudy.types import Task
 
@@ -152,7 +152,9 @@ class Loop:
         ready = await self._enough(step.step)
         runs = {number: wave.run_id for number, wave in self._waves.items()}
         found = await asyncio.to_thread(
-            harvest, self.directory, self.state, ready, runs, max_staleness=self.config.max_staleness
+            harvest_enough,
+            *(self.config, self.directory, self.state, ready, runs),
+            last=step.step >= self.config.steps,
         )
         await asyncio.to_thread(self._write_groups, step.step, found.groups)
         rewards = [rollout.reward for group in found.groups for rollout in group.rollouts]
@@ -161,6 +163,7 @@ class Loop:
             phase="collected",
             used=found.used,
             dropped=found.dropped,
+            held=len(found.held),
             collected=sum(ready[ref].graded for ref in found.used),
             solved=sum(ready[ref].solved for ref in found.used),
             reward=sum(rewards) / len(rewards) if rewards else 0.0,
@@ -170,8 +173,8 @@ class Loop:
             seconds=step.seconds | {"collect": round(time.monotonic() - began, 3)},
         )
         rates = dict(self.state.rates)
-        for ref, figures in ready.items():
-            rates[ref.task] = rates.get(ref.task, Rate()).after(figures.graded, figures.solved, step.step)
+        for ref in sorted((*found.used, *found.dropped)):
+            rates[ref.task] = rates.get(ref.task, Rate()).after(ready[ref].graded, ready[ref].solved, step.step)
         state = replace(self.state.with_step(step), rates=dict(sorted(rates.items())))
         if self._overlaps(step.step) and step.step < self.config.steps:
             # The next wave goes on while the update runs. It is in the state before it begins.
@@ -259,7 +262,8 @@ class Loop:
             await self._note_ended()
             ready = self._ready()
             open_ = any(not self._waves[ref.wave].ended for ref in self.state.pending() if ref not in ready)
-            if not open_ or (not last and len(ready) >= wanted):
+            differing = sum(0 < figures.solved < figures.graded for figures in ready.values())
+            if not open_ or (not last and len(ready) >= wanted and differing >= self.config.min_groups):
                 return ready
             going = [wave for wave in self._waves.values() if not wave.ended]
             looks = [asyncio.ensure_future(wave.changed()) for wave in going]

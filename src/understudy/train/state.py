@@ -40,11 +40,12 @@ _OTHERS = {"store.db": "a run", "config.json": "a model", "training": "a trainin
 class LoopConfig(Struct, frozen=True, kw_only=True):
     """All that decides a loop's results.
 
-    `tasks` and `eval_tasks` map instance ids to the digests of their records. Each step begins as many groups of
-    `samples` rollouts as make `groups` with those that are carried over. An asynchronous loop updates as soon as a
-    `quorum` (a share) of the groups of a step has ended; groups whose oldest token is from more than
-    `max_staleness` versions ago are dropped. `trainer` are the options of the updates, `manner` those of the
-    agents and of sampling, as JSON. Of the weights, those of `keep` steps stay.
+    `tasks` and `eval_tasks` map instance ids to the digests of their records. Each step begins as many groups
+    of `samples` rollouts as make `groups` with those that are carried over. An asynchronous loop updates as
+    soon as a `quorum` (a share) of the groups of a step has ended; groups whose oldest token is from more than
+    `max_staleness` versions ago are dropped. Every update but the last step's has at least `min_groups` groups
+    whose rewards differ. `trainer` are the options of the updates, `manner` those of the agents and of
+    sampling, as JSON. Of the weights, those of `keep` steps stay.
     """
 
     model: str
@@ -63,6 +64,7 @@ class LoopConfig(Struct, frozen=True, kw_only=True):
     asynchronous: bool = False
     max_staleness: int = 2
     quorum: float = 0.75
+    min_groups: int = 0
     sandbox: str = "local"
     manner: dict[str, Any] = field(default_factory=dict[str, Any])
     trainer: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -79,12 +81,13 @@ class GroupRef(Struct, frozen=True, array_like=True, order=True):
 class StepState(Struct, frozen=True, kw_only=True):
     """One step. `version` is the one that its update made, or the one there was where it made none.
 
-    `tasks` are those of its wave, collected under `sampled_by` at first. `collected` rollouts with a verdict, of
-    which `solved` earned the whole reward, were in the groups that its update `used`; `dropped` were too old, or
-    nothing of them could be learned from. `reward` is the mean of those used. `groups` counts what the update was
-    given, `staleness` is how many versions the oldest of it was behind, `skipped` counts by reason what was not
-    learned from. `report` is what the trainer said, `seconds` what took how long. `cut` calls did not end in the
-    time that the change of weights waits: they began under one version and ended under another.
+    `tasks` are those of its wave, collected under `sampled_by` at first. `collected` rollouts with a verdict,
+    of which `solved` earned the whole reward, were in the groups that its update `used`; `dropped` were too
+    old, or nothing of them could be learned from; as many as `held` were too few, and wait for the next step.
+    `reward` is the mean of those used. `groups` counts what the update was given, `staleness` is how many
+    versions the oldest of it was behind, `skipped` counts by reason what was not learned from. `report` is
+    what the trainer said, `seconds` what took how long. `cut` calls did not end in the time that the change of
+    weights waits: they began under one version and ended under another.
     """
 
     step: int
@@ -96,6 +99,7 @@ class StepState(Struct, frozen=True, kw_only=True):
     weights: str | None = None
     used: tuple[GroupRef, ...] = ()
     dropped: tuple[GroupRef, ...] = ()
+    held: int = 0
     collected: int = 0
     solved: int = 0
     reward: float = 0.0

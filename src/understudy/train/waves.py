@@ -11,6 +11,8 @@ from msgspec import Struct
 from understudy.errors import TaskError
 from understudy.run.collector import TaskFigures
 from understudy.store import Store
+from understudy.train.advantages import has_signal
+from understudy.train.batch import NO_SIGNAL
 from understudy.train.curriculum import choose
 from understudy.train.data import NO_VERDICT, of_store
 from understudy.train.sequences import Group
@@ -23,11 +25,12 @@ EMPTY = "groups of which nothing can be learned"
 class Harvest(Struct, frozen=True, kw_only=True):
     """What an update is given of the groups that have ended, and what it is not, counted by why in `skipped`.
 
-    `staleness` is how many versions the oldest of the `groups` is behind.
+    `held` are those that wait for more, and `staleness` is how many versions the oldest of the `groups` is behind.
     """
 
     used: tuple[GroupRef, ...]
     dropped: tuple[GroupRef, ...]
+    held: tuple[GroupRef, ...] = ()
     groups: tuple[Group, ...]
     staleness: int
     skipped: dict[str, int]
@@ -103,6 +106,40 @@ def harvest(
         groups=tuple(found[ref] for ref in used),
         staleness=staleness,
         skipped={why: count for why, count in sorted(skipped.items()) if count},
+    )
+
+
+def harvest_enough(
+    config: LoopConfig,
+    directory: LoopDirectory,
+    state: LoopState,
+    ready: Mapping[GroupRef, TaskFigures],
+    runs: Mapping[int, str],
+    *,
+    last: bool,
+) -> Harvest:
+    """As `harvest`; but where the rewards of fewer than `min_groups` groups differ, and the step is not the
+    `last`, those are held for the next one, and nothing is learned yet: dynamic sampling, DAPO, arXiv
+    2503.14476.
+    """
+    found = harvest(directory, state, ready, runs, max_staleness=config.max_staleness)
+    held = tuple(
+        ref
+        for ref, group in zip(found.used, found.groups, strict=True)
+        if has_signal([rollout.reward for rollout in group.rollouts])
+    )
+    if last or len(held) >= config.min_groups:
+        return found
+    others = {ref: figures for ref, figures in ready.items() if ref not in held}
+    rest = harvest(directory, state, others, runs, max_staleness=config.max_staleness)
+    equal = {NO_SIGNAL: len(rest.used)} if rest.used else {}
+    return Harvest(
+        used=(),
+        dropped=tuple(others),
+        held=held,
+        groups=(),
+        staleness=0,
+        skipped=dict(sorted((rest.skipped | equal).items())),
     )
 
 
