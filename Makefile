@@ -10,7 +10,7 @@ demo-quick: setup
 	@.venv/bin/python scripts/demo_quick.py
 
 test: setup-train
-	@.venv/bin/python -m pytest -n 2 --dist worksteal
+	@.venv/bin/python -m pytest -n 3 --dist worksteal
 
 setup:
 	@sh scripts/setup.sh

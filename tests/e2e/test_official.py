@@ -38,52 +38,37 @@ def dataset(engine: support_docker.Engine, tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("harness")
-@pytest.mark.parametrize(("patch", "resolved"), [("gold", True), ("wrong", False)])
-def test_the_harness_and_our_grader_agree_and_leave_the_same_files(
-    patch: str, resolved: bool, dataset: Path, tmp_path: Path
-):
-    given = "gold"
-    if patch == "wrong":
-        given = str(tmp_path / "p.jsonl")
-        rows = [{"instance_id": ID, "model_name_or_path": "org/m", "model_patch": diff({"new.py": "x = 1\n"}, {})}]
-        Path(given).write_text("\n".join(map(json.dumps, [*rows, {**rows[0], "instance_id": "nobody"}])))
-    summaries: list[dict[str, Any]] = []
-    kept: list[dict[str, Any]] = []
-    names: list[set[str]] = []
-    for flags in (("--official",), ("--sandbox", "docker")):
-        done = understudy("grade", given, "-t", dataset, "-o", tmp_path / flags[0], "--json", *flags)
-        assert done.returncode == (0 if patch == "gold" else 1), done.stderr
-        summaries.append(json.loads(Path(json.loads(done.stdout)["summary"]).read_text()))
-        (report,) = (tmp_path / flags[0]).rglob("report.json")
-        kept.append(json.loads(report.read_text()))
-        names.append({path.name for path in report.parent.iterdir()})
-    theirs, ours = summaries
-    assert list(ours) == list(theirs)
-    assert ours["resolved_ids"] == theirs["resolved_ids"] == ([ID] if resolved else [])
-    assert ours["unresolved_ids"] == theirs["unresolved_ids"]
-    assert kept[0] == kept[1]
-    assert names[1] - names[0] == {"verdict.json"}
-    assert names[0] <= names[1]
+def test_the_harness_and_our_grader_agree_and_leave_the_same_files(dataset: Path, tmp_path: Path):
+    given, out = tmp_path / "p.jsonl", tmp_path / "out"
+    row = json.loads(dataset.read_text())
+
+    def graded(patch: str, output: Path, *flags: str) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
+        """The summary, the instance's report, and the names of the files beside it."""
+        prediction = {"instance_id": ID, "model_name_or_path": "org/m", "model_patch": patch}
+        given.write_text("\n".join(map(json.dumps, [prediction, prediction | {"instance_id": "nobody"}])))
+        done = understudy("grade", given, "-t", dataset, "-o", output, "--json", *flags)
+        assert done.returncode == 1, done.stderr  # nobody is no instance
+        (report,) = output.rglob("report.json")
+        summary = json.loads(Path(json.loads(done.stdout)["summary"]).read_text())
+        return summary, json.loads(report.read_text()), {path.name for path in report.parent.iterdir()}
+
+    # In one directory: what the harness wrote of the first patch is not taken for the second's.
+    for patch, resolved in ((diff({"new.py": "x = 1\n"}, {}), []), (row["patch"], [ID])):
+        theirs, their_report, their_files = graded(patch, out, "--official")
+        ours, our_report, our_files = graded(patch, tmp_path / f"ours {resolved}", "--sandbox", "docker")
+        assert list(ours) == list(theirs)
+        assert ours["resolved_ids"] == theirs["resolved_ids"] == resolved
+        assert ours["unresolved_ids"] == theirs["unresolved_ids"]
+        assert our_report == their_report
+        assert our_files - their_files == {"verdict.json"}
+        assert their_files <= our_files
 
 
 @pytest.mark.usefixtures("harness")
-def test_reports_of_another_patch_or_of_ours_are_not_taken_for_its_own(dataset: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    given = tmp_path / "p.jsonl"
-
-    def official(patch: str) -> dict[str, Any]:
-        prediction = {"instance_id": ID, "model_name_or_path": "m", "model_patch": patch}
-        given.write_text(json.dumps(prediction))
-        done = understudy("grade", given, "-t", dataset, "-o", out, "--official", "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    row = json.loads(dataset.read_text())
-    assert official(diff({"new.py": "x = 1\n"}, {}))["resolved_ids"] == []
-    assert official(row["patch"])["resolved_ids"] == [ID]
-    ours = understudy("grade", given, "-t", dataset, "-o", out, "--sandbox", "docker")
+def test_reports_of_ours_are_not_taken_for_the_harnesss(dataset: Path, tmp_path: Path):
+    ours = understudy("grade", "gold", "-t", dataset, "-o", tmp_path, "--sandbox", "docker")
     assert ours.returncode == 0, ours.stderr
-    mixed = understudy("grade", given, "-t", dataset, "-o", out, "--official", "--run-id", "understudy")
+    mixed = understudy("grade", "gold", "-t", dataset, "-o", tmp_path, "--official", "--run-id", "understudy")
     assert (mixed.returncode, "reports of Understudy's own grader" in mixed.stderr) == (2, True)
 
 
