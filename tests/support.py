@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import subprocess
@@ -101,6 +102,13 @@ def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str], secon
             pytest.fail(f"it ended with exit code {process.returncode}: {process.communicate()}")
         assert time.monotonic() < deadline, f"nothing happened within {seconds} s"
         time.sleep(0.05)
+
+
+async def until(happened: Callable[[], object], seconds: float = 30) -> None:
+    """Wait for what happens behind a socket, or in another process."""
+    async with asyncio.timeout(seconds):
+        while not happened():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 def statuses(out: Path) -> Counter[str]:

@@ -8,7 +8,7 @@ import os
 import signal
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +26,7 @@ from understudy.types import Call
 
 from fakes.attempts import start_attempts
 from fakes.turns import Scripted, Step, Wire, scripted
+from support import until
 
 TIMEOUT_S = 60.0
 MODEL = "qwen3-coder"
@@ -122,15 +123,6 @@ def _blocks(message: Event, kind: str) -> list[Event]:
     return [] if isinstance(content, str) else [block for block in content if block["type"] == kind]
 
 
-async def until(happened: Callable[[], bool]) -> None:
-    """Wait for something that happens in another process."""
-    for _ in range(int(TIMEOUT_S / 0.01)):
-        if happened():
-            return
-        await asyncio.sleep(0.01)
-    raise TimeoutError
-
-
 class Process:
     """A running CLI."""
 
@@ -158,7 +150,7 @@ class Process:
 
     async def asked(self, count: int = 1) -> None:
         """Wait until the model has been asked so often by this process."""
-        await until(lambda: len(self._rig.model.seen) >= self._seen + count)
+        await until(lambda: len(self._rig.model.seen) >= self._seen + count, TIMEOUT_S)
 
     def interrupt(self) -> None:
         """What Ctrl-C does."""
@@ -298,7 +290,7 @@ class Rig:
 
     async def settled(self, count: int) -> list[str]:
         """Wait until so many calls are kept; returns how they ended."""
-        await until(lambda: len(self.calls()) >= count)
+        await until(lambda: len(self.calls()) >= count, TIMEOUT_S)
         return [call.status for call in self.calls()]
 
     def calls(self) -> list[Call]:

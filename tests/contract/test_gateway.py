@@ -7,7 +7,7 @@ import gc
 import json
 import socket
 import stat
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, closing
 from itertools import pairwise
@@ -31,6 +31,7 @@ from understudy.types import Call
 from fakes import sse
 from fakes.attempts import start_attempts
 from fakes.vllm import FakeVLLM, Hang, Refuse, Say, Step
+from support import until
 
 
 def ask(text: str = "hi", *, stream: bool = True, **fields: Any) -> dict[str, Any]:
@@ -199,14 +200,6 @@ class Slow:
         self.calls.append(call)
         self.futures.append(Future())
         return self.futures[-1]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it did not come to that in five seconds")
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -185,7 +185,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path):
     wait_for(lambda: (tmp_path / LOGS.parent / "run.json").exists(), process)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    time.sleep(1.0)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130

@@ -226,7 +226,7 @@ async def test_a_server_on_the_trainers_gpu_sleeps_during_each_update(order: Ord
     assert asleep < awake and "/inference/v1/generate" not in policy.called[asleep:awake]
     assert (policy.weights, policy.asleep) == (weights_in(Path(summary.weights)), set())
     # What has nothing to learn from makes no weights, and yet it has to wake.
-    policy.answer = "yes"
+    policy.answer = lambda _: "yes"
     longer = await run(replace(order, steps=2))
     assert (longer.steps, longer.version) == (2, "step-0001")
     assert (policy.weights, policy.version, policy.asleep) == (

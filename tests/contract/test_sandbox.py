@@ -107,8 +107,8 @@ async def test_commands_start_in_the_workdir_or_below(sandbox: Sandbox) -> None:
 
 async def test_a_timeout_kills_all_in_time(sandbox: Sandbox) -> None:
     started = time.monotonic()
-    done = await sandbox.run(["sh", "-c", "trap '' TERM INT; echo on; sleep 60 & sleep 60"], timeout_s=0.4)
-    assert time.monotonic() - started < 3
+    done = await sandbox.run(["sh", "-c", "trap '' TERM INT; echo on; sleep 60 & sleep 60"], timeout_s=1.5)
+    assert time.monotonic() - started < 15
     assert (done.exit_code, done.timed_out, done.stdout) == (None, True, b"on\n")
     assert (await sandbox.run(["true"], timeout_s=20)).exit_code == 0
 
@@ -120,7 +120,7 @@ async def test_a_timeout_may_come_while_the_command_starts(sandbox: Sandbox, tim
 
 
 async def test_what_runs_in_the_background_ends_with_the_run(sandbox: Sandbox) -> None:
-    script = "(while :; do date +%s%N > beat; sleep 0.01; done) & sleep 0.2"
+    script = "(while :; do date +%s%N > beat; sleep 0.01; done) & until [ -s beat ]; do sleep 0.01; done"
     await sh(sandbox, script)
     first = await sh(sandbox, "cat beat")
     await asyncio.sleep(0.1)
@@ -130,7 +130,7 @@ async def test_what_runs_in_the_background_ends_with_the_run(sandbox: Sandbox) -
 async def test_a_background_process_that_keeps_the_pipes_does_not_delay(sandbox: Sandbox) -> None:
     started = time.monotonic()
     await sh(sandbox, "sleep 60 & exit 0")
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 15
 
 
 async def test_a_flood_is_cut_and_drained(kind: Sandboxes, tree: Path) -> None:
@@ -139,7 +139,7 @@ async def test_a_flood_is_cut_and_drained(kind: Sandboxes, tree: Path) -> None:
         ["sh", "-c", "head -c 3000000 /dev/zero; head -c 2000000 /dev/zero >&2; exit 7"], timeout_s=20
     )
     assert (done.exit_code, len(done.stdout), len(done.stderr), done.truncated) == (7, 1000, 1000, True)
-    done = await sandbox.run(["yes"], timeout_s=0.3)
+    done = await sandbox.run(["yes"], timeout_s=1.5)
     assert (done.timed_out, len(done.stdout)) == (True, 1000)
     exact = await sandbox.run(["head", "-c", "1000", "/dev/zero"], timeout_s=20)
     assert (len(exact.stdout), exact.truncated) == (1000, False)

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,14 +27,21 @@ def start(arguments: list[str]) -> subprocess.Popen[str]:
     )
 
 
+def is_running(*command: bytes) -> Iterator[bool]:
+    """Of every process, whether it runs just that."""
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            yield place.read_bytes() == b"".join(word + b"\0" for word in command)
+
+
 def test_the_first_lets_what_runs_finish(calc_tasks: Path, tmp_path: Path):
     out = tmp_path / "out"
-    agent = ("--agent", "shell", "--agent-command", "sleep 2")
+    agent = ("--agent", "shell", "--agent-command", "sleep 2.00137")
     arguments = ["run", *agent, "--tasks", str(calc_tasks), "-j", "2", "-o", str(out), "--json"]
     process = start(arguments)
     wait_for(lambda: statuses(out)["running"] > 0, process)
     # Until a child has a session of its own, which takes it a moment, the signal ends it as well.
-    time.sleep(0.5)
+    wait_for(lambda: any(is_running(b"sleep", b"2.00137")), process)
     # A terminal sends it to the whole group.
     os.killpg(process.pid, signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
@@ -53,7 +62,7 @@ def test_the_second_stops_at_once(calc_tasks: Path, tmp_path: Path):
     process = start(["run", *agent, "--tasks", str(calc_tasks), "-j", "2", "-o", str(out)])
     wait_for(lambda: statuses(out)["running"] > 0, process)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    time.sleep(1.0)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130

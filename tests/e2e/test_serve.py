@@ -20,6 +20,7 @@ from understudy.gateway.serve.keys import RECHECK_S
 from understudy.store.store import Store
 
 from fakes.vllm import FakeVLLM, Hang, Say, Step
+from support import until
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -37,6 +38,13 @@ class Rig:
     async def order(self, *words: str) -> dict[str, Any]:
         return json.loads(await gateway(*words, "--dir", str(self.served.directory)))
 
+    async def until_waiting(self, count: int) -> dict[str, Any]:
+        """What the gateway says of itself once so many requests wait."""
+        async with asyncio.timeout(30):
+            while (state := await self.order("state"))["waiting"] != count:
+                pass
+        return state
+
 
 @asynccontextmanager
 async def serving(
@@ -50,6 +58,10 @@ async def serving(
             yield Rig(served, model, http, key)
 
 
+def command_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def kept(tmp_path: Path, name: str = "me") -> list[Any]:
     with Store.open(tmp_path / "gateway", create=False) as store:
         return list(store.calls(f"client-{name}"))
@@ -58,12 +70,12 @@ def kept(tmp_path: Path, name: str = "me") -> list[Any]:
 async def test_keys_open_their_own_client_until_they_expire_or_are_revoked(tmp_path: Path) -> None:
     async with serving(tmp_path) as rig:
         directory = str(rig.served.directory)
-        short = await gateway("issue", "short", "--dir", directory, "--expires", "2s")
+        short = await gateway("issue", "short", "--dir", directory, "--expires", "4s")
         assert (await rig.ask("hi"))[0] == 200
         assert (await rig.ask("hi", key=short))[0] == 200
         assert (await rig.ask("hi", key="sk-understudy-wrong"))[0] == 403
         await gateway("revoke", "me", "--dir", directory)
-        await asyncio.sleep(RECHECK_S + 1.2)
+        await asyncio.sleep(max(RECHECK_S, 4) + 1.2)
         for key in (rig.key, short):
             status, body = await rig.ask("again", key=key)
             assert (status, body["error"]["type"]) == (403, "permission_error")
@@ -118,9 +130,7 @@ async def test_orders_reach_all_workers(tmp_path: Path) -> None:
         others = [await gateway("issue", f"client {n}", "--dir", directory) for n in range(4)]
         assert await rig.order("pause", "--drain", "1") == {"in_flight": 0}
         held = [asyncio.create_task(rig.ask("hi", key=key)) for key in others]
-        await asyncio.sleep(0.3)
-        state = await rig.order("state")
-        assert (state["paused"], state["waiting"]) == (True, 4)
+        assert (await rig.until_waiting(4))["paused"]
         assert rig.model.seen == []
         await rig.order("resume", "--version", "v2")
         assert [(await task)[0] for task in held] == [200] * 4
@@ -175,7 +185,7 @@ async def test_no_agent_reaches_the_place_for_orders_whichever_worker_it_speaks_
 async def test_a_gateway_that_is_told_to_end_tells_those_who_wait_to_come_back(tmp_path: Path) -> None:
     async with serving(tmp_path, default=Hang()) as rig:
         waiting = [asyncio.create_task(rig.ask(str(n))) for n in range(4)]
-        await asyncio.sleep(0.5)
+        await until(lambda: len(rig.model.seen) == 4)
         assert await rig.served.stop() == 0
         answers = [await task for task in waiting]
     assert {(status, body["error"]["type"]) for status, body in answers} == {(529, "overloaded_error")}
@@ -187,7 +197,7 @@ async def test_a_gateway_begins_when_the_workers_of_a_killed_one_have_kept_their
     hold = asyncio.Event()
     async with serving(tmp_path, default=Say(text="ok", hold=hold)) as rig:
         under_way = asyncio.create_task(rig.ask("one"))
-        await asyncio.sleep(0.5)
+        await until(lambda: rig.model.seen)
         os.kill(rig.served.pid, signal.SIGKILL)
         asyncio.get_running_loop().call_later(3, hold.set)
         async with Served(rig.served.directory, *rig.served.arguments) as second:
@@ -204,11 +214,16 @@ async def test_a_worker_that_starts_again_catches_up_with_what_was_ordered_meanw
         headers = {"authorization": f"Bearer {(rig.served.directory / 'admin.key').read_text().strip()}"}
         (worker,) = rig.served.workers()
         os.kill(worker, signal.SIGKILL)
-        while not set(rig.served.workers()) - {worker}:  # noqa: ASYNC110 - another process
-            await asyncio.sleep(0.002)
-        await asyncio.sleep(0.05)
+
+        def begun() -> list[int]:
+            """The next worker, once it is a program of its own, which the supervisor waits for."""
+            return [pid for pid in rig.served.workers() if pid != worker and b"worker" in command_of(pid)]
+
+        await until(begun)
+        os.kill(begun()[0], signal.SIGSTOP)
         async with rig.http.post(f"{address}/pause", json={"drain_s": 0}, headers=headers) as reply:
             assert reply.status == 500, "the worker was there already"
+        os.kill(begun()[0], signal.SIGCONT)
         async with asyncio.timeout(30):
             while True:
                 try:
@@ -217,8 +232,6 @@ async def test_a_worker_that_starts_again_catches_up_with_what_was_ordered_meanw
                 except AssertionError:
                     await asyncio.sleep(0.1)
         held = asyncio.create_task(rig.ask("hi"))
-        await asyncio.sleep(0.5)
-        state = json.loads(await gateway("state", *directory))
-        assert (state["paused"], state["waiting"]) == (True, 1)
+        assert (await rig.until_waiting(1))["paused"]
         await gateway("resume", *directory)
         assert (await held)[0] == 200

@@ -15,6 +15,8 @@ from understudy.errors import SandboxError
 from understudy.sandbox.base import Completed, Limits, Mount, SandboxSpec
 from understudy.sandbox.local import LocalSandbox, LocalSandboxes
 
+from support import until
+
 MIB = 1 << 20
 SYSTEM = (
     "bin",
@@ -129,12 +131,15 @@ async def test_commands_run_as_a_user_without_rights(sandbox: LocalSandbox, kind
     assert {line.split()[1] for line in lines[:-1]} == {"0" * 16}
     assert lines[-1].split()[1] == "1"
     if kind.user is not None:
-        task = asyncio.create_task(sandbox.run(["sleep", "0.5123"], timeout_s=20))
-        await asyncio.sleep(0.25)
-        sleeping = [uid for words, uid in processes()["0.5123"] if words.startswith(b"sleep")]
-        assert sleeping == [str(SANDBOX_UID)]
+        task = asyncio.create_task(sandbox.run(["sleep", "1.5123"], timeout_s=20))
+
+        def sleeping() -> list[str]:
+            return [uid for words, uid in processes().get("1.5123", []) if words.startswith(b"sleep")]
+
+        await until(sleeping)
+        assert sleeping() == [str(SANDBOX_UID)]
         await task
-        assert "0.5123" not in processes()
+        assert "1.5123" not in processes()
 
 
 async def test_no_further_namespaces_can_be_made(sandbox: LocalSandbox) -> None:
@@ -204,15 +209,16 @@ for escape in range(3):
                 open("/tmp/beat", "w").write(str(time.time()))
                 time.sleep(0.005)
         os._exit(0)
-time.sleep(0.1)
+while not os.path.exists("/tmp/beat"):
+    time.sleep(0.01)
 """
     started = time.monotonic()
     done = await python(sandbox, script, timeout_s=20)
-    assert done.exit_code == 0 and time.monotonic() - started < 5
+    assert done.exit_code == 0 and time.monotonic() - started < 15
     beat = await sandbox.read("/tmp/beat")
     await asyncio.sleep(0.05)
     assert await sandbox.read("/tmp/beat") == beat
-    done = await python(sandbox, script.replace("sleep(0.1)", "sleep(60)"), timeout_s=0.5)
+    done = await python(sandbox, f"{script}\ntime.sleep(60)", timeout_s=1.0)
     assert done.timed_out
     beat = await sandbox.read("/tmp/beat")
     await asyncio.sleep(0.05)
@@ -234,8 +240,8 @@ while True:
         print(made, flush=True)
         time.sleep(60)
 """
-    task = asyncio.create_task(python(sandbox, bomb, timeout_s=1.5))
-    await asyncio.sleep(0.7)
+    task = asyncio.create_task(python(sandbox, bomb, timeout_s=3.0))
+    await asyncio.sleep(1.5)
     assert (await sh(other, "echo still here | cat")).stdout == b"still here\n"
     done = await task
     assert done.timed_out and 1 <= int(done.stdout) < 64
