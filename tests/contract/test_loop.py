@@ -176,9 +176,10 @@ async def test_an_update_waits_for_groups_that_differ(order: Order, policy: Fake
     policy.answer = answer
     summary = await run(order, Noting(stepped))
     first, second, third, last = state_of(order).steps
-    assert (first.used, first.dropped, first.held) == ((), (GroupRef(1, other),), 1)
-    assert (len(second.tasks), second.used, second.held) == (1, (), 1)
-    assert second.dropped == (GroupRef(2, second.tasks[0]),)
+    assert (first.used, first.dropped, first.held) == ((GroupRef(1, other),), (), 1)
+    assert (second.used, second.dropped, second.held) == ((GroupRef(2, second.tasks[0]),), (), 1)
+    assert (first.solved, first.collected, first.reward, first.groups) == (2, 2, 1.0, 0)
+    assert first.weights is second.weights is None
     assert first.skipped == second.skipped == {"groups whose rewards are all equal": 1}
     assert third.used == (GroupRef(1, one), GroupRef(3, third.tasks[0]))
     assert (third.version, third.groups, third.staleness, third.held, third.dropped) == ("step-0003", 2, 0, 0, ())

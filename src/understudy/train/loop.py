@@ -157,7 +157,6 @@ class Loop:
             last=step.step >= self.config.steps,
         )
         await asyncio.to_thread(self._write_groups, step.step, found.groups)
-        rewards = [rollout.reward for group in found.groups for rollout in group.rollouts]
         step = replace(
             step,
             phase="collected",
@@ -166,7 +165,7 @@ class Loop:
             held=len(found.held),
             collected=sum(ready[ref].graded for ref in found.used),
             solved=sum(ready[ref].solved for ref in found.used),
-            reward=sum(rewards) / len(rewards) if rewards else 0.0,
+            reward=found.reward,
             groups=len(found.groups),
             staleness=found.staleness,
             skipped=found.skipped,

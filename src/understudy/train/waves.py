@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from statistics import fmean
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from understudy.errors import TaskError
 from understudy.run.collector import TaskFigures
@@ -25,13 +27,15 @@ EMPTY = "groups of which nothing can be learned"
 class Harvest(Struct, frozen=True, kw_only=True):
     """What an update is given of the groups that have ended, and what it is not, counted by why in `skipped`.
 
-    `held` are those that wait for more, and `staleness` is how many versions the oldest of the `groups` is behind.
+    `held` are those that wait for more, `reward` is the mean of those used, and `staleness` is how many versions
+    the oldest of the `groups` is behind.
     """
 
     used: tuple[GroupRef, ...]
     dropped: tuple[GroupRef, ...]
     held: tuple[GroupRef, ...] = ()
     groups: tuple[Group, ...]
+    reward: float
     staleness: int
     skipped: dict[str, int]
 
@@ -100,10 +104,12 @@ def harvest(
         else:
             used.append(ref)
             staleness = max(staleness, age)
+    rewards = [rollout.reward for ref in used for rollout in found[ref].rollouts]
     return Harvest(
         used=tuple(used),
         dropped=tuple(ref for ref in sorted(ready) if ref not in used),
         groups=tuple(found[ref] for ref in used),
+        reward=fmean(rewards) if rewards else 0.0,
         staleness=staleness,
         skipped={why: count for why, count in sorted(skipped.items()) if count},
     )
@@ -133,14 +139,7 @@ def harvest_enough(
     others = {ref: figures for ref, figures in ready.items() if ref not in held}
     rest = harvest(directory, state, others, runs, max_staleness=config.max_staleness)
     equal = {NO_SIGNAL: len(rest.used)} if rest.used else {}
-    return Harvest(
-        used=(),
-        dropped=tuple(others),
-        held=held,
-        groups=(),
-        staleness=0,
-        skipped=dict(sorted((rest.skipped | equal).items())),
-    )
+    return replace(rest, held=held, groups=(), staleness=0, skipped=dict(sorted((rest.skipped | equal).items())))
 
 
 def seed_of(seed: int, *what: object) -> int:
