@@ -25,7 +25,9 @@ from understudy.run.collector import Collector, Manner, Served
 from understudy.sandbox.base import usable
 from understudy.store.store import Store
 from understudy.tasks.records import dump
+from understudy.train.advantages import with_signal
 from understudy.train.curriculum import choose
+from understudy.train.data import read_groups
 from understudy.train.loop import Loop
 from understudy.train.state import GroupRef, LoopDirectory, LoopState, StepState
 from understudy.train.watcher import Watcher
@@ -176,20 +178,42 @@ async def test_an_update_waits_for_groups_that_differ(order: Order, policy: Fake
     policy.answer = answer
     summary = await run(order, Noting(stepped))
     first, second, third, last = state_of(order).steps
-    assert (first.used, first.dropped, first.held) == ((GroupRef(1, other),), (), 1)
-    assert (second.used, second.dropped, second.held) == ((GroupRef(2, second.tasks[0]),), (), 1)
-    assert (first.solved, first.collected, first.reward, first.groups) == (2, 2, 1.0, 0)
+    held = (GroupRef(1, one),)
+    assert (first.used, first.dropped, first.held) == ((GroupRef(1, other),), (), held)
+    assert (second.used, second.dropped, second.held) == ((GroupRef(2, second.tasks[0]),), (), held)
+    figures = [(step.solved, step.collected, step.reward, step.groups) for step in (first, second, third)]
+    assert figures == [(3, 4, 0.75, 0), (2, 2, 1.0, 0), (1, 2, 0.5, 2)], "a rollout is counted once"
     assert first.weights is second.weights is None
     assert first.skipped == second.skipped == {"groups whose rewards are all equal": 1}
     assert third.used == (GroupRef(1, one), GroupRef(3, third.tasks[0]))
-    assert (third.version, third.groups, third.staleness, third.held, third.dropped) == ("step-0003", 2, 0, 0, ())
+    assert (third.version, third.groups, third.staleness, third.held, third.dropped) == ("step-0003", 2, 0, (), ())
     # At the end there is nothing to wait for.
-    assert (len(last.tasks), len(last.used), last.held, last.weights) == (2, 2, 0, None)
+    assert (len(last.tasks), len(last.used), last.held, last.weights) == (2, 2, (), None)
     assert (summary.updates, summary.version) == (1, "step-0003")
     tried = Counter(ref.task for step in state_of(order).steps for ref in (*step.used, *step.dropped))
     assert {task for task, rate in state_of(order).rates.items() if rate.tried == order.samples} == {
         task for task, times in tried.items() if times == 1
     }
+
+
+async def test_asynchronously_no_group_that_waits_is_lost_or_learned_from_twice(order: Order, policy: FakePolicy):
+    order = at(order, policy, asynchronous=True, groups=3, samples=2, steps=5, min_groups=2, eval_every=0)
+    moments = random.Random(3)
+    for _ in range(4):
+        task = asyncio.ensure_future(run(order))
+        await asyncio.wait([task], timeout=moments.random())
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    await run(order)
+    state = state_of(order)
+    assert (state.done, state.pending()) == (order.steps, ())
+    over = Counter(ref for step in state.steps for ref in (*step.used, *step.dropped))
+    assert over == Counter(GroupRef(step.step, task) for step in state.steps for task in step.tasks)
+    for step in state.steps:
+        telling = with_signal(read_groups(LoopDirectory(Path(order.root)).groups(step.step)))
+        assert step.weights is None or step.step == order.steps or len(telling) >= order.min_groups
+        assert not step.held or (step.weights is None and len(step.held) < order.min_groups)
 
 
 async def test_a_task_that_is_refused_is_not_chosen_again(order: Order, policy: FakePolicy, tmp_path: Path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -82,6 +83,32 @@ async def test_a_dead_endpoint_is_left_and_taken_again_when_it_is_back() -> None
 
         await until(back)
         assert {key: await who(made, models, key) for key in home} == home
+
+
+async def test_closing_that_is_called_off_closes_all() -> None:
+    def count() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    async with pool([], []) as (_, models):
+        before = count()
+        for turns in range(8):
+            made = Pool([VLLMBackend(model.url, "fake") for model in models])
+            for number in range(8):
+                await made.generate(request(f"attempt {number}"))
+            models[0].default = Refuse(status=500)
+            for number in range(8):
+                await made.generate(request(f"attempt {number}"))  # one is left alone, and looked after
+            closing = asyncio.ensure_future(made.close())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            called_off = turns and closing.cancel()
+            await asyncio.wait([closing])
+            assert closing.cancelled() == bool(called_off)
+            models[0].default = None
+
+            async with asyncio.timeout(5):  # by itself an idle connection is closed after 15 seconds
+                while count() > before:  # noqa: ASYNC110 - what is waited for is the system's
+                    await asyncio.sleep(0.01)
 
 
 async def test_a_server_that_fails_is_left_and_others_are_asked_until_none_is_left() -> None:

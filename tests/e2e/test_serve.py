@@ -217,7 +217,7 @@ async def test_a_worker_that_starts_again_catches_up_with_what_was_ordered_meanw
 
         def begun() -> list[int]:
             """The next worker, once it is a program of its own, which the supervisor waits for."""
-            return [pid for pid in rig.served.workers() if pid != worker and b"worker" in command_of(pid)]
+            return [pid for pid in rig.served.workers() if pid != worker and b"serve.worker" in command_of(pid)]
 
         await until(begun)
         os.kill(begun()[0], signal.SIGSTOP)

@@ -32,7 +32,12 @@ def _loop(
         list[str] | None,
         typer.Option("--eval-tasks", "-e", help="Held-out tasks, never learned from; repeatable."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Updates of the policy.")] = 10,
+    steps: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Waves of rollouts, each with an update of the policy where something can be learned."
+        ),
+    ] = 10,
     groups: Annotated[int, typer.Option(min=1, help="Tasks that a step learns from.")] = 8,
     samples: Annotated[int, typer.Option("--samples", "-n", min=2, help="Rollouts a task.")] = 8,
     eval_every: Annotated[
@@ -52,7 +57,7 @@ def _loop(
     min_groups: Annotated[
         int,
         typer.Option(
-            min=0, help="Update only with so many groups whose rewards differ; fewer wait for the next step."
+            min=0, help="Update only with so many groups whose rewards differ, but for the last step; 0: with any."
         ),
     ] = 0,
     keep: Annotated[int, typer.Option(min=1, help="Steps whose weights are kept: the best and the last.")] = 3,

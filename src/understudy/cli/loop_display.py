@@ -44,7 +44,7 @@ class LoopDisplay(Watcher, Drawn):
             parts.append(f"{step.version}, loss {report.get('loss', 0):.4f}")
             parts.append(f"mismatch {report.get('mismatch_mean', 0):.1e}")
         elif step.held:
-            parts.append(f"no update: it waits for more groups, {step.held} so far")
+            parts.append(f"no update: it waits for more groups, {len(step.held)} so far")
         else:
             parts.append("no update: nothing to learn from")
         if step.staleness:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from types import MappingProxyType
 
 from understudy.errors import ConfigError
@@ -66,5 +67,6 @@ class Models:
 
     async def close(self) -> None:
         """Drop the connections of all of them. May be called twice."""
-        for server in self.all():
-            await server.close()
+        async with AsyncExitStack() as stack:  # all are closed, even when this is cancelled
+            for server in self.all():
+                stack.push_async_callback(server.close)

@@ -186,7 +186,8 @@ class Collector:
     async def close(self) -> None:
         """Stop every wave that has not ended; it can be gone on with."""
         for wave in self._waves:
-            await wave.cancel()
+            wave.cancel()
+        await asyncio.gather(*(wave.wait() for wave in self._waves), return_exceptions=True)
 
 
 class Wave(Monitor):
@@ -217,11 +218,10 @@ class Wave(Monitor):
         if self._scheduler is not None:
             self._scheduler.drain()
 
-    async def cancel(self) -> None:
-        """Stop, and wait until all is put away."""
+    def cancel(self) -> None:
+        """Stop; it has ended when all is put away."""
         if self._work is not None:
             self._work.cancel()
-            await asyncio.gather(self._work, return_exceptions=True)
 
     # --- what the run tells ----------------------------------------------------------------------------
 

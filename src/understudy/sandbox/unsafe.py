@@ -200,11 +200,15 @@ class UnsafeSandboxes(OfThisMachine):
     async def open(self, spec: SandboxSpec) -> UnsafeSandbox:
         """Copy the spec's tree to a temporary directory. Raises SandboxError when that fails."""
         root = Path(tempfile.mkdtemp(prefix="understudy-unsafe-"))
+        filling = asyncio.ensure_future(asyncio.to_thread(_fill, root, spec.tree))
         try:
-            await asyncio.to_thread(_fill, root, spec.tree)
-        except OSError as error:
+            await asyncio.shield(filling)
+        except BaseException as error:
+            await asyncio.wait({filling})  # a thread cannot be called off
             _remove(root)
-            raise SandboxError(f"cannot copy the tree {spec.tree} to {root}: {error}") from error
+            if isinstance(error, OSError):
+                raise SandboxError(f"cannot copy the tree {spec.tree} to {root}: {error}") from error
+            raise
         return UnsafeSandbox(spec, root)
 
     def prepare_tree(self, tree: Path) -> None:

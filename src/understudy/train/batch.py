@@ -54,11 +54,10 @@ def make_batch(
     """
     batch = Batch()
     for group in groups:
-        rewards = [rollout.reward for rollout in group.rollouts]
+        rewards = rewards_of(group, options)
         if not all(map(math.isfinite, rewards)):
             skipped[BAD_REWARD] += 1
             continue
-        rewards = _punished(group, rewards, options)
         if not has_signal(rewards):
             skipped[NO_SIGNAL] += 1
             if options.dynamic_sampling:
@@ -100,8 +99,9 @@ def _order(version: str) -> list[tuple[int, str]]:
     return [(len(part) if place % 2 else 0, part) for place, part in enumerate(parts)]
 
 
-def _punished(group: Group, rewards: list[float], options: GRPOOptions) -> list[float]:
-    """The rewards, lower for rollouts that sampled too much."""
+def rewards_of(group: Group, options: GRPOOptions) -> list[float]:
+    """The rewards of a group's rollouts, lower for those that sampled too much."""
+    rewards = [rollout.reward for rollout in group.rollouts]
     if options.overlong_tokens is None:
         return rewards
     sampled = [sum(each.sampled for each in rollout.sequences) for rollout in group.rollouts]

@@ -162,9 +162,9 @@ class Loop:
             phase="collected",
             used=found.used,
             dropped=found.dropped,
-            held=len(found.held),
-            collected=sum(ready[ref].graded for ref in found.used),
-            solved=sum(ready[ref].solved for ref in found.used),
+            held=found.held,
+            collected=sum(ready[ref].graded for ref in found.counted),
+            solved=sum(ready[ref].solved for ref in found.counted),
             reward=found.reward,
             groups=len(found.groups),
             staleness=found.staleness,
@@ -261,7 +261,9 @@ class Loop:
             await self._note_ended()
             ready = self._ready()
             open_ = any(not self._waves[ref.wave].ended for ref in self.state.pending() if ref not in ready)
-            differing = sum(0 < figures.solved < figures.graded for figures in ready.values())
+            differing = sum(
+                0 < figures.solved < figures.graded and self._fresh(ref) for ref, figures in ready.items()
+            )
             if not open_ or (not last and len(ready) >= wanted and differing >= self.config.min_groups):
                 return ready
             going = [wave for wave in self._waves.values() if not wave.ended]
@@ -272,6 +274,12 @@ class Loop:
                 for look in looks:
                     look.cancel()
                 await asyncio.gather(*looks, return_exceptions=True)
+
+    def _fresh(self, ref: GroupRef) -> bool:
+        """Whether a group is not too old, whatever its calls say of themselves."""
+        step = self.state.step(ref.wave)
+        assert step is not None
+        return self.state.behind(number_of(step.sampled_by) or 0) <= self.config.max_staleness
 
     async def _note_ended(self) -> None:
         """Take up what waves that have ended refused. Raises what ended one, Stopped when it was cut short, and

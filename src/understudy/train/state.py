@@ -81,13 +81,14 @@ class GroupRef(Struct, frozen=True, array_like=True, order=True):
 class StepState(Struct, frozen=True, kw_only=True):
     """One step. `version` is the one that its update made, or the one there was where it made none.
 
-    `tasks` are those of its wave, collected under `sampled_by` at first. `collected` rollouts with a verdict,
-    of which `solved` earned the whole reward, were in the groups that its update `used`; `dropped` were too
-    old, or nothing of them could be learned from; as many as `held` were too few, and wait for the next step.
-    `reward` is the mean of those used. `groups` counts what the update was given, `staleness` is how many
-    versions the oldest of it was behind, `skipped` counts by reason what was not learned from. `report` is
-    what the trainer said, `seconds` what took how long. `cut` calls did not end in the time that the change of
-    weights waits: they began under one version and ended under another.
+    `tasks` are those of its wave, collected under `sampled_by` at first. Its update `used` groups; those
+    `dropped` were too old, or nothing of them could be learned from; those `held` were too few, and wait for
+    the next step. `collected` rollouts with a verdict, of which `solved` earned the whole reward, were in
+    those used or held, each counted in the first step that had it, and `reward` is their mean. `groups` counts
+    what the update was given, `staleness` is how many versions the oldest of it was behind, `skipped` counts
+    by reason what was not learned from. `report` is what the trainer said, `seconds` what took how long. `cut`
+    calls did not end in the time that the change of weights waits: they began under one version and ended
+    under another.
     """
 
     step: int
@@ -99,7 +100,7 @@ class StepState(Struct, frozen=True, kw_only=True):
     weights: str | None = None
     used: tuple[GroupRef, ...] = ()
     dropped: tuple[GroupRef, ...] = ()
-    held: int = 0
+    held: tuple[GroupRef, ...] = ()
     collected: int = 0
     solved: int = 0
     reward: float = 0.0

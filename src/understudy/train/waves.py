@@ -7,16 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 
-from msgspec import Struct
+from msgspec import Struct, convert
 from msgspec.structs import replace
 
 from understudy.errors import TaskError
 from understudy.run.collector import TaskFigures
 from understudy.store import Store
 from understudy.train.advantages import has_signal
-from understudy.train.batch import NO_SIGNAL
+from understudy.train.batch import NO_SIGNAL, rewards_of
 from understudy.train.curriculum import choose
 from understudy.train.data import NO_VERDICT, of_store
+from understudy.train.options import GRPOOptions
 from understudy.train.sequences import Group
 from understudy.train.state import GroupRef, LoopConfig, LoopDirectory, LoopState, StepState, number_of
 
@@ -27,14 +28,15 @@ EMPTY = "groups of which nothing can be learned"
 class Harvest(Struct, frozen=True, kw_only=True):
     """What an update is given of the groups that have ended, and what it is not, counted by why in `skipped`.
 
-    `held` are those that wait for more, `reward` is the mean of those used, and `staleness` is how many versions
-    the oldest of the `groups` is behind.
+    `held` are those that wait for more. `counted` are those used or held that no earlier step has held, and
+    `reward` is their mean. `staleness` is how many versions the oldest of the `groups` is behind.
     """
 
     used: tuple[GroupRef, ...]
     dropped: tuple[GroupRef, ...]
     held: tuple[GroupRef, ...] = ()
     groups: tuple[Group, ...]
+    counted: tuple[GroupRef, ...]
     reward: float
     staleness: int
     skipped: dict[str, int]
@@ -104,11 +106,14 @@ def harvest(
         else:
             used.append(ref)
             staleness = max(staleness, age)
-    rewards = [rollout.reward for ref in used for rollout in found[ref].rollouts]
+    counted_before = {ref for step in state.steps for ref in step.held}
+    counted = tuple(ref for ref in used if ref not in counted_before)
+    rewards = [rollout.reward for ref in counted for rollout in found[ref].rollouts]
     return Harvest(
         used=tuple(used),
         dropped=tuple(ref for ref in sorted(ready) if ref not in used),
         groups=tuple(found[ref] for ref in used),
+        counted=counted,
         reward=fmean(rewards) if rewards else 0.0,
         staleness=staleness,
         skipped={why: count for why, count in sorted(skipped.items()) if count},
@@ -129,17 +134,23 @@ def harvest_enough(
     2503.14476.
     """
     found = harvest(directory, state, ready, runs, max_staleness=config.max_staleness)
+    options = convert(config.trainer, GRPOOptions)
     held = tuple(
-        ref
-        for ref, group in zip(found.used, found.groups, strict=True)
-        if has_signal([rollout.reward for rollout in group.rollouts])
+        ref for ref, group in zip(found.used, found.groups, strict=True) if has_signal(rewards_of(group, options))
     )
     if last or len(held) >= config.min_groups:
         return found
     others = {ref: figures for ref, figures in ready.items() if ref not in held}
     rest = harvest(directory, state, others, runs, max_staleness=config.max_staleness)
     equal = {NO_SIGNAL: len(rest.used)} if rest.used else {}
-    return replace(rest, held=held, groups=(), staleness=0, skipped=dict(sorted((rest.skipped | equal).items())))
+    return replace(
+        found,
+        used=rest.used,
+        held=held,
+        groups=(),
+        staleness=0,
+        skipped=dict(sorted((rest.skipped | equal).items())),
+    )
 
 
 def seed_of(seed: int, *what: object) -> int:

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Generic, Protocol, TypeVar
 
 from understudy.errors import BackendError, ConfigError
@@ -79,10 +80,12 @@ class _Endpoint(Generic[_S]):
         return hashlib.blake2b(b"%d %b" % (self.number, key), digest_size=8).digest()
 
     async def close(self) -> None:
-        if self._return is not None:
-            self._return.cancel()
-            await asyncio.wait({self._return})
-        await self.server.close()
+        try:
+            if self._return is not None:
+                self._return.cancel()
+                await asyncio.wait({self._return})
+        finally:
+            await self.server.close()
 
     async def _answers(self) -> None:
         """Returns when it answers; a question that everybody answers costs nothing."""
@@ -154,8 +157,9 @@ class _Pool(Generic[_S]):
 
     async def close(self) -> None:
         """Drop the connections of all endpoints. May be called twice."""
-        for endpoint in self._endpoints:
-            await endpoint.close()
+        async with AsyncExitStack() as stack:  # all are closed, even when this is cancelled
+            for endpoint in self._endpoints:
+                stack.push_async_callback(endpoint.close)
 
 
 class Pool(_Pool[Backend]):

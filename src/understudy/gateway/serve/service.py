@@ -64,8 +64,9 @@ async def service(
             supervisor = await stack.enter_async_context(
                 supervise(config, directory, listeners, workers=workers, lock=lock)
             )
+            operator = Admin(supervisor, admin_key(directory))
             admin_socket, admin_url = tcp_socket("127.0.0.1", places.admin_port)
-            admin = Listener(Admin(supervisor, admin_key(directory)), admin_socket)
+            admin = Listener(operator, admin_socket)
             await admin.start()
             stack.push_async_callback(admin.stop)
             address = Address(url, admin_url, os.getpid())

@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +108,12 @@ class Worker:
             try:
                 await asyncio.wait_for(self.process.wait(), STOP_TIMEOUT_S)
             except TimeoutError:
-                self.process.kill()
-                await self.process.wait()
+                pass
+            finally:  # who has no time to wait leaves none behind either
+                if self.process.returncode is None:
+                    with suppress(ProcessLookupError):
+                        self.process.kill()
+            await self.process.wait()
 
 
 class Supervisor:

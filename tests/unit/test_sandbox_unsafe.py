@@ -1,0 +1,29 @@
+"""Directories that pretend to be sandboxes: what is theirs alone."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from understudy.sandbox.base import SandboxSpec
+from understudy.sandbox.unsafe import UnsafeSandboxes
+
+
+async def test_opening_that_is_called_off_leaves_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, copies = tmp_path / "tree", tmp_path / "copies"
+    tree.mkdir()
+    copies.mkdir()
+    for number in range(300):
+        (tree / str(number)).write_text("x")
+    monkeypatch.setattr(tempfile, "tempdir", str(copies))
+    for pause_s in (0.0, 0.001, 0.005):
+        opening = asyncio.ensure_future(UnsafeSandboxes().open(SandboxSpec(tree=tree)))
+        await asyncio.sleep(pause_s)
+        if opening.cancel():
+            await asyncio.wait([opening])
+        else:
+            await opening.result().close()
+        assert list(copies.iterdir()) == []
