@@ -256,7 +256,7 @@ async def test_a_head_that_never_ends_is_cut_off(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
             writer.write(b"a: b\r\n")
         assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 408 ")
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 3
         writer.close()
         assert (await front.answer("hi"))[0] == 200
 

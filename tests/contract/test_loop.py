@@ -74,6 +74,15 @@ def attempts_of(run: Path) -> set[str]:
         return {attempt.status for rollout in store.rollouts() for attempt in store.attempts(rollout.id)}
 
 
+async def run_for(order: Order, seconds: float) -> None:
+    """Carry on with the loop, and call it off when it has not ended by then."""
+    task = asyncio.ensure_future(run(order))
+    await asyncio.wait([task], timeout=seconds)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
 def processes_of(program: str) -> list[Path]:
     found: list[Path] = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -200,11 +209,7 @@ async def test_asynchronously_no_group_that_waits_is_lost_or_learned_from_twice(
     order = at(order, policy, asynchronous=True, groups=3, samples=2, steps=5, min_groups=2, eval_every=0)
     moments = random.Random(3)
     for _ in range(4):
-        task = asyncio.ensure_future(run(order))
-        await asyncio.wait([task], timeout=moments.random())
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await run_for(order, moments.random())
     await run(order)
     state = state_of(order)
     assert (state.done, state.pending()) == (order.steps, ())
@@ -308,11 +313,7 @@ async def test_called_off_at_any_moment_it_leaves_nothing_open_and_comes_to_the_
     order, moments = at(order, policy, min_groups=2, eval_every=0), random.Random(0)
     await run(whole := replace(order, root=str(tmp_path / "whole")))
     for _ in range(12):
-        task = asyncio.ensure_future(run(order))
-        await asyncio.wait([task], timeout=moments.choice([0.1, 0.4, 0.8]) * moments.random())
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await run_for(order, moments.choice([0.1, 0.4, 0.8]) * moments.random())
         gc.collect()  # a file or socket left open warns, which is an error
     await run(order)
     told = [

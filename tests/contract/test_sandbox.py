@@ -108,7 +108,7 @@ async def test_commands_start_in_the_workdir_or_below(sandbox: Sandbox) -> None:
 async def test_a_timeout_kills_all_in_time(sandbox: Sandbox) -> None:
     started = time.monotonic()
     done = await sandbox.run(["sh", "-c", "trap '' TERM INT; echo on; sleep 60 & sleep 60"], timeout_s=1.5)
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 4
     assert (done.exit_code, done.timed_out, done.stdout) == (None, True, b"on\n")
     assert (await sandbox.run(["true"], timeout_s=20)).exit_code == 0
 
@@ -130,7 +130,7 @@ async def test_what_runs_in_the_background_ends_with_the_run(sandbox: Sandbox) -
 async def test_a_background_process_that_keeps_the_pipes_does_not_delay(sandbox: Sandbox) -> None:
     started = time.monotonic()
     await sh(sandbox, "sleep 60 & exit 0")
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 3
 
 
 async def test_a_flood_is_cut_and_drained(kind: Sandboxes, tree: Path) -> None:

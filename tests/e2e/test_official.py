@@ -42,20 +42,21 @@ def test_the_harness_and_our_grader_agree_and_leave_the_same_files(dataset: Path
     given, out = tmp_path / "p.jsonl", tmp_path / "out"
     row = json.loads(dataset.read_text())
 
-    def graded(patch: str, output: Path, *flags: str) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
+    def graded(output: Path, *flags: str, code: int) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
         """The summary, the instance's report, and the names of the files beside it."""
-        prediction = {"instance_id": ID, "model_name_or_path": "org/m", "model_patch": patch}
-        given.write_text("\n".join(map(json.dumps, [prediction, prediction | {"instance_id": "nobody"}])))
         done = understudy("grade", given, "-t", dataset, "-o", output, "--json", *flags)
-        assert done.returncode == 1, done.stderr  # nobody is no instance
+        assert done.returncode == code, done.stderr
         (report,) = output.rglob("report.json")
         summary = json.loads(Path(json.loads(done.stdout)["summary"]).read_text())
         return summary, json.loads(report.read_text()), {path.name for path in report.parent.iterdir()}
 
     # In one directory: what the harness wrote of the first patch is not taken for the second's.
-    for patch, resolved in ((diff({"new.py": "x = 1\n"}, {}), []), (row["patch"], [ID])):
-        theirs, their_report, their_files = graded(patch, out, "--official")
-        ours, our_report, our_files = graded(patch, tmp_path / f"ours {resolved}", "--sandbox", "docker")
+    wrong = diff({"new.py": "x = 1\n"}, {})
+    for patch, ids, code, resolved in ((wrong, [ID, "nobody"], 1, []), (row["patch"], [ID], 0, [ID])):
+        rows = [{"instance_id": each, "model_name_or_path": "org/m", "model_patch": patch} for each in ids]
+        given.write_text("\n".join(map(json.dumps, rows)))
+        theirs, their_report, their_files = graded(out, "--official", code=code)
+        ours, our_report, our_files = graded(tmp_path / f"ours {code}", "--sandbox", "docker", code=code)
         assert list(ours) == list(theirs)
         assert ours["resolved_ids"] == theirs["resolved_ids"] == resolved
         assert ours["unresolved_ids"] == theirs["unresolved_ids"]

@@ -133,7 +133,7 @@ async def test_ctrl_c_once_and_twice(tmp_path: Path):
         process.send_signal(signal.SIGINT)
         await asyncio.sleep(1.0)
         process.send_signal(signal.SIGINT)
-        _, err = await asyncio.wait_for(process.communicate(), 30)
+        _, err = await asyncio.wait_for(process.communicate(), 8)
         assert process.returncode == 130
         assert "Traceback" not in err.decode()
         hold.set()
