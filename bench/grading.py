@@ -171,21 +171,22 @@ def harness(python: str, row: dict[str, Any], engine: str, rounds: int) -> dict[
 
 def containers(options: argparse.Namespace, figures: dict[str, Any]) -> None:
     """Measure ours and the harness on one image, and print how they stand."""
-    import support_docker
-    from support_suite import FILES, ID, classic
     from understudy.tasks.datasets.formats import task_of
     from understudy.tasks.datasets.harness import as_harness_row
     from understudy.tasks.datasets.images import ImageChoice
 
+    from support import docker_engine
+    from support.suite import FILES, ID, classic
+
     try:
-        engine = support_docker.engine()
-    except support_docker.NoEngine as reason:
+        engine = docker_engine.engine()
+    except docker_engine.NoEngine as reason:
         figures["docker"] = figures["harness"] = str(reason)
         print(f"Docker                  left out: {reason}")
         return
     os.environ["DOCKER_HOST"] = engine.url
     try:
-        image = support_docker.instance_image(engine, ID, FILES)
+        image = docker_engine.instance_image(engine, ID, FILES)
         task = task_of(classic(image.base_commit), ImageChoice())
         figures["docker"] = ours = asyncio.run(docker(task, QUICK_ROUNDS if options.quick else ROUNDS))
         for way, found in ours.items():
@@ -210,7 +211,7 @@ def containers(options: argparse.Namespace, figures: dict[str, Any]) -> None:
             f"{theirs['tests_s']['median']:.3f} s: {ratio:.1f} times ours"
         )
     finally:
-        support_docker.stop_engine()
+        docker_engine.stop_engine()
 
 
 def main() -> None:

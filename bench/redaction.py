@@ -7,7 +7,7 @@ ids, images, locks and logs and no secret in it; and the texts of real sessions 
 UNDERSTUDY_SESSIONS, else the clean text. Our own rules alone, with pybetterleaks as the product uses it,
 pybetterleaks by itself, and detect-secrets, where a Python has it: this one, or the one that
 UNDERSTUDY_DETECT_SECRETS_PYTHON names. Speeds are MB of text a CPU-second. The secrets and the clean text are made
-by us (tests/support_secrets.py), so they say what the rules were made to do, not what the world holds.
+by us (tests/support/secrets.py), so they say what the rules were made to do, not what the world holds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from understudy.redact.leaks import installed
 from understudy.redact.redactor import Redactor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from support_secrets import KINDS, Planted, clean, planted
+from support.secrets import KINDS, Planted, clean, planted
 
 RECALL, ALARMS, SIZE, SPEED = 0.95, 5, 180_000, 50.0
 RESULTS = Path(__file__).parent / "results" / "redaction.json"

@@ -41,7 +41,7 @@ from understudy.trajectory.samples import samples
 from understudy.trajectory.tree import build
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from support_trajectory import Session, assistant, text, tool_result, tool_use, user
+from support.trajectory import Session, assistant, text, tool_result, tool_use, user
 
 FEWER, SAME = 4.0, 1e-5
 RESULTS = Path(__file__).parent / "results" / "training.json"

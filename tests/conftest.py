@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-import support_docker
 from understudy.tasks.records import dump
 
-from support import calc_task, require
+from support import calc_task, docker_engine, require
 
 # Tests run side by side, and so do the processes that they start: with a thread a core in each of them, torch's
 # would only wait for one another.
@@ -42,11 +41,11 @@ def isolation() -> None:
 
 
 @pytest.fixture(scope="session")
-def engine() -> Iterator[support_docker.Engine]:
+def engine() -> Iterator[docker_engine.Engine]:
     """A container engine, which DOCKER_HOST names meanwhile; the test is skipped where there can be none."""
     try:
-        found = support_docker.engine()
-    except support_docker.NoEngine as error:
+        found = docker_engine.engine()
+    except docker_engine.NoEngine as error:
         require([str(error)])
         raise
     with pytest.MonkeyPatch.context() as patch:
@@ -57,7 +56,7 @@ def engine() -> Iterator[support_docker.Engine]:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Stop the engine that the tests started, when all of this session's processes are done with it."""
     if not hasattr(config, "workerinput"):
-        support_docker.stop_engine()
+        docker_engine.stop_engine()
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from support_export import put_rollouts
-from support_tiny_model import make_model, write_tokenizer
 from understudy.errors import ConfigError
 from understudy.train.engines import llamafactory
 from understudy.train.options import LoraOptions, SFTOptions
+
+from support.export import put_rollouts
+from support.tiny_model import make_model, write_tokenizer
 
 PYTHON = os.environ.get("UNDERSTUDY_LLAMAFACTORY_PYTHON", "")
 needs_it = pytest.mark.skipif(not PYTHON, reason="UNDERSTUDY_LLAMAFACTORY_PYTHON names no python")

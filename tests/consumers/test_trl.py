@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from support_export import put_rollouts, put_sessions, session
 from understudy import adapters
 from understudy.export.base import traits_of
 from understudy.export.corpus import Corpus, Selection
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
+
+from support.export import put_rollouts, put_sessions, session
 
 PROGRAM = Path(__file__).with_name("trl_program.py")
 

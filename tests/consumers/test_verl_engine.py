@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from support_tiny_model import write_tokenizer
 from understudy.errors import ConfigError
 from understudy.train.engines import verl
 from understudy.train.sequences import Group, Sequence, TrainingRollout
+
+from support.tiny_model import write_tokenizer
 
 PYTHON = os.environ.get("UNDERSTUDY_VERL_PYTHON", "")
 needs_it = pytest.mark.skipif(not PYTHON, reason="UNDERSTUDY_VERL_PYTHON names no python with verl")

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from support_docker import Engine, InstanceImage, instance_image, test_image
 from understudy.errors import SandboxError, TaskError
 from understudy.grade.delta import Pristine
 from understudy.grade.diff import parse
@@ -33,6 +32,7 @@ from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
 from understudy.types import ImageTree, SuiteChecks, Task
 
 from fakes.registry import Registry
+from support.docker_engine import Engine, InstanceImage, instance_image, test_image
 
 FILES = {
     "calc.py": "def shift(x):\n    return x - 1\n",

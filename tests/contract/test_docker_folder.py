@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import support_docker
 from understudy.errors import TaskError
 from understudy.run.intake import Intake, take_in
 from understudy.sandbox.docker.kind import DockerSandboxes
 from understudy.tasks import base
 from understudy.tasks.environment import TaskEnvironment
 from understudy.types import ImageTree, Task
+
+from support import docker_engine
 
 TEST = """\
 #!/bin/bash
@@ -25,7 +26,7 @@ mkdir -p /logs/verifier
 
 
 @pytest.fixture
-def sandboxes(engine: support_docker.Engine) -> Iterator[DockerSandboxes]:
+def sandboxes(engine: docker_engine.Engine) -> Iterator[DockerSandboxes]:
     found = DockerSandboxes()
     yield found
     asyncio.run(found.aclose())
@@ -62,9 +63,9 @@ def taken_in(place: Path, sandboxes: DockerSandboxes, cache: Path) -> tuple[Task
 
 
 def test_a_dockerfile_is_built_by_the_engine(
-    engine: support_docker.Engine, sandboxes: DockerSandboxes, tmp_path: Path
+    engine: docker_engine.Engine, sandboxes: DockerSandboxes, tmp_path: Path
 ):
-    place = folder(tmp_path / "answer", support_docker.test_image(engine))
+    place = folder(tmp_path / "answer", docker_engine.test_image(engine))
     task, intake = taken_in(place, sandboxes, tmp_path / "cache")
     assert task.source == ImageTree()
     assert task.image.startswith("understudy/task:")
@@ -76,16 +77,16 @@ def test_a_dockerfile_is_built_by_the_engine(
     assert again == task
 
 
-def test_an_image_that_is_named_is_used(engine: support_docker.Engine, sandboxes: DockerSandboxes, tmp_path: Path):
-    built, _ = taken_in(folder(tmp_path / "one", support_docker.test_image(engine)), sandboxes, tmp_path / "cache")
+def test_an_image_that_is_named_is_used(engine: docker_engine.Engine, sandboxes: DockerSandboxes, tmp_path: Path):
+    built, _ = taken_in(folder(tmp_path / "one", docker_engine.test_image(engine)), sandboxes, tmp_path / "cache")
     place = folder(tmp_path / "two", "", settings=f'docker_image = "{built.image}"\n')
     task, intake = taken_in(place, sandboxes, tmp_path / "cache")
     assert (task.image, task.workdir) == (built.image, "/app")
     assert intake.refused == {}
 
 
-def test_what_cannot_be_built_says_why(engine: support_docker.Engine, sandboxes: DockerSandboxes, tmp_path: Path):
-    image = support_docker.test_image(engine)
+def test_what_cannot_be_built_says_why(engine: docker_engine.Engine, sandboxes: DockerSandboxes, tmp_path: Path):
+    image = docker_engine.test_image(engine)
     for name, dockerfile, said in (
         (
             "a",

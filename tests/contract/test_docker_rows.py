@@ -10,14 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-import support_docker
 from understudy.run.intake import Intake, take_in
 from understudy.sandbox.docker.kind import DockerSandboxes
 from understudy.tasks import base
 from understudy.tasks.diffs import reverse, unified
 from understudy.tasks.environment import TaskEnvironment
 
-from support import understudy
+from support import docker_engine, understudy
 
 WRONG = "def add(a, b):\n    return a - b\n"
 RIGHT = WRONG.replace("-", "+")
@@ -49,10 +48,10 @@ def taken_in(rows: list[dict[str, Any]], place: Path) -> Intake:
 
 
 @pytest.mark.parametrize("namespace", ["swebench", "starryzhang"])
-def test_rows_become_validated_tasks(engine: support_docker.Engine, tmp_path: Path, namespace: str):
+def test_rows_become_validated_tasks(engine: docker_engine.Engine, tmp_path: Path, namespace: str):
     one, two = "rows__calc-1", "rows__calc-2"
     files = {"calc.py": WRONG, "tests/test_calc.py": TESTS}
-    image = support_docker.instance_image(engine, one, files, namespace=namespace)
+    image = docker_engine.instance_image(engine, one, files, namespace=namespace)
     common = {
         "repo": "rows/calc",
         "instance_id": one,
@@ -73,7 +72,7 @@ def test_rows_become_validated_tasks(engine: support_docker.Engine, tmp_path: Pa
             }
         ]
     else:
-        whole = support_docker.instance_image(engine, two, {"calc.py": RIGHT, "tests/test_calc.py": MORE})
+        whole = docker_engine.instance_image(engine, two, {"calc.py": RIGHT, "tests/test_calc.py": MORE})
         script = "\n".join(
             [
                 "#!/bin/bash",
@@ -111,10 +110,10 @@ def test_rows_become_validated_tasks(engine: support_docker.Engine, tmp_path: Pa
     assert [task.instance_id for task in intake.accepted] == [row["instance_id"] for row in rows]
 
 
-def test_check_takes_containers_where_rows_need_them(engine: support_docker.Engine, tmp_path: Path):
+def test_check_takes_containers_where_rows_need_them(engine: docker_engine.Engine, tmp_path: Path):
     """As `understudy run` does; and images from elsewhere where that is said."""
     files = {"calc.py": WRONG, "tests/test_calc.py": TESTS}
-    image = support_docker.instance_image(engine, "rows__calc-4", files, namespace="elsewhere")
+    image = docker_engine.instance_image(engine, "rows__calc-4", files, namespace="elsewhere")
     row = {
         "repo": "rows/calc",
         "instance_id": "rows__calc-4",

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-import support_docker
-from support_grading import CALC, CALC_MENDED, CALC_TASK, diff
 from understudy.adapters import load
 from understudy.errors import GraderError
 from understudy.grade.validate import known, validate
@@ -20,6 +18,9 @@ from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare
 from understudy.types import ImageTree, SuiteChecks, Task
 
+from support import docker_engine
+from support.grading import CALC, CALC_MENDED, CALC_TASK, diff
+
 CORE = CALC["calc/core.py"]
 FILES = {path: text for path, text in CALC.items() if text}
 NOTHING = TaskEnvironment()
@@ -27,8 +28,8 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def task(engine: support_docker.Engine) -> Task:
-    image = support_docker.instance_image(engine, CALC_TASK.instance_id, FILES)
+def task(engine: docker_engine.Engine) -> Task:
+    image = docker_engine.instance_image(engine, CALC_TASK.instance_id, FILES)
     assert isinstance(CALC_TASK.checks, SuiteChecks)
     activate = "set -o pipefail\nsource /opt/miniconda3/bin/activate\nconda activate testbed"
     return replace(
@@ -41,7 +42,7 @@ def task(engine: support_docker.Engine) -> Task:
 
 
 @pytest.fixture
-async def sandboxes(engine: support_docker.Engine) -> AsyncIterator[Sandboxes]:
+async def sandboxes(engine: docker_engine.Engine) -> AsyncIterator[Sandboxes]:
     kind: Sandboxes = load("sandboxes", "docker")()
     yield kind
     await kind.aclose()

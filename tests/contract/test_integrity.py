@@ -12,8 +12,6 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from support_export import export_hf as export
-from support_trajectory import Session, text, user
 from understudy.errors import StoreError
 from understudy.store import Store
 from understudy.store.database import open_engine
@@ -21,6 +19,8 @@ from understudy.store.schema import metadata
 from understudy.types import Evidence, Integrity, Verdict
 
 from support import calc_task, understudy
+from support.export import export_hf as export
+from support.trajectory import Session, text, user
 
 DATA = Path(__file__).parents[1] / "data"
 FORGED = Integrity("suspicious", "it ends the tests' process", (Evidence("exit", "calc.py", 7, "os._exit(0)"),))

@@ -10,11 +10,12 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from support_tiny_model import make_model
 from understudy.train.host import Means, serving
 from understudy.train.options import GRPOOptions, LoraOptions
 from understudy.train.state import LoopConfig, LoopDirectory
 from understudy.train.updater import Updater
+
+from support.tiny_model import make_model
 
 
 async def test_the_embedded_server_is_given_the_adapter_that_answered_before(tmp_path: Path):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support_replay import OpenAITeacher, VLLMTeacher, fill, session, table, teachers_of, work_on
 from understudy.preference.checks import Tally
 from understudy.preference.pairs import replay_pairs
 from understudy.store import Store
+
+from support.replay import OpenAITeacher, VLLMTeacher, fill, session, table, teachers_of, work_on
 
 
 async def test_pairs_of_what_teachers_answered(tmp_path: Path):

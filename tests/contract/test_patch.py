@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from support_docker import test_image
 from understudy.adapters import load
 from understudy.grade.diff import parse
 from understudy.grade.patch import MAX_PATCH_BYTES, NO_PATCH, extract_patch, gate
@@ -26,6 +25,7 @@ from understudy.tasks.prepare import GIT_MOUNT, PreparedTask, prepare, sandbox_s
 from understudy.types import Directory, PytestChecks, Task
 
 from support import require
+from support.docker_engine import test_image
 
 BASE: dict[bytes, tuple[bytes, int]] = {
     b"pkg/__init__.py": (b"", 0o644),

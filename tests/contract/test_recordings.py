@@ -13,8 +13,6 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-import support_recordings as recordings
-from support_recordings import Exchange, told
 from understudy.gateway.app import Gateway
 from understudy.gateway.backends.anthropic import AnthropicRelay
 from understudy.gateway.backends.base import Backend, Relay
@@ -27,6 +25,8 @@ from understudy.types import Call
 from fakes.anthropic import FakeAnthropic, Reply
 from fakes.attempts import start_attempts
 from fakes.vllm import FakeVLLM, Refuse, Say, Step
+from support import recordings
+from support.recordings import Exchange, told
 
 pytestmark = [
     pytest.mark.skipif(not recordings.FOLDER.exists(), reason="the recordings are not here"),

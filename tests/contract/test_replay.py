@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from support_replay import (
+from understudy.errors import ConfigError
+from understudy.preference.proposals import proposals
+from understudy.store import Store
+
+from fakes.turns import Turn
+from support.replay import (
     CHEAP,
     AnthropicTeacher,
     OpenAITeacher,
@@ -25,11 +30,6 @@ from support_replay import (
     until_seen,
     work_on,
 )
-from understudy.errors import ConfigError
-from understudy.preference.proposals import proposals
-from understudy.store import Store
-
-from fakes.turns import Turn
 
 
 async def test_teachers_of_the_family_that_wrote_a_turn_are_never_contacted(tmp_path: Path):

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from support_replay import (
+from understudy.errors import ConfigError
+from understudy.preference.consensus import consensus
+from understudy.preference.proposals import judge_of, proposals
+from understudy.store import Store
+
+from fakes.turns import Fail, Step, Turn, tool
+from support.replay import (
     CHEAP,
     GOOD,
     AnthropicTeacher,
@@ -22,12 +28,6 @@ from support_replay import (
     teachers_of,
     work_on,
 )
-from understudy.errors import ConfigError
-from understudy.preference.consensus import consensus
-from understudy.preference.proposals import judge_of, proposals
-from understudy.store import Store
-
-from fakes.turns import Fail, Step, Turn, tool
 
 # --- the judge -----------------------------------------------------------------------------------------
 

@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from support_replay import (
+from understudy.errors import ConfigError
+from understudy.preference.checks import Tally as PairTally
+from understudy.preference.pairs import replay_pairs
+from understudy.preference.proposals import proposals
+from understudy.replay.plan import Options
+from understudy.replay.replay import Replay
+from understudy.replay.teachers import read_teachers
+from understudy.store import Store
+
+from fakes.turns import Drop, Fail, Step, Tool, Turn, tool
+from support.replay import (
     CHEAP,
     GOOD,
     AnthropicTeacher,
@@ -25,16 +35,6 @@ from support_replay import (
     teachers_of,
     work_on,
 )
-from understudy.errors import ConfigError
-from understudy.preference.checks import Tally as PairTally
-from understudy.preference.pairs import replay_pairs
-from understudy.preference.proposals import proposals
-from understudy.replay.plan import Options
-from understudy.replay.replay import Replay
-from understudy.replay.teachers import read_teachers
-from understudy.store import Store
-
-from fakes.turns import Drop, Fail, Step, Tool, Turn, tool
 
 
 async def test_what_is_refused_for_the_moment_is_sent_again(tmp_path: Path):

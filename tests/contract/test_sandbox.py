@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from support_docker import test_image
 from understudy import adapters
 from understudy.errors import SandboxError
 from understudy.sandbox.base import Limits, Mount, Sandbox, Sandboxes, SandboxSpec
+
+from support.docker_engine import test_image
 
 
 @pytest.fixture(params=["local", "unsafe-local", "docker"])

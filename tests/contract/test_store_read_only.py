@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from support_export import put_rollouts, put_sessions, session
 from understudy.store import Store
 from understudy.store.database import FILE
 
 from support import UNDERSTUDY
+from support.export import put_rollouts, put_sessions, session
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="a read-only mount is made by bubblewrap")
 

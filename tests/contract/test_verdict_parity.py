@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from support_grading import CALC, CALC_MENDED, CALC_TASK, diff, suite_task
-from support_swebench import Harness, harness_log
 from understudy.config import cache_dir
 from understudy.grade.validate import validate
 from understudy.grade.verdict import grade
@@ -21,6 +19,8 @@ from understudy.tasks.prepare import PreparedTask, prepare
 from understudy.types import SuiteChecks, Task
 
 from support import require
+from support.grading import CALC, CALC_MENDED, CALC_TASK, diff, suite_task
+from support.swebench import Harness, harness_log
 
 CORE = "calc/core.py"
 FILES = {CORE: CALC[CORE], "calc/__init__.py": CALC["calc/__init__.py"]}

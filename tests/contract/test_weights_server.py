@@ -15,13 +15,14 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from support_tiny_model import make_model
 from understudy.errors import BackendError, ConfigError
 from understudy.gateway.backends.http import HttpClient
 from understudy.gateway.exact.codec import LocalCodec
 from understudy.gateway.exact.servers import SERVERS
 from understudy.model.process import ServerProcess, start_server
 from understudy.train.publish.choice import make_publisher
+
+from support.tiny_model import make_model
 
 torch: Any = pytest.importorskip("torch")
 transformers: Any = pytest.importorskip("transformers")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support_cli import ATOMIC, Rig
+from support.cli import ATOMIC, Rig
 
 
 @pytest.fixture

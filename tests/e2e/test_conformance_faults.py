@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from support_cli import ATOMIC, WAYS, Ran, Rig, Way
-from support_conformance import Behaviour, play
 from understudy.gateway.http import Limits
 
 from fakes.turns import Drop, Fail, Stall, Step, Turn, Where, bash, say
+from support.cli import ATOMIC, WAYS, Ran, Rig, Way
+from support.conformance import Behaviour, play
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
 

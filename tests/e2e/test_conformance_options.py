@@ -7,10 +7,9 @@ import json
 
 import pytest
 
-from support_cli import MODEL, WAYS, Ran, Rig, red_square
-from support_conformance import Behaviour, Check, play
-
 from fakes.turns import Turn, bash, say, tool
+from support.cli import MODEL, WAYS, Ran, Rig, red_square
+from support.conformance import Behaviour, Check, play
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
 

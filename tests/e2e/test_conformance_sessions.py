@@ -7,10 +7,9 @@ import json
 
 import pytest
 
-from support_cli import ATOMIC, MODEL, SESSION, WAYS, Rig, Way
-from support_conformance import Behaviour, play
-
 from fakes.turns import Fail, Tool, Turn, bash, say, tool
+from support.cli import ATOMIC, MODEL, SESSION, WAYS, Rig, Way
+from support.conformance import Behaviour, play
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
 

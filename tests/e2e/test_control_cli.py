@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from support_cli import Rig
 from understudy.gateway.budget import Budget
 from understudy.gateway.control import Control
 from understudy.gateway.http import Limits
 
 from fakes.turns import bash, say
 from support import until
+from support.cli import Rig
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from support_docker import Engine, instance_image
 from understudy.store.store import Store
 from understudy.tasks.records import dump
 from understudy.types import Files, ImageTree, PytestChecks, SuiteChecks, Task
@@ -20,6 +19,7 @@ from understudy.types import Files, ImageTree, PytestChecks, SuiteChecks, Task
 from fakes.openai import OpenAIModel
 from fakes.turns import ChatModel, MessagesModel, bash, say
 from support import UNDERSTUDY, calc_task, statuses, understudy, wait_for
+from support.docker_engine import Engine, instance_image
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("claude_code")]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from support_cli import environment, without_network
 from understudy.gateway.app import Gateway
 from understudy.gateway.backends.http import HttpClient
 from understudy.gateway.exact.backend import ExactBackend
@@ -29,6 +28,7 @@ from understudy.types import Call
 
 from fakes.attempts import start_attempts
 from fakes.tokens import FakeTokens, Sample, Step
+from support.cli import environment, without_network
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

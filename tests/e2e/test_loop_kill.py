@@ -18,7 +18,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from support_tiny_model import make_model
 from understudy.store.store import Store
 from understudy.train.data import read_groups
 from understudy.train.host import LoopSummary
@@ -29,6 +28,7 @@ from fakes.control import weights_in
 from fakes.loop_program import Order, small_loop
 from fakes.policy import AGENT, FakePolicy
 from support import UNDERSTUDY, kills, understudy
+from support.tiny_model import make_model
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-import support_docker
-from support_grading import diff
-from support_suite import FILES, ID, classic
 from understudy.grade.official import interpreter, problems
 from understudy.tasks.datasets.formats import task_of
 from understudy.tasks.datasets.images import ImageChoice
 
-from support import understudy
+from support import docker_engine, understudy
+from support.grading import diff
+from support.suite import FILES, ID, classic
 
 
 @pytest.fixture
@@ -27,9 +26,9 @@ def harness() -> None:
 
 
 @pytest.fixture
-def dataset(engine: support_docker.Engine, tmp_path: Path) -> Path:
+def dataset(engine: docker_engine.Engine, tmp_path: Path) -> Path:
     """A file with one classic row, whose image is there."""
-    image = support_docker.instance_image(engine, ID, FILES)
+    image = docker_engine.instance_image(engine, ID, FILES)
     row = classic(image.base_commit)
     assert task_of(row, ImageChoice()).image == image.name
     path = tmp_path / "rows.jsonl"

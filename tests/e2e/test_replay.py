@@ -13,7 +13,13 @@ from typing import Any
 
 import pytest
 
-from support_replay import (
+from understudy.cli.commands import app
+from understudy.errors import UnderstudyError
+from understudy.store import Store
+
+from fakes.turns import Step, Turn, tool
+from support import UNDERSTUDY
+from support.replay import (
     AnthropicTeacher,
     OpenAITeacher,
     Teacher,
@@ -26,12 +32,6 @@ from support_replay import (
     teachers_of,
     until_seen,
 )
-from understudy.cli.commands import app
-from understudy.errors import UnderstudyError
-from understudy.store import Store
-
-from fakes.turns import Step, Turn, tool
-from support import UNDERSTUDY
 
 PRICE = {"input": 1.0, "output": 2.0}
 

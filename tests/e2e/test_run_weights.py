@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from support_tiny_model import make_model
 from understudy.model.fingerprint import fingerprint
 from understudy.store.store import Store
 from understudy.trajectory.samples import merge
 from understudy.trajectory.tree import build
 
 from support import understudy
+from support.tiny_model import make_model
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("claude_code", "isolation")]

@@ -15,12 +15,12 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from support_serve import Served, gateway
 from understudy.gateway.serve.keys import RECHECK_S
 from understudy.store.store import Store
 
 from fakes.vllm import FakeVLLM, Hang, Say, Step
 from support import until
+from support.serve import Served, gateway
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from support_serve import Served, gateway
 from understudy.store.store import Store
 
 from fakes import sse
 from fakes.vllm import FakeVLLM, Say
 from support import kills
+from support.serve import Served, gateway
 
 KILLS = kills(20)
 CLIENTS = 12

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from support_cli import Ran, Rig
 from understudy.gateway.telemetry.agents import AgentTelemetry
 from understudy.gateway.telemetry.conventions import ATTEMPT_ID
 from understudy.gateway.telemetry.conventions import Collector as Address
@@ -17,6 +16,7 @@ from understudy.gateway.telemetry.otlp import CallSpans
 from fakes import reach
 from fakes.collector import Collector, attributes
 from fakes.turns import bash, say
+from support.cli import Ran, Rig
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
 

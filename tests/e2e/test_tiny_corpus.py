@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from support_tiny import encode, make_model, make_tokenizer
 from understudy.gateway.backends.base import ChatRequest
 from understudy.gateway.dialects.anthropic import Anthropic
 from understudy.gateway.keys import Branch, Session
@@ -26,6 +25,7 @@ from understudy.types import Call
 
 from fakes.tokens import FakeTokens, Sample
 from support import understudy
+from support.tiny import encode, make_model, make_tokenizer
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("claude_code", "isolation")]

@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from support_tiny_model import write_tokenizer
 from understudy.run.collector import Collector, Manner
 from understudy.run.config import task_digests
 from understudy.sandbox.base import usable
@@ -26,6 +25,7 @@ from understudy.types import SuiteChecks, Task
 
 from fakes.policy import AGENT, Waits, dying_at, opener, write_weights
 from support import calc_task
+from support.tiny_model import write_tokenizer
 
 
 class Order(Struct, frozen=True, kw_only=True):

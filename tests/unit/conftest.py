@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from support_tiny import make_tokenizer
-from support_tiny_model import make_model
+from support.tiny import make_tokenizer
+from support.tiny_model import make_model
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,177 @@
+"""Stores to export from: sessions as logs would give them, and rollouts that were graded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from understudy.export import hf
+from understudy.export.base import Exported
+from understudy.export.corpus import Corpus, Selection
+from understudy.ingest import library
+from understudy.ingest.base import Message, Node, Plain, Shape, Signals, Trace, Turn, tool_call
+from understudy.store import Store
+from understudy.trajectory.roles import ROLES, Role
+from understudy.types import Verdict
+
+from support import calc_task
+from support.trajectory import Session, assistant, text, tool_result, tool_use, user
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"{name} something.",
+            "parameters": {"type": "object", "properties": {key: {"type": "string"} for key in keys}},
+        },
+    }
+    for name, keys in (("Bash", ("command",)), ("Edit", ("path", "old", "new")))
+]
+
+
+def wait(future: Future[Any]) -> Any:
+    return future.result(30)
+
+
+class Log:
+    """Makes a trace: what is said goes behind a node, an answer is a turn."""
+
+    def __init__(self, name: str, *, project: str | None = "/home/ann/project", **more: Any) -> None:
+        more = {"shape": Shape("You code.", TOOLS), **more}
+        self.trace = Trace(
+            trace_id=name,
+            session_id=f"session-{name}",
+            format="chat",
+            source=f"/home/ann/{name}.jsonl",
+            renderer=Plain(),
+            project=project,
+            **more,
+        )
+
+    def say(self, parent: int, message: Message) -> int:
+        self.trace.nodes.append(Node(parent, message))
+        return len(self.trace.nodes) - 1
+
+    def user(self, parent: int, content: Any) -> int:
+        return self.say(parent, {"role": "user", "content": content})
+
+    def result(self, parent: int, call_id: str, content: str = "ok") -> int:
+        return self.say(parent, {"role": "tool", "tool_call_id": call_id, "content": content})
+
+    def answer(
+        self,
+        parent: int,
+        content: str | None = None,
+        calls: Sequence[tuple[str, str, Any]] = (),
+        *,
+        thinking: str | None = None,
+        signals: Signals | None = None,
+        model: str = "glm-5",
+        **more: Any,
+    ) -> int:
+        message: Message = {"role": "assistant", "content": content}
+        if calls:
+            message["tool_calls"] = [tool_call(*call) for call in calls]
+        if thinking:
+            message["reasoning_content"] = thinking
+        node = self.say(parent, message)
+        number = len(self.trace.turns)
+        self.trace.turns.append(
+            Turn(message_id=f"m{number}", context=parent, action=(node,), model=model, signals=signals, **more)
+        )
+        return node
+
+
+def session(name: str = "t", **more: Any) -> Trace:
+    """Three turns: two tool calls with different arguments, and words; one branch off after the first."""
+    log = Log(name, **more)
+    ask = log.user(-1, f"Mend {name}.")
+    first = log.answer(ask, "I look.", [("c1", "Bash", {"command": "ls -l"})], thinking="Where is it?")
+    seen = log.result(first, "c1", "a.py")
+    edit = ("c2", "Edit", {"path": "a.py", "old": "x", "new": "y"})
+    second = log.answer(
+        seen, None, [edit], signals=Signals(tool_calls=1, edits=1, edits_survived=1, tests="passed")
+    )
+    done = log.result(second, "c2")
+    log.answer(done, "Done ✓.", thinking="All good.", signals=Signals(commits=1))
+    other = log.user(seen, "No, another way.")
+    log.answer(other, "Then I stop.", signals=Signals(interrupted=True))
+    return log.trace
+
+
+def export_hf(
+    store: Store,
+    output: Path,
+    *,
+    run_id: str | None = None,
+    roles: Sequence[Role] = ROLES,
+    include_suspicious: bool = False,
+    **more: Any,
+) -> Exported:
+    """The format "hf" with what it takes unless told otherwise."""
+    suspicious = include_suspicious
+    chosen = Selection(origins=("rollouts",), run=run_id, roles=tuple(roles), include_suspicious=suspicious)
+    return hf.export(Corpus(store, chosen), output, **more)
+
+
+def put_sessions(directory: Path, traces: Sequence[Trace]) -> None:
+    with Store.open(directory) as store:
+        for trace in traces:
+            wait(library.put(store.sessions, trace))
+
+
+def converse(attempt_id: str, instruction: str, *, tokens: bool = True, said: str = "Done.") -> Session:
+    """Two turns with a tool between them; a request for a title beside them; a call that failed."""
+    session = Session(attempt_id)
+    ask = user(text(instruction))
+    prompts = [list(range(20)), []]
+    completions = [[100, 101, 102], [110, 111]]
+    prompts[1] = prompts[0] + completions[0] + [5, 6, 7]
+    messages = [[ask], [ask, assistant(text("I look."), tool_use("t1", command="ls")), user(tool_result("t1"))]]
+    answers = [
+        [{"type": "thinking", "thinking": "Hm."}, text("I look."), tool_use("t1", command="ls")],
+        [text(said)],
+    ]
+    for sent, answer, prompt, completion in zip(messages, answers, prompts, completions, strict=True):
+        session.ask(
+            sent,
+            answer,
+            prompt=prompt if tokens else None,
+            completion=completion if tokens else None,
+            logprobs=[-0.25] * len(completion) if tokens else None,
+            policy="3",
+        )
+    session.ask(messages[1], None, status="error")
+    return session
+
+
+def put_rollouts(directory: Path, *, tasks: int = 2, samples: int = 2, tokens: bool = True) -> None:
+    """A run all of whose rollouts were graded: the first of each task 1, the others 0."""
+    with Store.open(directory) as store:
+        given = [calc_task(n) for n in range(tasks)]
+        wait(store.put_run("run1", {"backend": "openai"}))
+        wait(store.put_tasks("run1", given))
+        ids = [(f"{task.instance_id}-{n}", task.instance_id, n) for task in given for n in range(samples)]
+        wait(store.create_rollouts("run1", ids))
+        by_id = {task.instance_id: task for task in given}
+        for rollout_id, task_id, number in ids:
+            attempt = wait(store.start_attempt(rollout_id))
+            wait(store.begin_running(attempt.id))
+            said = "Done." if number == 0 else f"I give up {number}."
+            for call in converse(attempt.id, by_id[task_id].instruction, tokens=tokens, said=said).calls:
+                wait(store.append_call(call))
+            verdict = Verdict(reward=1.0 - min(number, 1), reason="x", tests={"t.py::test": "passed"})
+            wait(store.finish_attempt(attempt.id, "succeeded", "succeeded", patch=b"+x\n", verdict=verdict))
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of an export, JSON values decoded."""
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    import datasets
+
+    return list(datasets.Dataset.from_parquet(str(path), cache_dir=str(path.parent / ".cache")))

@@ -1,0 +1,89 @@
+"""Reads the logs of tests/data/ingest, and tells what was read."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from understudy.ingest.base import Trace, TraceState, states
+from understudy.ingest.files import walk
+from understudy.ingest.formats import batches
+
+DATA = Path(__file__).parents[1] / "data" / "ingest"
+
+# What each log is, and which files are read together.
+LOGS = {
+    "aider/.aider.chat.history.md": "aider",
+    "atif.json": "atif",
+    "atif_1_5.json": "atif",
+    "atif_1_6.json": "atif",
+    "atif_1_7.json": "atif",
+    "claude_code": "claude-code",
+    "claude_export.txt": "claude-text",
+    "claude_terminal.txt": "claude-text",
+    "cline": "cline",
+    "codex": "codex",
+    "gemini.json": "gemini",
+    "gemini.jsonl": "gemini",
+    "miniswe_1.traj.json": "mini-swe-agent",
+    "miniswe_1_1.traj.json": "mini-swe-agent",
+    "miniswe_list.traj.json": "mini-swe-agent",
+    "nebius_openhands.jsonl": "swe-rebench",
+    "nebius_sweagent.jsonl": "swe-rebench",
+    "openhands_v0.json": "openhands",
+    "openhands_v0_output.jsonl": "openhands",
+    "openhands_v0_store": "openhands",
+    "openhands_v1": "openhands-v1",
+    "sweagent.traj": "swe-agent",
+    "swesmith.jsonl": "swe-smith",
+}
+
+
+def read(path: Path) -> list[Trace]:
+    skipped: Counter[str] = Counter()
+    traces = [
+        trace for batch in batches(walk([path], skipped), skipped) for trace in batch.format.read(batch.files)
+    ]
+    assert not skipped
+    return traces
+
+
+def only(path: Path) -> tuple[Trace, list[TraceState]]:
+    (trace,) = read(path)
+    return trace, list(states(trace, system=None))
+
+
+def golden(trace: Trace) -> dict[str, Any]:
+    told = {
+        "trace_id": trace.trace_id,
+        "session_id": trace.session_id,
+        "format": trace.format,
+        "agent": trace.agent,
+        "version": trace.version,
+        "parent": trace.parent,
+        "system": trace.shape.system,
+        "tools": trace.shape.tools,
+        "losses": trace.losses,
+        "outcome": trace.outcome,
+        # A log's own directory is the project of some: not the same everywhere.
+        "project": None if trace.format == "aider" else trace.project,
+        "states": [
+            {
+                "message_id": state.message_id,
+                "model": state.source_model,
+                "family": state.source_family,
+                "timestamp": state.timestamp,
+                "branch": state.branch,
+                "fidelity": state.fidelity,
+                "notes": state.notes,
+                "messages": state.messages,
+                "action": state.student_action,
+            }
+            for state in states(trace, system=None)
+        ],
+    }
+    return json.loads(msgspec.json.encode(told))

@@ -1,0 +1,94 @@
+"""What `understudy train loop` says to what it cannot use."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from understudy.tasks.records import dump
+
+from support import calc_task
+from support.tiny_model import write_tokenizer
+
+TWO = ["{model}", "-t", "{train}", "--groups", "2"]
+CASES: dict[str, tuple[list[str], str]] = {
+    "no tasks": (["{model}"], "say what to learn from with --tasks"),
+    "no such model": (["{here}/nowhere", "-t", "{train}"], "there is no directory"),
+    "no model in it": (["{here}", "-t", "{train}"], "config.json"),
+    "no template": (["{bare}", "-t", "{train}"], "chat template"),
+    "few tasks": (["{model}", "-t", "{train}", "--groups", "9"], "there are only 2 tasks"),
+    "few groups": ([*TWO, "--min-groups", "3"], "a step has only 2 groups"),
+    "groups that teach nothing": ([*TWO, "--min-groups", "1", "--no-dynamic-sampling"], "leave it, or"),
+    "learned from what measures": ([*TWO, "-e", "{train}"], "cannot measure"),
+    "the same under another name": ([*TWO, "-e", "{renamed}"], "cannot measure"),
+    "no command": (["{model}", "-t", "{train}", "--agent", "shell"], "--agent-command"),
+    "no address": (["{model}", "-t", "{train}", "--groups", "2", "--backend", "vllm"], "--base-url"),
+    "no such server": (["{model}", "-t", "{train}", "--backend", "openai"], "served by embedded, vllm, sglang"),
+    "no such device": ([*TWO, "--device", "tpu"], "cpu or cuda"),
+    "no such tracker": ([*TWO, "--track", "abacus"], "'abacus' is none of"),
+    "no adapter to publish": ([*TWO, "--publish", "lora"], "--lora"),
+    "no such option": (["{model}", "-t", "{train}", "--advantage", "luck"], "luck"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    tmp_path = tmp_path_factory.mktemp("loop")
+    tasks = [calc_task(0), calc_task(1)]
+    dump(tasks, tmp_path / "train.jsonl")
+    dump([replace(tasks[0], instance_id="renamed")], tmp_path / "renamed.jsonl")
+    for name in ("model", "bare"):
+        (tmp_path / name).mkdir()
+        write_tokenizer(tmp_path / name)
+        (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / "bare" / "chat_template.jinja").unlink()
+    return {
+        "here": tmp_path,
+        "model": tmp_path / "model",
+        "bare": tmp_path / "bare",
+        "train": tmp_path / "train.jsonl",
+        "renamed": tmp_path / "renamed.jsonl",
+    }
+
+
+@pytest.fixture(scope="module")
+def answers(places: dict[str, Path]) -> dict[str, tuple[int, str]]:
+    """The exit code and the words of every case, all in one process: what a loop stands on is slow to import."""
+    pytest.importorskip("torch")
+    output = ["-o", str(places["here"] / "loop")]
+    given = {case: [word.format_map(places) for word in words] + output for case, (words, _) in CASES.items()}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], input=json.dumps(given), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+PROGRAM = """
+import contextlib, io, json, sys
+from understudy.cli.main import main
+answers = {}
+for case, words in json.load(sys.stdin).items():
+    sys.argv = ["understudy", "train", "loop", *words]
+    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()):
+        try:
+            main()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code
+    answers[case] = (code, said.getvalue())
+print(json.dumps(answers))
+"""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_cannot_be_used_is_told_in_words(case: str, answers: dict[str, tuple[int, str]]):
+    code, said = answers[case]
+    assert code == 2, said
+    assert CASES[case][1] in said
+    assert "Traceback" not in said

@@ -1,0 +1,259 @@
+"""The corpus that all exports are made of: what is in an example, what is learned, what is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.errors import ConfigError
+from understudy.export.corpus import Corpus, Selection
+from understudy.export.examples import Example
+from understudy.export.matching import arguments_of, place, textual
+from understudy.export.session_examples import desirable, trace_examples
+from understudy.export.splits import split
+from understudy.export.trl_sft import runs
+from understudy.ingest.base import Outcome, Shape, Signals, states, tool_call
+from understudy.redact.redactor import Redactor
+from understudy.store import Store
+
+from support.export import Log, put_rollouts, put_sessions, session
+
+REDACTOR = Redactor(bytes(32))
+
+
+def of(trace, unit: str = "conversation") -> list[Example]:
+    from collections import Counter
+
+    return list(trace_examples(trace, unit, Counter(), Counter()))
+
+
+def test_turns_are_the_states_with_their_action():
+    trace = session()
+    found = of(trace, "turn")
+    expected = list(states(trace))
+    assert [example.example_id for example in found] == [state.state_id for state in expected]
+    for example, state in zip(found, expected, strict=True):
+        assert example.messages[:-1] == [textual(message) for message in state.messages]
+        assert example.trained == (len(state.messages),)
+        assert example.tools == state.tools
+    assert [example.messages[-1].get("reasoning_content") for example in found] == [
+        "Where is it?",
+        None,
+        "All good.",
+        None,
+    ]
+    assert [example.desirable for example in found] == [None, True, True, False]
+    assert {(e.group, e.family, e.model, e.source, e.licence) for e in found} == {
+        ("/home/ann/project", "glm", "glm-5", "chat", None)
+    }
+
+
+def test_each_turn_is_learned_on_one_path_only():
+    branch, main = of(session())
+    assert [message["role"] for message in main.messages] == [
+        "system", "user", "assistant", "tool", "assistant", "tool", "assistant",
+    ]  # fmt: skip
+    # The newest turn's path comes first, with the turn that both have.
+    assert [branch.messages[index]["content"] for index in branch.trained] == ["I look.", "Then I stop."]
+    assert [main.messages[index]["content"] for index in main.trained] == ["", "Done ✓."]
+    assert main.messages[4]["tool_calls"][0]["id"] == "c2"
+    assert branch.messages[2]["reasoning_content"] == "Where is it?"
+    assert "reasoning_content" not in main.messages[2]
+    assert main.messages[0] == {"role": "system", "content": "You code."}
+
+
+def test_a_run_of_learned_messages_ends_where_another_answer_stands():
+    branch, main = of(session())
+    assert runs(branch) == [(2, 5)]
+    assert runs(main) == [(4, 6)]
+    trace = session()
+    del trace.turns[1]  # as `where` would
+    chosen = of(trace)[1]
+    assert chosen.trained == (6,)
+    log = Log("gaps")
+    node = log.user(-1, "go")
+    for number in range(5):
+        node = log.user(log.answer(node, f"step {number}"), "on")
+    del log.trace.turns[2]
+    (example,) = of(log.trace)
+    assert [example.messages[index]["content"] for index in example.trained] == [
+        "step 0", "step 1", "step 3", "step 4",
+    ]  # fmt: skip
+    assert runs(example) == [(2, 4), (8, 10)]
+
+
+@given(st.lists(st.integers(min_value=0, max_value=20), min_size=1, max_size=25), st.data())
+def test_every_chosen_turn_is_learned_exactly_once_whatever_the_tree(parents: list[int], data: st.DataObject):
+    log = Log("tree")
+    ends = [log.user(-1, "begin")]
+    for number, parent in enumerate(parents):
+        answer = log.answer(ends[parent % len(ends)], f"answer {data.draw(st.integers(0, 3))}")
+        ends.append(log.user(answer, f"on {number}"))
+    kept = data.draw(st.sets(st.integers(0, len(parents) - 1), min_size=1))
+    log.trace.turns = [turn for number, turn in enumerate(log.trace.turns) if number in kept]
+    whole = {state.state_id: state for state in states(log.trace)}
+    learned: list[tuple[str, ...]] = []
+    for example in of(log.trace):
+        for index in example.trained:
+            learned.append(tuple(message["content"] for message in example.messages[: index + 1]))
+    expected = [
+        (*(message["content"] for message in state.messages), state.student_action.content or "")
+        for state in whole.values()
+    ]
+    assert sorted(learned) == sorted(expected)
+
+
+def test_what_is_nothing_to_learn_from_is_left_out(tmp_path: Path):
+    log = Log("t", shape=Shape())
+    ask = log.user(-1, [{"type": "text", "text": "See:"}, {"type": "image_url", "image_url": {"url": "data:,"}}])
+    broken = log.answer(ask, "I try.", [("c1", "Bash", '{"command": "l')])
+    seen = log.result(broken, "c1", "no")
+    log.answer(seen, "  ")
+    log.answer(seen, "Well.")
+    put_sessions(tmp_path, [log.trace])
+    with Store.open(tmp_path, create=False) as store:
+        corpus = Corpus(store, Selection(), unredacted=True)
+        (example,) = corpus.examples("conversation")
+        assert corpus.tally.left_out == {
+            "empty answers": 1,
+            "tool calls whose arguments are no JSON object": 1,
+        }
+        assert example.trained == (4,)
+        assert example.messages[1]["content"] == "See:\n[image]"
+        assert example.tools is None
+        assert [e.example_id for e in corpus.examples("conversation")] == [example.example_id]
+        assert corpus.tally.given == 1
+
+
+def test_sessions_are_never_exported_as_they_are_without_a_word(tmp_path: Path):
+    put_sessions(tmp_path, [session()])
+    with Store.open(tmp_path, create=False) as store:
+        with pytest.raises(ConfigError, match="--unredacted"):
+            Corpus(store)
+        with pytest.raises(ConfigError, match="neither runs nor"):
+            list(Corpus(store, Selection(origins=("rollouts",))).examples())
+        plain = list(Corpus(store, unredacted=True).examples())
+        redacted = list(Corpus(store, redactor=REDACTOR).examples())
+        assert [e.messages[1]["content"] for e in plain] == [e.messages[1]["content"] for e in redacted]
+        assert {e.group for e in plain} == {"/home/ann/project"}
+        assert not any("ann" in e.group for e in redacted)
+        # The user's word counts even where a redactor is at hand.
+        assert Corpus(store, redactor=REDACTOR, unredacted=True).redactor is None
+
+
+def test_where_and_roles_choose(tmp_path: Path):
+    helper = Log("helper", role="subagent")
+    helper.answer(helper.user(-1, "Help."), "Here.")
+    warmup = Log("warm", role="warmup")
+    warmup.answer(warmup.user(-1, "Warm."), "Up.")
+    failed = session("u", outcome=Outcome(resolved=False, task="u-1"), project=None)
+    put_sessions(tmp_path, [session(), helper.trace, warmup.trace, failed])
+
+    def count(**chosen) -> int:
+        with Store.open(tmp_path, create=False) as store:
+            corpus = Corpus(store, Selection(**chosen), REDACTOR)
+            number = sum(1 for _ in corpus.examples("turn"))
+            assert number == corpus.tally.given == corpus.tally.origins["session"]
+            return number
+
+    assert count() == 9
+    assert count(roles=("main",)) == 8
+    assert count(roles=("auxiliary",)) == 1
+    assert count(where="tests = 'passed'") == 2
+    assert count(where="tests = 'passed' AND project IS NOT NULL") == 1
+    assert count(solved_only=True) == 5
+    with pytest.raises(ConfigError):
+        count(where="nonsense(")
+
+
+def test_rollouts_give_their_branches_and_their_calls(tmp_path: Path):
+    put_rollouts(tmp_path)
+    with Store.open(tmp_path, create=False) as store:
+        corpus = Corpus(store, Selection(origins=("rollouts",)))
+        whole = list(corpus.examples("conversation"))
+        assert corpus.tally.left_out == {"calls without an answer": 4}
+        assert [example.desirable for example in whole] == [True, False, True, False]
+        first = whole[0]
+        assert [message["role"] for message in first.messages] == [
+            "system", "user", "assistant", "tool", "assistant",
+        ]  # fmt: skip
+        assert first.trained == (2, 4)
+        assert first.messages[2]["reasoning_content"] == "Hm."
+        assert first.tools == [
+            {
+                "type": "function",
+                "function": {
+                    "name": "Bash",
+                    "description": "",
+                    "parameters": {"type": "object", "properties": {}},
+                },
+            }
+        ]
+        assert (first.group, first.source, first.reward) == ("calc-0", "example/calc", 1.0)
+        turns = list(corpus.examples("turn"))
+        assert [len(example.messages) for example in turns[:2]] == [3, 5]
+        assert all(example.trained == (len(example.messages) - 1,) for example in turns)
+        solved = Corpus(store, Selection(origins=("rollouts",), solved_only=True))
+        assert len(list(solved.examples())) == 2
+        assert solved.tally.left_out["not solved"] == 2
+        samples = list(corpus.samples())
+        assert len(samples) == len(list(corpus.samples())) == 4
+        graded, sample = samples[0]
+        assert sample.segment.loss_mask == (*[0] * 20, 1, 1, 1, 0, 0, 0, 1, 1)
+        assert (graded.verdict.reward, sample.policy_version) == (1.0, "3")
+        with pytest.raises(ConfigError, match="no run 'other'"):
+            list(Corpus(store, Selection(origins=("rollouts",), run="other")).examples())
+
+
+@pytest.mark.parametrize(
+    ("signals", "outcome", "label"),
+    [
+        (None, None, None),
+        (Signals(tool_calls=3), None, None),
+        (Signals(tests="passed"), None, True),
+        (Signals(tests="failed"), None, None),
+        (Signals(commits=1), None, True),
+        (Signals(feedback="positive"), None, True),
+        (Signals(feedback="negative", commits=1), None, False),
+        (Signals(tests="passed", denied=1), None, False),
+        (Signals(interrupted=True), None, False),
+        (Signals(edits=2, edits_survived=1, tests="passed"), None, False),
+        (Signals(edits=2, edits_survived=2), None, None),
+        (Signals(edits=2), Outcome(resolved=True), True),
+        (None, Outcome(resolved=False), False),
+        (Signals(interrupted=True), Outcome(resolved=True), False),
+    ],
+)
+def test_what_is_desirable(signals: Signals | None, outcome: Outcome | None, label: bool | None):
+    assert desirable(signals, outcome) is label
+
+
+@given(st.text(), st.integers(0, 9))
+def test_a_group_is_in_one_split(group: str, seed: int):
+    assert split(group, seed=seed, share=0) == "train"
+    once = split(group, seed=seed, share=0.3)
+    assert once == split(group, seed=seed, share=0.3)
+    if once == "test":  # a larger share takes nothing away from it
+        assert split(group, seed=seed, share=0.6) == "test"
+
+
+def test_the_share_is_about_what_was_asked_for():
+    found = [split(f"project-{number}", share=0.2) for number in range(2_000)]
+    assert 340 < found.count("test") < 460
+
+
+def test_an_answer_is_found_though_it_was_rewritten():
+    answer = {
+        "role": "assistant",
+        "content": "I  look.",
+        "tool_calls": [tool_call("c1", "Bash", {"a": 1, "b": 2})],
+    }
+    back = {"role": "assistant", "content": "I look.\n", "tool_calls": [tool_call("c1", "Bash", {"b": 2, "a": 1})]}
+    other = {**back, "tool_calls": [tool_call("c2", "Bash", {"b": 2, "a": 1})]}
+    assert place([{"role": "user", "content": "I look."}, other, back], answer, 0) == 2
+    assert place([other, back], answer, 2) is None
+    assert arguments_of({"function": {"name": "x", "arguments": "[]"}}) is None
+    assert textual({"role": "assistant", "content": None}) == {"role": "assistant", "content": ""}

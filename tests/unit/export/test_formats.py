@@ -1,0 +1,356 @@
+"""What each format writes: rows that read back as they were, splits, a card, a manifest; and the commands."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from understudy import adapters
+from understudy.cli.export import app, few
+from understudy.errors import ConfigError
+from understudy.export import trl_sft
+from understudy.export.base import Exported, traits_of
+from understudy.export.corpus import Corpus, Selection
+from understudy.export.files import MANIFEST, JsonLines, json_bytes
+from understudy.export.openai import refusal
+from understudy.export.parquet import Parquet
+from understudy.export.push import plan
+from understudy.export.trl_messages import templated_all
+from understudy.redact.redactor import Redactor
+from understudy.store import Store
+
+from support import UNDERSTUDY
+from support.export import Log, put_rollouts, put_sessions, rows, session
+
+datasets = pytest.importorskip("datasets")
+datasets.disable_progress_bars()
+
+TEMPLATE = """\
+{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{%- if 'reasoning_content' in message %}<think>{{ message.reasoning_content }}</think>{% endif %}
+{{ message.content }}
+{%- if 'tool_calls' in message %}{% for call in message.tool_calls %}<tool_call>{{ call.function.name }}
+{%- for key, value in call.function.arguments | items %}<{{ key }}>{{ value | tojson }}</{{ key }}>{% endfor %}
+</tool_call>{% endfor %}{% endif %}
+{%- if 'tool_call_id' in message %}<id>{{ message.tool_call_id }}</id>{% endif %}<|im_end|>
+{% endfor %}"""
+"""As Qwen's for coders: what is not there, and what is null, would be seen."""
+
+
+def render(messages: list[dict[str, Any]], tools: Any) -> str:
+    return jinja2.Environment(autoescape=False).from_string(TEMPLATE).render(messages=messages, tools=tools)
+
+
+def export(directory: Path, name: str, output: Path, *, unredacted: bool = False, **given: Any) -> Exported:
+    chosen = {key: given.pop(key) for key in list(given) if key in Selection.__struct_fields__}
+    function = adapters.load("exports", name)
+    traits = traits_of(function)
+    with Store.open(directory, create=False) as store:
+        selection = Selection(**{"roles": traits.roles, "origins": traits.origins, "test_share": 0.0, **chosen})
+        corpus = Corpus(store, selection, Redactor(bytes(32)), unredacted=unredacted)
+        return function(corpus, output, **given)
+
+
+def understudy(*arguments: object, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [UNDERSTUDY, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(home), "HF_HUB_OFFLINE": "1", **environment},
+    )
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Path:
+    """A store with sessions of three projects and rollouts of two tasks."""
+    directory = tmp_path / "store"
+    put_sessions(directory, [session(f"s{n}", project=f"/srv/p{n}") for n in range(3)])
+    put_rollouts(directory)
+    return directory
+
+
+def test_what_a_template_renders_is_the_same_after_loading(full: Path, tmp_path: Path):
+    export(full, "trl-sft", tmp_path / "out")
+    loaded = datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))["train"]
+    with Store.open(full, create=False) as store:
+        corpus = Corpus(store, Selection(), Redactor(bytes(32)))
+        original = list(corpus.examples("conversation"))
+    assert len(loaded) == len(original) == 10
+    for row, example in zip(loaded, original, strict=True):
+        assert row["messages"] == templated_all(example.messages)
+        assert json.loads(row["tools"]) == example.tools
+        text = render(row["messages"], json.loads(row["tools"]))
+        assert text == render(templated_all(example.messages), example.tools)
+        assert "None" not in text and "null" not in text
+        assert row["trained"] == list(example.trained)
+    assert '<path>"a.py"</path>' in render(loaded[1]["messages"], None)
+
+
+def test_exact_rows_have_each_chosen_message_once(full: Path, tmp_path: Path):
+    export(full, "trl-sft", tmp_path / "out", exact=True, origins=("sessions",))
+    found = rows(tmp_path / "out" / "train.parquet")
+    learned = [m["content"] for row in found for m in row["completion"] if m["role"] == "assistant"]
+    assert sorted(learned) == sorted(["I look.", "", "Done ✓.", "Then I stop."] * 3)
+    assert all(row["prompt"][-1]["role"] in ("user", "tool") for row in found)
+
+
+def test_turns_are_prompt_and_completion(full: Path, tmp_path: Path):
+    exported = export(full, "trl-sft", tmp_path / "out", unit="turn", solved_only=True)
+    found = rows(tmp_path / "out" / "train.parquet")
+    assert exported.rows == len(found) == 12 + 4
+    assert all(len(row["completion"]) == 1 for row in found)
+    assert exported.left_out == {"calls without an answer": 2, "not solved": 2}
+    assert exported.origins == {"session": 12, "rollout": 4}
+    assert exported.licences == {"unknown": 16}
+
+
+def test_kto_has_labels_and_leaves_out_what_nothing_is_known_of(full: Path, tmp_path: Path):
+    exported = export(full, "trl-kto", tmp_path / "out")
+    found = rows(tmp_path / "out" / "train.parquet")
+    labels = [(row["origin"], row["label"]) for row in found]
+    assert labels.count(("session", True)) == 6 and labels.count(("session", False)) == 3
+    assert labels.count(("rollout", True)) == labels.count(("rollout", False)) == 4
+    assert exported.left_out["turns of which nothing tells whether they were good"] == 3
+    assert exported.origins == {"session": 9, "rollout": 8}
+
+
+def test_tokens_are_exactly_those_that_were_sampled(full: Path, tmp_path: Path):
+    export(full, "trl-tokens", tmp_path / "out")
+    found = rows(tmp_path / "out" / "train.parquet")
+    assert len(found) == 4
+    row = found[0]
+    assert row["input_ids"] == [*range(20), 100, 101, 102, 5, 6, 7, 110, 111]
+    assert row["labels"] == [-100] * 20 + [100, 101, 102] + [-100] * 3 + [110, 111]
+    assert row["assistant_masks"] == [int(label != -100) for label in row["labels"]]
+    assert row["logprobs"] == [-0.25 if mask else 0.0 for mask in row["assistant_masks"]]
+    assert (row["reward"], row["policy_version"], row["policy_versions"]) == (1.0, "3", ["3", "3"])
+    assert [each["reward"] for each in found] == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_pairs_of_rollouts_are_preferences(full: Path, tmp_path: Path):
+    exported = export(full, "trl-dpo", tmp_path / "out")
+    found = rows(tmp_path / "out" / "train.parquet")
+    assert exported.rows == len(found) == 1
+    assert sum(exported.left_out.values()) == 1, "the other task's is nearly the same"
+    for row in found:
+        assert [message["role"] for message in row["prompt"]] == ["system", "user", "assistant", "tool"]
+        assert row["prompt"][2]["tool_calls"][0]["function"]["arguments"] == {"command": "ls"}
+        (chosen,), (rejected,) = row["chosen"], row["rejected"]
+        assert (chosen["content"], rejected["content"]) == ("Done.", "I give up 1.")
+        assert row["origin"] == "rollouts"
+        assert isinstance(row["evidence"], dict)
+
+
+def test_openai_has_weights_and_keeps_to_the_limits(full: Path, tmp_path: Path):
+    long = Log("long", project="/srv/long")
+    ask = long.user(-1, "x" * 50_000)
+    long.answer(ask, "Well.", [("i" * 50, "Bash", {"command": "ls"})])
+    named = Log("named", project="/srv/named")
+    named.answer(named.user(-1, "go"), None, [("c", "not a name!", {})])
+    put_sessions(full, [long.trace, named.trace])
+    exported = export(full, "openai", tmp_path / "out", max_tokens=2_000)
+    found = rows(tmp_path / "out" / "train.jsonl")
+    assert exported.rows == len(found) == 10
+    assert exported.left_out["rows of more than 2000 tokens by estimate"] == 1
+    assert exported.left_out["rows with a tool whose name OpenAI does not take"] == 1
+    branch, main = found[:2]
+    assert [m.get("weight") for m in branch["messages"]] == [None, None, 1, None, None, 1]
+    assert [m.get("weight") for m in main["messages"]] == [None, None, 0, None, 1, None, 1]
+    assert main["messages"][4]["content"] is None
+    assert main["messages"][4]["tool_calls"][0]["function"]["arguments"] == '{"path":"a.py","old":"x","new":"y"}'
+    assert not any("reasoning_content" in message for row in found for message in row["messages"])
+    export(full, "openai", tmp_path / "out", max_tokens=0, where="project = '/srv/long'", origins=("sessions",))
+    (row,) = rows(tmp_path / "out" / "train.jsonl")
+    assert len(row["messages"][-1]["tool_calls"][0]["id"]) == 40
+    assert refusal({"messages": [], "tools": main["tools"] * 100}, 0) == "rows with more than 128 tools"
+
+
+def test_splits_never_cut_a_group_and_the_card_loads(full: Path, tmp_path: Path):
+    put_sessions(full, [session(f"more{n}", project=f"/srv/more{n}") for n in range(20)])
+    exported = export(full, "trl-sft", tmp_path / "out", test_share=0.4, seed=3)
+    loaded = datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
+    assert set(loaded) == {"train", "test"}
+    assert {split: len(loaded[split]) for split in loaded} == exported.splits
+    groups = {split: set(loaded[split]["group"]) for split in loaded}
+    assert groups["train"] and groups["test"] and not groups["train"] & groups["test"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert 'license: "unknown"' in card
+    assert "| session | 46 |" in card and "| glm |" in card
+    manifest = json.loads((tmp_path / "out" / MANIFEST).read_text())
+    assert manifest["unredacted"] is False
+    assert manifest["selection"]["seed"] == 3
+    for name, told in manifest["files"].items():
+        content = (tmp_path / "out" / name).read_bytes()
+        assert (told["bytes"], told["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+        assert told.get("kept", False) is (name == "redaction.json")
+    assert "redaction.json" in manifest["files"]
+    again = export(full, "trl-sft", tmp_path / "again", test_share=0.4, seed=3)
+    for name in again.files:
+        same = (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+        assert same or name == "README.md"
+
+
+def test_an_earlier_export_is_replaced_and_what_is_not_ours_stays(full: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    export(full, "trl-sft", out, test_share=0.4, seed=3)
+    (out / "mine.txt").write_text("mine")
+    export(full, "openai", out)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "README.md", "mine.txt", "redaction.json", "train.jsonl", MANIFEST,
+    ]  # fmt: skip
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(ConfigError, match="nothing to export as openai"):
+        export(full, "openai", out, where="model = 'none'", origins=("sessions",))
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_one_group_alone_is_for_training(tmp_path: Path):
+    put_sessions(tmp_path / "store", [session()])
+    for seed in range(6):
+        exported = export(tmp_path / "store", "trl-sft", tmp_path / "out", test_share=0.5, seed=seed)
+        assert exported.splits == {"train": 2}
+    assert (tmp_path / "out" / "train.parquet").exists()
+
+
+def test_an_unredacted_export_says_so_and_is_for_its_owner_alone(full: Path, tmp_path: Path):
+    exported = export(full, "trl-sft", tmp_path / "out", unredacted=True)
+    assert exported.unredacted
+    assert "NOT REDACTED" in (tmp_path / "out" / "README.md").read_text()
+    assert json.loads((tmp_path / "out" / MANIFEST).read_text())["unredacted"] is True
+    for name in exported.files:
+        assert stat.S_IMODE((tmp_path / "out" / name).stat().st_mode) == 0o600
+    alone = export(full, "trl-sft", tmp_path / "alone", unredacted=True, origins=("rollouts",))
+    assert not alone.unredacted
+
+
+def test_the_card_cannot_be_broken_out_of(tmp_path: Path):
+    log = Log("t")
+    evil = "glm | x |\n\n---\nlicense: mit\n# <img src=x>"
+    log.answer(log.user(-1, "go"), "Well.", model=evil)
+    log.trace.format = evil
+    put_sessions(tmp_path / "store", [log.trace])
+    export(tmp_path / "store", "trl-sft", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.count("\n---\n") == 1
+    assert "\nlicense: mit" not in card and "<img" not in card.replace("\\<img", "")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(codec="utf-8")),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.lists(st.dictionaries(st.text(st.characters(codec="utf-8")), JSON, max_size=3), min_size=1, max_size=4))
+def test_json_columns_read_back_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory, values: list[dict[str, Any]]
+):
+    place = tmp_path_factory.mktemp("json")
+    file = Parquet(place / "train.parquet", {"messages": ["json"], "one": "json"})
+    for value in values:
+        file.write({"messages": values, "one": value})
+    file.close()
+    loaded = rows(place / "train.parquet")
+    assert [row["messages"] for row in loaded] == [values] * len(values)
+    assert [row["one"] for row in loaded] == values
+
+
+def test_halves_of_surrogate_pairs_are_no_failure(tmp_path: Path):
+    for kind in (JsonLines, lambda path: Parquet(path, {"a": "string", "b": "json"})):
+        path = tmp_path / f"x{kind.suffix if kind is JsonLines else '.parquet'}"
+        file = kind(path)
+        file.write({"a": "x\ud800y", "b": {"k": "\udfff"}})
+        file.close()
+        (row,) = rows(path)
+        assert row == {"a": "x?y", "b": {"k": "?"}}
+    assert json_bytes({"a": "\ud800"}) == b'{"a":"?"}'
+
+
+# --- the commands --------------------------------------------------------------------------------------
+
+
+def test_the_command_redacts_splits_and_says_what_next(full: Path, tmp_path: Path):
+    done = understudy("export", "trl-sft", full, "-o", tmp_path / "out", "--unsolved-too", home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "10 rows as trl-sft" in done.stdout
+    assert "load_dataset" in done.stdout and "understudy push" in done.stdout
+    assert "/srv" not in done.stdout
+    told = understudy(
+        "export", "trl-sft", full, "-o", tmp_path / "out", "--from", "sessions", "--json", home=tmp_path
+    )
+    exported = json.loads(told.stdout)
+    assert (exported["rows"], exported["origins"]) == (6, {"session": 6})
+    loud = understudy("export", "openai", full, "-o", tmp_path / "raw", "--unredacted", home=tmp_path)
+    assert loud.returncode == 0 and "is redacted" in loud.stderr and "understudy push" not in loud.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("trl-sft", "{store}"), "--output"),
+        (("trl-sft", "{store}", "-o", "{out}", "--from", "logs"), "--from: 'logs'"),
+        (("trl-sft", "{store}", "-o", "{out}", "--roles", "boss"), "no role 'boss'"),
+        (("trl-sft", "{store}", "-o", "{out}", "--where", "nonsense = 1"), "nonsense"),
+        (("trl-sft", "{store}", "-o", "{out}", "--run", "none"), "no run 'none'"),
+        (("trl-tokens", "{store}", "-o", "{out}", "--unredacted"), "No such option"),
+        (("trl-sft", "{store}/nowhere", "-o", "{out}"), "nowhere"),
+        (("trl-sft", "{store}", "-o", "{store}/understudy.db"), "choose another --output"),
+        (("nothing", "{store}"), "No such command"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(full: Path, tmp_path: Path, arguments: tuple[str, ...], words: str):
+    (full / "understudy.db").touch()
+    filled = [each.format(store=full, out=tmp_path / "out") for each in arguments]
+    done = understudy("export", *filled, home=tmp_path)
+    assert done.returncode == 2
+    assert re.sub(r"\s+", " ", words) in re.sub(r"[\s│]+", " ", done.stderr)
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_help_lists_every_format_and_its_own_options():
+    def said(*arguments: str) -> str:
+        done = CliRunner().invoke(app, [*arguments, "--help"])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    listed = said()
+    for name in adapters.names("exports"):
+        assert f"{name} " in listed
+        assert ("--from" in said(name)) == (len(traits_of(adapters.load("exports", name)).origins) > 1)
+    assert "--exact" in said("trl-sft")
+
+
+def test_a_summary_names_a_few_files_of_many(tmp_path: Path):
+    put_sessions(tmp_path / "store", [session(f"s{n}") for n in range(20)])
+    done = CliRunner().invoke(
+        app, ["atif", str(tmp_path / "store"), "-o", str(tmp_path / "out")], env={"HOME": str(tmp_path)}
+    )
+    assert done.exit_code == 0, done.output
+    assert re.search(r"and 3\d more\)", done.output) and len(done.output) < 2_000
+    planned = plan(tmp_path / "out", "ann/x")
+    assert len(planned.files) > 40 and "more" in few(list(planned.files))
+
+
+def test_every_format_is_an_exporter():
+    for name in adapters.names("exports"):
+        function = adapters.load("exports", name)
+        assert callable(function) and function.__doc__
+        assert traits_of(function).origins
+    assert traits_of(trl_sft.export).solved_only

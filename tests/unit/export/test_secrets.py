@@ -1,0 +1,214 @@
+"""No secret that a session held is in any byte of any export, whatever its kind and wherever it stood."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy import adapters
+from understudy.errors import ConfigError
+from understudy.export.base import traits_of
+from understudy.export.corpus import Corpus, Selection
+from understudy.ingest import library
+from understudy.ingest.base import Outcome, Parent, Shape, Signals, Trace, state_id
+from understudy.redact.redactor import Redactor
+from understudy.store import Store
+from understudy.store.asks import Ask
+from understudy.types import Call
+
+from support.export import Log, wait
+from support.secrets import KINDS, parts, place
+
+pytest.importorskip("pyarrow")
+
+PERSON = "mallory.quux"
+HOME = f"/home/{PERSON}"
+MAIL = f"{PERSON}@acme-corp.io"
+EXPORTS: list[tuple[str, dict[str, Any]]] = [
+    ("atif", {}),
+    *(
+        ("llamafactory", {"stage": stage, "form": form})
+        for stage in ("sft", "dpo", "kto")
+        for form in ("sharegpt", "alpaca")
+    ),
+    ("openai", {}),
+    ("openai", {"unit": "turn"}),
+    ("trl-dpo", {}),
+    ("trl-kto", {}),
+    ("trl-sft", {}),
+    ("trl-sft", {"exact": True}),
+    ("trl-sft", {"unit": "turn"}),
+    ("verl", {"unit": "turn"}),
+    ("verl", {}),
+]  # fmt: skip
+
+
+class Planter:
+    """Gives a secret of another kind each time, in words around it, and remembers what may not be found."""
+
+    def __init__(self, seed: int) -> None:
+        self._dice = random.Random(seed)
+        self._kinds = [kind for kind in KINDS if kind.alone]
+        self._dice.shuffle(self._kinds)
+        self.number = seed
+        self.secrets: list[str] = []
+
+    def __call__(self) -> str:
+        kind = self._kinds[self.number % len(self._kinds)]
+        secret = kind.make(self._dice)
+        self.secrets += parts(kind, secret)
+        self.number += 1
+        return place(kind, secret, self._dice.choice(kind.names), self.number) + f"\nof {MAIL} in {HOME}/src\n"
+
+
+def plant(store: Store, seed: int) -> list[str]:
+    """Sessions with secrets wherever a log can have some, and teachers' answers with more."""
+    planted = Planter(seed)
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": "Bash",
+                "description": planted(),
+                "parameters": {
+                    "type": "object",
+                    "properties": {"command": {"type": "string", "description": planted()}},
+                },
+            },
+        }
+    ]
+    for number, role in enumerate(("main", "subagent")):
+        log = Log(
+            f"trace-{seed}-{number}",
+            project=f"{HOME}/project",
+            role=role,
+            agent="helper" if number else None,
+            parent=Parent(f"session-trace-{seed}-0", "c1") if number else None,
+            shape=Shape(planted(), tools),
+            outcome=Outcome(resolved=True, task=None, exit_status=planted()),
+        )
+        log.trace.source = f"{HOME}/logs/{number}.jsonl"
+        ask = log.user(-1, planted())
+        picture = {"type": "image_url", "image_url": {"url": f"data:text/plain,{planted()}"}}
+        more = log.user(ask, [{"type": "text", "text": planted()}, picture])
+        signals = Signals(tool_calls=1, tests="passed")
+        call = ("c1", "Bash", {"command": planted(), "env": [{"deep": planted()}], "cwd": HOME})
+        first = log.answer(more, planted(), [call], thinking=planted(), signals=signals, model="claude-opus-4-5")
+        seen = log.result(first, "c1", planted())
+        nested = json.dumps({"file": json.dumps({"content": planted()})})
+        second = log.answer(seen, None, [("c2", "Bash", nested)], signals=signals, model="claude-opus-4-5")
+        done = log.result(second, "c2", json.dumps({"stdout": planted()}))
+        log.answer(done, planted(), signals=Signals(commits=1), model="claude-opus-4-5")
+        wait(library.put(store.sessions, log.trace))
+        teach(store, log.trace)
+    return planted.secrets
+
+
+def teach(store: Store, trace: Trace) -> None:
+    """Two teachers agree on something else at the first turn, with the secrets that they were shown."""
+    client = wait(store.put_client("teachers"))
+    wait(store.asks.put_replay("r", {}))
+    shown = trace.nodes[0].body["content"]
+    arguments = json.dumps({"command": f"cat {HOME}/notes # {shown}"})
+    answer = {
+        "role": "assistant",
+        "content": shown,
+        "tool_calls": [{"id": "t1", "type": "function", "function": {"name": "Bash", "arguments": arguments}}],
+    }
+    for teacher in ("gpt", "glm"):
+        number = store.next_sequence(client.id)
+        tools = [{"type": "function", "function": {"name": "Bash", "parameters": {"type": "object"}}}]
+        request = {"model": teacher, "messages": [{"role": "user", "content": "x"}], "tools": tools}
+        call = Call(
+            id=f"call{number}",
+            attempt_id=client.id,
+            sequence=number,
+            dialect="openai-chat",
+            requested_model=teacher,
+            backend=teacher,
+            backend_model=teacher,
+            request=json.dumps(request).encode(),
+            response=json.dumps({"choices": [{"index": 0, "message": answer}]}).encode(),
+            status="ok",
+            started_at=1.0,
+            ended_at=2.0,
+            finish_reason="stop",
+        )
+        wait(store.append_call(call))
+        ask = Ask(
+            id=f"ask{number}",
+            replay_id="r",
+            state_id=state_id(trace.trace_id, "m0"),
+            kind="teacher",
+            teacher=teacher,
+            model=teacher,
+            family=teacher,
+            number=0,
+            status="answered",
+            asked_at=1.0,
+            call_id=call.id,
+        )
+        wait(store.asks.put(ask))
+
+
+def everything(directory: Path) -> str:
+    """All that can be read in the files of an export and in their names; Parquet unpacked."""
+    import pyarrow.parquet
+
+    texts: list[str] = []
+    for path in sorted(directory.rglob("*")):
+        texts.append(path.name)
+        if path.suffix == ".parquet":
+            rows: Any = pyarrow.parquet.read_table(path).to_pylist()
+            texts.append(json.dumps(rows, ensure_ascii=False, default=str))
+            texts.append(str(pyarrow.parquet.read_schema(path).metadata))
+        if path.is_file():
+            texts.append(path.read_bytes().decode(errors="replace"))
+    return "\n".join(texts)
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def planted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    directory = tmp_path_factory.mktemp("store")
+    with Store.open(directory) as store:
+        return directory, plant(store, request.param)
+
+
+def run(directory: Path, output: Path, name: str, options: dict[str, Any], *, unredacted: bool) -> str:
+    function = adapters.load("exports", name)
+    with Store.open(directory, create=False) as store:
+        selection = Selection(origins=("sessions",), test_share=0.0)
+        redactor = None if unredacted else Redactor(bytes(range(32)))
+        function(Corpus(store, selection, redactor, unredacted=unredacted), output, **options)
+    return everything(output)
+
+
+@pytest.mark.parametrize(("name", "options"), EXPORTS, ids=str)
+def test_no_secret_is_in_an_export(
+    planted: tuple[Path, list[str]], tmp_path: Path, name: str, options: dict[str, Any]
+):
+    directory, secrets = planted
+    text = run(directory, tmp_path / "redacted", name, options, unredacted=False)
+    assert [secret for secret in secrets if secret in text] == []
+    assert PERSON not in text
+    # The test would find them: without redaction they are there.
+    plain = run(directory, tmp_path / "plain", name, options, unredacted=True)
+    assert sum(secret in plain for secret in secrets) >= 5 and PERSON in plain
+
+
+def test_every_format_with_sessions_is_looked_into():
+    with_sessions = [
+        name
+        for name in adapters.names("exports")
+        if "sessions" in traits_of(adapters.load("exports", name)).origins
+    ]
+    assert sorted({name for name, _ in EXPORTS}) == with_sessions
+
+
+def test_no_format_exports_sessions_without_a_word(planted: tuple[Path, list[str]]):
+    with Store.open(planted[0], create=False) as store, pytest.raises(ConfigError, match="--unredacted"):
+        Corpus(store, Selection(origins=("sessions",)))

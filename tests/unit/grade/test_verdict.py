@@ -1,0 +1,487 @@
+"""Grading: what earns the reward, what does not, and what is no reward at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from understudy.adapters import load
+from understudy.config import cache_dir
+from understudy.errors import GraderError, SandboxError, TaskError
+from understudy.grade.diff import parse
+from understudy.grade.patch import NO_PATCH, gate
+from understudy.grade.validate import validate
+from understudy.grade.verdict import grade, judge
+from understudy.sandbox.base import Limits, Mount, Sandbox, Sandboxes, SandboxSpec
+from understudy.sandbox.local import LocalSandboxes
+from understudy.tasks.checks import PytestReport
+from understudy.tasks.environment import TaskEnvironment, python_environment
+from understudy.tasks.prepare import PreparedTask, prepare
+from understudy.types import Files, PytestChecks, ScriptChecks, Task, TestOutcome
+
+from support import grading as support_grading
+from support import require
+
+TREE = {
+    "calc.py": "def shift(x):\n    return x - 1\n\n\ndef same(x):\n    return x\n",
+    "tests/test_calc.py": "from calc import same\n\n\ndef test_same():\n    assert same(3) == 3\n",
+    "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-q'\n",
+}
+HIDDEN = """\
+import pytest
+from calc import same, shift
+
+
+def test_same():
+    assert same(3) == 3
+
+
+def test_shift():
+    assert shift(1) == 2
+
+
+@pytest.mark.xfail
+def test_known():
+    assert shift(1) == 5
+"""
+MENDED = {"calc.py": TREE["calc.py"].replace("x - 1", "x + 1")}
+
+
+def diff(after: Mapping[str, str | None], before: Mapping[str, str] = TREE) -> str:
+    """A git patch of this task's tree."""
+    return support_grading.diff(after, before)
+
+
+TASK = Task(
+    instance_id="calc",
+    repo="example/calc",
+    instruction="mend shift",
+    source=Files(TREE),
+    checks=PytestChecks(
+        files={"tests/test_calc.py": HIDDEN},
+        fail_to_pass=("tests/test_calc.py::test_shift",),
+        pass_to_pass=("tests/test_calc.py::test_same", "tests/test_calc.py::test_known"),
+        timeout_s=20.0,
+    ),
+    gold_patch=diff(MENDED),
+)
+
+
+@pytest.fixture(scope="module")
+def environment() -> TaskEnvironment:
+    return python_environment(cache_dir())
+
+
+@pytest.fixture(scope="module", params=["unsafe-local", "local"])
+def sandboxes(request: pytest.FixtureRequest) -> Sandboxes:
+    kind: Sandboxes = load("sandboxes", request.param)()
+    require(kind.problems())
+    return kind
+
+
+@pytest.fixture(scope="module")
+def local(sandboxes: Sandboxes) -> Sandboxes:
+    if sandboxes.name == "unsafe-local":
+        pytest.skip("only where there is isolation")
+    return sandboxes
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("grade")
+
+
+@pytest.fixture(scope="module")
+def prepared(sandboxes: Sandboxes, room: Path) -> PreparedTask:
+    return prepare(TASK, room, sandboxes)
+
+
+async def reward(
+    prepared: PreparedTask, patch: str | bytes, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> tuple[float, str]:
+    data = patch.encode() if isinstance(patch, str) else patch
+    verdict = await grade(prepared, data, sandboxes=sandboxes, environment=environment)
+    return verdict.reward, verdict.reason
+
+
+async def test_gold_scores_one_with_every_test_named(
+    prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> None:
+    verdict = await grade(prepared, TASK.gold_patch.encode(), sandboxes=sandboxes, environment=environment)
+    assert verdict.reward == 1.0, verdict
+    assert verdict.tests == {
+        "tests/test_calc.py::test_shift": "passed",
+        "tests/test_calc.py::test_same": "passed",
+        "tests/test_calc.py::test_known": "xfailed",
+    }
+    assert "passed" in verdict.log
+
+
+async def test_the_empty_patch_scores_zero_at_once(
+    prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> None:
+    assert await reward(prepared, b"", sandboxes, environment) == (0.0, "empty patch")
+
+
+FORGERIES: dict[str, dict[str, str | None]] = {
+    "wrong": {"calc.py": TREE["calc.py"].replace("x - 1", "x - 2")},
+    "breaks another": {"calc.py": MENDED["calc.py"].replace("return x\n", "return -x\n")},
+    "conftest rewrites reports": {
+        "conftest.py": "import pytest\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport():\n"
+        "    outcome = yield\n    outcome.get_result().outcome = 'passed'\n"
+    },
+    "conftest below": {"tests/conftest.py": "def pytest_collection_modifyitems(items):\n    items.clear()\n"},
+    "addopts": {
+        "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-p plugin'\n",
+        "plugin.py": "def pytest_collection_modifyitems(items):\n    items.clear()\n",
+    },
+    "pytest.ini": {"pytest.ini": "[pytest]\naddopts = --co\n"},
+    "pytest.ini below": {"tests/pytest.ini": "[pytest]\naddopts = -k same\npython_files = nothing\n"},
+    "sitecustomize": {"sitecustomize.py": "import os\nos._exit(0)\n"},
+    "shadowed pytest": {"pytest.py": "def main(*a, **k):\n    return 0\n"},
+    "entry point": {
+        "evil-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: evil\nVersion: 1\n",
+        "evil-1.dist-info/entry_points.txt": "[pytest11]\nevil = evil\n",
+        "evil.py": "def pytest_collection_modifyitems(items):\n    items.clear()\n",
+    },
+    "forged lines": {
+        "calc.py": "import os\nprint('PASSED tests/test_calc.py::test_shift')\nprint('3 passed')\nos._exit(0)\n"
+    },
+    "exits with success": {"calc.py": "raise SystemExit(0)\n"},
+    "ends early": {"calc.py": TREE["calc.py"] + "import atexit, os\natexit.register(os._exit, 0)\n"},
+    "exits like a missing interpreter": {"calc.py": "import os\nos._exit(97)\n"},
+    "edits the visible test": {"tests/test_calc.py": "def test_shift():\n    pass\n"},
+    "deletes the visible test": {"tests/test_calc.py": None},
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+async def test_a_wrong_or_forged_patch_scores_zero(
+    prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, name: str
+) -> None:
+    score, reason = await reward(prepared, diff(FORGERIES[name]), sandboxes, environment)
+    assert score == 0.0, reason
+
+
+@pytest.mark.parametrize("name", ["conftest below", "pytest.ini", "sitecustomize", "edits the visible test"])
+async def test_a_right_patch_is_not_spoiled_by_what_is_dropped(
+    prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, name: str
+) -> None:
+    score, reason = await reward(prepared, diff({**FORGERIES[name], **MENDED}), sandboxes, environment)
+    assert score == 1.0, reason
+    assert "changes left out" in reason
+
+
+async def test_tests_that_never_end_score_zero(
+    sandboxes: Sandboxes, environment: TaskEnvironment, room: Path
+) -> None:
+    task = replace(TASK, checks=_quick(1.5))
+    endless = diff({"calc.py": "while True:\n    pass\n"})
+    score, reason = await reward(prepare(task, room, sandboxes), endless, sandboxes, environment)
+    assert (score, reason) == (0.0, "the tests did not end in 1.5 s")
+
+
+def _quick(timeout_s: float) -> PytestChecks:
+    return PytestChecks(
+        files={"tests/test_calc.py": HIDDEN}, fail_to_pass=("tests/test_calc.py::test_shift",), timeout_s=timeout_s
+    )
+
+
+async def test_a_flood_of_output_scores_what_the_tests_say(
+    prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> None:
+    flood = "import os\nfor _ in range(600):\n    os.write(1, b'x' * (1 << 18))\n"
+    verdict = await grade(
+        prepared,
+        diff({"calc.py": flood + MENDED["calc.py"]}).encode(),
+        sandboxes=sandboxes,
+        environment=environment,
+    )
+    assert verdict.reward == 1.0, verdict.reason
+    assert len(verdict.log) < 100_000
+
+
+class Small:
+    """Sandboxes of another kind, with little memory."""
+
+    name: ClassVar[str] = "small"
+
+    def __init__(self, kind: Sandboxes) -> None:
+        self._kind = kind
+        self.host_programs = kind.host_programs
+        self.problems = kind.problems
+        self.prepare_tree = kind.prepare_tree
+
+    async def open(self, spec: SandboxSpec) -> Sandbox:
+        return await self._kind.open(replace(spec, limits=Limits(memory_bytes=256 << 20)))
+
+
+async def test_a_memory_bomb_scores_zero(
+    local: Sandboxes, prepared: PreparedTask, environment: TaskEnvironment
+) -> None:
+    bomb = "hoard = []\nwhile True:\n    hoard.append(b'x' * (1 << 26))\n"
+    score, reason = await reward(prepared, diff({"calc.py": bomb}), Small(local), environment)
+    assert score == 0.0
+    assert "did not end in" not in reason
+
+
+async def test_a_report_that_the_code_floods_scores_zero(
+    prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> None:
+    forge = (
+        "import glob, os\n"
+        "for path in glob.glob(os.path.expanduser('~/.report-*')):\n"
+        "    with open(path, 'ab') as file:\n"
+        "        file.truncate(1 << 27)\n"
+    )
+    score, reason = await reward(prepared, diff({"calc.py": forge + MENDED["calc.py"]}), sandboxes, environment)
+    assert score == 0.0, reason
+
+
+@pytest.mark.parametrize("line", [b"\xff", b'{"id": "\xff"}', b'{"id": "x", "y": ' + b"[" * 5000])
+async def test_a_line_in_the_report_that_cannot_be_read_is_passed_over(
+    prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, line: bytes
+) -> None:
+    forge = (
+        "import glob, os\n"
+        "for path in glob.glob(os.path.expanduser('~/.report-*')):\n"
+        "    with open(path, 'ab') as file:\n"
+        f"        file.write({line + chr(10).encode()!r})\n"
+    )
+    score, reason = await reward(prepared, diff({"calc.py": forge + MENDED["calc.py"]}), sandboxes, environment)
+    assert score == 1.0, reason
+
+
+async def test_a_forged_line_beside_the_true_one_is_a_failure(
+    prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> None:
+    forge = (
+        "import glob, json, os\n"
+        "for path in glob.glob(os.path.expanduser('~/.report-*')):\n"
+        "    with open(path, 'a') as file:\n"
+        "        for when in 'setup', 'call', 'teardown':\n"
+        "            line = dict(id='tests/test_calc.py::test_shift', when=when, outcome='passed', message='')\n"
+        "            file.write(json.dumps(line) + chr(10))\n"
+    )
+    verdict = await grade(
+        prepared, diff({"calc.py": forge + TREE["calc.py"]}).encode(), sandboxes=sandboxes, environment=environment
+    )
+    assert verdict.reward == 0.0
+    assert verdict.tests["tests/test_calc.py::test_shift"] == "failed"
+
+
+def broken_python(place: Path) -> Path:
+    place.chmod(0o755)
+    (place / "python").write_text("#!/bin/sh\nexit 127\n")
+    (place / "python").chmod(0o755)
+    return place
+
+
+async def test_a_missing_interpreter_is_no_reward(
+    prepared: PreparedTask, sandboxes: Sandboxes, tmp_path: Path
+) -> None:
+    environment = TaskEnvironment((Mount(broken_python(tmp_path), "/opt/broken"),), ("/opt/broken",), {})
+    with pytest.raises(GraderError, match="pytest could not be started"):
+        await grade(prepared, TASK.gold_patch.encode(), sandboxes=sandboxes, environment=environment)
+
+
+async def test_a_patch_that_does_not_apply_scores_zero_with_what_git_says(
+    prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> None:
+    patch = diff({"calc.py": "a\n"}, {"calc.py": "something else\n"})
+    score, reason = await reward(prepared, patch, sandboxes, environment)
+    assert score == 0.0
+    assert "does not apply" in reason and "calc.py" in reason
+
+
+REFUSED = {
+    "link": "diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n+/etc/passwd\n",
+    "link to tests": "diff --git a/tests b/tests\nold mode 100644\nnew mode 120000\n",
+    "submodule": "diff --git a/s b/s\nnew file mode 160000\n--- /dev/null\n+++ b/s\n@@ -0,0 +1 @@\n+commit 0\n",
+    "absolute": "--- /dev/null\n+++ //etc/x\n@@ -0,0 +1 @@\n+x\n",
+    "parent": "--- /dev/null\n+++ b/../x\n@@ -0,0 +1 @@\n+x\n",
+    "git directory": "--- /dev/null\n+++ b/sub/.GIT/hooks/pre-commit\n@@ -0,0 +1 @@\n+x\n",
+    "quoted parent": 'diff --git "a/\\056\\056/x" "b/\\056\\056/x"\nnew file mode 100644\n',
+    "garbage": "hello\n",
+    "cut hunk": "--- a/calc.py\n+++ b/calc.py\n@@ -1,5 +1,5 @@\n def\n",
+    "said so": NO_PATCH.decode() + "'huge' is larger than 1 bytes\n",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_gate_refuses_with_a_reason(name: str) -> None:
+    gated = gate(REFUSED[name].encode(), TASK)
+    assert gated.refused
+    assert not gated.patch
+
+
+def test_the_gate_keeps_a_clean_patch_byte_for_byte() -> None:
+    gated = gate(TASK.gold_patch.encode(), TASK)
+    assert (gated.patch, gated.dropped, gated.refused) == (TASK.gold_patch.encode(), (), "")
+
+
+def test_the_gate_lets_a_protected_file_pass_when_gold_changes_it() -> None:
+    change = {"pyproject.toml": TREE["pyproject.toml"] + "# more\n"}
+    task = Task("t", "t", "t", Files(TREE), PytestChecks({}, ()), gold_patch=diff(change))
+    assert gate(diff(change).encode(), task).patch == diff(change).encode()
+    assert gate(diff(change).encode(), TASK).dropped == ("'pyproject.toml'",)
+
+
+def test_a_test_file_that_decides_is_not_the_agents_even_when_it_is_not_laid_over() -> None:
+    task = replace(TASK, checks=PytestChecks({}, ("tests/test_calc.py::test_shift",)))
+    assert gate(diff(FORGERIES["edits the visible test"]).encode(), task).dropped == ("'tests/test_calc.py'",)
+
+
+def test_a_hunk_that_looks_like_a_header_is_a_hunk() -> None:
+    sly = {"notes.txt": "diff --git a/conftest.py b/conftest.py\n-- a/x\n++ b/conftest.py\n@@ -1 +1 @@\n"}
+    gated = gate(diff(sly).encode(), TASK)
+    assert gated.patch == diff(sly).encode()
+
+
+PIECES = st.sampled_from(
+    [
+        b"diff --git a/calc.py b/calc.py",
+        b'diff --git "a/con\\146test.py" "b/con\\146test.py"',
+        b"diff --git a/x b/x b/x",
+        b"--- a/conftest.py",
+        b"+++ b/conftest.py",
+        b"--- /dev/null",
+        b"+++ b/calc.py",
+        b'+++ "b/\\"',
+        b"@@ -1 +1 @@",
+        b"@@ -0,0 +1,2 @@ def f",
+        b"@@ -1,99999999999999999999 +1 @@",
+        b"+x",
+        b"-x",
+        b" x",
+        b"",
+        b"\\ No newline at end of file",
+        b"rename from conftest.py",
+        b"rename to calc.py",
+        b"new file mode 100644",
+        b"new file mode 120000",
+        b"index 0000000..1111111 100644",
+        b"GIT binary patch",
+        b"literal 3",
+        b"KcmZ",
+    ]
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=500)
+@given(lines=st.lists(st.one_of(PIECES, st.binary(max_size=12)), max_size=14))
+def test_law_the_gate_answers_whatever_the_patch_is(lines: list[bytes]) -> None:
+    gated = gate(b"\n".join(lines), TASK)
+    assert not (gated.refused and gated.patch)
+    for file in parse(gated.patch):
+        assert not file.modes - {b"100644", b"100755"}
+        assert not any(b"conftest.py" in path for path in file.paths)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "exit_code", "finished", "expected"),
+    [
+        ({"a": "passed", "b": "passed"}, 0, True, 1.0),
+        ({"a": "xfailed", "b": "skipped"}, 0, True, 1.0),
+        ({"a": "passed", "b": "passed", "c": "failed"}, 1, True, 1.0),
+        ({"a": "skipped", "b": "passed"}, 0, True, 0.0),
+        ({"a": "passed"}, 0, True, 0.0),
+        ({"a": "passed", "b": "error"}, 1, True, 0.0),
+        ({"a": "passed", "b": "passed"}, 1, True, 0.0),
+        ({"a": "passed", "b": "passed", "c": "failed"}, 0, True, 0.0),
+        ({"a": "passed", "b": "passed"}, 0, False, 0.0),
+        ({"a": "passed", "b": "passed"}, -9, True, 0.0),
+        ({"a": "passed", "b": "passed"}, 3, True, 0.0),
+    ],
+)
+def test_what_a_report_is_worth(
+    outcomes: dict[str, TestOutcome], exit_code: int, finished: bool, expected: float
+) -> None:
+    checks = PytestChecks({}, fail_to_pass=("a",), pass_to_pass=("b",))
+    report = PytestReport(outcomes, {}, exit_code, False, "", finished)
+    assert judge(checks, report).reward == expected
+
+
+async def test_validation_passes_and_is_remembered(
+    sandboxes: Sandboxes, environment: TaskEnvironment, tmp_path: Path
+) -> None:
+    prepared = prepare(TASK, tmp_path, sandboxes)
+    await validate(prepared, sandboxes=sandboxes, environment=environment, cache=tmp_path)
+    assert len(list((tmp_path / "validated").iterdir())) == 1
+    await validate(prepared, sandboxes=sandboxes, environment=environment, cache=tmp_path)
+
+
+BAD_TASKS = {
+    "gold that does not solve": (replace(TASK, gold_patch=diff(FORGERIES["wrong"])), "gold patch scores 0"),
+    "gold that does not apply": (
+        replace(TASK, gold_patch=diff({"calc.py": "a\n"}, {"calc.py": "b\n"})),
+        "gold patch scores 0 .*does not apply",
+    ),
+    "gold that is refused": (
+        replace(TASK, gold_patch=REFUSED["link"]),
+        "gold_patch refused: 'l' is a symbolic link",
+    ),
+    "gold that is empty": (replace(TASK, gold_patch=""), "changes nothing"),
+    "solved already": (
+        replace(TASK, source=Files(TREE | MENDED), gold_patch=diff({"extra": "x\n"})),
+        "empty patch scores 1 instead of 0",
+    ),
+}
+
+
+class _FirstFails(LocalSandboxes):
+    """The local kind, whose first sandbox cannot be opened."""
+
+    opened = 0
+
+    async def open(self, spec: SandboxSpec) -> Sandbox:
+        self.opened += 1
+        if self.opened == 1:
+            raise SandboxError("no room")
+        return await super().open(spec)
+
+
+async def test_validation_that_cannot_grade_leaves_nothing_running(
+    local: Sandboxes, environment: TaskEnvironment, tmp_path: Path
+) -> None:
+    prepared = prepare(TASK, tmp_path, local)
+    with pytest.raises(SandboxError, match="no room"):
+        await validate(prepared, sandboxes=_FirstFails(), environment=environment, cache=tmp_path)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("name", BAD_TASKS)
+async def test_validation_refuses_with_the_reason(
+    sandboxes: Sandboxes, environment: TaskEnvironment, tmp_path: Path, name: str
+) -> None:
+    task, reason = BAD_TASKS[name]
+    with pytest.raises(TaskError, match=f"(?s)calc: .*{reason}"):
+        await validate(
+            prepare(task, tmp_path, sandboxes), sandboxes=sandboxes, environment=environment, cache=tmp_path
+        )
+    assert not (tmp_path / "validated").exists()
+
+
+SCRIPTS = {
+    "reward file": ("grep -q 'x + 1' calc.py && echo 1 > /logs/verifier/reward.txt", 1.0),
+    "reward file of zero": ("echo 0 > /logs/verifier/reward.txt", 0.0),
+    "json beside": ("""echo '{"reward": 1.0}' > /logs/verifier/reward.json""", 1.0),
+    "exit code": ("cat /tests/expected && grep -q 'x + 1' calc.py", 1.0),
+    "failing exit code": ("exit 3", 0.0),
+    "nonsense": ("echo many > /logs/verifier/reward.txt", 0.0),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+async def test_a_script_decides(local: Sandboxes, environment: TaskEnvironment, room: Path, name: str) -> None:
+    script, expected = SCRIPTS[name]
+    task = replace(TASK, checks=ScriptChecks(Files({"test.sh": script, "expected": "x"}), timeout_s=10.0))
+    score, reason = await reward(prepare(task, room, local), TASK.gold_patch, local, environment)
+    assert score == expected, reason

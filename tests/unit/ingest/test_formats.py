@@ -1,0 +1,107 @@
+"""Each log format by a log of its public schema: what is read of it, and that no other format claims it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from understudy.errors import ConfigError
+from understudy.ingest.base import LogFile, states
+from understudy.ingest.files import head, walk
+from understudy.ingest.formats import FORMATS, batches, detect, named
+
+from support.ingest import DATA, LOGS, golden, read
+
+GOLDEN = Path(__file__).parents[2] / "data" / "ingest-golden"
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_log_is_read_as_the_golden_file_says(log: str) -> None:
+    expected = GOLDEN / f"{log.replace('/', '_')}.json"
+    found = [golden(trace) for trace in read(DATA / log)]
+    if os.environ.get("UNDERSTUDY_GOLDEN") == "write":
+        expected.parent.mkdir(exist_ok=True)
+        expected.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    assert found == json.loads(expected.read_text())
+
+
+@pytest.mark.parametrize(("log", "name"), LOGS.items())
+def test_no_format_claims_the_log_of_another(log: str, name: str) -> None:
+    for file in walk([DATA / log], Counter()):
+        beginning = head(file)
+        found = detect(file.path, beginning)
+        assert found is not None and found.name == name
+        # Claude Code's lines may be cut anywhere, so that it goes by little; it stands behind Gemini for that.
+        others = [one for one in FORMATS if one.name not in (name, "claude-code")]
+        assert not [one.name for one in others if one.detect(file.path, beginning)]
+
+
+@pytest.mark.parametrize(("log", "name"), LOGS.items())
+def test_a_format_is_known_by_less_than_its_whole_beginning(log: str, name: str) -> None:
+    for file in walk([DATA / log], Counter()):
+        for size in (600, 4096):
+            found = detect(file.path, head(file)[:size])
+            assert found is not None and found.name == name, (file.path, size)
+
+
+def test_what_is_no_log_is_claimed_by_no_format() -> None:
+    others = {
+        "notes.md": b"# Notes\n\n> a quotation\n\n- one\n",
+        "main.py": b"import os\n\nprint(os.name)\n",
+        "package.json": b'{"name": "x", "version": "1", "dependencies": {"a": "1"}}',
+        "data.json": b'[{"a": 1}, {"a": 2}]',
+        "numbers.json": b"[1, 2, 3]",
+        "empty.jsonl": b"",
+        "binary.bin": bytes(range(256)) * 16,
+        "people.jsonl": b'{"id": 1, "name": "x", "timestamp": "2026"}\n',
+        "coco.json": b'{"info": {"year": 2026}, "images": [], "annotations": []}',
+        "openapi.json": b'{"openapi": "3.1.0", "info": {"title": "x"}, "paths": {}}',
+    }
+    for path, beginning in others.items():
+        assert detect(path, beginning) is None, path
+
+
+def test_a_format_is_found_by_its_name() -> None:
+    assert named("codex").name == "codex"
+    assert len({format.name for format in FORMATS}) == len(FORMATS)
+    with pytest.raises(ConfigError, match=r"'klingon' is no log format; .*codex"):
+        named("klingon")
+
+
+def test_every_state_is_fit_for_a_chat_template() -> None:
+    for log in LOGS:
+        for trace in read(DATA / log):
+            assert len({turn.message_id for turn in trace.turns}) == len(trace.turns)
+            for state in states(trace):
+                assert state.messages[0]["role"] == "system"
+                asked: set[str] = set()
+                for message in state.messages:
+                    asked.update(call["id"] for call in message.get("tool_calls", ()))
+                    for call in message.get("tool_calls", ()):
+                        assert isinstance(json.loads(call["function"]["arguments"]), dict)
+                    if message["role"] == "tool":
+                        assert message["tool_call_id"] in asked, (log, message)
+                    assert "reasoning_content" not in message
+
+
+def test_a_turn_keeps_its_id_when_the_log_grows(tmp_path: Path) -> None:
+    for log in ("gemini.jsonl", "codex/sessions/2026/10/03/rollout-2026-10-03T09-00-00-019a-codex.jsonl"):
+        whole = (DATA / log).read_bytes()
+        path = tmp_path / Path(log).name
+        seen: list[str] = []
+        for lines in range(4, whole.count(b"\n") + 1):
+            path.write_bytes(b"\n".join(whole.split(b"\n")[:lines]) + b"\n")
+            ids = [state.state_id for state in states(read(path)[0])]
+            assert ids[: len(seen)] == seen
+            seen = ids
+
+
+def test_a_log_read_alone_is_not_detected(tmp_path: Path) -> None:
+    path = tmp_path / "anything"
+    path.write_bytes((DATA / "atif.json").read_bytes())
+    (batch,) = batches([LogFile.on_disk(path)], Counter(), only=named("atif"))
+    assert batch.format.name == "atif" and len(batch.files) == 1

@@ -1,0 +1,299 @@
+"""The engine against a plain forward of the same module: what it samples, with which probability, beside whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.errors import BackendError
+
+from support.tiny_model import make_model
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from understudy.model.causal.checkpoint import load_model  # noqa: E402
+from understudy.model.causal.engine import Engine, Limits, Weights  # noqa: E402
+from understudy.model.causal.jobs import Ask, Outcome  # noqa: E402
+from understudy.model.causal.sampling import Drawing  # noqa: E402
+
+from support.causal import ask, assert_logprobs, done, plain_logits, prompts  # noqa: E402
+
+END = 2
+
+
+@pytest.fixture
+def engine(module: Any, token_bytes: list[bytes]) -> Iterator[Engine]:
+    engine = Engine({"m": Weights(module, "v0")}, token_bytes, limits=Limits(chunk=16))
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6])
+def test_logprobs_are_those_of_a_plain_forward_after_temperature(
+    engine: Engine, module: Any, temperature: float
+) -> None:
+    asks = [ask(prompt, drawing=Drawing(temperature=temperature)) for prompt in prompts(6)]
+    for one, outcome in zip(asks, done(engine, *asks), strict=True):
+        assert len(outcome.ids) == len(outcome.logprobs) == 24 and outcome.finish_reason == "length"
+        assert_logprobs(module, one, outcome, temperature)
+
+
+def test_greedy_takes_the_likeliest_and_tells_the_models_own_probability(engine: Engine, module: Any) -> None:
+    asks = [ask(prompt, drawing=Drawing(temperature=0)) for prompt in prompts(3)]
+    for one, outcome in zip(asks, done(engine, *asks), strict=True):
+        assert plain_logits(module, one.prompt, outcome.ids).argmax(-1).tolist() == outcome.ids
+        assert_logprobs(module, one, outcome)
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 3}, {"top_p": 0.4}, {"min_p": 0.3}, {"top_k": 9, "top_p": 0.7}])
+def test_cut_offs_renormalise(engine: Engine, module: Any, cut: dict[str, Any]) -> None:
+    one = ask(prompts(1)[0], 40, drawing=Drawing(temperature=0.8, **cut))
+    (outcome,) = done(engine, one)
+    for row, id_, logprob in zip(
+        plain_logits(module, one.prompt, outcome.ids), outcome.ids, outcome.logprobs, strict=True
+    ):
+        # Independent of the engine's own way: probabilities in plain Python, cut one after the other.
+        kept = dict(enumerate(torch.softmax(row.double() / 0.8, -1).tolist()))
+        if "min_p" in cut:
+            kept = {i: p for i, p in kept.items() if p >= cut["min_p"] * max(kept.values())}
+        if "top_k" in cut:
+            kept = dict(sorted(kept.items(), key=lambda item: -item[1])[: cut["top_k"]])
+            kept = {i: p / sum(kept.values()) for i, p in kept.items()}
+        if "top_p" in cut:
+            total, nucleus = 0.0, {}
+            for i, p in sorted(kept.items(), key=lambda item: -item[1]):
+                if total < cut["top_p"]:
+                    nucleus[i] = p
+                total += p
+            kept = nucleus
+        assert id_ in kept
+        assert abs(torch.log(torch.tensor(kept[id_] / sum(kept.values()))).item() - logprob) < 1e-4
+
+
+def test_what_is_drawn_is_distributed_as_the_model_says(engine: Engine, module: Any) -> None:
+    prompt = prompts(1)[0]
+    outcomes = done(engine, *(ask(prompt, 1, seed=seed) for seed in range(600)))
+    logits = plain_logits(module, prompt, [0])[0]
+    likely = torch.softmax(logits, -1).topk(4)
+    for chance, id_ in zip(likely.values.tolist(), likely.indices.tolist(), strict=True):
+        share = sum(outcome.ids == [id_] for outcome in outcomes) / 600
+        assert abs(share - chance) < 4 * (chance * (1 - chance) / 600) ** 0.5
+
+
+def test_tokens_are_the_same_alone_in_a_batch_and_from_the_cache(module: Any, token_bytes: list[bytes]) -> None:
+    asks = [ask(prompt, 8 + 3 * number) for number, prompt in enumerate(prompts(12))]
+    asks += [ask(asks[3].prompt[:5] + asks[4].prompt, 9), ask(asks[5].prompt, 7, seed=6)]
+    alone: list[Outcome] = []
+    for one in asks:  # without anything remembered, in one go
+        engine = Engine({"m": Weights(module, "v0")}, token_bytes, limits=Limits(slots=1, remembered=0))
+        alone += done(engine, one)
+        engine.close()
+    engine = Engine({"m": Weights(module, "v0")}, token_bytes, limits=Limits(slots=5, chunk=7))
+    try:
+        for _ in range(2):
+            for one, outcome, expected in zip(asks, done(engine, *asks), alone, strict=True):
+                assert outcome.ids == expected.ids
+                torch.testing.assert_close(
+                    torch.tensor(outcome.logprobs), torch.tensor(expected.logprobs), atol=1e-4, rtol=0
+                )
+                assert outcome.cached < len(one.prompt)
+        assert outcome.cached == len(asks[-1].prompt) - 1
+        grown = ask(asks[0].prompt + alone[0].ids + [50, 51, 52], 5)
+        (outcome,) = done(engine, grown)
+        assert outcome.cached == len(grown.prompt) - 4  # the last token of an answer is not read
+    finally:
+        engine.close()
+
+
+def test_samples_of_one_prompt_read_it_once(engine: Engine) -> None:
+    prompt = prompts(1)[0] * 4
+    outcomes = done(engine, *(ask(prompt, 3, seed=seed) for seed in range(4)))
+    assert [outcome.cached for outcome in outcomes] == [0] + [len(prompt) - 1] * 3
+    assert len({tuple(outcome.ids) for outcome in outcomes}) == 4
+
+
+def test_a_request_ends_at_a_token_a_string_or_its_limit(engine: Engine, token_bytes: list[bytes]) -> None:
+    prompt = prompts(1)[0]
+    letters = {id_: 20.0 for id_, data in enumerate(token_bytes) if len(data) == 1 and data.isalpha()}
+    drawing = Drawing(logit_bias=letters)
+    (whole,) = done(engine, ask(prompt, 60, drawing=drawing))
+    end = whole.ids[20]
+    (ended,) = done(engine, ask(prompt, 60, drawing=drawing, ends=frozenset({end})))
+    assert ended.ids == whole.ids[: whole.ids.index(end) + 1] and ended.finish_reason == "stop"
+    text = b"".join(token_bytes[id_] for id_ in whole.ids)
+    stop = text[30:33].decode()
+    (stopped,) = done(engine, ask(prompt, 60, drawing=drawing, stops=("never said", stop)))
+    said = b"".join(token_bytes[id_] for id_ in stopped.ids)
+    assert (stopped.stop, stopped.finish_reason) == (stop, "stop")
+    assert said[: stopped.stop_start] + stop.encode() == said[: stopped.stop_start + 3]
+    assert stop.encode() not in said[:-1] and whole.ids[: len(stopped.ids)] == stopped.ids
+    assert stopped.logprobs == pytest.approx(whole.logprobs[: len(stopped.ids)], abs=1e-4)
+
+
+def test_biases_and_penalties_change_what_is_likely(engine: Engine, module: Any) -> None:
+    prompt = prompts(1)[0]
+    (biased,) = done(engine, ask(prompt, 5, drawing=Drawing(logit_bias={77: 100.0})))
+    assert biased.ids == [77] * 5 and max(map(abs, biased.logprobs)) < 1e-3
+    drawing = Drawing(
+        temperature=0.0,
+        logit_bias={77: 9.0, 78: 8.5},
+        presence_penalty=1.5,
+        frequency_penalty=0.5,
+        repetition_penalty=1.3,
+    )
+    (varied,) = done(engine, ask(prompt, 12, drawing=drawing))
+    for position, row in enumerate(plain_logits(module, prompt, varied.ids).tolist()):
+        said = varied.ids[:position]
+        row[77] += 9.0
+        row[78] += 8.5
+        for id_ in {*prompt, *said}:
+            row[id_] = row[id_] / 1.3 if row[id_] > 0 else row[id_] * 1.3
+        for id_ in set(said):
+            row[id_] -= 1.5 + 0.5 * said.count(id_)
+        assert varied.ids[position] == row.index(max(row))
+    assert {77, 78} <= set(varied.ids)
+
+
+def test_a_cancelled_request_leaves_and_the_others_go_on(engine: Engine) -> None:
+    futures = [engine.submit(ask(prompt, 4000, seed=None)) for prompt in prompts(12)]
+    assert all(future.cancel() for future in futures)
+    (outcome,) = done(engine, ask(prompts(1)[0], 5))
+    assert len(outcome.ids) == 5
+
+
+def test_a_full_queue_refuses(module: Any, token_bytes: list[bytes]) -> None:
+    engine = Engine({"m": Weights(module, "v0")}, token_bytes, limits=Limits(slots=1, queue=2))
+    try:
+        engine.pause("keep", clear_cache=False).result(10)
+        waiting = [engine.submit(ask([9], 2)) for _ in range(2)]
+        with pytest.raises(BackendError, match="2 requests wait already") as refused:
+            engine.submit(ask([9], 2))
+        assert refused.value.status == 503
+        engine.resume().result(10)
+        assert [len(future.result(10).ids) for future in waiting] == [2, 2]
+    finally:
+        engine.close()
+
+
+def test_what_is_under_way_when_the_engine_ends_fails(module: Any, token_bytes: list[bytes]) -> None:
+    engine = Engine({"m": Weights(module, "v0")}, token_bytes)
+    futures = [engine.submit(ask([9], 30_000)) for _ in range(9)]
+    engine.close()
+    for future in futures:
+        with pytest.raises(BackendError, match="the server ends"):
+            future.result(10)
+    with pytest.raises(BackendError, match="the server ends"):
+        engine.submit(ask([9]))
+
+
+# --- pausing and other weights -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return load_model(make_model(tmp_path_factory.mktemp("other"), seed=1))
+
+
+def test_weights_are_exchanged_in_the_middle_of_requests_and_each_token_tells_whose_it_is(
+    engine: Engine, module: Any, other: Any
+) -> None:
+    asks = [ask(prompt, 100) for prompt in prompts(10)]
+    futures = [engine.submit(one) for one in asks]
+    (first,) = done(engine, ask([9, 10], 1))  # it waited for a slot: the first eight are done by now
+    assert first.spans[0].version == "v0"
+    engine.pause("keep", clear_cache=True).result(10)
+    engine.set_weights("m", Weights(other, "v1")).result(10)
+    engine.resume().result(10)
+    late = ask(prompts(1)[0], 30)
+    assert [span.version for span in done(engine, late)[0].spans] == ["v1"]
+    for one, outcome in zip(asks, [future.result(60) for future in futures], strict=True):
+        edges = [0, *(span.end for span in outcome.spans)]
+        assert edges[-1] == len(outcome.ids) and [span.start for span in outcome.spans] == edges[:-1]
+        for span in outcome.spans:
+            weights = module if span.version == "v0" else other
+            part = Outcome(
+                ids=outcome.ids[span.start : span.end],
+                logprobs=outcome.logprobs[span.start : span.end],
+                finish_reason="length",
+            )
+            assert_logprobs(weights, ask(one.prompt + outcome.ids[: span.start]), part)
+
+
+def held(engine: Engine) -> tuple[Ask, Future[Outcome]]:
+    """A request that has said something and has much to say."""
+    one = ask(prompts(1)[0], 3000)
+    future = engine.submit(one)
+    done(engine, ask([9, 10], 2))  # beside it, so that it has begun
+    return one, future
+
+
+def test_a_kept_request_goes_on_with_the_new_weights(engine: Engine, module: Any, other: Any) -> None:
+    one, future = held(engine)
+    engine.pause("keep", clear_cache=True).result(10)
+    assert engine.paused and not future.done()
+    engine.set_weights("m", Weights(other, "v1")).result(10)
+    engine.resume().result(10)
+    done(engine, ask([9, 10], 9))  # beside it, so that it has gone on
+    engine.pause("abort", clear_cache=False).result(10)
+    outcome = future.result(0)
+    assert [span.version for span in outcome.spans] == ["v0", "v1"]
+    cut = outcome.spans[0].end
+    part = Outcome(ids=outcome.ids[cut:], logprobs=outcome.logprobs[cut:], finish_reason="length")
+    assert_logprobs(other, ask(one.prompt + outcome.ids[:cut]), part)
+
+
+def test_pausing_aborts_or_waits(engine: Engine) -> None:
+    _, future = held(engine)
+    engine.pause("abort", clear_cache=False).result(10)
+    aborted = future.result(0)
+    assert aborted.finish_reason == "abort" and 0 < len(aborted.ids) < 3000
+    waiting = engine.submit(ask([9], 2))
+    assert not waiting.done()
+    engine.resume().result(10)
+    assert len(waiting.result(10).ids) == 2
+    future = engine.submit(ask([9, 11], 300))
+    engine.pause("wait", clear_cache=True).result(60)
+    assert len(future.result(0).ids) == 300
+
+
+def test_weights_that_are_not_finite_fail_their_requests_in_words(
+    engine: Engine, model: Path, module: Any
+) -> None:
+    broken = load_model(model)
+    for parameter in broken.parameters():
+        parameter.fill_(float("nan"))
+    engine.set_weights("m", Weights(broken, "v1")).result(10)
+    with pytest.raises(BackendError, match="no finite probabilities"):
+        done(engine, ask([9, 10]))
+    engine.set_weights("m", Weights(module, "v2")).result(10)
+    one = ask(prompts(1)[0])
+    (outcome,) = done(engine, one)
+    assert_logprobs(module, one, outcome)
+
+
+def test_weights_that_are_gone_fail_their_requests_only(engine: Engine, other: Any) -> None:
+    engine.set_weights("adapter", Weights(other, "v0")).result(10)
+    prompt = prompts(1)[0]
+    lora = Ask(prompt=prompt, limit=3000, model="adapter", seed=1)
+    asked, base = engine.submit(lora), engine.submit(ask(prompt, 200))
+    done(engine, ask([9, 10], 2))
+    engine.set_weights("adapter", None).result(10)
+    with pytest.raises(BackendError, match="unloaded"):
+        asked.result(10)
+    assert len(base.result(60).ids) == 200
+    with pytest.raises(BackendError, match="unloaded"):
+        engine.submit(lora).result(10)
+
+
+def test_several_weights_are_served_side_by_side(engine: Engine, module: Any, other: Any) -> None:
+    engine.set_weights("adapter", Weights(other, "v0")).result(10)
+    asks = [
+        Ask(prompt=prompt, limit=20, model=model, seed=2) for prompt in prompts(4) for model in ("m", "adapter")
+    ]
+    for one, outcome in zip(asks, done(engine, *asks), strict=True):
+        assert_logprobs(module if one.model == "m" else other, one, outcome)

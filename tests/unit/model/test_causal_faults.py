@@ -1,0 +1,160 @@
+"""The engine when something is wrong: wild numbers, weights that fail, clients that leave, pauses that cross."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.errors import BackendError
+
+np: Any = pytest.importorskip("numpy")
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from understudy.model.causal.cache import Kept, Prefixes  # noqa: E402
+from understudy.model.causal.checkpoint import load_model  # noqa: E402
+from understudy.model.causal.engine import Engine, Limits, Weights  # noqa: E402
+from understudy.model.causal.jobs import Outcome  # noqa: E402
+from understudy.model.causal.sampling import Drawing  # noqa: E402
+
+from support.causal import ask, assert_logprobs, done, prompts  # noqa: E402
+
+
+class Failing(torch.nn.Linear):
+    """A module that cannot be computed with."""
+
+    def forward(self, **_: Any) -> Any:
+        raise MemoryError("no room")
+
+
+@pytest.fixture
+def engine(module: Any, token_bytes: list[bytes]) -> Iterator[Engine]:
+    engine = Engine({"m": Weights(module, "v0")}, token_bytes, limits=Limits(slots=4, queue=3, chunk=16))
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "wild",
+    [
+        {"temperature": 1e-300},
+        {"temperature": 1e300},
+        {"repetition_penalty": 1e-300},
+        {"repetition_penalty": 1e300},
+        {"min_p": 1e-320},
+        {"top_p": 1e-320},
+        {"top_k": 2**62},
+        {"logit_bias": {9: -100.0, 10: 100.0}, "temperature": 1e-9},
+    ],
+)
+def test_numbers_beyond_measure_hurt_neither_their_request_nor_another(
+    engine: Engine, module: Any, wild: dict[str, Any]
+) -> None:
+    tame = ask(prompts(1)[0], 6)
+    beside, outcome = done(engine, ask(prompts(2)[1], 6, drawing=Drawing(**wild)), tame)
+    assert len(beside.ids) == 6 and all(-60 < logprob <= 0 for logprob in beside.logprobs)
+    assert_logprobs(module, tame, outcome)
+
+
+def test_a_fault_ends_what_is_under_way_and_nothing_else(engine: Engine, module: Any) -> None:
+    engine.set_weights("failing", Weights(Failing(1, 1), "v0")).result(10)
+    engine.pause("keep", clear_cache=False).result(10)
+    failing = engine.submit(ask([9, 10, 11], model="failing"))
+    drained = engine.pause("wait", clear_cache=False)
+    with pytest.raises(BackendError, match="no room"):
+        failing.result(10)
+    drained.result(10)
+    engine.resume().result(10)
+    one = ask(prompts(1)[0])
+    (outcome,) = done(engine, one)
+    assert_logprobs(module, one, outcome)
+
+
+def test_what_broken_weights_left_in_a_slot_is_not_seen(engine: Engine, model: Path, module: Any) -> None:
+    broken = load_model(model)
+    for parameter in broken.parameters():
+        parameter.fill_(float("nan"))
+    engine.set_weights("broken", Weights(broken, "v0")).result(10)
+    long = ask(prompts(1)[0] * 3, 30_000)  # keeps the slots, and has others masked to its length
+    future = engine.submit(long)
+    done(engine, ask([9, 10], 2))
+    with pytest.raises(BackendError, match="no finite probabilities"):
+        done(engine, ask([9] * 100, model="broken"))
+    short = ask([20, 21, 22], 8)
+    (outcome,) = done(engine, short)
+    assert not future.done()
+    assert_logprobs(module, short, outcome)
+    future.cancel()
+
+
+def test_resuming_ends_the_wait_for_a_pause(engine: Engine) -> None:
+    endless = engine.submit(ask([9], 30_000))
+    drained = engine.pause("wait", clear_cache=False)
+    engine.resume().result(10)
+    drained.result(10)
+    assert not endless.done() and not engine.paused
+    endless.cancel()
+
+
+def test_whoever_leaves_during_a_pause_makes_room_in_the_queue(engine: Engine) -> None:
+    engine.pause("keep", clear_cache=False).result(10)
+    waiting = [engine.submit(ask([9], 2)) for _ in range(3)]
+    assert all(one.cancel() for one in waiting)
+    late = engine.submit(ask([9], 2))
+    engine.resume().result(10)
+    assert len(late.result(10).ids) == 2
+
+
+def test_every_request_is_answered_however_pauses_fall_between(module: Any, token_bytes: list[bytes]) -> None:
+    engine = Engine({"m": Weights(module, "v0")}, token_bytes)
+    asked: list[Future[Outcome]] = []
+
+    def client() -> None:
+        for _ in range(100):
+            asked.append(engine.submit(ask([9, 10], 1)))
+            time.sleep(0)
+
+    clients = [threading.Thread(target=client) for _ in range(3)]
+    for one in clients:
+        one.start()
+    while any(one.is_alive() for one in clients):
+        engine.pause("abort", clear_cache=False).result(30)
+        engine.resume().result(30)
+    reasons = [future.result(30).finish_reason for future in asked]
+    engine.close()
+    assert len(reasons) == 300 and set(reasons) <= {"abort", "length"}
+
+
+def test_an_engine_that_has_ended_takes_no_orders(module: Any, token_bytes: list[bytes]) -> None:
+    engine = Engine({"m": Weights(module, "v0")}, token_bytes)
+    engine.submit(ask([9], 30_000))
+    drained = engine.pause("wait", clear_cache=False)
+    engine.close()
+    drained.result(10)
+    with pytest.raises(BackendError, match="the server ends"):
+        engine.resume()
+
+
+def test_what_is_remembered_keeps_within_its_bytes_and_the_useful_stays() -> None:
+    def kept(first: int, length: int) -> Kept:
+        ids = np.arange(first, first + length, dtype=np.int32)
+        return Kept("m", ids, [(torch.zeros(2, length, 4), torch.zeros(2, length, 4))])
+
+    token = kept(0, 1).size
+    prefixes = Prefixes(100 * token)
+    for number in range(20):
+        prefixes.keep(kept(1000 * number, 20))
+        assert prefixes.size <= 100 * token
+        prefixes.find("m", np.arange(5, dtype=np.int32))
+    assert prefixes.find("m", np.arange(30, dtype=np.int32))[1] == 20  # asked for again and again
+    assert prefixes.find("m", np.arange(1000, 1030, dtype=np.int32))[1] == 0
+    # One that is too long is remembered as far as it fits.
+    prefixes.keep(kept(50_000, 300))
+    assert prefixes.size <= 100 * token
+    assert prefixes.find("m", np.arange(50_000, 50_300, dtype=np.int32))[1] == 100

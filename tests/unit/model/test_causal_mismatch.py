@@ -1,0 +1,60 @@
+"""What the server says it sampled with, against what the trainer computes of the same tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+transformers: Any = pytest.importorskip("transformers")
+
+from understudy.model.causal.engine import Engine, Limits, Weights  # noqa: E402
+from understudy.model.causal.sampling import Drawing  # noqa: E402
+from understudy.train.forward import behaviours, masks, micro_batches, token_logprobs  # noqa: E402
+from understudy.train.sequences import Sequence  # noqa: E402
+
+from support.causal import ask, done, prompts  # noqa: E402
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_trainers_logprobs_are_the_servers(
+    model: Path, module: Any, token_bytes: list[bytes], temperature: float
+) -> None:
+    """Of 64 rollouts of two turns that begin alike, decoded eight at a time, gone on from the cache."""
+    engine = Engine({"m": Weights(module, "v0")}, token_bytes, limits=Limits(chunk=16))
+    drawing = Drawing(temperature=temperature)
+    begin, *tasks = prompts(9, 40)
+    firsts = [ask(begin + task, 5 + number, drawing=drawing, seed=number) for task in tasks for number in range(8)]
+    try:
+        said = done(engine, *firsts)
+        seconds = [
+            ask([*one.prompt, *outcome.ids, *task], 7, drawing=drawing)
+            for one, outcome, task in zip(firsts, said, prompts(64, 12), strict=True)
+        ]
+        said_then = done(engine, *seconds)
+    finally:
+        engine.close()
+    assert all(outcome.cached for outcome in said_then)
+    sequences: list[Sequence] = []
+    for first, then, one, two in zip(firsts, seconds, said, said_then, strict=True):
+        between = len(then.prompt) - len(first.prompt) - len(one.ids)
+        sequences.append(
+            Sequence(
+                token_ids=(*then.prompt, *two.ids),
+                loss_mask=(*[0] * len(first.prompt), *[1] * len(one.ids), *[0] * between, *[1] * len(two.ids)),
+                logprobs=(*[0.0] * len(first.prompt), *one.logprobs, *[0.0] * between, *two.logprobs),
+            )
+        )
+    trained = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).train()
+    compared = 0
+    for batch in micro_batches(sequences, 2000):
+        rows = [sequences[index] for index in batch]
+        with torch.no_grad():
+            found, mask = token_logprobs(trained, rows, temperature), masks(rows)
+        expected = behaviours(rows)
+        assert expected is not None
+        torch.testing.assert_close(found[mask], expected[mask], atol=1e-4, rtol=0)
+        compared += int(mask.sum())
+    assert compared == sum(sequence.sampled for sequence in sequences)

@@ -1,0 +1,187 @@
+"""Traces without secrets."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.ingest.base import Node, Outcome, Parent, Plain, Shape, Trace, Turn, states, tool_call
+from understudy.ingest.redacted import redacted
+from understudy.redact.redactor import Redactor
+
+from support.ingest import DATA, LOGS, read
+from support.secrets import KINDS, parts, place
+
+KEY = b"k" * 32
+AWS = "AKIAQ3EGRIJ7XKXBKYTB"
+PASSWORD = "Vt7!kq2Zp9wL"
+Said = dict[str, Any]
+
+
+def ours() -> Redactor:
+    return Redactor(KEY, betterleaks=False)
+
+
+def trace(messages: list[Said], **more: Any) -> Trace:
+    """A conversation in which every answer is a turn."""
+    nodes = [Node(number - 1, message) for number, message in enumerate(messages)]
+    turns = [
+        Turn(message_id=f"msg_{number}", context=number - 1, action=(number,), model="claude-opus-4-7")
+        for number, message in enumerate(messages)
+        if message["role"] == "assistant"
+    ]
+    return Trace(
+        trace_id="t",
+        session_id="s",
+        format="chat",
+        source="/home/alice/x.jsonl",
+        renderer=Plain(),
+        nodes=nodes,
+        turns=turns,
+        **more,
+    )
+
+
+def told(trace: Trace) -> bytes:
+    """All that can be had of a trace."""
+    return b"\n".join(
+        [
+            msgspec.json.encode([*states(trace)]),
+            msgspec.json.encode(
+                [trace.source, trace.project, trace.shape, trace.parent, trace.outcome, trace.losses, trace.turns]
+            ),
+        ]
+    )
+
+
+def test_nothing_of_a_secret_is_left_in_any_part_of_a_trace() -> None:
+    call = tool_call("toolu_01AbC", "Bash", {"command": f"psql postgres://app:{PASSWORD}@db/x"})
+    before = trace(
+        [
+            {"role": "user", "content": f"it prints {PASSWORD}"},
+            {"role": "assistant", "content": AWS, "reasoning_content": f"so {PASSWORD}", "tool_calls": [call]},
+            {
+                "role": "tool",
+                "tool_call_id": "toolu_01AbC",
+                "content": [{"type": "text", "text": f"as alice: {PASSWORD}"}],
+            },
+            {"role": "assistant", "content": "done"},
+        ],
+        project="/home/alice/shop",
+        shape=Shape(
+            f"mail bob@acme.io {AWS}", [{"type": "function", "function": {"name": "x", "description": AWS}}]
+        ),
+        parent=Parent("s0", "toolu_01Xyz"),
+        outcome=Outcome(resolved=True, task=f"task {AWS}"),
+    )
+    before.turns[1].shape = Shape(f"now {PASSWORD}", None)
+    after = redacted(before, ours())
+    left = told(after)
+    for secret in (AWS, PASSWORD, "alice/", "bob@acme.io"):
+        assert secret.encode() not in left
+    assert (len(after.nodes), len(after.turns)) == (len(before.nodes), len(before.turns))
+    first, second = states(after)
+    assert first.source_model == "claude-opus-4-7" and first.student_action.tool_calls[0]["id"] == "toolu_01AbC"
+    assert [state.state_id for state in states(after)] == [state.state_id for state in states(before)]
+    assert second.messages[2]["tool_calls"] == first.student_action.tool_calls
+    assert json.loads(second.messages[2]["tool_calls"][0]["function"]["arguments"])["command"].startswith(
+        "psql postgres://app:["
+    )
+    assert AWS.encode() in told(before)
+
+
+def test_a_state_is_the_same_whichever_others_are_asked_for() -> None:
+    messages: list[Said] = [
+        {"role": "user", "content": f"what is {PASSWORD}?"},
+        {"role": "assistant", "content": "a password"},
+        {"role": "user", "content": f"DB_PASSWORD={PASSWORD}"},
+        {"role": "assistant", "content": "indeed"},
+    ]
+    whole = list(states(redacted(trace(messages), ours())))
+    some = trace(messages)
+    some.turns = some.turns[:1]
+    assert list(states(redacted(some, ours()))) == whole[:1]
+    assert PASSWORD not in json.dumps(whole[0].messages)
+
+
+def test_redacting_twice_is_as_once_and_reports_once() -> None:
+    redactor = ours()
+    before = trace([{"role": "user", "content": AWS}, {"role": "assistant", "content": f"{AWS} /home/alice"}])
+    once = redacted(before, redactor)
+    first = list(states(once))
+    count = redactor.report.counts
+    assert list(states(redacted(before, redactor))) == first and redactor.report.counts == count
+    assert list(states(redacted(once, ours()))) == first
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_logs_without_secrets_stay_as_they_are_but_for_paths(name: str) -> None:
+    for before in read(DATA / name):
+        redactor = ours()
+        after = redacted(before, redactor)
+        assert len(list(states(after))) == len(before.turns)
+        assert set(redactor.report.counts) <= {"home-path", "email"}, redactor.report.to_json()
+        if not redactor.report.total:
+            assert [*states(after)] == [*states(before)]
+
+
+@given(
+    st.integers(0, 10**6),
+    st.lists(
+        st.tuples(st.integers(0, len(KINDS) - 1), st.integers(0, 40), st.integers(0, 4)), min_size=1, max_size=4
+    ),
+)
+def test_no_planted_secret_is_in_any_state(seed: int, plants: list[tuple[int, int, int]]) -> None:
+    dice = random.Random(seed)
+    texts = ["look at it", "so I do", "ls\na.py", "ends here", "{}"]
+    gone: list[str] = []
+    for number, at, where in plants:
+        kind = KINDS[number]
+        secret = kind.make(dice)
+        texts[where] += "\n" + place(kind, secret, kind.names[0], at)
+        if kind.name not in ("password", "database url"):
+            gone += parts(kind, secret)
+    call = tool_call("call_1", "Bash", {"command": texts[4], "more": [json.dumps(texts[4])]})
+    before = trace(
+        [
+            {"role": "user", "content": texts[0]},
+            {"role": "assistant", "content": texts[1], "reasoning_content": texts[3], "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": json.dumps({"stdout": texts[2]})},
+            {"role": "assistant", "content": texts[3]},
+        ]
+    )
+    after = redacted(before, ours())
+    left = told(after).decode()
+    for secret in gone:
+        for written in (secret, json.dumps(secret)[1:-1], json.dumps(json.dumps(secret))[3:-3]):
+            assert written not in left
+    assert list(states(redacted(after, ours()))) == list(states(after))
+
+
+def test_claude_codes_own_log_is_redacted(tmp_path: Path) -> None:
+    log = tmp_path / "s.jsonl"
+    shared = {"sessionId": "s", "version": "2.1.150", "cwd": "/home/alice/shop"}
+    call = {"command": f"echo {AWS}", "api_key": PASSWORD + "q8R3t7"}
+    blocks = [
+        {"type": "text", "text": f"I use {AWS}"},
+        {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": call},
+    ]
+    answer = {"id": "msg_1", "model": "claude-opus-4-7", "role": "assistant", "content": blocks}
+    asked = {"role": "user", "content": f"use {AWS}"}
+    rows = [
+        {"type": "user", "uuid": "u1", "parentUuid": None, **shared, "message": asked},
+        {"type": "assistant", "uuid": "a1", "parentUuid": "u1", **shared, "message": answer},
+    ]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (before,) = read(log)
+    after = redacted(before, ours())
+    left = told(after).decode()
+    assert AWS in told(before).decode() and AWS not in left and PASSWORD not in left and "alice" not in left
+    assert after.project is not None and after.project.startswith("/home/user_")

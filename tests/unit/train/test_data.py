@@ -1,0 +1,198 @@
+"""What a trainer is given: exact tokens by rollout and group, and what is left out of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from understudy import adapters
+from understudy.errors import ConfigError, StoreError
+from understudy.export.corpus import Corpus, Selection
+from understudy.store import Store
+from understudy.train import data
+from understudy.train.data import groups, read_groups, write_groups
+from understudy.train.vocabulary import check_vocabulary_of
+
+from support.export import put_rollouts, wait
+from support.tiny_model import write_tokenizer
+from support.train import LOGPROB, LOOK, encoder, last_words, make_groups, put_training_run
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The tokenizer of a model; its weights are not needed here."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    write_tokenizer(directory)
+    return directory
+
+
+@pytest.fixture
+def run(tmp_path: Path, model: Path) -> Path:
+    put_training_run(tmp_path / "run", model)
+    return tmp_path / "run"
+
+
+def test_a_group_is_the_rollouts_of_a_task_and_a_sequence_their_merged_calls(run: Path, model: Path):
+    encode = encoder(model)
+    found = list(groups([run]))
+    assert [len(group.rollouts) for group in found] == [4, 4]
+    assert [rollout.reward for rollout in found[0].rollouts] == [1.0, 0.0, 1.0, 0.0]
+    for number, rollout in enumerate(found[0].rollouts):
+        (sequence,) = rollout.sequences
+        sampled = [token for token, mask in zip(sequence.token_ids, sequence.loss_mask, strict=True) if mask]
+        assert sampled == encode(LOOK) + encode(last_words(number) + "<|im_end|>")
+        assert sequence.sampled == len(sampled) < len(sequence.token_ids)
+        assert sequence.logprobs == tuple(LOGPROB * mask for mask in sequence.loss_mask)
+        assert sequence.policy_versions == ("step-0000", "step-0000")
+
+
+def test_an_export_of_tokens_gives_the_same_groups(run: Path, tmp_path: Path):
+    pytest.importorskip("pyarrow")
+    with Store.open(run, create=False) as store:
+        function = adapters.load("exports", "trl-tokens")
+        function(Corpus(store, Selection(origins=("rollouts",), test_share=0.0)), tmp_path / "export")
+    assert list(groups([tmp_path / "export"])) == list(groups([run]))
+
+
+def exported(run: Path, output: Path) -> Path:
+    with Store.open(run, create=False) as store:
+        function = adapters.load("exports", "trl-tokens")
+        function(Corpus(store, Selection(origins=("rollouts",), test_share=0.0)), output)
+    return output
+
+
+def test_rows_of_an_export_that_make_no_sense_are_said(run: Path, tmp_path: Path):
+    pytest.importorskip("pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
+    # A directory whose name pyarrow would make a column of, were it given the path.
+    directory = exported(run, tmp_path / "reward=3")
+    assert list(groups([directory])) == list(groups([run]))
+    path = directory / "train.parquet"
+    whole = parquet.ParquetFile(path).read()
+    masks = whole.column_names.index("assistant_masks")
+    for change, said in (
+        (whole.set_column(masks, "assistant_masks", pyarrow.array([[1]] * len(whole))), "not as many masks"),
+        (whole.set_column(masks, "assistant_masks", whole["input_ids"]), "assistant_masks"),
+        (whole.drop_columns(["reward"]), "cannot be read|missing required"),
+    ):
+        parquet.write_table(change, path)
+        with pytest.raises(ConfigError, match=said):
+            list(groups([directory]))
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"train\.parquet: cannot be read"):
+        list(groups([directory]))
+
+
+def test_rollouts_of_another_temperature_are_said(tmp_path: Path, model: Path):
+    for number, (was, said) in enumerate(((0.5, "give --temperature 0.5"), (0, "collect with a temperature"))):
+        put_training_run(tmp_path / str(number), model, sampling={"temperature": was})
+        with pytest.raises(ConfigError, match=said):
+            list(groups([tmp_path / str(number)], temperature=1.0))
+        assert list(groups([tmp_path / str(number)]))
+    assert list(groups([tmp_path / "0"], temperature=0.5))
+
+
+def test_an_export_without_tokens_says_which_has_them(tmp_path: Path):
+    put_rollouts(tmp_path / "run")
+    with Store.open(tmp_path / "run", create=False) as store:
+        function = adapters.load("exports", "openai")
+        function(Corpus(store, Selection(origins=("rollouts",))), tmp_path / "export")
+    with pytest.raises(ConfigError, match=r"openai.*understudy export trl-tokens"):
+        list(groups([tmp_path / "export"]))
+
+
+def test_sequences_without_logprobs_serve_imitation_only(tmp_path: Path, model: Path):
+    put_training_run(tmp_path / "run", model, logprobs=None)
+    left_out = Counter[str]()
+    assert list(groups([tmp_path / "run"], left_out=left_out)) == []
+    assert left_out == {data.NO_LOGPROBS: 8, data.NOTHING_LEFT: 8}
+    found = list(groups([tmp_path / "run"], logprobs=False))
+    assert len(found) == 2 and found[0].rollouts[0].sequences[0].logprobs is None
+
+
+def test_calls_without_token_ids_are_counted(tmp_path: Path):
+    put_rollouts(tmp_path / "run", tokens=False)
+    left_out = Counter[str]()
+    assert list(groups([tmp_path / "run"], left_out=left_out)) == []
+    assert left_out == {data.NO_TOKENS: 8, data.NOTHING_LEFT: 4}
+
+
+def test_logprobs_that_are_no_numbers_are_left_out(tmp_path: Path, model: Path):
+    put_training_run(tmp_path / "run", model, logprobs=-math.inf)
+    left_out = Counter[str]()
+    assert list(groups([tmp_path / "run"], left_out=left_out)) == []
+    assert left_out[data.BAD_LOGPROBS] == 8
+
+
+def test_a_suspicious_patch_is_left_out_unless_it_is_asked_for(run: Path):
+    with Store.open(run, create=False) as store:
+        rollout = store.rollouts()[0]
+        wait(store.review(store.attempts(rollout.id)[0].id, "suspicious", "it forges"))
+    left_out = Counter[str]()
+    first = next(iter(groups([run], left_out=left_out)))
+    assert rollout.id not in {each.rollout_id for each in first.rollouts}
+    assert list(groups([run], left_out=left_out)) and left_out[data.SUSPICIOUS] == 2
+    first = next(iter(groups([run], include_suspicious=True)))
+    assert rollout.id in {each.rollout_id for each in first.rollouts}
+
+
+def test_what_is_no_store_is_said(tmp_path: Path, run: Path):
+    with pytest.raises(StoreError, match="no store"):
+        list(groups([tmp_path / "nothing"]))
+    with pytest.raises(ConfigError, match="no run 'other'"):
+        list(groups([run], run="other"))
+
+
+def test_groups_survive_a_file(tmp_path: Path):
+    given = make_groups()
+    write_groups(tmp_path / "groups", given)
+    assert read_groups(tmp_path / "groups") == given
+    (tmp_path / "groups").write_bytes(b"\xc1")
+    with pytest.raises(ConfigError, match="no groups"):
+        read_groups(tmp_path / "groups")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_groups(tmp_path / "none")
+
+
+def test_the_tokenizer_that_sampled_is_recognised(run: Path, model: Path):
+    check_vocabulary_of([run], model)
+    check_vocabulary_of([run], model, "run1")
+
+
+def test_ids_outside_the_vocabulary_are_said(tmp_path: Path, model: Path, run: Path):
+    small = tmp_path / "small"
+    small.mkdir()
+    words = encoder(model)("I")  # one byte a token: cut the vocabulary below the letters
+    import json
+
+    definition = json.loads((model / "tokenizer.json").read_text())
+    vocabulary = definition["model"]["vocab"]
+    definition["model"]["vocab"] = {token: id_ for token, id_ in vocabulary.items() if id_ < words[0]}
+    definition["added_tokens"] = [each for each in definition["added_tokens"] if each["id"] < words[0]]
+    (small / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(ConfigError, match=r"has the token \d+.*tokens: the samples were made with another"):
+        check_vocabulary_of([run], small)
+
+
+def test_a_tokenizer_that_means_other_text_is_said(tmp_path: Path, model: Path, run: Path):
+    import json
+
+    other = tmp_path / "other"
+    other.mkdir()
+    definition = json.loads((model / "tokenizer.json").read_text())
+    vocabulary: dict[str, int] = definition["model"]["vocab"]
+    ids = sorted(vocabulary.values(), reverse=True)
+    plain = {token: id_ for token, id_ in vocabulary.items() if len(token) == 1}
+    shifted = sorted(plain.values())
+    moved = dict(zip(sorted(plain, key=plain.__getitem__), [*shifted[50:], *shifted[:50]], strict=True))
+    assert ids[0] == max(moved.values())
+    definition["model"]["vocab"] = vocabulary | moved
+    (other / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(ConfigError, match=r"8 of 16|16 of 16 answers are not what"):
+        check_vocabulary_of([run], other)

@@ -1,0 +1,277 @@
+"""Logprobs and gradients of batches are those of each call alone, and only sampled tokens count."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Struct, structs
+
+from understudy.train.forward import behaviours, masks, micro_batches, scores, token_logprobs
+from understudy.train.losses import policy_loss, tokens_of_rollouts
+from understudy.train.options import GRPOOptions
+from understudy.train.sequences import Sequence
+
+from support.losses import Batch, plain_policy_loss
+from support.tiny_model import make_model
+
+TEMPERATURE = 0.7
+VOCABULARY = 256
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    directory: Path = make_model(tmp_path_factory.mktemp("tiny"), seed=1)
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+class Turn(Struct):
+    """A call: its prompt and what was sampled."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+def some_tokens(random: Random, count: int) -> tuple[int, ...]:
+    return tuple(random.randrange(VOCABULARY) for _ in range(count))
+
+
+def conversation(random: Random, start: tuple[int, ...], turns: int) -> tuple[Sequence, list[Turn]]:
+    """A sequence of merged calls, and the same calls one by one."""
+    tokens, mask, calls = start, [0] * len(start), list[Turn]()
+    for _ in range(turns):
+        answer, told = some_tokens(random, random.randint(1, 6)), some_tokens(random, random.randint(1, 5))
+        calls.append(Turn(tokens, answer))
+        tokens = tokens + answer + told
+        mask += [1] * len(answer) + [0] * len(told)
+    logprobs = tuple(random.uniform(-6, -4) if one else 0.0 for one in mask)
+    return Sequence(token_ids=tokens, loss_mask=tuple(mask), logprobs=logprobs), calls
+
+
+def some_rollouts(seed: int) -> list[tuple[int, Sequence, list[Turn]]]:
+    """Sequences of four rollouts that begin alike; two are of the same task, one has a branch of its own."""
+    random = Random(seed)
+    system = some_tokens(random, 40)
+    task = system + some_tokens(random, 15)
+    made = [(0, task), (0, some_tokens(random, 12)), (1, task), (1, task), (2, system), (3, system)]
+    return [(owner, *conversation(random, start, random.randint(1, 4))) for owner, start in made]
+
+
+def alone(model: Any, call: Turn) -> torch.Tensor:
+    """The logprobs of an answer, as transformers gives them for the call alone."""
+    tokens = torch.tensor([[*call.prompt, *call.answer]])
+    logits = model(input_ids=tokens).logits[0] / TEMPERATURE
+    first = len(call.prompt)
+    table = torch.log_softmax(logits[first - 1 : -1], dim=-1)
+    return table[torch.arange(len(call.answer)), tokens[0, first:]]
+
+
+def gradients(model: Any) -> torch.Tensor:
+    return torch.cat([value.grad.flatten() for value in model.parameters()])
+
+
+@pytest.mark.parametrize("budget", [1, 150, 400, 100_000])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_logprobs_are_those_of_every_call_alone(model: Any, seed: int, budget: int) -> None:
+    rollouts = some_rollouts(seed)
+    sequences = [sequence for _, sequence, _ in rollouts]
+    batches = micro_batches(sequences, budget)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(sequences)))
+    for batch in batches:
+        rows = [sequences[index] for index in batch]
+        with torch.no_grad():
+            found, mask = token_logprobs(model, rows, TEMPERATURE), masks(rows)
+        assert not found[~mask].any()
+        for row, (index, allowed) in zip(found, zip(batch, mask, strict=True), strict=True):
+            with torch.no_grad():
+                expected = torch.cat([alone(model, call) for call in rollouts[index][2]])
+            assert torch.allclose(row[allowed], expected, atol=2e-5)
+
+
+def test_identical_rollouts_share_all_but_a_token(model: Any) -> None:
+    sequence, calls = conversation(Random(4), some_tokens(Random(5), 30), 3)
+    with torch.no_grad():
+        found = token_logprobs(model, [sequence] * 5, TEMPERATURE)
+        expected = torch.cat([alone(model, call) for call in calls])
+    for row in found:
+        assert torch.allclose(row[masks([sequence])[0]], expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo"])
+@pytest.mark.parametrize("normalisation", ["rollout-mean", "token-mean", "constant"])
+def test_the_gradient_is_that_of_one_sample_a_call(model: Any, loss: Any, normalisation: Any) -> None:
+    """Merged, batched and with shared beginnings; against each call alone and the plain loss over its tokens."""
+    options = GRPOOptions(loss=loss, normalisation=normalisation, temperature=TEMPERATURE, micro_batch_tokens=300)
+    rollouts = some_rollouts(2)
+    sequences = [sequence for _, sequence, _ in rollouts]
+    owner, gains = torch.tensor([one for one, _, _ in rollouts]), torch.tensor([1.0, -1.0, 0.5, -0.2])
+    whole = tokens_of_rollouts(masks(sequences), owner, len(gains))
+    random = Random(9)
+    spread = 1e-3 if loss == "gspo" else 0.5
+    model.zero_grad()
+    total, kept = 0.0, dict[int, tuple[list[float], list[float]]]()
+    for batch in micro_batches(sequences, options.micro_batch_tokens):
+        rows = [sequences[index] for index in batch]
+        mask = masks(rows)
+        now = token_logprobs(model, rows, TEMPERATURE)
+        noise = torch.tensor([[random.gauss(0, spread) for _ in row] for row in now])
+        old, sampled_by = now.detach() + noise, behaviours(rows)
+        part, _ = policy_loss(now, old, sampled_by, gains, mask, owner[batch], options, rollout_tokens=whole)
+        part.backward()
+        total += float(part.detach())
+        for place, index in enumerate(batch):
+            kept[index] = (old[place][mask[place]].tolist(), now.detach()[place][mask[place]].tolist())
+    ours = gradients(model)
+
+    model.zero_grad()
+    pieces = [torch.cat([alone(model, call) for call in calls]) for _, _, calls in rollouts]
+    values = [piece.detach().tolist() for piece in pieces]
+    sampled = [[one for one, of in zip(s.logprobs or (), s.loss_mask, strict=True) if of] for s in sequences]
+    plain = Batch(
+        logprobs=values,
+        old=[kept[index][0] for index in range(len(sequences))],
+        behaviour=sampled,
+        reference=values,
+        entropy=values,
+        mask=[[1] * len(row) for row in values],
+        advantages=gains.tolist(),
+        owner=owner.tolist(),
+    )
+    assert total == pytest.approx(plain_policy_loss(plain, options), abs=1e-5)
+    # The chain rule by hand: the plain loss's slope at every token, times the token's own gradient.
+    for s, piece in enumerate(pieces):
+        slope = [derivative(plain, options, s, t) for t in range(len(piece))]
+        (piece * torch.tensor(slope)).sum().backward()
+    assert float(ours.abs().max()) > 1e-3
+    assert torch.allclose(ours, gradients(model), atol=1e-5)
+
+
+def derivative(batch: Batch, options: GRPOOptions, row: int, column: int, step: float = 1e-6) -> float:
+    sides: list[float] = []
+    for sign in (1, -1):
+        moved = [list(one) for one in batch.logprobs]
+        moved[row][column] += sign * step
+        sides.append(plain_policy_loss(structs.replace(batch, logprobs=moved), options, frozen=batch.logprobs))
+    return (sides[0] - sides[1]) / (2 * step)
+
+
+def test_only_sampled_tokens_are_targets(model: Any) -> None:
+    """Each token in its turn as the last, where it can only be a target: its loss follows its mask."""
+    sequence, _ = conversation(Random(3), some_tokens(Random(1), 20), 3)
+    beside, _ = conversation(Random(6), sequence.token_ids[:20], 2)
+
+    def loss(one: Sequence) -> float:
+        rows = [one, beside]
+        with torch.no_grad():
+            now = token_logprobs(model, rows)
+            found, _ = policy_loss(
+                now,
+                now,
+                now,
+                torch.tensor([1.0, -0.5]),
+                masks(rows),
+                torch.tensor([0, 1]),
+                GRPOOptions(loss="cispo"),
+            )
+        return float(found)
+
+    for end in range(21, len(sequence.token_ids)):
+        until = Sequence(
+            token_ids=sequence.token_ids[: end + 1],
+            loss_mask=sequence.loss_mask[: end + 1],
+            logprobs=None,
+        )
+        other = (until.token_ids[-1] + 1) % VOCABULARY
+        changed = structs.replace(until, token_ids=(*until.token_ids[:-1], other))
+        assert (loss(changed) != loss(until)) == bool(sequence.loss_mask[end])
+
+
+def test_entropy_is_that_of_the_distribution(model: Any) -> None:
+    sequences = [sequence for _, sequence, _ in some_rollouts(5)][2:4]
+    found = scores(model, sequences, TEMPERATURE, entropy_gradient=True)
+    assert found.entropy.requires_grad
+    assert not scores(model, sequences, TEMPERATURE).entropy.requires_grad
+    for row, sequence in zip(found.entropy.detach(), sequences, strict=True):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([sequence.token_ids])).logits[0] / TEMPERATURE
+        expected = torch.distributions.Categorical(logits=logits).entropy()
+        for at, sampled in enumerate(sequence.loss_mask):
+            assert float(row[at]) == pytest.approx(float(expected[at - 1]) if sampled else 0.0, abs=1e-5)
+
+
+def test_with_gradient_checkpointing_nothing_is_kept_and_all_is_the_same(model: Any, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    sequences = [sequence for _, sequence, _ in some_rollouts(0)][2:]
+    checkpointed = AutoModelForCausalLM.from_pretrained(make_model(tmp_path, seed=1), dtype=torch.float32)
+    checkpointed.activation_checkpointing_enable()
+    checkpointed.train()
+    found = []
+    for one in (model, checkpointed):
+        one.zero_grad()
+        logprobs = token_logprobs(one, sequences)
+        logprobs.sum().backward()
+        found.append((logprobs.detach(), gradients(one)))
+    assert torch.allclose(found[0][0], found[1][0], atol=2e-5)
+    assert torch.allclose(found[0][1], found[1][1], atol=2e-3, rtol=1e-4)
+
+
+def test_a_sequence_without_logprobs_leaves_none_for_the_batch() -> None:
+    one = Sequence(token_ids=(1, 2, 3), loss_mask=(0, 1, 1), logprobs=(0.0, -0.5, -0.25))
+    short = Sequence(token_ids=(1, 2), loss_mask=(0, 1), logprobs=(0.0, -1.0))
+    rows = behaviours([one, short])
+    assert rows is not None and rows.tolist() == [[0.0, -0.5, -0.25], [0.0, -1.0, 0.0]]
+    assert behaviours([one, structs.replace(short, logprobs=None)]) is None
+
+
+def test_a_first_token_has_nothing_to_predict_it(model: Any) -> None:
+    one = Sequence(token_ids=(5, 6, 7), loss_mask=(1, 1, 1), logprobs=(-1.0, -1.0, -1.0))
+    assert masks([one]).tolist() == [[False, True, True]]
+    with torch.no_grad():
+        found = token_logprobs(model, [one])
+    assert float(found[0, 0]) == 0.0 and all(map(math.isfinite, found[0].tolist()))
+
+
+lengths = st.lists(st.tuples(st.integers(2, 60), st.integers(0, 40), st.booleans()), max_size=25)
+
+
+@given(lengths, st.integers(1, 400))
+@settings(max_examples=150, deadline=None)
+def test_micro_batches_hold_every_sequence_once_and_the_budget(
+    rows: list[tuple[int, int, bool]], budget: int
+) -> None:
+    start = tuple(range(100, 140))
+    sequences: list[Sequence] = []
+    for number, (length, shared, sampled) in enumerate(rows):
+        tokens = (start[:shared] + tuple(Random(number).choices(range(50), k=length)))[:length]
+        mask = (0,) * (length - 1) + (int(sampled),)
+        sequences.append(Sequence(token_ids=tokens, loss_mask=mask, logprobs=None))
+    batches = micro_batches(sequences, budget)
+    used = sorted(index for batch in batches for index in batch)
+    assert used == [index for index, one in enumerate(sequences) if one.sampled]
+    sizes = [len(batch) * max(len(sequences[index].token_ids) for index in batch) for batch in batches]
+    assert all(size <= budget or len(batch) == 1 for size, batch in zip(sizes, batches, strict=True))
+    assert sizes == sorted(sizes, reverse=True)
+    assert batches == micro_batches(sequences, budget)
+
+
+def test_what_begins_alike_goes_together() -> None:
+    random = Random(0)
+    tasks = [some_tokens(random, 300), some_tokens(random, 300)]
+    sequences = [
+        Sequence(
+            token_ids=tasks[at % 2] + some_tokens(random, 20 + at),
+            loss_mask=(0,) * 300 + (1,) * (20 + at),
+            logprobs=None,
+        )
+        for at in range(8)
+    ]
+    assert sorted(map(sorted, micro_batches(sequences, 4000))) == [[0, 2, 4, 6], [1, 3, 5, 7]]

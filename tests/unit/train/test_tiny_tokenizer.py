@@ -1,0 +1,173 @@
+"""The tiny model's tokenizer and chat template: the same tokens to the gateway, to transformers and to TRL."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.gateway.exact.codec import LocalCodec
+from understudy.gateway.exact.template import ChatTemplate
+from understudy.model.shipped import TINY, directory_of
+from understudy.model.tokenizer import SPECIAL_TOKENS
+from understudy.tasks.functions import modules
+from understudy.train.tiny import corpus, tokenizer
+
+from support.tiny import encode
+
+pytest.importorskip("transformers")
+
+Message = corpus.Message
+
+
+@pytest.fixture(scope="module")
+def reader(tiny_tokenizer: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_tokenizer)
+
+
+def ids(reader: Any, text: str) -> list[int]:
+    return reader.encode(text, add_special_tokens=False)
+
+
+def test_it_is_small_and_knows_the_special_tokens(reader: Any) -> None:
+    assert len(reader) <= tokenizer.VOCABULARY
+    assert [reader.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS] == list(range(len(SPECIAL_TOKENS)))
+    assert (reader.eos_token, reader.pad_token) == ("<|im_end|>", "<|endoftext|>")
+    assert reader.model_max_length == tokenizer.CONTEXT
+
+
+def test_the_shipped_model_has_the_template_and_the_special_tokens_that_are_written(tiny_tokenizer: Path) -> None:
+    shipped = directory_of(TINY)
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        assert (shipped / name).read_bytes() == (tiny_tokenizer / name).read_bytes(), name
+    ours, written = (json.loads((place / "tokenizer.json").read_text()) for place in (shipped, tiny_tokenizer))
+    assert ours["added_tokens"] == written["added_tokens"]
+
+
+AROUND = [
+    ("def ", "("),
+    ("(", ","),
+    (", ", ")"),
+    ("`", "`"),
+    ("/workspace/lib/", ".py"),
+    ("\n    return ", " + 2"),
+]
+AROUND += [('"return len(', ')"'), ("        ", "[0]\n"), ("2\tdef ", "():"), ("Return the sum of ", " and it.")]
+
+
+def test_a_name_is_the_same_tokens_wherever_it_stands(reader: Any) -> None:
+    """Names that the tokenizer never saw: copying one is copying its tokens."""
+    for module in itertools.islice(modules(7, "held-out"), 20):
+        for name in (function.name for function in module.functions):
+            for before, after in AROUND:
+                whole = ids(reader, before + name + after)
+                assert whole == [*ids(reader, before), *ids(reader, name), *ids(reader, after)], (before, name)
+
+
+@given(st.text())
+def test_every_text_comes_back(reader: Any, text: str) -> None:
+    assert reader.decode(ids(reader, text)) == text
+
+
+PLAIN = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+CALLS = [
+    {"type": "function", "id": str(number), "function": {"name": "Read", "arguments": f'{{ "a":{number}}}'}}
+    for number in (1, 2)
+]
+CONVERSATIONS: dict[str, list[Message]] = {
+    "a question": PLAIN,
+    "no system": PLAIN[1:],
+    "two calls, two results": [
+        *PLAIN,
+        {"role": "assistant", "content": "é", "tool_calls": CALLS},
+        {"role": "tool", "content": "one", "tool_call_id": "1"},
+        {"role": "tool", "content": "", "tool_call_id": "2"},
+    ],
+    "a call, then words": [
+        *PLAIN,
+        {"role": "assistant", "content": "", "tool_calls": CALLS[:1]},
+        {"role": "tool", "content": "one", "tool_call_id": "1"},
+        {"role": "assistant", "content": "So.\n"},
+        {"role": "user", "content": "Go on."},
+    ],
+    **{
+        f"of the corpus, {behaviour}": next(corpus.conversations(3, "held-out", {behaviour: 1.0}))
+        for behaviour in corpus.BEHAVIOURS
+    },
+}
+
+
+@pytest.mark.parametrize("generation_prompt", [False, True])
+@pytest.mark.parametrize("tools", [[], corpus.tool_definitions()], ids=["no tools", "tools"])
+@pytest.mark.parametrize("name", CONVERSATIONS)
+async def test_the_gateway_and_transformers_render_and_encode_alike(
+    name: str, tools: list[dict[str, Any]], generation_prompt: bool, tiny_tokenizer: Path, reader: Any
+) -> None:
+    messages = CONVERSATIONS[name]
+    theirs = reader.apply_chat_template(
+        messages, tools=tools or None, add_generation_prompt=generation_prompt, tokenize=False
+    )
+    ours = ChatTemplate({"default": tokenizer.chat_template()}, {}, str).render(
+        messages, tools, generation_prompt=generation_prompt, template_args={}
+    )
+    assert ours == theirs
+    codec = LocalCodec.load(str(tiny_tokenizer))
+    rendered = await codec.render(messages, tools, generation_prompt=generation_prompt)
+    assert rendered == ids(reader, theirs)
+    assert await codec.decode(rendered) == theirs
+    assert await codec.context_length() == tokenizer.CONTEXT
+
+
+def test_arguments_that_are_objects_read_as_the_corpus_writes_them(reader: Any) -> None:
+    """Exports have them so."""
+    (written,) = itertools.islice(corpus.conversations(3, "train", {"solves": 1.0}), 1)
+    parsed: list[Message] = []
+    for message in written:
+        calls = [
+            {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+            for call in message.get("tool_calls", ())
+        ]
+        parsed.append({**message, "tool_calls": calls} if calls else message)
+    assert encode(reader, parsed) == encode(reader, written)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CONVERSATIONS if "a question" not in name and "no sys" not in name]
+)
+def test_what_the_assistant_says_is_learned_to_the_end_of_its_turn(name: str, reader: Any) -> None:
+    messages = CONVERSATIONS[name]
+    tokens, said = encode(reader, messages)
+    turns = [
+        reader.decode([token for token, _ in pairs])
+        for is_said, pairs in itertools.groupby(zip(tokens, said, strict=True), key=lambda pair: pair[1])
+        if is_said
+    ]
+    functions = [[call["function"] for call in message.get("tool_calls", ())] for message in messages]
+    calls = [
+        "".join(
+            f'<tool_call>{{"name": "{one["name"]}", "arguments": {one["arguments"]}}}</tool_call>' for one in some
+        )
+        for some in functions
+    ]
+    written = [
+        f"{message['content']}{called}<|im_end|>"
+        for message, called in zip(messages, calls, strict=True)
+        if message["role"] == "assistant"
+    ]
+    assert turns == written
+
+
+def test_trl_takes_the_template_as_it_is(reader: Any) -> None:
+    """It would put another in its place where new messages changed old ones, or no end was learned."""
+    utils: Any = pytest.importorskip("trl.chat_template_utils")
+    assert utils.has_generation_markers(reader.chat_template)
+    assert utils.is_chat_template_prefix_preserving(reader)
+    assert utils.is_chat_template_stop_token_trained(reader)
+    assert utils.supports_tool_calling(reader)

@@ -1,0 +1,117 @@
+"""The trainer in a process of its own, driven as the loop drives it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import uvloop
+
+pytest.importorskip("torch")
+
+from msgspec import structs
+
+from understudy.errors import ConfigError
+from understudy.train.data import write_groups
+from understudy.train.options import GRPOOptions
+from understudy.train.trainer import Trainer, start_trainer
+from understudy.train.weights import read_written
+
+from support.train import make_groups
+
+OPTIONS = GRPOOptions(learning_rate=1e-2)
+
+
+def saved(directory: Path) -> bytes:
+    return (directory / "model.safetensors").read_bytes()
+
+
+async def test_it_goes_on_from_what_it_saved_and_its_death_is_said(model: Path, tmp_path: Path):
+    groups = tmp_path / "groups.msgpack"
+    write_groups(groups, make_groups())
+    async with start_trainer(model, OPTIONS, threads=1) as trainer:
+        assert trainer.ready.step == 0 and trainer.ready.trained == trainer.ready.parameters > 0
+        first = await trainer.update(groups, 1, "step-0001", tmp_path / "one")
+        assert first.updated and first.version == "step-0001" and first.groups == 3
+        with pytest.raises(ConfigError, match="cannot be read"):
+            await trainer.update(tmp_path / "none", 2, "step-0002", tmp_path / "two")
+        second = await trainer.update(groups, 2, "step-0002", tmp_path / "two")
+    written = read_written(tmp_path / "two")
+    assert written is not None and written.version == "step-0002"
+    async with start_trainer(model, OPTIONS, resume=tmp_path / "one", threads=1) as trainer:
+        assert trainer.ready.step == 1
+        again = await trainer.update(groups, 2, "step-0002", tmp_path / "again")
+        os.kill(trainer.pid, 9)
+        with pytest.raises(ConfigError, match=r"ended by signal 9.*--micro-batch-tokens"):
+            await trainer.update(groups, 3, "step-0003", tmp_path / "three")
+    assert not (tmp_path / "three").exists()
+    assert structs.replace(again, seconds=0) == structs.replace(second, seconds=0)
+    assert saved(tmp_path / "again") == saved(tmp_path / "two") != saved(tmp_path / "one")
+
+
+async def test_a_model_that_cannot_be_loaded_is_said(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        async with start_trainer(tmp_path, OPTIONS):
+            pass
+
+
+def test_it_ends_with_who_started_it(model: Path):
+    program = (
+        "import asyncio, sys\n"
+        "from pathlib import Path\n"
+        "from understudy.train.options import GRPOOptions\n"
+        "from understudy.train.trainer import start_trainer\n"
+        "async def main():\n"
+        "    async with start_trainer(Path(sys.argv[1]), GRPOOptions(), threads=1) as trainer:\n"
+        "        print(trainer.pid, flush=True)\n"
+        "        await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, model], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.kill()
+    until = time.monotonic() + 60
+    while _runs(worker) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _runs(worker)
+
+
+def test_a_death_long_before_the_next_order_is_said(tmp_path: Path):
+    (tmp_path / "fleeting.py").write_text("print('no room', file=__import__('sys').stderr)")
+
+    async def order() -> None:
+        async with Trainer.running("fleeting", [], {**os.environ, "PYTHONPATH": str(tmp_path)}) as trainer:
+            await trainer._wait()
+            await asyncio.sleep(0.1)  # until the pipe is closed, too
+            await trainer.update(tmp_path / "groups", 1, "step-0001", tmp_path / "one")
+
+    with pytest.raises(ConfigError, match="the trainer's process ended with exit code 0; its last words: no room"):
+        uvloop.run(order())
+
+
+async def test_orders_that_make_no_sense_are_answered(model: Path):
+    command = [sys.executable, "-m", "understudy.train.worker", "--model", str(model)]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    assert process.stdin is not None and process.stdout is not None
+    assert json.loads(await process.stdout.readline())["ready"] is True
+    for order, said in ((b"no\n", "makes no sense"), (b'{"op": "dance"}\n', "'dance'")):
+        process.stdin.write(order)
+        answer = json.loads(await process.stdout.readline())
+        assert said in answer["error"]["message"]
+    process.stdin.close()
+    assert await process.wait() == 0
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
