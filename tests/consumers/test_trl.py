@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from understudy import adapters
+from understudy import plugins
 from understudy.export.base import traits_of
 from understudy.export.corpus import Corpus, Selection
 from understudy.redact.redactor import Redactor
@@ -46,7 +46,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     put_rollouts(work / "store")
     with Store.open(work / "store", create=False) as opened:
         for place, (_, name, options) in EXPORTS.items():
-            function = adapters.load("exports", name)
+            function = plugins.load("exports", name)
             selection = Selection(test_share=0.0, origins=traits_of(function).origins)
             function(Corpus(opened, selection, Redactor(bytes(32))), work / place, **options)
     done = subprocess.run(

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from understudy.adapters import load
 from understudy.errors import GraderError
 from understudy.grade.validate import known, validate
 from understudy.grade.verdict import grade
+from understudy.plugins import load
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from understudy.adapters import load
 from understudy.grade.patch import NO_PATCH, extract_patch
+from understudy.plugins import load
 from understudy.sandbox.base import Sandboxes, SandboxSpec
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import prepare, sandbox_spec

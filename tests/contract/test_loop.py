@@ -439,7 +439,7 @@ async def test_two_loops_do_not_share_a_directory(order: Order, policy: FakePoli
         said = ""
 
         def began(self, loop: Loop) -> None:
-            from understudy.locks import locked
+            from understudy.util.locks import locked
 
             try:
                 with locked(LoopDirectory(Path(order.root)).lock, busy="busy"):

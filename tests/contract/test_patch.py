@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from understudy.adapters import load
 from understudy.grade.diff import parse
 from understudy.grade.patch import MAX_PATCH_BYTES, NO_PATCH, extract_patch, gate
+from understudy.plugins import load
 from understudy.sandbox.base import Limits, Sandbox, Sandboxes
 from understudy.sandbox.docker.container import DockerSandbox
 from understudy.tasks.environment import TaskEnvironment

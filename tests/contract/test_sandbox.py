@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy import adapters
+from understudy import plugins
 from understudy.errors import SandboxError
 from understudy.sandbox.base import Limits, Mount, Sandbox, Sandboxes, SandboxSpec
 
@@ -22,7 +22,7 @@ async def kind(request: pytest.FixtureRequest) -> AsyncIterator[Sandboxes]:
     options = {}
     if request.param == "docker":
         options = {"image": test_image(request.getfixturevalue("engine"))}
-    sandboxes: Sandboxes = adapters.load("sandboxes", request.param)(**options)
+    sandboxes: Sandboxes = plugins.load("sandboxes", request.param)(**options)
     if problems := sandboxes.problems():
         pytest.skip("; ".join(problems))
     yield sandboxes

@@ -10,7 +10,7 @@ from pathlib import Path
 from understudy.gateway.config import GatewayConfig, ModelConfig, ModelsConfig
 from understudy.gateway.listen import tcp_socket
 from understudy.gateway.serve.supervisor import supervise
-from understudy.locks import locked
+from understudy.util.locks import locked
 
 from fakes.vllm import FakeVLLM
 from support import until

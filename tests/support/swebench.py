@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from understudy.config import cache_dir
-from understudy.locks import locked
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, sandbox_spec
 from understudy.types import SuiteChecks
+from understudy.util.locks import locked
 
 VERSION = "5.0.2"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from understudy.config import CLAUDE_CODE_VERSION, cache_dir
 from understudy.errors import ConfigError
-from understudy.locks import locked
+from understudy.util.locks import locked
 
 _ARCHITECTURES = {"x86_64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from understudy.errors import ConfigError, TaskError
-from understudy.locks import locked, make_readable
 from understudy.tasks.environment import python_environment
 from understudy.tasks.sources import materialise
 from understudy.types import Sdist
+from understudy.util.locks import locked, make_readable
 
 # Its wheels hold a Claude Code of 360 MiB, which is not used here; the source has only the SDK.
 SDK = Sdist("claude-agent-sdk", "0.2.186", "16cb01af8309d371aae7c214b69d1a85f283a5aed06fc16054c1bc356c92f7a3")

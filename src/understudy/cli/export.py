@@ -32,12 +32,12 @@ class _Formats(TyperGroup):
     """The formats as commands, each made when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        from understudy.adapters import names
+        from understudy.plugins import names
 
         return names("exports")
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        from understudy.adapters import load, names
+        from understudy.plugins import load, names
 
         return _command(cmd_name, load("exports", cmd_name)) if cmd_name in names("exports") else None
 

@@ -117,13 +117,13 @@ async def _load(
     sandbox: str | None, specs: Sequence[str], images: ImageChoice, instance_ids: Sequence[str] | None
 ) -> Loaded:
     """The tasks that are asked for. Raises ConfigError for an id that is none of theirs."""
-    from understudy import adapters
+    from understudy import plugins
     from understudy.config import cache_dir
     from understudy.sandbox.base import usable
     from understudy.tasks.base import load_all
 
     # Without a choice it is for task folders only; whether it works here is asked when it is known to be used.
-    sandboxes = usable(sandbox, _options(sandbox)) if sandbox else adapters.load("sandboxes", LOCAL)()
+    sandboxes = usable(sandbox, _options(sandbox)) if sandbox else plugins.load("sandboxes", LOCAL)()
     try:
         loaded = await load_all(
             specs, sandboxes=sandboxes, cache=cache_dir(), images=images, instance_ids=instance_ids
@@ -203,7 +203,7 @@ class _Work:
         """Grade all; the first Ctrl-C or SIGTERM lets what runs finish, the second stops at once."""
         from understudy.cli.interrupts import run_stoppable
         from understudy.grade.reports import LOGS
-        from understudy.locks import locked
+        from understudy.util.locks import locked
 
         stop = asyncio.Event()
 

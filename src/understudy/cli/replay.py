@@ -143,7 +143,7 @@ def _chosen(teachers: Teachers, file: Path, judge: str | None, max_tokens: int |
 
 def _run(store: Store, work: Replay, options: Options, as_json: bool) -> None:
     from understudy.cli.interrupts import interrupted, run_stoppable
-    from understudy.locks import locked
+    from understudy.util.locks import locked
 
     busy = f"another process is at work on the replay {options.name!r} of {store.directory}; wait for it to end"
     with locked(store.directory / f".replay-{options.name}.lock", busy=busy):

@@ -18,7 +18,7 @@ from understudy.store.keys import CLIENT
 from understudy.trajectory.blocks import Block
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Attempt, Call, ErrorInfo, Integrity, Rollout, Task, Verdict
-from understudy.visible import visible
+from understudy.util.text import visible
 
 _LINES, _CHARACTERS = 12, 2000
 _UNWRAPPED = 1 << 16

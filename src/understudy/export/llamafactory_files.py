@@ -16,7 +16,7 @@ from understudy.errors import ConfigError
 from understudy.export.base import replacing
 from understudy.export.files import JsonLines
 from understudy.export.llamafactory_rows import Form
-from understudy.locks import locked
+from understudy.util.locks import locked
 
 Stage = Literal["sft", "dpo", "kto"]
 Finetuning = Literal["lora", "full"]

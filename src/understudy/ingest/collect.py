@@ -30,10 +30,10 @@ from understudy.ingest.parquet import ParquetFile, part
 from understudy.ingest.processes import Job, Progress, Report, held, results
 from understudy.ingest.shelf import Shelf
 from understudy.ingest.states import ID_BYTES, Counts, Read, Selection
-from understudy.locks import locked
 from understudy.redact.report import Report as Replaced
 from understudy.redact.report import put_beside
 from understudy.store import Store
+from understudy.util.locks import locked
 
 _WHOLE = "whole"
 _MANIFEST = "manifest"

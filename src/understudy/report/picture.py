@@ -10,7 +10,7 @@ from understudy.errors import ConfigError
 from understudy.report import words
 from understudy.report.charts import place
 from understudy.report.figures import Figures, Point
-from understudy.visible import visible
+from understudy.util.text import visible
 
 _MOODS = {"better": "#0a7d57", "worse": "#b3321f", "open": "#5d636d"}
 _MAIN, _SIDE, _SOFT, _LINE = "#2559c9", "#b07a1e", "#666b73", "#e3e1da"

@@ -8,7 +8,7 @@ from html import escape
 
 from msgspec import Struct
 
-from understudy.visible import visible
+from understudy.util.text import visible
 
 _WIDTH, _HEIGHT = 560.0, 240.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 16.0, 12.0, 34.0

@@ -11,7 +11,7 @@ from rich.text import Text
 from understudy.report import words
 from understudy.report.figures import Figures, Point
 from understudy.report.runs import gain
-from understudy.visible import visible
+from understudy.util.text import visible
 
 _MOODS = {"better": "bold green", "worse": "bold red", "open": "bold yellow"}
 _MOST = 24

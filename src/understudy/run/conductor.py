@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from understudy import adapters
+from understudy import plugins
 from understudy.agents.base import Agent
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, StoreError, TaskError, UnderstudyError
@@ -26,7 +26,6 @@ from understudy.gateway.config import EMBEDDED_MODEL, GatewayConfig
 from understudy.gateway.control import Control
 from understudy.gateway.keys import Keys
 from understudy.gateway.opened import opened
-from understudy.locks import locked
 from understudy.model.process import start_server
 from understudy.run.attempt import Workbench, execute, make_ready
 from understudy.run.config import RunConfig
@@ -38,6 +37,7 @@ from understudy.store.store import Store
 from understudy.tasks.environment import environment_for
 from understudy.tasks.records import dump
 from understudy.types import Attempt, Rollout, Task, Verdict
+from understudy.util.locks import locked
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -125,7 +125,7 @@ async def conduct(
     """
     started = time.monotonic()
     cache = cache_dir()
-    agent: Agent = adapters.load("agents", config.agent)(**config.agent_options, **agent_extras)
+    agent: Agent = plugins.load("agents", config.agent)(**config.agent_options, **agent_extras)
     if problems := agent.problems():
         raise ConfigError("\n".join(problems))
     if not config.starts_server:

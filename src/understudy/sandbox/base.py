@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 from msgspec import Struct, field
 
-from understudy import adapters
+from understudy import plugins
 from understudy.errors import ConfigError
 
 
@@ -254,7 +254,7 @@ def usable(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
 
     Raises ConfigError when there is none, or when it cannot work here.
     """
-    kind: Sandboxes = adapters.load("sandboxes", name)(**(options or {}))
+    kind: Sandboxes = plugins.load("sandboxes", name)(**(options or {}))
     if problems := kind.problems():
         raise ConfigError("\n".join(problems))
     return kind

@@ -13,13 +13,13 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import TaskError
-from understudy.locks import locked
 from understudy.sandbox.base import Sandbox, Sandboxes
 from understudy.tasks import checks, reach_plugin
 from understudy.tasks.catalog import Package
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
 from understudy.types import PytestChecks, Task
+from understudy.util.locks import locked
 
 _RUN_TIMEOUT_S = 300.0
 

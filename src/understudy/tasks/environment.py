@@ -12,8 +12,8 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from understudy.errors import ConfigError
-from understudy.locks import locked, make_readable
 from understudy.sandbox.base import Mount, Sandboxes
+from understudy.util.locks import locked, make_readable
 
 # Pure Python wheels, so that one hash serves every machine.
 _PINS = """\

@@ -21,12 +21,12 @@ import msgspec
 from msgspec import Struct, field
 
 from understudy.errors import ConfigError, TaskError
-from understudy.locks import locked, make_readable
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
 from understudy.tasks.checks import PLUGIN_MOUNT, REWARDS
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.sources import materialise, relative_path
 from understudy.types import Directory, ImageTree, PytestChecks, ScriptChecks, Source, Task
+from understudy.util.locks import locked, make_readable
 
 GIT_MOUNT = "/opt/understudy/git"
 """Where the pristine git directory is in a sandbox, for runs with `reveal=True`."""

@@ -16,7 +16,6 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import ConfigError
-from understudy.locks import locked
 from understudy.model.process import start_server
 from understudy.run.collector import Collector, Manner, Served
 from understudy.sandbox.base import Sandboxes
@@ -29,6 +28,7 @@ from understudy.train.state import LoopConfig, LoopDirectory, LoopState, version
 from understudy.train.trainer import start_trainer
 from understudy.train.watcher import Tracking, Watcher
 from understudy.types import Task
+from understudy.util.locks import locked
 
 _SAMPLE_BYTES = 1 << 20
 _FILES = ("config.json", "tokenizer.json", "chat_template.jinja", "tokenizer_config.json")

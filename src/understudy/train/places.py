@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from understudy.errors import ConfigError
-from understudy.locks import locked
 from understudy.train.weights import TRAINING, Written, save_model
+from understudy.util.locks import locked
 
 CHECKPOINTS = "checkpoints"
 _FINAL = "final"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import understudy as package
-from understudy import adapters
+from understudy import plugins
 from understudy.errors import ConfigError
 
 from support import understudy
@@ -110,7 +110,7 @@ def test_a_key_with_a_budget_of_nothing_is_refused_and_the_old_one_goes_on_worki
 
 def test_an_unknown_adapter_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match="claude-code, shell"):
-        adapters.load("agents", "nobody")
+        plugins.load("agents", "nobody")
 
 
 def test_show_and_export_of_a_directory_without_a_store(tmp_path: Path):

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from understudy import adapters
+from understudy import plugins
 from understudy.cli.export import app, few
 from understudy.errors import ConfigError
 from understudy.export import trl_sft
@@ -55,7 +55,7 @@ def render(messages: list[dict[str, Any]], tools: Any) -> str:
 
 def export(directory: Path, name: str, output: Path, *, unredacted: bool = False, **given: Any) -> Exported:
     chosen = {key: given.pop(key) for key in list(given) if key in Selection.__struct_fields__}
-    function = adapters.load("exports", name)
+    function = plugins.load("exports", name)
     traits = traits_of(function)
     with Store.open(directory, create=False) as store:
         selection = Selection(**{"roles": traits.roles, "origins": traits.origins, "test_share": 0.0, **chosen})
@@ -331,9 +331,9 @@ def test_help_lists_every_format_and_its_own_options():
         return done.output
 
     listed = said()
-    for name in adapters.names("exports"):
+    for name in plugins.names("exports"):
         assert f"{name} " in listed
-        assert ("--from" in said(name)) == (len(traits_of(adapters.load("exports", name)).origins) > 1)
+        assert ("--from" in said(name)) == (len(traits_of(plugins.load("exports", name)).origins) > 1)
     assert "--exact" in said("trl-sft")
 
 
@@ -349,8 +349,8 @@ def test_a_summary_names_a_few_files_of_many(tmp_path: Path):
 
 
 def test_every_format_is_an_exporter():
-    for name in adapters.names("exports"):
-        function = adapters.load("exports", name)
+    for name in plugins.names("exports"):
+        function = plugins.load("exports", name)
         assert callable(function) and function.__doc__
         assert traits_of(function).origins
     assert traits_of(trl_sft.export).solved_only

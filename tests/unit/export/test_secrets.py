@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from understudy import adapters
+from understudy import plugins
 from understudy.errors import ConfigError
 from understudy.export.base import traits_of
 from understudy.export.corpus import Corpus, Selection
@@ -179,7 +179,7 @@ def planted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def run(directory: Path, output: Path, name: str, options: dict[str, Any], *, unredacted: bool) -> str:
-    function = adapters.load("exports", name)
+    function = plugins.load("exports", name)
     with Store.open(directory, create=False) as store:
         selection = Selection(origins=("sessions",), test_share=0.0)
         redactor = None if unredacted else Redactor(bytes(range(32)))
@@ -202,9 +202,7 @@ def test_no_secret_is_in_an_export(
 
 def test_every_format_with_sessions_is_looked_into():
     with_sessions = [
-        name
-        for name in adapters.names("exports")
-        if "sessions" in traits_of(adapters.load("exports", name)).origins
+        name for name in plugins.names("exports") if "sessions" in traits_of(plugins.load("exports", name)).origins
     ]
     assert sorted({name for name, _ in EXPORTS}) == with_sessions
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from understudy import adapters
+from understudy import plugins
 from understudy.errors import ConfigError
 from understudy.export.base import Exported, Report, silent, traits_of
 from understudy.export.corpus import Corpus, Selection
@@ -33,7 +33,7 @@ ROWS = ["atif", "llamafactory", "openai", "trl-kto", "trl-sft", "verl"]
 
 def export(directory: Path, name: str, output: Path, report: Report = silent, **options: Any) -> Exported:
     chosen = {key: options.pop(key) for key in list(options) if key in Selection.__struct_fields__}
-    function = adapters.load("exports", name)
+    function = plugins.load("exports", name)
     given = {"origins": traits_of(function).origins, "test_share": 0.0, **chosen}
     with Store.open(directory, create=False) as store:
         return function(Corpus(store, Selection(**given), Redactor(bytes(32))), output, report=report, **options)

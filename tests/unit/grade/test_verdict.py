@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from understudy.adapters import load
 from understudy.config import cache_dir
 from understudy.errors import GraderError, SandboxError, TaskError
 from understudy.grade.diff import parse
 from understudy.grade.patch import NO_PATCH, gate
 from understudy.grade.validate import validate
 from understudy.grade.verdict import grade, judge
+from understudy.plugins import load
 from understudy.sandbox.base import Limits, Mount, Sandbox, Sandboxes, SandboxSpec
 from understudy.sandbox.local import LocalSandboxes
 from understudy.tasks.checks import PytestReport

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy import adapters
+from understudy import plugins
 from understudy.errors import ConfigError, StoreError
 from understudy.export.corpus import Corpus, Selection
 from understudy.store import Store
@@ -53,14 +53,14 @@ def test_a_group_is_the_rollouts_of_a_task_and_a_sequence_their_merged_calls(run
 def test_an_export_of_tokens_gives_the_same_groups(run: Path, tmp_path: Path):
     pytest.importorskip("pyarrow")
     with Store.open(run, create=False) as store:
-        function = adapters.load("exports", "trl-tokens")
+        function = plugins.load("exports", "trl-tokens")
         function(Corpus(store, Selection(origins=("rollouts",), test_share=0.0)), tmp_path / "export")
     assert list(groups([tmp_path / "export"])) == list(groups([run]))
 
 
 def exported(run: Path, output: Path) -> Path:
     with Store.open(run, create=False) as store:
-        function = adapters.load("exports", "trl-tokens")
+        function = plugins.load("exports", "trl-tokens")
         function(Corpus(store, Selection(origins=("rollouts",), test_share=0.0)), output)
     return output
 
@@ -101,7 +101,7 @@ def test_rollouts_of_another_temperature_are_said(tmp_path: Path, model: Path):
 def test_an_export_without_tokens_says_which_has_them(tmp_path: Path):
     put_rollouts(tmp_path / "run")
     with Store.open(tmp_path / "run", create=False) as store:
-        function = adapters.load("exports", "openai")
+        function = plugins.load("exports", "openai")
         function(Corpus(store, Selection(origins=("rollouts",))), tmp_path / "export")
     with pytest.raises(ConfigError, match=r"openai.*understudy export trl-tokens"):
         list(groups([tmp_path / "export"]))

@@ -18,7 +18,7 @@ pytest.importorskip("trl")
 import torch
 from msgspec import structs
 
-from understudy import adapters
+from understudy import plugins
 from understudy.errors import ConfigError
 from understudy.export.base import traits_of
 from understudy.export.corpus import Corpus, Selection
@@ -60,7 +60,7 @@ def sequences() -> list[Sequence]:
 
 def exported(run: Path, output: Path, name: str, **options: Any) -> Path:
     pytest.importorskip("pyarrow")
-    function = adapters.load("exports", name)
+    function = plugins.load("exports", name)
     with Store.open(run, create=False) as store:
         selection = Selection(origins=("rollouts",), test_share=0.0, solved_only=traits_of(function).solved_only)
         function(Corpus(store, selection), output, **options)

@@ -19,8 +19,8 @@ from understudy.gateway.serve.admin import Admin
 from understudy.gateway.serve.keys import issue
 from understudy.gateway.serve.orders import Address, admin_key, announce
 from understudy.gateway.serve.supervisor import Supervisor, supervise
-from understudy.locks import locked
 from understudy.store.store import Store
+from understudy.util.locks import locked
 
 FIRST_CLIENT = "default"
 _LEFT_OVER_S = 30.0
