@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from understudy.errors import BackendError
 from understudy.gateway.backends.answer import Assembly, read_chunk
-from understudy.gateway.backends.base import ChatRequest, ContextOverflow, Delta, Generation, ToolCall
 from understudy.gateway.backends.chat import ChatBackend
 from understudy.gateway.backends.openai import OpenAIBackend
 from understudy.gateway.backends.sglang import SGLangBackend
@@ -23,6 +22,8 @@ from understudy.gateway.backends.sse import Splitter
 from understudy.gateway.backends.vllm import EmbeddedBackend, VLLMBackend
 from understudy.model.process import start_server
 from understudy.types import PolicySpan
+from understudy.wire.errors import ContextOverflow
+from understudy.wire.model import ChatRequest, Delta, Generation, ToolCall
 
 from fakes.sglang import FakeSGLang
 from fakes.vllm import FakeVLLM, Raw, Refuse, Say, Step, event

@@ -14,7 +14,6 @@ import aiohttp
 import pytest
 
 from understudy.errors import BackendError, ConfigError
-from understudy.gateway.backends.base import ChatRequest, ContextOverflow, Conversation, Generation
 from understudy.gateway.backends.http import HttpClient
 from understudy.gateway.exact.backend import ExactBackend
 from understudy.gateway.exact.codec import LocalCodec, ServerCodec
@@ -24,6 +23,8 @@ from understudy.gateway.exact.tree import Forest
 from understudy.model import tokenizer as tokenizer_module
 from understudy.model.process import start_server
 from understudy.types import PolicySpan
+from understudy.wire.errors import ContextOverflow
+from understudy.wire.model import ChatRequest, ConversationHandle, Generation
 
 from fakes.claude_tools import converse, tool_definitions
 from fakes.tokens import FakeTokens, Refusal, Sample, Step
@@ -97,7 +98,7 @@ class Talk:
 
     def __init__(self, backend: ExactBackend, *, tools: bool = True) -> None:
         self.backend = backend
-        self.conversation = Conversation("attempt")
+        self.conversation = ConversationHandle("attempt")
         self.messages: list[Message] = []
         self.tools = TOOLS if tools else []
         self.made: list[tuple[ChatRequest, Generation]] = []

@@ -16,9 +16,9 @@ from aiohttp import web
 
 from understudy.errors import BackendError
 from understudy.gateway.backends import http, sse
-from understudy.gateway.backends.base import ChatRequest
 from understudy.gateway.backends.http import Unserved
 from understudy.gateway.backends.vllm import VLLMBackend
+from understudy.wire.model import ChatRequest
 
 GOOD: dict[str, Any] = {
     "model": "m",

@@ -12,12 +12,14 @@ from aiohttp import web
 
 from understudy.errors import BackendError
 from understudy.gateway.backends.anthropic import AnthropicRelay
-from understudy.gateway.backends.base import ChatRequest, NativeRequest, Refused
+from understudy.gateway.backends.base import NativeRequest
 from understudy.gateway.backends.tool_calls import CALLS_LIMIT
 from understudy.gateway.backends.vllm import VLLMBackend
-from understudy.gateway.dialects.anthropic import Anthropic
-from understudy.gateway.dialects.recall import recall
 from understudy.gateway.faults import fault_of
+from understudy.wire.anthropic.dialect import Anthropic
+from understudy.wire.errors import ProviderRefusal
+from understudy.wire.model import ChatRequest
+from understudy.wire.recall import recall
 
 KEY = "sk-ours-and-secret"
 MESSAGE = {"type": "message", "content": [], "model": "m", "stop_reason": "end_turn"}
@@ -72,9 +74,9 @@ async def test_an_error_in_a_stream_is_told_without_our_key(error: Any) -> None:
 async def test_an_error_event_of_a_provider_is_told_and_kept_without_our_key() -> None:
     error = {"type": "error", "error": {"type": f"bad {KEY}", "message": f"no {KEY}"}}
     refused = await relayed(stream(error, name="error"), streamed=True)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, ProviderRefusal)
     assert KEY not in str(refused)
-    assert KEY not in str(refused.told)
+    assert KEY not in str(refused.error)
 
 
 async def test_a_status_that_is_none_is_told_as_a_failure() -> None:

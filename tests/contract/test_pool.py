@@ -14,12 +14,13 @@ from aiohttp import web
 
 from understudy.errors import BackendError
 from understudy.gateway.backends.anthropic import AnthropicRelay
-from understudy.gateway.backends.base import ChatRequest, Conversation, NativeRequest, Remembering
+from understudy.gateway.backends.base import NativeRequest, Remembering
 from understudy.gateway.backends.pool import Pool, RelayPool
 from understudy.gateway.backends.vllm import VLLMBackend
 from understudy.gateway.build import build_models
 from understudy.gateway.config import GatewayConfig, ModelConfig, ModelsConfig
 from understudy.gateway.prices import Price
+from understudy.wire.model import ChatRequest, ConversationHandle
 
 from fakes.vllm import FakeVLLM, Raw, Refuse, Say, Step, event
 
@@ -27,7 +28,7 @@ DEADLINE_S = 20
 
 
 def request(key: str | None) -> ChatRequest:
-    conversation = None if key is None else Conversation(key)
+    conversation = None if key is None else ConversationHandle(key)
     return ChatRequest(model="m", messages=[{"role": "user", "content": "hi"}], conversation=conversation)
 
 
@@ -171,7 +172,7 @@ async def test_relays_are_pooled_alike() -> None:
                 headers={},
                 body=b'{"model":"x"}',
                 stream=False,
-                conversation=Conversation(str(n)),
+                conversation=ConversationHandle(str(n)),
             )
             assert (await made.relay(native)).message == body
     finally:

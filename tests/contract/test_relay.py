@@ -13,10 +13,11 @@ import pytest
 from understudy.errors import BackendError
 from understudy.gateway.backends.anthropic import AnthropicRelay
 from understudy.gateway.backends.base import NativeAnswer, NativeRequest
-from understudy.gateway.dialects.anthropic import Anthropic
-from understudy.gateway.dialects.base import ErrorReply
-from understudy.gateway.faults import InvalidRequest, fault_of
+from understudy.gateway.faults import fault_of
 from understudy.types import Usage
+from understudy.wire.anthropic.dialect import Anthropic
+from understudy.wire.dialect import ErrorResponse
+from understudy.wire.errors import InvalidRequest
 
 from fakes import anthropic as fake
 from fakes.anthropic import FakeAnthropic, Reply
@@ -53,7 +54,7 @@ async def refused(*script: Reply, **asked: Any) -> BackendError:
     return caught.value
 
 
-def told(error: BackendError) -> tuple[ErrorReply, dict[str, bytes], dict[str, str]]:
+def told(error: BackendError) -> tuple[ErrorResponse, dict[str, bytes], dict[str, str]]:
     """What the agent is told: the answer, its headers, and the error in it."""
     reply = Anthropic().error(fault_of(error))
     return reply, {name.decode(): value for name, value in reply.headers}, json.loads(reply.body)["error"]

@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from understudy.gateway.backends.base import ChatRequest
-from understudy.gateway.dialects.anthropic import Anthropic
-from understudy.gateway.keys import Branch, Session
+from understudy.gateway.keys import Session
 from understudy.store.store import Store
 from understudy.tasks.functions import make_functions
 from understudy.tasks.records import dump
@@ -22,6 +20,9 @@ from understudy.train.tiny import corpus
 from understudy.trajectory.samples import merge
 from understudy.trajectory.tree import build
 from understudy.types import Call
+from understudy.wire.anthropic.dialect import Anthropic
+from understudy.wire.dialect import Branch
+from understudy.wire.model import ChatRequest
 
 from fakes.tokens import FakeTokens, Sample
 from support import understudy

@@ -12,11 +12,11 @@ from typing import Any, cast
 import msgspec
 from msgspec import Raw, Struct
 
-from understudy.gateway.dialects.arguments import UNPARSED
-from understudy.trajectory import read_anthropic
-from understudy.trajectory.blocks import Block, decoded
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Finding
+from understudy.wire import read_anthropic
+from understudy.wire.arguments import UNPARSED_INPUT
+from understudy.wire.blocks import Block, decoded
 
 KIND = "session-log"
 MOST = 20
@@ -191,7 +191,7 @@ def _same_inputs(given: str, logged: str) -> bool:
         one, other = _normal(msgspec.json.decode(given)), _normal(msgspec.json.decode(logged))
     except (msgspec.MsgspecError, RecursionError, OverflowError):
         return given == logged
-    if any(isinstance(value, dict) and UNPARSED in value for value in (one, other)):
+    if any(isinstance(value, dict) and UNPARSED_INPUT in value for value in (one, other)):
         return True
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return one == other

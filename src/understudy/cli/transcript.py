@@ -15,10 +15,10 @@ from rich.text import Text
 
 from understudy.cli.outline import BranchLine, Figures, figures, outline
 from understudy.store.keys import CLIENT
-from understudy.trajectory.blocks import Block
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Attempt, Call, ErrorInfo, Integrity, Rollout, Task, Verdict
 from understudy.util.text import visible
+from understudy.wire.blocks import Block
 
 _LINES, _CHARACTERS = 12, 2000
 _UNWRAPPED = 1 << 16

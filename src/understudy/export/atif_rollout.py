@@ -12,13 +12,13 @@ from msgspec import Struct
 from understudy import __version__
 from understudy.export.atif_steps import Did, instant, plain, steps, totals
 from understudy.ingest.base import Message
-from understudy.trajectory.blocks import Block, Conversation
 from understudy.trajectory.graded import Graded
-from understudy.trajectory.messages import ChatMessage, chat_messages
 from understudy.trajectory.roles import Role
-from understudy.trajectory.tools import offered
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Call
+from understudy.wire.blocks import Block, Conversation
+from understudy.wire.stored import ChatMessage, chat_messages
+from understudy.wire.stored_tools import offered
 
 VERSION = "ATIF-v1.8"
 Document = dict[str, Any]

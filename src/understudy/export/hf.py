@@ -34,11 +34,11 @@ from understudy.export.files import Described, alone, filled, writing
 from understudy.export.parquet import Saved, schema
 from understudy.export.stream import spans
 from understudy.ingest.families import family
-from understudy.trajectory.messages import chat_messages, render
 from understudy.trajectory.roles import ROLES
 from understudy.trajectory.samples import NO_TOKENS, merge, usable
 from understudy.trajectory.tree import Node
 from understudy.types import Call, Task
+from understudy.wire.stored import chat_messages, render
 
 Decoder = Callable[[Sequence[int]], str]
 

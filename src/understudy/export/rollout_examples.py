@@ -13,12 +13,12 @@ from understudy.export.examples import Example
 from understudy.export.matching import flaw, place
 from understudy.ingest.base import Message
 from understudy.ingest.families import family
-from understudy.trajectory.blocks import Conversation
 from understudy.trajectory.graded import Graded
-from understudy.trajectory.messages import ChatMessage, chat_messages
 from understudy.trajectory.roles import Role
-from understudy.trajectory.tools import offered
 from understudy.trajectory.tree import Node, Trajectory
+from understudy.wire.blocks import Conversation
+from understudy.wire.stored import ChatMessage, chat_messages
+from understudy.wire.stored_tools import offered
 
 
 class Told(Struct, frozen=True):

@@ -15,9 +15,9 @@ from msgspec import Struct
 
 from understudy import __version__
 from understudy.export.base import Graded
-from understudy.trajectory.messages import ChatMessage, Conversation, chat_messages
 from understudy.trajectory.tree import Node
 from understudy.types import Call
+from understudy.wire.stored import ChatMessage, Conversation, chat_messages
 
 PREFIX = "llm.hosted_vllm."
 

@@ -11,17 +11,18 @@ from typing import Any
 from understudy.errors import UnderstudyError
 from understudy.gateway.capture import CallSink, Capture, Observer
 from understudy.gateway.control import Control
-from understudy.gateway.dialects.anthropic import Anthropic
-from understudy.gateway.dialects.base import Dialect
-from understudy.gateway.dialects.openai_chat import OpenAIChat
-from understudy.gateway.dialects.openai_responses import OpenAIResponses
-from understudy.gateway.faults import Fault, InvalidRequest, fault_of, too_deep
+from understudy.gateway.faults import fault_of
 from understudy.gateway.http import ClientGone, Limits, Receive, Request, Send, Unread, Waiter
 from understudy.gateway.job import Asked, Job
 from understudy.gateway.keys import KeyRing
 from understudy.gateway.listen import Listener, tcp_socket, unix_socket
 from understudy.gateway.models import Models
 from understudy.gateway.telemetry.agents import PATHS, AgentTelemetry
+from understudy.wire.anthropic.dialect import Anthropic
+from understudy.wire.chat.dialect import OpenAIChat
+from understudy.wire.dialect import Dialect
+from understudy.wire.errors import Fault, InvalidRequest, too_deep
+from understudy.wire.responses.dialect import OpenAIResponses
 
 _LIMITS = Limits()
 _OPENAI_PATHS = ("/v1/chat", "/v1/responses", "/v1/models")

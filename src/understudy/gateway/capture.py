@@ -15,14 +15,16 @@ from typing import Protocol
 from msgspec import Struct
 
 from understudy.errors import GatewayError, UnderstudyError
-from understudy.gateway.backends.base import Backend, Generation, Relay, is_relay
+from understudy.gateway.backends.base import Backend, Relay, is_relay
 from understudy.gateway.control import Control, spans
-from understudy.gateway.faults import Abandoned, BudgetExceeded, Fault, InvalidRequest, fault_of, too_deep
+from understudy.gateway.faults import Abandoned, BudgetExceeded, fault_of
 from understudy.gateway.job import Asked, ChatJob, Job, Produced, RelayJob
-from understudy.gateway.keys import Branch
 from understudy.gateway.models import Models
 from understudy.gateway.prices import cost
 from understudy.types import Call, CallStatus, PolicySpan, Usage, info_of
+from understudy.wire.dialect import Branch
+from understudy.wire.errors import Fault, InvalidRequest, too_deep
+from understudy.wire.model import Generation
 
 _log = logging.getLogger(__name__)
 

@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from msgspec import Struct
-
 from understudy.errors import BackendError, GatewayError, StoreError, UnderstudyError
-from understudy.gateway.backends.base import ContextOverflow, Refused, Told
 from understudy.gateway.control import Paused
+from understudy.wire.errors import ContextOverflow, Fault, FaultKind, InvalidRequest, ProviderRefusal
 
-Kind = Literal[
-    "invalid_request",
-    "too_long",
-    "permission",
-    "not_found",
-    "timeout",
-    "too_large",
-    "rate_limit",
-    "overloaded",
-    "internal",
-]
 RETRY_AFTER_LIMIT_S = 30.0
 """Claude Code gives up at once when it is told to wait for minutes; this long it waits."""
 
 _TRY_AGAIN = frozenset({408, 409, 425})
-
-
-class InvalidRequest(GatewayError):
-    """A request that is malformed, or asks for what the gateway does not do."""
-
-    retryable = False
-
-
-def too_deep() -> InvalidRequest:
-    """What a RecursionError says of a request: JSON that could just be read may be too deep to be written."""
-    return InvalidRequest("the request is nested too deeply; no tool needs hundreds of levels")
 
 
 class BudgetExceeded(GatewayError):
@@ -48,29 +22,15 @@ class Abandoned(GatewayError):
     """The agent went away, or the gateway stopped, before there was an answer."""
 
 
-class Fault(Struct, frozen=True, kw_only=True):
-    """A failure on its way to the agent. `final` asks it not to try again; `overflow` is (tokens, limit).
-
-    With `told`, a provider of the agent's own dialect has said it already.
-    """
-
-    kind: Kind
-    message: str
-    retry_after_s: float | None = None
-    final: bool = False
-    overflow: tuple[int, int] | None = None
-    told: Told | None = None
-
-
 def fault_of(error: UnderstudyError) -> Fault:
     """How an error is told to the agent, so that waiting is tried where it helps and nowhere else."""
     message = str(error)
     match error:
         case ContextOverflow():
             return Fault(kind="too_long", message=message, overflow=(error.prompt_tokens, error.limit))
-        case Refused(told=told):
+        case ProviderRefusal(error=told):
             kind = _backend_kind(told.status)
-            return Fault(kind=kind, message=told.message, retry_after_s=error.retry_after_s, told=told)
+            return Fault(kind=kind, message=told.message, retry_after_s=error.retry_after_s, provider_error=told)
         case BackendError():
             return Fault(kind=_backend_kind(error.status), message=message, retry_after_s=_bounded(error))
         case InvalidRequest():
@@ -85,7 +45,7 @@ def fault_of(error: UnderstudyError) -> Fault:
             return Fault(kind="internal", message=message)
 
 
-def _backend_kind(status: int | None) -> Kind:
+def _backend_kind(status: int | None) -> FaultKind:
     if status is None or status >= 500 or status in _TRY_AGAIN:
         return "overloaded"
     if status == 429:

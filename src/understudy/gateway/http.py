@@ -8,9 +8,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from understudy.gateway.dialects.base import Dialect
-from understudy.gateway.faults import Fault
 from understudy.gateway.keys import Session
+from understudy.wire.dialect import Dialect
+from understudy.wire.errors import Fault
 
 BODY_LIMIT = 32 << 20
 """The largest request body in bytes; it is what Anthropic's own API takes."""

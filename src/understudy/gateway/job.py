@@ -7,10 +7,11 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from understudy.gateway.backends.base import Backend, ChatRequest, Delta, Generation, NativeRequest, Relay
-from understudy.gateway.dialects.base import Dialect, Incoming, Message
-from understudy.gateway.faults import InvalidRequest
-from understudy.gateway.keys import Branch, Session
+from understudy.gateway.backends.base import Backend, NativeRequest, Relay
+from understudy.gateway.keys import Session
+from understudy.wire.dialect import Branch, Dialect, DialectRequest, DialectResponse
+from understudy.wire.errors import InvalidRequest
+from understudy.wire.model import ChatRequest, Delta, Generation
 
 Push = Callable[[bytes], None]
 
@@ -29,7 +30,7 @@ class Asked(Struct, frozen=True):
 class Produced(Struct, frozen=True):
     """An answer: `message` is what it says, `tail` the events still to be said, None when that is all of them."""
 
-    message: Message
+    message: DialectResponse
     tail: bytes | None = None
 
 
@@ -54,7 +55,7 @@ class Job(Protocol):
         """The answer as the agent gets it. Raises BackendError when the generation makes no sense."""
         ...
 
-    def last_words(self, text: str, message_id: str) -> Message:
+    def last_words(self, text: str, message_id: str) -> DialectResponse:
         """A message that says `text` and ends the turn, though no model said it."""
         ...
 
@@ -66,14 +67,14 @@ class Job(Protocol):
 class ChatJob:
     """A request for a backend that speaks chat: it and its answer are translated."""
 
-    def __init__(self, asked: Asked, incoming: Incoming, backend: Backend) -> None:
+    def __init__(self, asked: Asked, incoming: DialectRequest, backend: Backend) -> None:
         self.asked = asked
         self.model = incoming.model
         self.stream = incoming.stream
         self.answerer = backend
         self.sampling: dict[str, object] = incoming.chat.sampling
         self._incoming = incoming
-        self._finish: Callable[[Generation], tuple[Message, bytes]] | None = None
+        self._finish: Callable[[Generation], tuple[DialectResponse, bytes]] | None = None
 
     async def generate(self, message_id: str, push: Push | None) -> Generation:
         if push is None:
@@ -92,7 +93,7 @@ class ChatJob:
         dialect, session = self.asked.dialect, self.asked.session
         return Produced(dialect.message(generation, self._incoming, session, message_id))
 
-    def last_words(self, text: str, message_id: str) -> Message:
+    def last_words(self, text: str, message_id: str) -> DialectResponse:
         words = Generation(model=self.model, text=text, finish_reason="stop")
         return self.asked.dialect.message(words, self._incoming, self.asked.session, message_id)
 
@@ -125,17 +126,17 @@ class RelayJob:
 
     async def generate(self, message_id: str, push: Push | None) -> Generation:
         answer = await self.answerer.relay(self._request, push)
-        self._produced = Produced(Message(answer.message, {}), answer.events)
+        self._produced = Produced(DialectResponse(answer.message, {}), answer.events)
         return Generation(model=answer.model, text="", finish_reason=answer.finish_reason, usage=answer.usage)
 
     def produce(self, generation: Generation, message_id: str) -> Produced:
         assert self._produced is not None
         return self._produced
 
-    def last_words(self, text: str, message_id: str) -> Message:
+    def last_words(self, text: str, message_id: str) -> DialectResponse:
         words = Generation(model=self.model, text=text, finish_reason="stop")
         # The request was passed on unread. Only Anthropic's dialect is relayed: its messages need no more of it.
-        incoming = Incoming(self.model, self.stream, ChatRequest(model=self.model, messages=[]))
+        incoming = DialectRequest(self.model, self.stream, ChatRequest(model=self.model, messages=[]))
         return self.asked.dialect.message(words, incoming, self.asked.session, message_id)
 
     async def count(self) -> bytes:

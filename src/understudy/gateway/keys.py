@@ -10,31 +10,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from msgspec import Struct
-
 from understudy.errors import GatewayError
-from understudy.gateway.backends.base import Conversation, ToolCall
+from understudy.gateway.backends.base import ConversationHandle
 from understudy.gateway.budget import Budget, Spending
+from understudy.wire.dialect import Branch
+from understudy.wire.model import ToolCall
 
 PREFIX = "sk-understudy-"
 _NO_SAMPLING: Mapping[str, Any] = MappingProxyType({})
 _TOOL_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
-ID_LIMIT = 200
-"""How much of a session's or a subagent's id counts, in characters; agents send 36."""
 BRANCHES_LIMIT = 1000
 """How many branches of an attempt backends may remember."""
-
-
-class Branch(Struct, frozen=True):
-    """What tells a main conversation from its subagents: the agent's session id and subagent id."""
-
-    session_id: str | None
-    agent_id: str | None
-
-
-def header_id(value: bytes | None) -> str | None:
-    """The id of a session or of a subagent from its header."""
-    return value[:ID_LIMIT].decode("latin-1") if value else None
 
 
 class Session:
@@ -58,12 +44,12 @@ class Session:
         self._last: dict[Branch, str] = {}
         self._tool_ids: set[str] = set()
         self._sampled: dict[str, ToolCall] = {}
-        self._conversations: dict[Branch, Conversation] = {}
+        self._conversations: dict[Branch, ConversationHandle] = {}
 
-    def conversation(self, branch: Branch) -> Conversation:
+    def conversation(self, branch: Branch) -> ConversationHandle:
         """The branch as backends know it: the same object for all calls of a branch."""
         key = f"{self.attempt_id} {branch.session_id or ''}"
-        known = self._conversations.pop(branch, None) or Conversation(key)
+        known = self._conversations.pop(branch, None) or ConversationHandle(key)
         self._conversations[branch] = known  # the last one, as it was used last
         if len(self._conversations) > BRANCHES_LIMIT:
             del self._conversations[next(iter(self._conversations))]

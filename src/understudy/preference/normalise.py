@@ -19,7 +19,7 @@ from msgspec import Struct
 from understudy.ingest.base import Action
 from understudy.preference.known_tools import ALIASES, TOOLS, Kind, Known
 from understudy.preference.shell import script, spelled
-from understudy.trajectory.blocks import canonical, decoded
+from understudy.wire.blocks import canonical, decoded
 
 LONGEST = 1_000_000
 """Characters of arguments that are read; longer ones are compared as they stand."""

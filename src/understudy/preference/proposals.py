@@ -19,9 +19,9 @@ from understudy.preference.base import Proposal
 from understudy.preference.consensus import Judge
 from understudy.preference.normalise import unreadable
 from understudy.store import Store
-from understudy.trajectory.blocks import Block
-from understudy.trajectory.messages import read_answer
 from understudy.types import Call
+from understudy.wire.blocks import Block
+from understudy.wire.stored import read_answer
 
 _CUT = frozenset({"length"})
 _REFUSED = frozenset({"content_filter"})

@@ -29,10 +29,10 @@ from understudy.preference.substance import Substance, alike, substance
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 from understudy.trajectory.graded import Graded, graded
-from understudy.trajectory.messages import chat_messages
-from understudy.trajectory.tools import offered
 from understudy.trajectory.tree import Node, build
 from understudy.types import Task
+from understudy.wire.stored import chat_messages
+from understudy.wire.stored_tools import offered
 
 ENVIRONMENT = "another environment before another action"
 NOT_DIFFERENT = "no different action"

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from msgspec import Raw
 
-from understudy.gateway.dialects.arguments import tool_input
 from understudy.ingest.base import Message, text_of
 from understudy.ingest.tidy import MISSING
+from understudy.wire.arguments import tool_input
 
 UNKNOWN_START = "[The beginning of this conversation is not known.]"
 """What the user says first where a log begins with an answer: the API wants the user to begin."""

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from msgspec import Struct, field
 
-from understudy.gateway.dialects.arguments import parse_object
 from understudy.ingest.base import Message, Trace
 from understudy.preference.proposals import sent_name
+from understudy.wire.arguments import parse_object
 
 _TYPES: tuple[tuple[type, str], ...] = (
     (bool, "boolean"),

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from understudy.agents.base import GATEWAY_SOCKET, Agent, AgentJob, AgentResult, Outcome
 from understudy.errors import AgentError, BackendError, GatewayError, UnderstudyError
-from understudy.gateway.backends.base import ContextOverflow
 from understudy.gateway.backends.overflow import is_overflow
 from understudy.gateway.keys import Keys, Session
 from understudy.grade.patch import extract_patch
@@ -23,6 +22,7 @@ from understudy.store.store import Store
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
 from understudy.types import Attempt, AttemptStatus, Call, ErrorInfo, Finding, Rollout, Task, Verdict, info_of
+from understudy.wire.errors import ContextOverflow
 
 
 @dataclass(frozen=True, kw_only=True)

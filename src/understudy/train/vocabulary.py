@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from understudy.errors import ConfigError
 from understudy.store import Store
 from understudy.train.data import is_export
-from understudy.trajectory.messages import read_answer
 from understudy.types import Call
+from understudy.wire.stored import read_answer
 
 if TYPE_CHECKING:
     import tokenizers

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal
 
-from understudy.trajectory.blocks import Block, Conversation, canonical
-from understudy.trajectory.messages import read_answer, read_request
 from understudy.trajectory.roles import CONTINUED, Role, assign, goes_on
 from understudy.types import Call
+from understudy.wire.blocks import Block, Conversation, canonical
+from understudy.wire.stored import read_answer, read_request
 
 Origin = Literal["first call", "retry", "compaction", "tools or system changed", "history rewritten"]
 """Why a call follows no other."""

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
-from understudy.gateway.backends.base import ToolCall
 from understudy.gateway.exact.parsers import FORMATS, Format, format_named, opens_thinking
+from understudy.wire.model import ToolCall
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.gateway.backends.base import Conversation
 from understudy.gateway.exact.match import trace
 from understudy.gateway.exact.tree import FOREST_LIMIT, TREE_LIMIT, Forest, Node, Tree
+from understudy.wire.model import ConversationHandle
 
 Message = dict[str, Any]
 SYSTEM: Message = {"role": "system", "content": "S"}
@@ -285,7 +285,7 @@ def test_the_lines_used_longest_ago_give_way() -> None:
 
 def test_the_branches_used_longest_ago_give_way() -> None:
     forest = Forest()
-    conversations = [Conversation("a") for _ in range(20)]
+    conversations = [ConversationHandle("a") for _ in range(20)]
     for conversation in conversations:
         keep(forest.tree(conversation), [user("a")], said("A"), array("i", [1]) * (FOREST_LIMIT // 16), [1])
         forest.shrink()
@@ -296,7 +296,7 @@ def test_the_branches_used_longest_ago_give_way() -> None:
 
 def test_a_branch_that_ended_is_forgotten() -> None:
     forest = Forest()
-    conversation = Conversation("a")
+    conversation = ConversationHandle("a")
     keep(forest.tree(conversation), [user("a")], said("A"), [1], [2])
     tree = weakref.ref(forest.tree(conversation))
     del conversation

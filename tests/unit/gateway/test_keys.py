@@ -8,7 +8,8 @@ import pytest
 
 from understudy.errors import GatewayError
 from understudy.gateway.app import dialects
-from understudy.gateway.keys import BRANCHES_LIMIT, ID_LIMIT, Branch, Keys, Session
+from understudy.gateway.keys import BRANCHES_LIMIT, Keys, Session
+from understudy.wire.dialect import ID_LIMIT, Branch
 
 
 async def test_a_key_opens_its_own_session_until_it_is_revoked() -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from understudy.gateway.backends.base import ChatRequest, ToolCall
-from understudy.gateway.dialects.anthropic import Anthropic
-from understudy.gateway.faults import InvalidRequest
-from understudy.gateway.keys import Branch, Session
+from understudy.gateway.keys import Session
+from understudy.wire.anthropic.dialect import Anthropic
+from understudy.wire.dialect import Branch
+from understudy.wire.errors import InvalidRequest
+from understudy.wire.model import ChatRequest, ToolCall
 
 RECORDINGS = Path(__file__).parents[3].parent / "shared" / "claude-code-traffic"
 

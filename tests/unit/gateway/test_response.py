@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import BackendError, StoreError
-from understudy.gateway.backends.base import ContextOverflow, Delta, Generation, Refused, Told, ToolCall
-from understudy.gateway.dialects.anthropic import Anthropic
-from understudy.gateway.dialects.anthropic_response import to_events, to_message
-from understudy.gateway.dialects.anthropic_writer import AnthropicWriter
-from understudy.gateway.dialects.arguments import same_input, upstream_arguments
 from understudy.gateway.faults import fault_of
 from understudy.gateway.keys import Session
 from understudy.types import Usage
+from understudy.wire.anthropic.dialect import Anthropic
+from understudy.wire.anthropic.response import to_events, to_message
+from understudy.wire.anthropic.writer import AnthropicWriter
+from understudy.wire.arguments import same_input, upstream_arguments
+from understudy.wire.errors import ContextOverflow, ProviderError, ProviderRefusal
+from understudy.wire.model import Delta, Generation, ToolCall
 
 from fakes import sse
 
@@ -214,8 +215,8 @@ def test_faults(error: BackendError, status: int, kind: str, says: str, headers:
 
 
 def test_a_providers_words_are_told_as_they_are() -> None:
-    told = Told(404, "not_found_error", "model: nope", should_retry=True)
-    reply = Anthropic().error(fault_of(Refused("POST /: status 404", told, retry_after_s=120)))
+    told = ProviderError(404, "not_found_error", "model: nope", should_retry=True)
+    reply = Anthropic().error(fault_of(ProviderRefusal("POST /: status 404", told, retry_after_s=120)))
     assert (reply.status, dict(reply.headers)) == (404, {b"retry-after": b"120", b"x-should-retry": b"true"})
     assert json.loads(reply.body)["error"] == {"type": "not_found_error", "message": "model: nope"}
 

@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 
 from understudy.errors import BackendError
 from understudy.gateway.backends.anthropic import AnthropicRelay, renamed
-from understudy.gateway.backends.base import Delta, Generation, NativeAnswer, NativeRequest, ToolCall
+from understudy.gateway.backends.base import NativeAnswer, NativeRequest
 from understudy.gateway.backends.sse import Event, Splitter
-from understudy.gateway.dialects.anthropic import Anthropic
-from understudy.gateway.dialects.anthropic_assembly import Assembly
-from understudy.gateway.dialects.anthropic_response import to_events
-from understudy.gateway.dialects.anthropic_writer import AnthropicWriter
-from understudy.gateway.faults import InvalidRequest
-from understudy.gateway.keys import Branch, Session
+from understudy.gateway.keys import Session
+from understudy.wire.anthropic.assembly import Assembly
+from understudy.wire.anthropic.dialect import Anthropic
+from understudy.wire.anthropic.response import to_events
+from understudy.wire.anthropic.writer import AnthropicWriter
+from understudy.wire.dialect import Branch
+from understudy.wire.errors import InvalidRequest
+from understudy.wire.model import Delta, Generation, ToolCall
 
 from fakes import anthropic as fake
 from fakes import sse

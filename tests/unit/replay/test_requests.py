@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
-from understudy.gateway.dialects.openai_chat_request import parse
-from understudy.gateway.keys import Branch, Session
+from understudy.gateway.keys import Session
 from understudy.gateway.prices import Price
 from understudy.ingest.base import Action
 from understudy.ingest.tidy import MISSING
@@ -27,7 +26,9 @@ from understudy.replay.messages import UNKNOWN_START, as_anthropic
 from understudy.replay.requests import IMAGE_TOKENS, request, worst_cost
 from understudy.replay.teachers import TeacherConfig
 from understudy.replay.tools import inferred, sendable
-from understudy.trajectory import read_anthropic
+from understudy.wire import read_anthropic
+from understudy.wire.chat.request import parse
+from understudy.wire.dialect import Branch
 
 IDS = st.sampled_from(["call_1", "call_2", "toolu_a b", "ü", ""])
 TEXT = st.sampled_from(["", " ", "hello", "zwölf 中", '{"a": "\\n"}', "😀"])

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.trajectory.messages import chat_messages, read_answer, read_request
 from understudy.trajectory.samples import merge
 from understudy.trajectory.tree import build
 from understudy.types import Call
+from understudy.wire.stored import chat_messages, read_answer, read_request
 
 Item = dict[str, Any]
 

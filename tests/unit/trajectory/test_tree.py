@@ -8,9 +8,9 @@ import random
 import msgspec
 import pytest
 
-from understudy.trajectory.messages import chat_messages, read_answer, read_request
 from understudy.trajectory.tree import build
 from understudy.types import Call
+from understudy.wire.stored import chat_messages, read_answer, read_request
 
 from support.trajectory import Session, assistant, recorded, recordings, text, tool_result, tool_use, user
 

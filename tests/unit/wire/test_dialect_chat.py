@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import BackendError, StoreError
-from understudy.gateway.backends.base import ChatRequest, ContextOverflow, Delta, Generation, ToolCall
-from understudy.gateway.dialects.base import Incoming
-from understudy.gateway.dialects.openai_chat import OpenAIChat
-from understudy.gateway.faults import Fault, InvalidRequest, fault_of
-from understudy.gateway.keys import Branch, Session
+from understudy.gateway.faults import fault_of
+from understudy.gateway.keys import Session
 from understudy.types import Usage
+from understudy.wire.chat.dialect import OpenAIChat
+from understudy.wire.dialect import Branch, DialectRequest
+from understudy.wire.errors import ContextOverflow, Fault, InvalidRequest
+from understudy.wire.model import ChatRequest, Delta, Generation, ToolCall
 
 MAIN = Branch("s", None)
 CHAT = OpenAIChat()
@@ -35,7 +36,7 @@ def body(*messages: Any, **fields: Any) -> bytes:
     ).encode()
 
 
-def parse(*messages: Any, session: Session | None = None, **fields: Any) -> Incoming:
+def parse(*messages: Any, session: Session | None = None, **fields: Any) -> DialectRequest:
     return CHAT.parse(body(*messages, **fields), session or Session("attempt", {}), MAIN)
 
 

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.base import ChatRequest, ContextOverflow, Delta, Generation, ToolCall
-from understudy.gateway.dialects.base import Incoming
-from understudy.gateway.dialects.openai_responses import OpenAIResponses
-from understudy.gateway.faults import InvalidRequest, fault_of
-from understudy.gateway.keys import Branch, Session
+from understudy.gateway.faults import fault_of
+from understudy.gateway.keys import Session
 from understudy.types import Usage
+from understudy.wire.dialect import Branch, DialectRequest
+from understudy.wire.errors import ContextOverflow, InvalidRequest
+from understudy.wire.model import ChatRequest, Delta, Generation, ToolCall
+from understudy.wire.responses.dialect import OpenAIResponses
 
 MAIN = Branch("s", None)
 RESPONSES = OpenAIResponses()
@@ -40,7 +41,7 @@ AGENTS = {"type": "namespace", "name": "agents", "description": "d", "tools": [F
 TOOLS = [FUNCTION, PATCH, AGENTS]
 
 
-def parse(input_: Any = "hi", *, session: Session | None = None, **fields: Any) -> Incoming:
+def parse(input_: Any = "hi", *, session: Session | None = None, **fields: Any) -> DialectRequest:
     data = json.dumps({"model": "asked", "input": input_} | fields).encode()
     return RESPONSES.parse(data, session or Session("attempt", {}), MAIN)
 
@@ -58,7 +59,9 @@ def generation(**fields: Any) -> Generation:
     return Generation(**({"model": "m", "text": "", "finish_reason": "stop"} | fields))
 
 
-def answer(made: Generation, incoming: Incoming | None = None, session: Session | None = None) -> dict[str, Any]:
+def answer(
+    made: Generation, incoming: DialectRequest | None = None, session: Session | None = None
+) -> dict[str, Any]:
     asked = incoming or parse(tools=TOOLS)
     return json.loads(RESPONSES.message(made, asked, session or Session("attempt", {}), "msg_1").body)
 

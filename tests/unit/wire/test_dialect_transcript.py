@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.gateway.app import dialects
-from understudy.gateway.backends.base import ToolCall
-from understudy.gateway.keys import Branch, Session
+from understudy.gateway.keys import Session
+from understudy.wire.dialect import Branch
+from understudy.wire.model import ToolCall
 
 MAIN = Branch("s", None)
 DIALECTS = dialects()

@@ -13,11 +13,11 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.base import Delta, Emit, Generation
 from understudy.gateway.backends.fields import Count, NegativeLog, Span, TokenId, policy_spans
 from understudy.gateway.backends.prompts import read_ids
 from understudy.gateway.backends.tool_calls import ToolCalls, ToolPiece
 from understudy.types import PolicySpan, Usage
+from understudy.wire.model import Delta, Emit, Generation
 
 _ABSENT = Raw()
 

@@ -13,13 +13,13 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.base import NativeAnswer, NativeRequest, Refused, Told
+from understudy.gateway.backends.base import NativeAnswer, NativeRequest
 from understudy.gateway.backends.fields import Count
 from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient
-from understudy.gateway.dialects.anthropic_assembly import ENDINGS, Assembly
-from understudy.gateway.faults import InvalidRequest, too_deep
 from understudy.gateway.prices import Price
 from understudy.types import Usage
+from understudy.wire.anthropic.assembly import ENDINGS, Assembly
+from understudy.wire.errors import InvalidRequest, ProviderError, ProviderRefusal, too_deep
 
 BASE_URL = "https://api.anthropic.com"
 END_S = 1.0
@@ -208,8 +208,8 @@ class AnthropicRelay:
 
     def _told(self, error: BackendError) -> BackendError:
         """A refusal as it is told to the agent: in the provider's words, but for one of our own key."""
-        if isinstance(error, Refused):
-            status, said = error.told.status, error.told
+        if isinstance(error, ProviderRefusal):
+            status, said = error.error.status, error.error
         elif error.status is not None and error.status >= 400:
             status, said = error.status, _words(error)
         else:
@@ -217,27 +217,27 @@ class AnthropicRelay:
         if status in _OUR_KEY:
             # In these words an agent would take it for a fault of its own key, and ask its user for another.
             message = f"the provider refused the gateway's key or its rights: {said.message}"
-            said = Told(500, "api_error", message, should_retry=False)
+            said = ProviderError(500, "api_error", message, should_retry=False)
         said = msgspec.structs.replace(
             said,
             status=said.status if said.status < _NO_STATUS else 500,
             type=self._http.clean(said.type),
             message=self._http.clean(said.message),
         )
-        return Refused(self._http.clean(str(error)), said, error.retry_after_s)
+        return ProviderRefusal(self._http.clean(str(error)), said, error.retry_after_s)
 
     def _body(self, body: bytes) -> bytes:
         return body if self._model is None else renamed(body, self._model)
 
 
-def _words(error: BackendError) -> Told:
+def _words(error: BackendError) -> ProviderError:
     """What the provider said in refusing, where it has the usual shape."""
     status = error.status or 0
     try:
         said = msgspec.json.decode(error.body, type=_ErrorBody).error
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         said = _Error(message=error.body[:500].decode(errors="replace"))
-    return Told(status, said.type, said.message or f"status {status}", error.should_retry)
+    return ProviderError(status, said.type, said.message or f"status {status}", error.should_retry)
 
 
 def _said(url: str, data: bytes) -> BackendError:
@@ -246,8 +246,8 @@ def _said(url: str, data: bytes) -> BackendError:
         said = msgspec.json.decode(data, type=_ErrorBody).error
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         said = _Error(message=data[:500].decode(errors="replace"))
-    told = Told(_STATUS.get(said.type, 500), said.type, said.message)
-    return Refused(f"POST {url}: the stream ended with an error: {said.type}: {said.message}", told)
+    told = ProviderError(_STATUS.get(said.type, 500), said.type, said.message)
+    return ProviderRefusal(f"POST {url}: the stream ended with an error: {said.type}: {said.message}", told)
 
 
 def _headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:

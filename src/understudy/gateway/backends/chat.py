@@ -14,11 +14,12 @@ from msgspec import Struct
 
 from understudy.errors import BackendError
 from understudy.gateway.backends.answer import Answer, Assembly, StreamFault, read_answer, read_chunk
-from understudy.gateway.backends.base import ChatRequest, ContextOverflow, Conversation, Emit, Generation
 from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient
 from understudy.gateway.backends.overflow import is_overflow, told_limit, told_prompt
 from understudy.gateway.backends.prompts import Prompts
 from understudy.gateway.prices import Price
+from understudy.wire.errors import ContextOverflow
+from understudy.wire.model import ChatRequest, ConversationHandle, Emit, Generation
 
 _NO_ARGS: Mapping[str, Any] = MappingProxyType({})
 
@@ -134,7 +135,9 @@ class ChatBackend(ABC):
         assembly = await self._send(self._fitted(body), request.conversation, emit)
         return assembly.generation(self._model, self._fitted(sampling))
 
-    async def _send(self, body: dict[str, Any], conversation: Conversation | None, emit: Emit | None) -> Assembly:
+    async def _send(
+        self, body: dict[str, Any], conversation: ConversationHandle | None, emit: Emit | None
+    ) -> Assembly:
         url = f"{self._http.base}/chat/completions"
         assembly = Assembly(emit, partial(self._prompts.read, conversation=conversation))
         if emit is None:

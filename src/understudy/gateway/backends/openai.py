@@ -9,8 +9,8 @@ from msgspec import Struct, structs
 
 from understudy.errors import BackendError
 from understudy.gateway.backends.answer import StreamFault
-from understudy.gateway.backends.base import ChatRequest, Emit, Generation
 from understudy.gateway.backends.chat import ChatBackend, Tokens
+from understudy.wire.model import ChatRequest, Emit, Generation
 
 _NOT_TAKEN = re.compile(
     r"unsupported|unknown|unrecognized|unexpected|not (supported|permitted|allowed)|does not support",

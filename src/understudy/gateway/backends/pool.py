@@ -11,19 +11,10 @@ from contextlib import AsyncExitStack
 from typing import Generic, Protocol, TypeVar
 
 from understudy.errors import BackendError, ConfigError
-from understudy.gateway.backends.base import (
-    Backend,
-    ChatRequest,
-    Conversation,
-    Emit,
-    Generation,
-    NativeAnswer,
-    NativeRequest,
-    Relay,
-    Remembering,
-)
+from understudy.gateway.backends.base import Backend, NativeAnswer, NativeRequest, Relay, Remembering
 from understudy.gateway.backends.http import Unserved
 from understudy.gateway.prices import Price
+from understudy.wire.model import ChatRequest, ConversationHandle, Emit, Generation
 
 FIRST_PROBE_S, LAST_PROBE_S = 1.0, 30.0
 """A dead endpoint is asked again after this long, then after twice as long each time up to the last."""
@@ -112,7 +103,7 @@ class _Pool(Generic[_S]):
         self._endpoints = [_Endpoint(server, index) for index, server in enumerate(servers)]
         self._nobody = itertools.count()
 
-    async def _ask(self, conversation: Conversation | None, act: Callable[[_S], Awaitable[_T]]) -> _T:
+    async def _ask(self, conversation: ConversationHandle | None, act: Callable[[_S], Awaitable[_T]]) -> _T:
         """What an endpoint answers: the conversation's own, or where that is dead the next best.
 
         Once an endpoint took a request no other is asked. Raises what the last one raised.

@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.base import Conversation
 from understudy.gateway.backends.fields import TokenId
 from understudy.store.tokens import TokenIds, pack_ids, shared_bytes
+from understudy.wire.model import ConversationHandle
 
 KEPT = 8_000_000
 """How many ids are remembered over all conversations, at about 10 bytes each."""
@@ -46,9 +46,9 @@ class Prompts:
         self._limit = kept
         self._size = 0
         # By weak references: what backends keep of a conversation dies with it, wherever it is also remembered.
-        self._known: OrderedDict[weakref.ref[Conversation], _Known] = OrderedDict()
+        self._known: OrderedDict[weakref.ref[ConversationHandle], _Known] = OrderedDict()
 
-    def read(self, text: bytes, conversation: Conversation | None) -> TokenIds:
+    def read(self, text: bytes, conversation: ConversationHandle | None) -> TokenIds:
         """What `read_ids` makes of a prompt."""
         if conversation is None:
             return read_ids(text)

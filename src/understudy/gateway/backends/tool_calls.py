@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.base import Delta, Emit, ToolCall
+from understudy.wire.model import Delta, Emit, ToolCall
 
 CALLS_LIMIT = 1024
 """How many tool calls an answer may have; a model that loops is cut off long before."""

@@ -15,7 +15,6 @@ from typing import Any
 from msgspec import Struct, structs
 
 from understudy.errors import BackendError, ConfigError
-from understudy.gateway.backends.base import ChatRequest, ContextOverflow, Emit, Generation, ToolCall
 from understudy.gateway.backends.overflow import is_overflow, told_limit
 from understudy.gateway.exact import audit
 from understudy.gateway.exact.codec import Codec
@@ -26,6 +25,8 @@ from understudy.gateway.exact.servers import Sampled, TokenServer
 from understudy.gateway.exact.tree import Forest, Node, Tree
 from understudy.gateway.prices import Price
 from understudy.types import Usage
+from understudy.wire.errors import ContextOverflow
+from understudy.wire.model import ChatRequest, Emit, Generation, ToolCall
 
 ANSWER_TOKENS = 32_768
 """How long an answer may become when neither the agent nor the server says it."""

@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.base import ToolCall
 from understudy.gateway.exact.codec import Codec
 from understudy.gateway.exact.parsers import opens_thinking
+from understudy.wire.model import ToolCall
 
 Message = Mapping[str, Any]
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from understudy.gateway.backends.base import Conversation, ToolCall
 from understudy.gateway.exact.match import Path
+from understudy.wire.model import ConversationHandle, ToolCall
 
 TREE_LIMIT = 4 << 20
 FOREST_LIMIT = 64 << 20
@@ -194,10 +194,10 @@ class Forest:
     """The trees of all branches; one that was not used for long gives way when there are too many tokens."""
 
     def __init__(self) -> None:
-        self._trees: WeakKeyDictionary[Conversation, Tree] = WeakKeyDictionary()
+        self._trees: WeakKeyDictionary[ConversationHandle, Tree] = WeakKeyDictionary()
         self._uses = itertools.count(1)
 
-    def tree(self, conversation: Conversation | None) -> Tree:
+    def tree(self, conversation: ConversationHandle | None) -> Tree:
         """The tree of a branch, and a new one for a request that belongs to none."""
         tree = Tree() if conversation is None else self._trees.setdefault(conversation, Tree())
         tree.used = next(self._uses)

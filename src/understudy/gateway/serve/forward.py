@@ -12,9 +12,10 @@ import aiohttp
 
 from understudy.errors import GatewayError
 from understudy.gateway.app import Gateway
-from understudy.gateway.faults import Fault, fault_of
+from understudy.gateway.faults import fault_of
 from understudy.gateway.http import ClientGone, Receive, Request, Send
 from understudy.gateway.serve.keys import StoredKeys
+from understudy.wire.errors import Fault
 
 _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"host"})
 

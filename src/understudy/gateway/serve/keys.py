@@ -15,15 +15,17 @@ import msgspec
 
 from understudy.errors import GatewayError, StoreError
 from understudy.gateway.app import dialects
-from understudy.gateway.backends.base import Generation, Remembering
+from understudy.gateway.backends.base import Remembering
 from understudy.gateway.budget import Budget
-from understudy.gateway.dialects.recall import recall
-from understudy.gateway.keys import Branch, Session, digest_of, new_key
+from understudy.gateway.keys import Session, digest_of, new_key
 from understudy.gateway.models import Models
 from understudy.store.keys import StoredKey
 from understudy.store.store import Store
-from understudy.trajectory.messages import read_answer
 from understudy.types import Call
+from understudy.wire.dialect import Branch
+from understudy.wire.model import Generation
+from understudy.wire.recall import recall
+from understudy.wire.stored import read_answer
 
 RECHECK_S = 1.0
 """How long a key goes on working after another process revoked it, in seconds."""

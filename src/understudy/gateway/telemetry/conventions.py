@@ -14,9 +14,9 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Struct
 
-from understudy.trajectory.blocks import Block
-from understudy.trajectory.messages import read_answer, read_request
 from understudy.types import Call
+from understudy.wire.blocks import Block
+from understudy.wire.stored import read_answer, read_request
 
 Attribute = str | int | float | list[str]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from understudy.gateway.backends.base import ToolCall
+from understudy.wire.model import ToolCall
 
 Tools = Sequence[dict[str, Any]]
 """Tools as OpenAI chat completions has them."""

@@ -8,9 +8,9 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from understudy.gateway.backends.base import ToolCall
 from understudy.gateway.exact.parsers.base import Found, Tools
 from understudy.gateway.exact.parsers.schema import offered_names
+from understudy.wire.model import ToolCall
 
 _T = TypeVar("_T")
 

@@ -7,9 +7,9 @@ from bisect import bisect_left
 
 from msgspec import Struct
 
-from understudy.gateway.backends.base import ToolCall
 from understudy.gateway.exact.parsers.base import Found, Tools
 from understudy.gateway.exact.parsers.schema import STRING, offered_names, parameter_types, typed_json
+from understudy.wire.model import ToolCall
 
 
 class _Syntax(Struct, frozen=True):

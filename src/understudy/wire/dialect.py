@@ -1,0 +1,145 @@
+"""The dialect protocol: one wire format that agents speak, kept apart from what answers them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+from msgspec import Struct
+
+from understudy.wire.errors import Fault
+from understudy.wire.model import ChatRequest, ConversationHandle, Delta, Generation, ToolCall
+
+ID_LIMIT = 200
+"""How much of a session's or a subagent's id counts, in characters; agents send 36."""
+
+
+class Branch(Struct, frozen=True):
+    """What tells a main conversation from its subagents: the agent's session id and subagent id."""
+
+    session_id: str | None
+    agent_id: str | None
+
+
+def header_id(value: bytes | None) -> str | None:
+    """The id of a session or of a subagent from its header."""
+    return value[:ID_LIMIT].decode("latin-1") if value else None
+
+
+class WireSession(Protocol):
+    """What a dialect needs to know of the attempt that a request belongs to."""
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Sampling parameters that are laid over those of each request."""
+        ...
+
+    def conversation(self, branch: Branch) -> ConversationHandle:
+        """The branch as backends know it: the same object for all calls of a branch."""
+        ...
+
+    def tool_id(self, offered: str) -> str:
+        """A tool call id that no earlier response of the attempt used: the offered one if it will do."""
+        ...
+
+    def sampled(self, tool_id: str) -> ToolCall | None:
+        """The tool call as the model wrote it, by the id that the agent was given; None for an unknown id."""
+        ...
+
+
+class DialectRequest(Struct, frozen=True):
+    """A request as it was understood. `model` is the name that the agent asked for."""
+
+    model: str
+    stream: bool
+    chat: ChatRequest
+
+
+class DialectResponse(Struct, frozen=True):
+    """An answer in a dialect: its exact JSON, and the tool calls in it by the ids that the agent sees."""
+
+    body: bytes
+    sampled: dict[str, ToolCall]
+
+
+class ErrorResponse(Struct, frozen=True):
+    """A fault in a dialect: an HTTP status, extra headers and the JSON body."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class StreamWriter(Protocol):
+    """Says one message as a stream of events while it is being generated.
+
+    What it says before `finish` never amounts to a whole message, nor to a whole text or tool call that an agent
+    could take for one: the events that close a part belong to `finish`, which is sent after the call is durable.
+    """
+
+    def feed(self, delta: Delta) -> bytes:
+        """The events that a piece of the answer makes; the first call makes the opening ones too."""
+        ...
+
+    def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
+        """The message, and the events that are still to be said, the opening ones if nothing was fed.
+
+        The events said and these together say exactly the message. Raises BackendError when the generation makes
+        no sense.
+        """
+        ...
+
+
+class Dialect(Protocol):
+    """Translates requests and answers, and says faults so that the agents that speak it do the right thing."""
+
+    name: ClassVar[str]
+
+    def branch(self, headers: Mapping[bytes, bytes]) -> Branch:
+        """The branch that a request belongs to, by its headers (names in lower case)."""
+        ...
+
+    def peek(self, body: bytes) -> tuple[str, bool]:
+        """The model that a request asks for, and whether it wants a stream. Raises InvalidRequest."""
+        ...
+
+    def parse(self, body: bytes, session: WireSession, branch: Branch) -> DialectRequest:
+        """Understand a request. Raises InvalidRequest naming the field."""
+        ...
+
+    def message(
+        self, generation: Generation, incoming: DialectRequest, session: WireSession, message_id: str
+    ) -> DialectResponse:
+        """The answer to what `parse` understood, as one JSON message.
+
+        Raises BackendError when the generation makes no sense.
+        """
+        ...
+
+    def events(self, message: bytes) -> bytes:
+        """A message as a complete event stream."""
+        ...
+
+    def writer(self, incoming: DialectRequest, session: WireSession, message_id: str) -> StreamWriter:
+        """What says the answer while it is being generated."""
+        ...
+
+    def ping(self, message_id: str) -> bytes:
+        """An event, or a comment, that only says that the message is being made."""
+        ...
+
+    def token_count(self, tokens: int) -> bytes:
+        """The JSON answer to a request for a token count."""
+        ...
+
+    def models(self, names: Sequence[str]) -> bytes:
+        """The JSON list of the models that may be asked for."""
+        ...
+
+    def error(self, fault: Fault) -> ErrorResponse:
+        """A fault as an HTTP answer."""
+        ...
+
+    def error_event(self, fault: Fault) -> bytes:
+        """A fault as an event, for a stream that has begun."""
+        ...

@@ -1,0 +1,80 @@
+"""What can go wrong with a request, in the kinds that every dialect has an error response for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from understudy.errors import BackendError, GatewayError
+
+FaultKind = Literal[
+    "invalid_request",
+    "too_long",
+    "permission",
+    "not_found",
+    "timeout",
+    "too_large",
+    "rate_limit",
+    "overloaded",
+    "internal",
+]
+
+
+class InvalidRequest(GatewayError):
+    """A request that is malformed, or asks for what the gateway does not do."""
+
+    retryable = False
+
+
+def too_deep() -> InvalidRequest:
+    """The error that a RecursionError stands for: JSON that can just be read may be too deep to be written."""
+    return InvalidRequest("the request is nested too deeply; no tool needs hundreds of levels")
+
+
+class ContextOverflow(BackendError):
+    """A prompt of `prompt_tokens` that leaves no room for a completion in a context of `limit` tokens."""
+
+    retryable = False
+
+    def __init__(self, prompt_tokens: int, limit: int) -> None:
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens, the model's context holds {limit}: shorten the prompt "
+            "or serve the model with a longer context",
+            status=400,
+        )
+        self.prompt_tokens = prompt_tokens
+        self.limit = limit
+
+
+class ProviderError(Struct, frozen=True):
+    """A provider's error as the provider worded it, to be passed on to an agent that speaks the same dialect."""
+
+    status: int
+    type: str
+    message: str
+    should_retry: bool | None = None
+
+
+class ProviderRefusal(BackendError):
+    """A provider's error response, or its error in mid-stream, in the agent's own dialect."""
+
+    def __init__(self, message: str, error: ProviderError, retry_after_s: float | None = None) -> None:
+        super().__init__(
+            message, status=error.status, retry_after_s=retry_after_s, should_retry=error.should_retry
+        )
+        self.error = error
+
+
+class Fault(Struct, frozen=True, kw_only=True):
+    """A failure on its way to the agent. `final` asks it not to try again; `overflow` is (tokens, limit).
+
+    With `provider_error`, a provider of the agent's own dialect has worded it already.
+    """
+
+    kind: FaultKind
+    message: str
+    retry_after_s: float | None = None
+    final: bool = False
+    overflow: tuple[int, int] | None = None
+    provider_error: ProviderError | None = None
