@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from understudy.cli.commands import app
+from understudy.cli.app import app
 from understudy.errors import UnderstudyError
 from understudy.store import Store
 

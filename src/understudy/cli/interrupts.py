@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import typer
 
-from understudy.cli.main import EXIT_INTERRUPTED as EXIT_INTERRUPTED
+from understudy.cli.exit_codes import EXIT_INTERRUPTED
 
 T = TypeVar("T")
 

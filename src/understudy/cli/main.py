@@ -10,8 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 
-EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130
+from understudy.cli.exit_codes import EXIT_ERROR, EXIT_INTERRUPTED
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -23,8 +22,8 @@ def main() -> None:
         from understudy.errors import UnderstudyError
 
         try:
-            from understudy.cli.commands import app
-            from understudy.cli.former import refuse_former
+            from understudy.cli.app import app
+            from understudy.cli.compat import refuse_former
 
             refuse_former(sys.argv[1:])
             try:
@@ -32,7 +31,7 @@ def main() -> None:
             finally:
                 sys.stdout.flush()  # here, where what it meets can be told
         except UnderstudyError as error:
-            from understudy.cli.transcript import visible
+            from understudy.util.text import visible
 
             _end(visible(f"{error.boundary} error: {error}"), EXIT_ERROR)
         except OSError as error:

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from understudy.cli.drawing import Drawn, drawn
+from understudy.cli.display.live import Drawn, drawn
 
 
 class Told(Drawn):

@@ -53,7 +53,7 @@ def test_version():
 def test_help_loads_nothing_heavy():
     script = (
         "import sys; sys.argv = ['understudy', '--help']\n"
-        "from understudy.cli.commands import app\n"
+        "from understudy.cli.app import app\n"
         "try: app()\n"
         "except SystemExit: pass\n"
         "heavy = {'sqlalchemy', 'alembic', 'aiohttp', 'uvicorn', 'datasets', 'pyarrow', 'tokenizers', 'libcst'}\n"

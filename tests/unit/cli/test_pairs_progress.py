@@ -9,7 +9,7 @@ import tty
 
 import pytest
 
-from understudy.cli.pairs import Shown
+from understudy.cli.commands.pairs import Shown
 from understudy.preference.checks import Tally
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from understudy.agents.claude_code import ClaudeCode
 from understudy.cli.backends import FRONTEND_HIGH, FRONTEND_LOW, run_config
-from understudy.cli.choice import instances
-from understudy.cli.former import present, refuse_former
-from understudy.cli.summary import print_summary
+from understudy.cli.compat import present, refuse_former
+from understudy.cli.display.run_summary import print_summary
+from understudy.cli.selection import instances
 from understudy.errors import ConfigError
 from understudy.run.conductor import Summary
 

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from understudy.cli.train_options import filled
-from understudy.cli.train_sources import refuse_of_exports
+from understudy.cli.commands.train_sources import refuse_of_exports
+from understudy.cli.options import filled
 from understudy.errors import ConfigError
 from understudy.train.metrics import Metrics, chosen, read_metrics
 from understudy.train.options import GRPOOptions, LoraOptions, SFTOptions

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from understudy import plugins
-from understudy.cli.export import app, few
+from understudy.cli.commands.export import app, few
 from understudy.errors import ConfigError
 from understudy.export import trl_sft
 from understudy.export.base import Exported, traits_of

@@ -16,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from understudy.cli.show import newest
-from understudy.cli.transcript import Printer, Record, visible
+from understudy.cli.commands.show import newest
+from understudy.cli.display.transcript import Printer, Record
 from understudy.errors import ConfigError
 from understudy.store import Store
 from understudy.trajectory.tree import build
 from understudy.types import Attempt, ErrorInfo, Finding, PolicySpan, Rollout, Usage, Verdict
+from understudy.util.text import visible
 
 from support import UNDERSTUDY, calc_task
 from support.trajectory import Session, assistant, text, tool_result, tool_use, user

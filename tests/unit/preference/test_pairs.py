@@ -14,7 +14,7 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from understudy.cli.commands import app
+from understudy.cli.app import app
 from understudy.errors import ConfigError
 from understudy.ingest import library
 from understudy.ingest.base import Node, Plain, Shape, Trace, Turn, state_id, tool_call

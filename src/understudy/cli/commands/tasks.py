@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from understudy.cli.printed import print_json
+from understudy.cli.display.output import print_json
 from understudy.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def check_tasks(
 ) -> None:
     """Validate tasks: the gold patch must score 1 and the empty patch 0. Exits with 1 when one is refused."""
 
-    from understudy.cli.choice import LOCAL, kind_for
+    from understudy.cli.selection import LOCAL, kind_for
     from understudy.config import cache_dir
     from understudy.run.intake import Intake, take_in
     from understudy.sandbox.base import usable

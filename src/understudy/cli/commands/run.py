@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from understudy.cli.backends import embedded, run_config, sampled
-from understudy.cli.choice import instances
+from understudy.cli.selection import instances
 from understudy.errors import ConfigError
 
 
@@ -190,11 +190,11 @@ def run(
             "say which tasks to run with --tasks or --dataset-path; to make some: "
             "understudy tasks make toolz --count 5 --output tasks.jsonl"
         )
-    from understudy.cli.carrying import Order, carry_out
-    from understudy.cli.drawing import drawn
-    from understudy.cli.interrupts import EXIT_INTERRUPTED
-    from understudy.cli.progress import Display
-    from understudy.cli.summary import print_summary
+    from understudy.cli.commands.run_execution import Order, carry_out
+    from understudy.cli.display.live import drawn
+    from understudy.cli.display.run_progress import Display
+    from understudy.cli.display.run_summary import print_summary
+    from understudy.cli.exit_codes import EXIT_INTERRUPTED
     from understudy.model.shipped import directory_of
     from understudy.run.config import RunConfig
     from understudy.tasks.datasets.images import ImageChoice

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
-from understudy.cli.amounts import short, time_left
-from understudy.cli.drawing import Drawn
+from understudy.cli.display.formatting import short, time_left
+from understudy.cli.display.live import Drawn
 from understudy.run.conductor import Monitor
 from understudy.run.scheduler import Scheduler
 from understudy.store.store import Counts, Store

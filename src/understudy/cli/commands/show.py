@@ -12,7 +12,7 @@ from understudy.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from understudy.cli.transcript import Record
+    from understudy.cli.display.transcript import Record
     from understudy.store import Store
     from understudy.types import Attempt, Rollout, Verdict
 
@@ -53,7 +53,7 @@ def newest(runs: Path) -> Path:
 
 
 def _show(record: Record, *, full: bool, as_json: bool) -> None:
-    from understudy.cli.transcript import Printer, console, summary
+    from understudy.cli.display.transcript import Printer, console, summary
     from understudy.trajectory.tree import build
 
     trajectory = build(record.calls)
@@ -65,7 +65,7 @@ def _show(record: Record, *, full: bool, as_json: bool) -> None:
 
 def _record(store: Store, name: str) -> Record:
     """What the store has under a name: a client's or an attempt's, else the rollout whose id begins so."""
-    from understudy.cli.transcript import Record
+    from understudy.cli.display.transcript import Record
     from understudy.store.keys import CLIENT
 
     attempts = {attempt.id: attempt for attempt in store.clients()}
@@ -87,7 +87,7 @@ def _record(store: Store, name: str) -> Record:
 
 def _of_rollout(store: Store, rollout: Rollout, chosen: Attempt | None = None) -> Record:
     """What the store has of a rollout: the chosen attempt, else its graded one, else its last one."""
-    from understudy.cli.transcript import Record
+    from understudy.cli.display.transcript import Record
 
     attempts = store.attempts(rollout.id)
     verdicts = [store.verdict(attempt.id) for attempt in attempts]
@@ -174,7 +174,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from understudy.cli.transcript import console, visible
+    from understudy.cli.display.transcript import console
+    from understudy.util.text import visible
 
     table = Table(*head, box=None)
     for row in rows:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from understudy.cli.outline import BranchLine, Figures, figures, outline
+from understudy.cli.display.outline import BranchLine, Figures, figures, outline
 from understudy.store.keys import CLIENT
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Attempt, Call, ErrorInfo, Integrity, Rollout, Task, Verdict

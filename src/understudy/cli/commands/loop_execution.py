@@ -9,10 +9,10 @@ import msgspec
 import typer
 from msgspec import Struct
 
-from understudy.cli.choice import DOCKER, LOCAL, kind_for
+from understudy.cli.display.loop_progress import LoopDisplay
+from understudy.cli.display.output import print_json
 from understudy.cli.interrupts import run_stoppable
-from understudy.cli.loop_display import LoopDisplay
-from understudy.cli.printed import print_json
+from understudy.cli.selection import DOCKER, LOCAL, kind_for
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, TaskError
 from understudy.run.collector import Collector, Manner
@@ -164,7 +164,7 @@ def print_summary(summary: LoopSummary, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from understudy.cli.transcript import visible
+    from understudy.util.text import visible
 
     table = Table(show_header=False, title="loop", title_justify="left")
     rows: dict[str, object] = {

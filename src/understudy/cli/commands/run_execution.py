@@ -14,9 +14,9 @@ import msgspec
 import typer
 from msgspec import Struct
 
-from understudy.cli.choice import DOCKER, LOCAL, kind_for
+from understudy.cli.display.run_progress import Display
 from understudy.cli.interrupts import run_stoppable
-from understudy.cli.progress import Display
+from understudy.cli.selection import DOCKER, LOCAL, kind_for
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, TaskError
 from understudy.run.conductor import Summary, conduct

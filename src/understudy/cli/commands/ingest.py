@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from understudy.cli.printed import print_json
+from understudy.cli.display.output import print_json
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -124,7 +124,8 @@ def ingest(
         else:
             counts = count(logs, selection, jobs, shown)
     except KeyboardInterrupt:
-        from understudy.cli.interrupts import EXIT_INTERRUPTED, interrupted
+        from understudy.cli.exit_codes import EXIT_INTERRUPTED
+        from understudy.cli.interrupts import interrupted
 
         shown.clear()
         if directory is not None:
@@ -228,7 +229,7 @@ def _listed(counter: Counter[str]) -> str:
 
 def _words(kind: str) -> str:
     """The name of a count, as words; some of it may stand in a log."""
-    from understudy.cli.transcript import visible
+    from understudy.util.text import visible
 
     return visible(kind.replace("_", " ").replace("-", " "))
 

@@ -39,7 +39,7 @@ def report(
     policy versions, the trainer's numbers. Of runs that are compared the first is the one before. A run that goes
     on is reported as it stands.
     """
-    from understudy.cli.printed import print_json
+    from understudy.cli.display.output import print_json
     from understudy.report.html import page
     from understudy.report.picture import draw
     from understudy.report.read import read
@@ -70,7 +70,7 @@ def _place(figures: Figures, directory: Path) -> Path:
 
 def show(figures: Figures) -> None:
     """Print a report's figures, as wide as the terminal is."""
-    from understudy.cli.transcript import console
+    from understudy.cli.display.transcript import console
     from understudy.report.terminal import terminal
 
     out = console()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from understudy.cli.printed import print_json
+from understudy.cli.display.output import print_json
 
 if TYPE_CHECKING:
     from understudy.train.engines.llamafactory import Factored

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from understudy.cli.train_options import command, filled
+from understudy.cli.options import command, filled
 from understudy.errors import ConfigError
 from understudy.model.shipped import TINY, directory_of
 from understudy.train.options import GRPOOptions
@@ -138,10 +138,10 @@ def _loop(
     from understudy.train.extra import need
 
     need()
-    from understudy.cli.drawing import drawn
-    from understudy.cli.interrupts import EXIT_INTERRUPTED
-    from understudy.cli.loop_display import LoopDisplay
-    from understudy.cli.looping import LoopOrder, carry_out, print_summary
+    from understudy.cli.commands.loop_execution import LoopOrder, carry_out, print_summary
+    from understudy.cli.display.live import drawn
+    from understudy.cli.display.loop_progress import LoopDisplay
+    from understudy.cli.exit_codes import EXIT_INTERRUPTED
     from understudy.run.collector import Manner
     from understudy.train.host import Means
     from understudy.train.metrics import chosen

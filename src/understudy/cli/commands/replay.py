@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from understudy.cli.amounts import short, time_left
-from understudy.cli.printed import print_json
+from understudy.cli.display.formatting import short, time_left
+from understudy.cli.display.output import print_json
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _ended(tally: Tally) -> str:
 
 
 def _warn(name: str, tally: Tally) -> None:
-    from understudy.cli.transcript import visible
+    from understudy.util.text import visible
 
     for why, n in Counter(tally.why).most_common(3):
         typer.echo(visible(f"{name}: {n} failed: {why}"), err=True)

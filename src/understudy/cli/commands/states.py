@@ -99,7 +99,8 @@ def _table(sessions: Sessions, where: str | None, limit: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from understudy.cli.transcript import console, visible
+    from understudy.cli.display.transcript import console
+    from understudy.util.text import visible
 
     head = ("state", "model", "project", "role", "fidelity", "calls", "signals")
     table = Table(*head, box=None)

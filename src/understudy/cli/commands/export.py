@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 import typer
 from typer.core import TyperGroup
 
-from understudy.cli.printed import print_json
+from understudy.cli.display.output import print_json
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ def few(names: Sequence[str]) -> str:
 
 def _listed(counts: Mapping[str, int]) -> str:
     """Counts as words; some names stand in a log."""
-    from understudy.cli.transcript import visible
+    from understudy.util.text import visible
 
     return ", ".join(f"{count} {visible(name)}" for name, count in counts.items())
 

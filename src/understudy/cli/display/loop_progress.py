@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from understudy.cli.drawing import Drawn
+from understudy.cli.display.live import Drawn
 from understudy.train.watcher import Watcher
 
 if TYPE_CHECKING:

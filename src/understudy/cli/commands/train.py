@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from understudy.cli.train_display import Steps, tell
-from understudy.cli.train_options import command, filled
-from understudy.cli.train_sources import imitated, refuse_of_exports, roles_of
+from understudy.cli.commands.train_sources import imitated, refuse_of_exports, roles_of
+from understudy.cli.display.train_progress import Steps, tell
+from understudy.cli.options import command, filled
 from understudy.errors import ConfigError
 from understudy.train.options import DPOOptions, GRPOOptions, SFTOptions
 
@@ -90,7 +90,7 @@ def sft(
     From a run's output, or an export in the format trl-tokens, with the tokens as they were sampled; from an
     export in the format trl-sft by the model's own chat template.
     """
-    from understudy.cli.loop import model_directory
+    from understudy.cli.commands.loop import model_directory
 
     settings = filled(SFTOptions, options, config, "sft")
     directory = model_directory(model)
@@ -142,7 +142,7 @@ def dpo(
 
     From a run's output, or an export in the format trl-dpo, which may also hold what teachers prefer.
     """
-    from understudy.cli.loop import model_directory
+    from understudy.cli.commands.loop import model_directory
     from understudy.train.dpo import preferences, train_dpo
     from understudy.train.extra import FULL, need
 
@@ -184,7 +184,7 @@ def grpo(
 
     From a run's output, or an export in the format trl-tokens, with token ids and logprobs.
     """
-    from understudy.cli.loop import model_directory
+    from understudy.cli.commands.loop import model_directory
     from understudy.train import metrics
     from understudy.train.data import groups
     from understudy.train.extra import need

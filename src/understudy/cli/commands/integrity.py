@@ -30,7 +30,7 @@ def integrity(
 
     Exports leave suspicious ones out. What the grader found stays on record beside it.
     """
-    from understudy.cli.show import newest
+    from understudy.cli.commands.show import newest
     from understudy.store import Store
 
     with Store.open(directory or newest(Path("runs")), create=False) as store:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from understudy.cli.printed import print_json
+from understudy.cli.display.output import print_json
 
 if TYPE_CHECKING:
     from understudy.run.conductor import Summary
@@ -21,7 +21,7 @@ def print_summary(summary: Summary, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from understudy.cli.transcript import visible
+    from understudy.util.text import visible
 
     table = Table(show_header=False, title=f"run {summary.run_id}", title_justify="left")
     rows = {

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from understudy import __version__
-from understudy.cli import (
+from understudy.cli.commands import (
     doctor,
     export,
     gateway,

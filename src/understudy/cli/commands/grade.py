@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from understudy.cli.choice import DOCKER, LOCAL, instances, kind_for
-from understudy.cli.printed import print_json
+from understudy.cli.display.output import print_json
+from understudy.cli.selection import DOCKER, LOCAL, instances, kind_for
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def grade(
     The same command again grades what has no report yet, or another patch now. Ctrl-C lets the running ones
     finish; a second one stops at once. Exits with 1 when a prediction could not be graded.
     """
-    from understudy.cli.interrupts import EXIT_INTERRUPTED
+    from understudy.cli.exit_codes import EXIT_INTERRUPTED
     from understudy.grade.predictions import open_predictions
     from understudy.grade.reports import name_part
     from understudy.tasks.datasets.images import ImageChoice
@@ -156,8 +156,8 @@ def _official(
     """Have SWE-bench's harness do it. Exits with 1 when a prediction could not be graded."""
 
     from understudy.cli.interrupts import interrupted
-    from understudy.cli.transcript import visible
     from understudy.grade.official import run_official
+    from understudy.util.text import visible
 
     try:
         done = run_official(given, tasks, output=output, run_id=run_id, jobs=jobs, timeout_s=timeout_s)
@@ -312,7 +312,7 @@ def _tell(standing: Standing, given: Predictions, path: Path, as_json: bool) -> 
     if as_json:
         print_json(figures)
         return
-    from understudy.cli.transcript import visible
+    from understudy.util.text import visible
 
     known = f" ({figures['found']} graded before)" if figures["found"] else ""
     typer.echo(

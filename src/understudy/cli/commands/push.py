@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from understudy.cli.printed import print_json
+from understudy.cli.display.output import print_json
 
 
 def push(
@@ -25,7 +25,7 @@ def push(
     Who you are the hub's own library knows: by `hf auth login`, or HF_TOKEN. A push that was cut off can be made
     again: what the hub has is not sent twice.
     """
-    from understudy.cli.export import few
+    from understudy.cli.commands.export import few
     from understudy.export import push as pushing
 
     done = pushing.plan(output, repo, private=private, unredacted=unredacted)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from understudy.cli.printed import print_json
+from understudy.cli.display.output import print_json
 from understudy.errors import BackendError, ConfigError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def pairs(
                 _write(found, output)
                 put_beside(output, redactor and redactor.report)
     except KeyboardInterrupt:
-        from understudy.cli.interrupts import EXIT_INTERRUPTED
+        from understudy.cli.exit_codes import EXIT_INTERRUPTED
 
         typer.echo("understudy: interrupted; nothing was written", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -1,0 +1,1 @@
+"""The commands of `understudy`: one module each, imported by `understudy.cli.app`."""

@@ -1,0 +1,1 @@
+"""What a person sees: progress on stderr, tables, transcripts, and JSON on stdout."""
