@@ -1,12 +1,9 @@
-"""What every export format shares: what a format is, what it tells of its work, and safe, whole files."""
+"""What every export format shares: what a format is, what it tells of its work, and safe file names."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import uuid
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -137,30 +134,3 @@ def file_name(prefix: str, instance_id: str, suffix: str = "") -> str:
             "characters without slashes, not beginning with a dot, of at most 180 bytes"
         )
     return f"{prefix}{instance_id}{suffix}"
-
-
-@contextmanager
-def replacing(target: Path) -> Generator[Path]:
-    """A path to write a file or directory at; it takes the place of `target` when the block ends well.
-
-    A file is exchanged at one stroke. A directory is in its place or, for the moment between two renames, beside
-    it under a hidden name.
-    """
-    token = uuid.uuid4().hex[:12]
-    fresh, old = target.with_name(f".{token}.new"), target.with_name(f".{token}.old")
-    try:
-        yield fresh
-        if target.is_dir() and not target.is_symlink():
-            target.rename(old)
-        try:
-            fresh.rename(target)
-        except OSError:
-            if old.exists():
-                old.rename(target)
-            raise
-    finally:
-        for leftover in (fresh, old):
-            if leftover.is_dir():
-                shutil.rmtree(leftover)
-            else:
-                leftover.unlink(missing_ok=True)

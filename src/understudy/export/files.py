@@ -20,9 +20,10 @@ import msgspec
 from understudy import __version__
 from understudy.errors import ConfigError
 from understudy.export import card
-from understudy.export.base import Exported, Report, replacing
+from understudy.export.base import Exported, Report
 from understudy.export.corpus import Corpus, Selection, Tally
 from understudy.export.splits import SPLITS, Split
+from understudy.util.atomic import atomic_path
 
 MANIFEST = "understudy.json"
 """What an export says of itself: how it was made and which files are its own."""
@@ -257,11 +258,11 @@ class Described:
                 # Only the last part of the path: what is above it names a person's home.
                 told = filled(load, Path(self._output.resolve().name))
                 text = card.card(exported, selection, self._name, about, told, data)
-                fresh = place / card.NAME if staged else stack.enter_context(replacing(place / card.NAME))
+                fresh = place / card.NAME if staged else stack.enter_context(atomic_path(place / card.NAME))
                 fresh.write_text(text, encoding="utf-8")
         if exported.files:
             manifest = _manifest(exported, selection, self._name, place, kept)
-            with replacing(self._output / MANIFEST) as fresh:
+            with atomic_path(self._output / MANIFEST) as fresh:
                 fresh.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
                 if exported.unredacted:
                     fresh.chmod(0o600)

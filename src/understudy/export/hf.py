@@ -26,7 +26,6 @@ from understudy.export.base import (
     exporter,
     file_name,
     graded,
-    replacing,
     silent,
 )
 from understudy.export.corpus import Corpus
@@ -38,6 +37,7 @@ from understudy.trajectory.roles import ROLES
 from understudy.trajectory.samples import NO_TOKENS, merge, usable
 from understudy.trajectory.tree import Node
 from understudy.types import Call, Task
+from understudy.util.atomic import atomic_path
 from understudy.wire.stored import chat_messages, render
 
 Decoder = Callable[[Sequence[int]], str]
@@ -165,7 +165,7 @@ def _write(
     roles = corpus.selection.roles
     saved: Saved | None = None
     with ExitStack() as stack:
-        file = stack.enter_context(stack.enter_context(replacing(output / stream)).open("wb"))
+        file = stack.enter_context(stack.enter_context(atomic_path(output / stream)).open("wb"))
         for member in members:
             trajectory = corpus.trajectory(member)
             nodes = [node for node in trajectory.nodes if node.role in roles]
@@ -178,7 +178,7 @@ def _write(
             told = corpus.told(member)
             for row in rows_of(corpus.store.task(member.rollout.run_id, member.rollout.task_id), member, nodes):
                 if saved is None:
-                    saved = Saved(stack.enter_context(replacing(output / dataset)), COLUMNS)
+                    saved = Saved(stack.enter_context(atomic_path(output / dataset)), COLUMNS)
                 saved.write(row)
                 done.rows += 1
                 done.sources[told.source] += 1

@@ -13,9 +13,9 @@ from typing import Any, Literal, cast
 import msgspec
 
 from understudy.errors import ConfigError
-from understudy.export.base import replacing
 from understudy.export.files import JsonLines
 from understudy.export.llamafactory_rows import Form
+from understudy.util.atomic import atomic_path
 from understudy.util.locks import locked
 
 Stage = Literal["sft", "dpo", "kto"]
@@ -73,7 +73,7 @@ class AlpacaLines(JsonLines):
         begin, length = self._first or (0, 0)
         if not begin:
             return
-        with self._path.open("rb") as old, replacing(self._path) as place, place.open("wb") as new:
+        with self._path.open("rb") as old, atomic_path(self._path) as place, place.open("wb") as new:
             old.seek(begin)
             new.write(old.read(length))
             old.seek(0)
@@ -130,7 +130,7 @@ def merge(directory: Path, entries: Mapping[str, dict[str, Any] | None]) -> None
                 known[name] = msgspec.Raw(msgspec.json.format(msgspec.json.encode(said), indent=2))
         lines = [f"{json.dumps(name)}: {bytes(raw).decode()}" for name, raw in known.items()]
         text = "{\n" + ",\n".join(lines) + "\n}\n" if lines else "{}\n"
-        with replacing(path) as fresh:
+        with atomic_path(path) as fresh:
             fresh.write_text(text, encoding="utf-8")
 
 

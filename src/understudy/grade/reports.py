@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from understudy.errors import ConfigError, TaskError
 from understudy.types import KEEPS, SOLVES, PytestChecks, ScriptChecks, SuiteChecks, Task, Verdict
+from understudy.util.atomic import atomic_write
 
 LOGS = Path("logs", "run_evaluation")
 REPORT, VERDICT = "report.json", "verdict.json"
@@ -302,12 +303,9 @@ def _write(directory: Path, files: Mapping[str, bytes]) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            aside = directory / f".{name}.{os.getpid()}.new"
-            try:
-                aside.write_bytes(content)
-                aside.replace(directory / name)
-            finally:
-                aside.unlink(missing_ok=True)
+            # Named so that `half_written` can tell which run a leftover is of.
+            temporary = directory / f".{name}.{os.getpid()}.new"
+            atomic_write(directory / name, content, temporary=temporary)
     except OSError as error:
         place = error.filename or directory
         raise ConfigError(

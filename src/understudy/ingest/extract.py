@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from understudy.ingest.lines import NewFile, line, unwritable
 from understudy.ingest.parquet import ParquetFile, needs
 from understudy.ingest.redacted import redacted
 from understudy.redact.redactor import Redactor
+from understudy.util.atomic import atomic_path
 
 
 def stored(
@@ -38,23 +37,19 @@ def extract(
         needs(output)
     if output.exists() and not output.is_file():
         raise ConfigError(f"--output: {output} is there and is no regular file; give the name of a file.")
-    draft = output.with_name(f".{output.name[:100]}.{secrets.token_hex(4)}")
     number = 0
     try:
-        file = ParquetFile(draft) if parquet else NewFile(draft)
-        try:
-            for state, trace in stored(library, where, limit, redactor):
-                if isinstance(file, ParquetFile):
-                    file.add(state, trace)
-                else:
-                    file.write(line(state, trace))
-                number += 1
-        finally:
-            file.close()
-        try:
-            os.replace(draft, output)  # noqa: PTH105
-        except OSError as error:
-            raise unwritable(output, error) from error
-    finally:
-        draft.unlink(missing_ok=True)
+        with atomic_path(output) as path:
+            file = ParquetFile(path) if parquet else NewFile(path)
+            try:
+                for state, trace in stored(library, where, limit, redactor):
+                    if isinstance(file, ParquetFile):
+                        file.add(state, trace)
+                    else:
+                        file.write(line(state, trace))
+                    number += 1
+            finally:
+                file.close()
+    except OSError as error:
+        raise unwritable(output, error) from error
     return number

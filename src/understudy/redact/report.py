@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from understudy.errors import ConfigError
+from understudy.util.atomic import atomic_write
 
 Place = tuple[str, str, str, int]
 """Where, by which rule, which pseudonym, and how often."""
@@ -81,16 +80,9 @@ class Report:
 
     def write(self, path: Path) -> None:
         """Write it as JSON, whole, for its owner alone. Raises ConfigError when the file cannot be written."""
-        draft = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
         text = json.dumps(self.to_json(), indent=1, ensure_ascii=True) + "\n"
         try:
-            try:
-                descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                    file.write(text)
-                draft.replace(path)
-            finally:
-                draft.unlink(missing_ok=True)
+            atomic_write(path, text.encode("ascii"), mode=0o600)
         except OSError as error:
             raise ConfigError(f"{path}: the report of redaction cannot be written: {error.strerror}") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from understudy.errors import ConfigError
 from understudy.report import words
 from understudy.report.charts import place
 from understudy.report.figures import Figures, Point
+from understudy.util.atomic import atomic_path
 from understudy.util.text import visible
 
 _MOODS = {"better": "#0a7d57", "worse": "#b3321f", "open": "#5d636d"}
@@ -57,15 +57,11 @@ def draw(figures: Figures, path: Path) -> None:
         _bars(main, [point for point in figures.points if point.solve_rate][-_MOST_BARS:])
     for at, (name, points) in enumerate(small):
         _line(drawn.add_subplot(grid[1, at]), name, points)
-    fresh = path.with_name(f".{path.name}.new")
     try:
-        drawn.savefig(fresh, format="png")
-        fresh.replace(path)
+        with atomic_path(path) as fresh:
+            drawn.savefig(fresh, format="png")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):  # where nothing can be written nothing can be removed either
-            fresh.unlink(missing_ok=True)
 
 
 def _curves(axes: Any, figures: Figures) -> None:

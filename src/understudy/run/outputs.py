@@ -27,6 +27,7 @@ from understudy.run.config import RunConfig
 from understudy.store.store import Store
 from understudy.trajectory.tree import Node, build
 from understudy.types import ErrorInfo, Rollout, Task
+from understudy.util.atomic import atomic_path
 
 _NOTE = "rollout.json"
 _DEPTH, _NAME_BYTES = 8, 200
@@ -244,13 +245,10 @@ class Outputs:
     @contextmanager
     def _replacing(self, target: Path) -> Generator[Path]:
         """A path to write a file or directory at, which takes the place of `target` when the block ends well."""
-        fresh, old = self._staging / target.name, self._staging / f"old {target.name}"
         self._staging.mkdir(exist_ok=True)
         try:
-            yield fresh
-            if target.is_dir() and not target.is_symlink():
-                target.rename(old)
-            fresh.rename(target)
+            with atomic_path(target, temporary=self._staging / f"{target.name}.new") as path:
+                yield path
         finally:
             shutil.rmtree(self._staging)
 

@@ -29,6 +29,7 @@ from understudy.tasks.build import build, lay, said
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import GIT_MOUNT, git_program, prepare, sandbox_spec
 from understudy.types import Directory, ImageTree, ScriptChecks, Task
+from understudy.util.atomic import atomic_write
 
 _FORMAT = "1"  # part of every digest: a change of what is made here remakes it
 _SOLUTION = "/solution"
@@ -293,10 +294,7 @@ def _settle(aside: Path, home: Path) -> None:
 
 
 def _remember(task: Task, home: Path) -> None:
-    descriptor, aside = tempfile.mkstemp(dir=home)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(task))
-    Path(aside).rename(home / "task.json")
+    atomic_write(home / "task.json", msgspec.json.encode(task), mode=0o600)
 
 
 # --- reading the files ---------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import hashlib
 import os
 import posixpath
 import re
-import secrets
 import shutil
 import stat
 import subprocess
@@ -26,6 +25,7 @@ from understudy.tasks.checks import PLUGIN_MOUNT, REWARDS
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.sources import materialise, relative_path
 from understudy.types import Directory, ImageTree, PytestChecks, ScriptChecks, Source, Task
+from understudy.util.atomic import atomic_write
 from understudy.util.locks import locked, make_readable
 
 GIT_MOUNT = "/opt/understudy/git"
@@ -185,9 +185,7 @@ def _place(task: Task, cache: Path, sandboxes: Sandboxes) -> tuple[str, ...]:
     now = sandboxes.image_id(task.image, fetch=not last) or last
     if now != last:
         seen.parent.mkdir(parents=True, exist_ok=True)
-        aside = seen.with_name(f"{seen.name}.{secrets.token_hex(4)}.new")
-        aside.write_text(now, encoding="utf-8")
-        aside.replace(seen)
+        atomic_write(seen, now.encode())
     return task.image, task.workdir, now
 
 

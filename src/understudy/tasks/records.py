@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import msgspec
 
 from understudy.errors import ConfigError, TaskError
 from understudy.types import Directory, ImageTree, PytestChecks, ScriptChecks, Sdist, Source, SuiteChecks, Task
+from understudy.util.atomic import atomic_write
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 
@@ -168,16 +167,8 @@ def load(path: Path) -> list[Task]:
 def dump(tasks: Iterable[Task], path: Path) -> None:
     """Write tasks as JSONL: the whole file or, when that fails, nothing. Raises ConfigError."""
     try:
-        descriptor, aside = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}-")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.writelines(msgspec.json.encode(task) + b"\n" for task in tasks)
-                file.flush()
-                os.fsync(descriptor)
-            Path(aside).chmod(0o644)
-            Path(aside).replace(path)
-        finally:
-            Path(aside).unlink(missing_ok=True)
+        content = b"".join(msgspec.json.encode(task) + b"\n" for task in tasks)
+        atomic_write(path, content, fsync=True, mode=0o644)
     except OSError as error:
         raise ConfigError(f"{path}: tasks cannot be written: {error.strerror}") from error
 

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import msgspec
 
 from understudy.errors import ConfigError
-from understudy.export.base import replacing
 from understudy.export.corpus import WORK
 from understudy.export.files import read_manifest
 from understudy.store import Store
@@ -23,6 +22,7 @@ from understudy.trajectory.roles import Role
 from understudy.trajectory.samples import Sample, samples
 from understudy.trajectory.tree import build
 from understudy.types import Call
+from understudy.util.atomic import atomic_path
 
 TOKENS = "trl-tokens"
 """The export format that can be trained on as exactly as a store."""
@@ -147,7 +147,7 @@ def format_of(directory: Path) -> str | None:
 def write_groups(path: Path, given: Iterable[Group]) -> None:
     """Write groups to a file, whole or not at all. Raises ConfigError when it cannot be written."""
     try:
-        with replacing(path) as fresh:
+        with atomic_path(path) as fresh:
             fresh.write_bytes(msgspec.msgpack.encode(list(given)))
     except OSError as error:
         raise ConfigError(

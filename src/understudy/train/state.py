@@ -11,8 +11,6 @@ evaluations/step-0000/         the held-out tasks, as the policy of that step so
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -24,6 +22,7 @@ from msgspec.structs import replace
 from understudy.errors import ConfigError, StoreError
 from understudy.train.curriculum import Rate
 from understudy.train.evaluate import Evaluation
+from understudy.util.atomic import atomic_write, sync_tree
 
 _T = TypeVar("_T")
 
@@ -298,40 +297,23 @@ def replace_file(path: Path, content: bytes) -> None:
 
     Raises StoreError.
     """
-    fresh = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with fresh.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-        _sync(path.parent)
+        atomic_write(path, content, fsync=True, temporary=path.with_name(f".{path.name}.new"))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            fresh.unlink(missing_ok=True)
         raise _unwritten(path, error) from error
 
 
 def settle(path: Path) -> None:
     """Have a file, or a directory with all that is in it, outlive a power cut. Raises StoreError."""
     try:
-        for each in (*path.rglob("*"), path, path.parent):
-            _sync(each)
+        sync_tree(path)
     except OSError as error:
         raise _unwritten(path, error) from error
 
 
 def _unwritten(path: Path, error: OSError) -> StoreError:
     return StoreError(f"{path}: cannot be written: {error.strerror}; make room, then give the same command again")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _named(keys: list[str], before: dict[str, Any], now: dict[str, Any]) -> str:

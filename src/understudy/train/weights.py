@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy.errors import ConfigError
-from understudy.export.base import replacing
 from understudy.train.extra import need
 from understudy.train.options import LoraOptions, TrainOptions
+from understudy.util.atomic import atomic_path
 
 if TYPE_CHECKING:
     import torch
@@ -220,7 +220,7 @@ def save_model(
     target = target.absolute()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as fresh:
+        with atomic_path(target) as fresh:
             fresh.mkdir()
             _copy_rest(source, fresh)
             _write_weights(model, source, fresh)

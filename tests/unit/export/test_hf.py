@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.errors import ConfigError, StoreError, TaskError
-from understudy.export.base import carry_back, file_name, replacing
+from understudy.errors import ConfigError, TaskError
+from understudy.export.base import carry_back, file_name
 from understudy.export.hf import COLUMNS
 from understudy.export.parquet import Saved
 from understudy.export.push import plan
@@ -283,25 +283,6 @@ def test_ids_that_are_no_file_names_are_refused(name: str):
 @pytest.mark.parametrize("name", ["django__django-1234", "toolz-0.1+x", "été"])
 def test_ids_that_are_file_names(name: str):
     assert file_name("stream_", name, ".json") == f"stream_{name}.json"
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path):
-    target = tmp_path / "stream.json"
-    target.write_text("old")
-    with pytest.raises(StoreError), replacing(target) as path:
-        path.write_text("half")
-        raise StoreError("gone")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("stream.json", "old")]
-
-
-def test_a_directory_that_cannot_be_replaced_is_put_back(tmp_path: Path):
-    target = tmp_path / "dataset"
-    target.mkdir()
-    (target / "old").touch()
-    with pytest.raises(FileNotFoundError), replacing(target):
-        pass  # nothing was written, so there is nothing to take its place
-    assert [path.name for path in tmp_path.iterdir()] == ["dataset"]
-    assert [path.name for path in target.iterdir()] == ["old"]
 
 
 @given(st.integers(0, 30), st.dictionaries(st.integers(0, 29), st.floats(0, 1)))

@@ -135,13 +135,13 @@ def _write(made: Iterator[Pair], output: Path) -> None:
     """Write the pairs, all or nothing, for the user's eyes alone. Raises ConfigError when that cannot be done."""
     import msgspec
 
-    from understudy.export.base import replacing
     from understudy.export.files import json_bytes
+    from understudy.util.atomic import atomic_path
 
     if output.is_dir():
         raise ConfigError(f"{output} is a directory; choose another --output")
     try:
-        with replacing(output) as path:
+        with atomic_path(output) as path:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 for pair in made:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from understudy.errors import ConfigError
+from understudy.util.atomic import atomic_write
 
 if TYPE_CHECKING:
     from understudy.report.figures import Figures
@@ -79,13 +79,8 @@ def show(figures: Figures) -> None:
 
 def write_page(path: Path, text: str) -> None:
     """Put a page in place whole. Raises ConfigError when it cannot be written."""
-    fresh = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(text, encoding="utf-8", errors="replace")
-        fresh.replace(path)
+        atomic_write(path, text.encode(errors="replace"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another --output") from error
-    finally:
-        with suppress(OSError):  # where nothing can be written nothing can be removed either
-            fresh.unlink(missing_ok=True)

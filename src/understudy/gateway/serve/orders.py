@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import ConfigError, GatewayError
+from understudy.util.atomic import atomic_write
 
 ADDRESS = "gateway.json"
 ADMIN_KEY = "admin.key"
@@ -27,21 +27,16 @@ class Address(Struct, frozen=True):
 
 def admin_key(directory: Path) -> str:
     """The key for orders in a gateway's directory, made when it is not there; readable by its owner alone."""
-    path, staging = directory / ADMIN_KEY, directory / f".{ADMIN_KEY}.{os.getpid()}"
+    path = directory / ADMIN_KEY
     if not path.exists():
-        # Whole or not at all: a gateway that finds half a key takes no orders.
-        handle = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write(secrets.token_urlsafe(32))
-        staging.rename(path)
+        # Durably: a gateway that starts with half a key, as after a power cut, takes no orders.
+        atomic_write(path, secrets.token_urlsafe(32).encode(), fsync=True, mode=0o600)
     return path.read_text().strip()
 
 
 def announce(directory: Path, address: Address) -> None:
     """Write the address down, whole or not at all."""
-    staging = directory / f".{ADDRESS}.{os.getpid()}"
-    staging.write_bytes(msgspec.json.encode(address))
-    staging.rename(directory / ADDRESS)
+    atomic_write(directory / ADDRESS, msgspec.json.encode(address))
 
 
 async def order(directory: Path, method: str, path: str, body: dict[str, Any] | None = None) -> str:

@@ -27,6 +27,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qw
 from transformers.utils import chat_template_utils
 
 from understudy.train.tiny import corpus, tokenizer
+from understudy.util.atomic import atomic_path
 
 _OTHERS_WEIGHT = 0.1
 """What a token weighs that the assistant does not say."""
@@ -262,9 +263,10 @@ def pretrain(
             report(json.dumps({key: round(value, 4) for key, value in (line | figures).items()}))
         if step % pace.checkpoint_steps == 0 and step < steps:
             parts = [part.state_dict() for part in [*optimizers, *schedules]]
-            new = checkpoint.with_suffix(".new")
-            torch.save({"model": model.state_dict(), "parts": parts, "step": step, "asked": [steps, seed]}, new)
-            new.replace(checkpoint)
+            with atomic_path(checkpoint) as path:
+                torch.save(
+                    {"model": model.state_dict(), "parts": parts, "step": step, "asked": [steps, seed]}, path
+                )
     model.save_pretrained(directory)
     checkpoint.unlink(missing_ok=True)
 
