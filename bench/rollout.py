@@ -26,10 +26,10 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from understudy.gateway.app import Gateway
-from understudy.gateway.backends.vllm import VLLMBackend
+from understudy.gateway.backends.self_hosted import VLLMBackend
 from understudy.gateway.keys import Keys
-from understudy.gateway.models import Models
+from understudy.gateway.router import ModelRouter
+from understudy.gateway.server.app import Gateway
 from understudy.store import Store
 from understudy.types import Call, Files, PytestChecks, Task
 
@@ -102,7 +102,7 @@ async def gateway_ms(calls: list[Call], directory: Path) -> float:
     port = server.addresses[0][1]
     backend, keys = VLLMBackend(f"http://127.0.0.1:{port}/v1", "m"), Keys()
     with Store.open(directory / "gateway") as store:
-        gateway = Gateway(Models(backend), store, keys)
+        gateway = Gateway(ModelRouter(backend), store, keys)
         url = await gateway.start_tcp("127.0.0.1", 0)
         async with aiohttp.ClientSession() as session:
             for number in range(10):

@@ -22,8 +22,8 @@ from msgspec import Struct
 from gateway_parts.load import Seen, Spec
 from gateway_parts.traffic import MODEL
 from understudy.config import cache_dir
-from understudy.gateway.serve.keys import issue
-from understudy.gateway.serve.orders import Address
+from understudy.gateway.serve.admin_client import GatewayAddress
+from understudy.gateway.serve.stored_keys import issue
 from understudy.store import Store
 
 UNDERSTUDY = Path(sys.executable).with_name("understudy")
@@ -171,7 +171,7 @@ def ours(
     with _process(command, log) as process:
         announced = directory / "gateway.json"
         _until(announced.exists, process, log)
-        address = msgspec.json.decode(announced.read_bytes(), type=Address)
+        address = msgspec.json.decode(announced.read_bytes(), type=GatewayAddress)
         yield Stack(f"{address.url}/v1/messages", keys, process.pid)
 
 

@@ -14,15 +14,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from understudy.errors import ConfigError, GatewayError
-from understudy.gateway.app import Gateway
-from understudy.gateway.backends.vllm import VLLMBackend
+from understudy.gateway.backends.self_hosted import VLLMBackend
 from understudy.gateway.budget import Budget
-from understudy.gateway.control import Control, State
+from understudy.gateway.control import GatewayState, GenerationControl
 from understudy.gateway.keys import Keys
-from understudy.gateway.listen import Listener, tcp_socket
-from understudy.gateway.models import Models
-from understudy.gateway.serve.admin import Admin, OneGateway, Target
-from understudy.gateway.telemetry.metrics import MODELS_LIMIT, Metrics, merged
+from understudy.gateway.router import ModelRouter
+from understudy.gateway.serve.admin import AdminApp, AdminTarget, SingleGateway
+from understudy.gateway.server.app import Gateway
+from understudy.gateway.server.listen import Listener, tcp_socket
+from understudy.gateway.telemetry.metrics import MODELS_LIMIT, GatewayMetrics, merged
 from understudy.store.store import Store
 from understudy.types import Call, PolicySpan, Usage
 
@@ -65,9 +65,9 @@ class Rig:
 
 
 @asynccontextmanager
-async def listening(target: Target) -> AsyncIterator[str]:
+async def listening(target: AdminTarget) -> AsyncIterator[str]:
     listener, url = tcp_socket("127.0.0.1", 0)
-    admin = Listener(Admin(target, KEY), listener)
+    admin = Listener(AdminApp(target, KEY), listener)
     await admin.start()
     try:
         yield url
@@ -80,13 +80,17 @@ async def running(
     store: Store, *script: Any, hold_limit_s: float = 60, budget: Budget | None = None
 ) -> AsyncIterator[Rig]:
     async with FakeVLLM(*script) as model:
-        backend, keys, control = VLLMBackend(model.url, "fake"), Keys(), Control("v1", hold_limit_s=hold_limit_s)
-        metrics = Metrics(control)
-        gateway = Gateway(Models(backend), store, keys, control=control, observers=[metrics.observe])
+        backend, keys, control = (
+            VLLMBackend(model.url, "fake"),
+            Keys(),
+            GenerationControl("v1", hold_limit_s=hold_limit_s),
+        )
+        metrics = GatewayMetrics(control)
+        gateway = Gateway(ModelRouter(backend), store, keys, control=control, observers=[metrics.observe])
         agents_url = await gateway.start_tcp("127.0.0.1", 0)
         (attempt,) = start_attempts(store)
         agent = aiohttp.ClientSession(agents_url, headers={"x-api-key": keys.issue(attempt, budget=budget)})
-        async with listening(OneGateway(control, metrics)) as url:
+        async with listening(SingleGateway(control, metrics)) as url:
             admin = aiohttp.ClientSession(url, headers={"authorization": f"Bearer {KEY}"})
             try:
                 yield Rig(admin, agent, model)
@@ -225,8 +229,8 @@ class Broken:
 
     async def publish(self, version: str) -> None: ...
 
-    async def state(self) -> State:
-        return State(True, None, 0, 0)
+    async def state(self) -> GatewayState:
+        return GatewayState(True, None, 0, 0)
 
     async def metrics(self) -> bytes:
         return b""
@@ -245,7 +249,7 @@ async def test_what_a_target_fails_with_is_told() -> None:
 
 def test_a_key_that_can_be_guessed_is_refused() -> None:
     with pytest.raises(ConfigError, match="has 3 characters: give it 16 or more"):
-        Admin(Broken(), "abc")
+        AdminApp(Broken(), "abc")
 
 
 # --- metrics -------------------------------------------------------------------------------------------
@@ -308,7 +312,7 @@ def call(**fields: Any) -> Call:
 
 
 def test_what_a_call_adds() -> None:
-    metrics = Metrics(Control())
+    metrics = GatewayMetrics(GenerationControl())
     metrics.observe(call(), {})
     metrics.observe(call(cost_usd=None, usage=Usage()), {})
     text, model = metrics.text(), {"backend": "openai", "model": "m"}
@@ -320,7 +324,7 @@ def test_what_a_call_adds() -> None:
 
 
 def test_a_server_that_calls_itself_ever_new_names_does_not_fill_the_memory() -> None:
-    metrics = Metrics(Control())
+    metrics = GatewayMetrics(GenerationControl())
     for number in range(MODELS_LIMIT + 50):
         metrics.observe(call(backend_model=f"m{number}\n\"'{{"), {})
     shown = [labels for name, labels in samples(metrics.text()) if name == "understudy_gateway_call_seconds_count"]
@@ -331,7 +335,7 @@ def test_a_server_that_calls_itself_ever_new_names_does_not_fill_the_memory() ->
 def test_metrics_of_several_workers_are_told_apart() -> None:
     texts: dict[str, bytes] = {}
     for worker, count in (("0", 2), ("1", 3)):
-        metrics = Metrics(Control("v1"))
+        metrics = GatewayMetrics(GenerationControl("v1"))
         for _ in range(count):
             metrics.observe(call(backend_model='q"\\\n'), {})
         texts[worker] = metrics.text()

@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.answer import Assembly, read_chunk
 from understudy.gateway.backends.chat import ChatBackend
+from understudy.gateway.backends.chat_response import ResponseAssembly, read_chunk
 from understudy.gateway.backends.openai import OpenAIBackend
-from understudy.gateway.backends.sglang import SGLangBackend
+from understudy.gateway.backends.self_hosted import EmbeddedBackend, SGLangBackend, VLLMBackend
 from understudy.gateway.backends.sse import Splitter
-from understudy.gateway.backends.vllm import EmbeddedBackend, VLLMBackend
 from understudy.model.process import start_server
 from understudy.types import PolicySpan
 from understudy.wire.errors import ContextOverflow
@@ -384,7 +383,7 @@ JSON = st.recursive(
 @given(st.lists(JSON, max_size=5))
 def test_whatever_a_server_says_is_an_answer_or_a_backend_error(said: list[Any]) -> None:
     deltas: list[Delta] = []
-    assembly = Assembly(deltas.append)
+    assembly = ResponseAssembly(deltas.append)
     try:
         for chunk in said:
             assembly.add_chunk(read_chunk(json.dumps(chunk).encode(), str))

@@ -18,8 +18,8 @@ from understudy.gateway.backends.http import HttpClient
 from understudy.gateway.exact.backend import ExactBackend
 from understudy.gateway.exact.codec import LocalCodec, ServerCodec
 from understudy.gateway.exact.parsers import format_named
-from understudy.gateway.exact.servers import SERVERS
-from understudy.gateway.exact.tree import Forest
+from understudy.gateway.exact.token_servers import SERVERS
+from understudy.gateway.exact.tree import TokenForest
 from understudy.model import tokenizer as tokenizer_module
 from understudy.model.process import start_server
 from understudy.types import PolicySpan
@@ -472,7 +472,7 @@ async def test_after_a_restart_the_branch_goes_on_from_its_calls(codec: LocalCod
 
 
 async def test_servers_of_one_model_share_what_they_remember(codec: LocalCodec) -> None:
-    memory = Forest()
+    memory = TokenForest()
     async with (
         FakeTokens(TOKENIZER, lambda _: Sample(text="A", shattered=True)) as one,
         FakeTokens(TOKENIZER, lambda _: Sample(text="B", shattered=True)) as other,

@@ -18,13 +18,13 @@ import aiohttp
 import pytest
 
 from understudy.errors import ConfigError, StoreError
-from understudy.gateway.app import Gateway
-from understudy.gateway.backends.vllm import VLLMBackend
-from understudy.gateway.capture import CallSink
-from understudy.gateway.http import BODY_LIMIT, Limits
+from understudy.gateway.backends.self_hosted import VLLMBackend
 from understudy.gateway.keys import Keys
-from understudy.gateway.listen import tcp_socket
-from understudy.gateway.models import Models
+from understudy.gateway.router import ModelRouter
+from understudy.gateway.server.app import Gateway
+from understudy.gateway.server.capture import CallSink
+from understudy.gateway.server.http import BODY_LIMIT, RequestLimits
+from understudy.gateway.server.listen import tcp_socket
 from understudy.store.store import Store
 from understudy.types import Call
 
@@ -74,7 +74,7 @@ async def running(
 ) -> AsyncIterator[Front]:
     async with FakeVLLM(*script, max_model_len=max_model_len) as model:
         backend, keys = VLLMBackend(model.url, "fake", api_key="backend-secret"), Keys()
-        gateway = Gateway(Models(backend), sink or store, keys, limits=Limits(**timing))
+        gateway = Gateway(ModelRouter(backend), sink or store, keys, limits=RequestLimits(**timing))
         front = Front(
             await gateway.start_tcp("127.0.0.1", 0), gateway, keys, model, start_attempts(store, count=2)
         )
@@ -410,7 +410,7 @@ async def test_a_backend_that_is_down_is_tried_a_few_times_then_told(store: Stor
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
         backend, keys = VLLMBackend(url, "fake"), Keys()
-        gateway = Gateway(Models(backend), store, keys)
+        gateway = Gateway(ModelRouter(backend), store, keys)
         base = await gateway.start_tcp("127.0.0.1", 0)
         (attempt,) = start_attempts(store)
         auth = {"x-api-key": keys.issue(attempt)}
@@ -544,7 +544,7 @@ async def _get(path: Path) -> int:
 
 
 def _gateway(store: Store) -> Gateway:
-    return Gateway(Models(VLLMBackend("http://127.0.0.1:9/v1", "m")), store, Keys())
+    return Gateway(ModelRouter(VLLMBackend("http://127.0.0.1:9/v1", "m")), store, Keys())
 
 
 async def test_a_unix_socket_is_open_to_all_and_gone_afterwards(store: Store, tmp_path: Path) -> None:

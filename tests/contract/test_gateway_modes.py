@@ -15,15 +15,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from understudy.gateway import http, listen
-from understudy.gateway.app import Gateway
-from understudy.gateway.backends.vllm import VLLMBackend
+from understudy.gateway.backends.self_hosted import VLLMBackend
 from understudy.gateway.budget import Budget
-from understudy.gateway.capture import Observer
-from understudy.gateway.fair import FairSlots
-from understudy.gateway.http import BODY_LIMIT, Limits
+from understudy.gateway.fair_slots import FairSlots
 from understudy.gateway.keys import Keys
-from understudy.gateway.models import Models
+from understudy.gateway.router import ModelRouter
+from understudy.gateway.server import http, listen
+from understudy.gateway.server.app import Gateway
+from understudy.gateway.server.capture import CallObserver
+from understudy.gateway.server.http import BODY_LIMIT, RequestLimits
 from understudy.store.store import Store
 from understudy.trajectory.tree import build
 from understudy.types import Call
@@ -63,20 +63,20 @@ async def running(
     slots: FairSlots | None = None,
     budget: Budget | None = None,
     streaming: bool = False,
-    observers: Sequence[Observer] = (),
+    observers: Sequence[CallObserver] = (),
     **limits: Any,
 ) -> AsyncIterator[Front]:
     with Store.open(tmp_path / "store") as store:
         async with FakeVLLM(*script, default=default) as model:
             backend, keys = VLLMBackend(model.url, "fake"), Keys()
-            models = Models(backend, slots={"high": slots} if slots else {})
+            models = ModelRouter(backend, slots={"high": slots} if slots else {})
             gateway = Gateway(
                 models,
                 store,
                 keys,
                 observers=observers,
                 streaming=streaming,
-                limits=Limits(**{"drain_s": 1.0, **limits}),
+                limits=RequestLimits(**{"drain_s": 1.0, **limits}),
             )
             issued = {attempt: keys.issue(attempt, budget=budget) for attempt in start_attempts(store, count=2)}
             front = Front(await gateway.start_tcp("127.0.0.1", 0), gateway, model, store, issued)

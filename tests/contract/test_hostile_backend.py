@@ -16,8 +16,8 @@ from aiohttp import web
 
 from understudy.errors import BackendError
 from understudy.gateway.backends import http, sse
-from understudy.gateway.backends.http import Unserved
-from understudy.gateway.backends.vllm import VLLMBackend
+from understudy.gateway.backends.http import NotServedError
+from understudy.gateway.backends.self_hosted import VLLMBackend
 from understudy.wire.model import ChatRequest
 
 GOOD: dict[str, Any] = {
@@ -172,7 +172,7 @@ async def test_a_connection_lost_before_the_first_byte_is_tried_again(stream: bo
 async def test_it_is_not_tried_for_ever(stream: bool) -> None:
     async with bare(b"") as (url, seen):
         backend = VLLMBackend(url, "m")
-        with pytest.raises(Unserved, match="no answer"):
+        with pytest.raises(NotServedError, match="no answer"):
             await backend.generate(REQUEST, (lambda _: None) if stream else None)
         await backend.close()
     assert len(seen) == 3
@@ -193,7 +193,7 @@ async def test_what_was_begun_is_never_asked_again(name: str) -> None:
         with pytest.raises(BackendError) as broken:
             await backend.generate(REQUEST, (lambda _: None) if stream else None)
         await backend.close()
-    assert not isinstance(broken.value, Unserved)
+    assert not isinstance(broken.value, NotServedError)
     assert len(seen) == 1
 
 

@@ -13,9 +13,9 @@ from aiohttp import web
 from understudy.errors import BackendError
 from understudy.gateway.backends.anthropic import AnthropicRelay
 from understudy.gateway.backends.base import NativeRequest
-from understudy.gateway.backends.tool_calls import CALLS_LIMIT
-from understudy.gateway.backends.vllm import VLLMBackend
-from understudy.gateway.faults import fault_of
+from understudy.gateway.backends.chat_response import CALLS_LIMIT
+from understudy.gateway.backends.self_hosted import VLLMBackend
+from understudy.gateway.errors import fault_of
 from understudy.wire.anthropic.dialect import Anthropic
 from understudy.wire.errors import ProviderRefusal
 from understudy.wire.model import ChatRequest

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from understudy.gateway.app import Gateway
-from understudy.gateway.backends.vllm import VLLMBackend
-from understudy.gateway.http import Limits
+from understudy.gateway.backends.self_hosted import VLLMBackend
 from understudy.gateway.keys import Keys
-from understudy.gateway.models import Models
+from understudy.gateway.router import ModelRouter
+from understudy.gateway.server.app import Gateway
+from understudy.gateway.server.http import RequestLimits
 from understudy.types import Call
 
 from fakes.vllm import FakeVLLM, Refuse, Say, Step
@@ -51,7 +51,7 @@ class Front:
 async def running(*script: Step, **options: Any) -> AsyncIterator[Front]:
     async with FakeVLLM(*script) as model:
         backend, keys, kept = VLLMBackend(model.url, "fake"), Keys(), Kept()
-        gateway = Gateway(Models(backend), kept, keys, **options)
+        gateway = Gateway(ModelRouter(backend), kept, keys, **options)
         url = await gateway.start_tcp("127.0.0.1", 0)
         front = Front(model, kept, url, keys.issue("attempt"))
         try:
@@ -171,7 +171,8 @@ async def test_the_responses_accumulator_takes_the_stream(streaming: bool) -> No
 async def test_pings_are_no_trouble_to_either_accumulator() -> None:
     holds = [asyncio.Event(), asyncio.Event()]
     async with running(
-        *(Say(text="late", hold=hold) for hold in holds), limits=Limits(headers_after_s=0.01, ping_every_s=0.01)
+        *(Say(text="late", hold=hold) for hold in holds),
+        limits=RequestLimits(headers_after_s=0.01, ping_every_s=0.01),
     ) as front:
         for hold in holds:
             asyncio.get_running_loop().call_later(0.2, hold.set)
@@ -253,7 +254,7 @@ async def test_what_cannot_be_done_is_told_by_name_and_kept(dialect: str) -> Non
 async def test_a_fault_in_a_chat_stream_is_raised() -> None:
     hold = asyncio.Event()
     async with running(
-        Say(text="x", finish="abort", hold=hold), limits=Limits(headers_after_s=0.01, ping_every_s=0.01)
+        Say(text="x", finish="abort", hold=hold), limits=RequestLimits(headers_after_s=0.01, ping_every_s=0.01)
     ) as front:
         stream = await ask(front, "chat", stream=True)
         hold.set()
@@ -264,7 +265,7 @@ async def test_a_fault_in_a_chat_stream_is_raised() -> None:
 async def test_a_fault_in_a_responses_stream_is_a_failed_response() -> None:
     hold = asyncio.Event()
     async with running(
-        Say(text="x", finish="abort", hold=hold), limits=Limits(headers_after_s=0.01, ping_every_s=0.01)
+        Say(text="x", finish="abort", hold=hold), limits=RequestLimits(headers_after_s=0.01, ping_every_s=0.01)
     ) as front:
         stream = await ask(front, "responses", stream=True)
         hold.set()

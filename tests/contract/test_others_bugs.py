@@ -16,12 +16,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from understudy.gateway.app import Gateway
 from understudy.gateway.backends.anthropic import AnthropicRelay
 from understudy.gateway.backends.base import Backend, Relay
-from understudy.gateway.backends.vllm import VLLMBackend
+from understudy.gateway.backends.self_hosted import VLLMBackend
 from understudy.gateway.keys import Keys
-from understudy.gateway.models import Models
+from understudy.gateway.router import ModelRouter
+from understudy.gateway.server.app import Gateway
 from understudy.store.store import Store
 from understudy.types import Call
 
@@ -64,7 +64,7 @@ class Front:
 @asynccontextmanager
 async def fronting(folder: Path, answerer: Backend | Relay, *, streaming: bool) -> AsyncIterator[Front]:
     with Store.open(folder / "store") as store:
-        keys, models = Keys(), Models(answerer)
+        keys, models = Keys(), ModelRouter(answerer)
         gateway = Gateway(models, store, keys, streaming=streaming)
         (attempt,) = start_attempts(store)
         try:

@@ -15,10 +15,10 @@ from aiohttp import web
 from understudy.errors import BackendError
 from understudy.gateway.backends.anthropic import AnthropicRelay
 from understudy.gateway.backends.base import NativeRequest, Remembering
-from understudy.gateway.backends.pool import Pool, RelayPool
-from understudy.gateway.backends.vllm import VLLMBackend
-from understudy.gateway.build import build_models
+from understudy.gateway.backends.pool import BackendPool, RelayPool
+from understudy.gateway.backends.self_hosted import VLLMBackend
 from understudy.gateway.config import GatewayConfig, ModelConfig, ModelsConfig
+from understudy.gateway.factory import build_models
 from understudy.gateway.prices import Price
 from understudy.wire.model import ChatRequest, ConversationHandle
 
@@ -35,15 +35,15 @@ def request(key: str | None) -> ChatRequest:
 @asynccontextmanager
 async def pool(
     *scripts: Sequence[Step], default: Step | None = None
-) -> AsyncIterator[tuple[Pool, list[FakeVLLM]]]:
+) -> AsyncIterator[tuple[BackendPool, list[FakeVLLM]]]:
     async with AsyncExitStack() as stack:
         models = [await stack.enter_async_context(FakeVLLM(*script, default=default)) for script in scripts]
-        made = Pool([VLLMBackend(model.url, "fake", price=Price(input=1, output=2)) for model in models])
+        made = BackendPool([VLLMBackend(model.url, "fake", price=Price(input=1, output=2)) for model in models])
         stack.push_async_callback(made.close)
         yield made, models
 
 
-async def who(made: Pool, models: Sequence[FakeVLLM], key: str | None) -> int:
+async def who(made: BackendPool, models: Sequence[FakeVLLM], key: str | None) -> int:
     """Which endpoint answers a conversation."""
     before = [len(model.seen) for model in models]
     await made.generate(request(key))
@@ -93,7 +93,7 @@ async def test_closing_that_is_called_off_closes_all() -> None:
     async with pool([], []) as (_, models):
         before = count()
         for turns in range(8):
-            made = Pool([VLLMBackend(model.url, "fake") for model in models])
+            made = BackendPool([VLLMBackend(model.url, "fake") for model in models])
             for number in range(8):
                 await made.generate(request(f"attempt {number}"))
             models[0].default = Refuse(status=500)

@@ -13,12 +13,12 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from understudy.gateway.app import Gateway
 from understudy.gateway.backends.anthropic import AnthropicRelay
 from understudy.gateway.backends.base import Backend, Relay
-from understudy.gateway.backends.vllm import VLLMBackend
+from understudy.gateway.backends.self_hosted import VLLMBackend
 from understudy.gateway.keys import Keys
-from understudy.gateway.models import Models
+from understudy.gateway.router import ModelRouter
+from understudy.gateway.server.app import Gateway
 from understudy.store.store import Store
 from understudy.types import Call
 
@@ -68,7 +68,7 @@ class Rig:
 
 @asynccontextmanager
 async def gateway(store: Store, answerer: Backend | Relay, *, streaming: bool = False) -> AsyncIterator[Rig]:
-    keys, models = Keys(), Models(answerer)
+    keys, models = Keys(), ModelRouter(answerer)
     app = Gateway(models, store, keys, streaming=streaming)
     rig = Rig(await app.start_tcp("127.0.0.1", 0), store, keys)
     try:

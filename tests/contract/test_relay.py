@@ -13,7 +13,7 @@ import pytest
 from understudy.errors import BackendError
 from understudy.gateway.backends.anthropic import AnthropicRelay
 from understudy.gateway.backends.base import NativeAnswer, NativeRequest
-from understudy.gateway.faults import fault_of
+from understudy.gateway.errors import fault_of
 from understudy.types import Usage
 from understudy.wire.anthropic.dialect import Anthropic
 from understudy.wire.dialect import ErrorResponse

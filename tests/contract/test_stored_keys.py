@@ -10,12 +10,12 @@ from typing import Any
 
 import aiohttp
 
-from understudy.gateway.app import Gateway
-from understudy.gateway.backends.vllm import VLLMBackend
-from understudy.gateway.listen import Listener, tcp_socket
-from understudy.gateway.models import Models
-from understudy.gateway.serve.forward import Forward
-from understudy.gateway.serve.keys import StoredKeys, issue
+from understudy.gateway.backends.self_hosted import VLLMBackend
+from understudy.gateway.router import ModelRouter
+from understudy.gateway.serve.forwarding import ForwardingApp
+from understudy.gateway.serve.stored_keys import StoredKeys, issue
+from understudy.gateway.server.app import Gateway
+from understudy.gateway.server.listen import Listener, tcp_socket
 from understudy.store.database import FILE
 from understudy.store.store import Store
 
@@ -48,9 +48,11 @@ async def test_keys_that_cannot_be_looked_up_are_told_in_the_callers_dialect_and
             with sqlite3.connect(tmp_path / "store" / FILE) as database:
                 database.execute("DROP TABLE keys")
             database.close()
-            keys = StoredKeys(store, Models(backend), {}, None)
-            gateway = Gateway(Models(backend), store, keys)
-            alone, of_two = (Forward(gateway, keys, 0, [tmp_path / n for n in names]) for names in ("0", "01"))
+            keys = StoredKeys(store, ModelRouter(backend), {}, None)
+            gateway = Gateway(ModelRouter(backend), store, keys)
+            alone, of_two = (
+                ForwardingApp(gateway, keys, 0, [tmp_path / n for n in names]) for names in ("0", "01")
+            )
             async with listening(gateway, alone, of_two) as urls:
                 for path, kind in (("messages", "api_error"), ("chat/completions", "server_error")):
                     for url in urls:

@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 from understudy.gateway.config import GatewayConfig, ModelConfig, ModelsConfig
-from understudy.gateway.listen import tcp_socket
 from understudy.gateway.serve.supervisor import supervise
+from understudy.gateway.server.listen import tcp_socket
 from understudy.util.locks import locked
 
 from fakes.vllm import FakeVLLM

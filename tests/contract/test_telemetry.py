@@ -18,13 +18,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from opentelemetry.semconv._incubating.attributes import error_attributes, gen_ai_attributes
 
-from understudy.gateway.app import Gateway
-from understudy.gateway.backends.vllm import VLLMBackend
+from understudy.gateway.backends.self_hosted import VLLMBackend
 from understudy.gateway.keys import Keys
-from understudy.gateway.models import Models
-from understudy.gateway.telemetry.agents import LIMIT, AgentTelemetry
+from understudy.gateway.router import ModelRouter
+from understudy.gateway.server.app import Gateway
+from understudy.gateway.telemetry.agent_exports import LIMIT, AgentTelemetry
 from understudy.gateway.telemetry.conventions import ATTEMPT_ID, attributes, contents
-from understudy.gateway.telemetry.conventions import Collector as Address
+from understudy.gateway.telemetry.conventions import TelemetryCollector as Address
 from understudy.gateway.telemetry.otlp import CallSpans
 from understudy.store.store import Store
 from understudy.types import Call, ErrorInfo, Usage
@@ -346,7 +346,7 @@ async def test_through_the_gateway(tmp_path: Path) -> None:
             address, keys = Address(endpoint=collector.url), Keys()
             spans, agents = CallSpans(address), AgentTelemetry(address)
             backend = VLLMBackend(model.url, "fake")
-            gateway = Gateway(Models(backend), store, keys, observers=[spans.observe], agent_telemetry=agents)
+            gateway = Gateway(ModelRouter(backend), store, keys, observers=[spans.observe], agent_telemetry=agents)
             url = await gateway.start_tcp("127.0.0.1", 0)
             (attempt,) = start_attempts(store)
             key = keys.issue(attempt)
@@ -382,7 +382,7 @@ async def test_without_a_collector_exports_are_taken_and_dropped() -> None:
 def test_without_the_extra_it_is_said_what_to_install() -> None:
     script = (
         "import sys; sys.modules['opentelemetry'] = None\n"
-        "from understudy.gateway.telemetry.agents import AgentTelemetry\n"
+        "from understudy.gateway.telemetry.agent_exports import AgentTelemetry\n"
         "from understudy.gateway.telemetry.conventions import Collector\n"
         "from understudy.errors import ConfigError\n"
         "AgentTelemetry()\n"

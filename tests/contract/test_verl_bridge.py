@@ -10,7 +10,7 @@ import pytest
 
 from understudy.errors import BackendError
 from understudy.gateway.backends.http import HttpClient
-from understudy.gateway.exact.servers import VLLMTokens
+from understudy.gateway.exact.token_servers import VLLMTokens
 from understudy.train.engines.verl_bridge import Answer, Bridge, Session
 from understudy.types import PolicySpan
 

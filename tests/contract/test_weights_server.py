@@ -18,7 +18,7 @@ import pytest_asyncio
 from understudy.errors import BackendError, ConfigError
 from understudy.gateway.backends.http import HttpClient
 from understudy.gateway.exact.codec import LocalCodec
-from understudy.gateway.exact.servers import SERVERS
+from understudy.gateway.exact.token_servers import SERVERS
 from understudy.model.process import ServerProcess, start_server
 from understudy.train.publish.choice import make_publisher
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from understudy.config import cache_dir
-from understudy.gateway.app import Gateway
-from understudy.gateway.backends.vllm import VLLMBackend
-from understudy.gateway.http import Limits
+from understudy.gateway.backends.self_hosted import VLLMBackend
 from understudy.gateway.keys import Keys
-from understudy.gateway.models import Models
+from understudy.gateway.router import ModelRouter
+from understudy.gateway.server.app import Gateway
+from understudy.gateway.server.http import RequestLimits
 from understudy.store.store import Store
 from understudy.types import Call
 
@@ -92,7 +92,7 @@ class Bench:
             (attempt,) = start_attempts(store, count=1)
             async with FakeVLLM(*script, max_model_len=max_model_len) as server:
                 backend, keys = VLLMBackend(server.url, "fake"), Keys()
-                gateway = Gateway(Models(backend), store, keys, **options)
+                gateway = Gateway(ModelRouter(backend), store, keys, **options)
                 url = await gateway.start_tcp("127.0.0.1", 0)
                 (self._home / "config.toml").write_text(CONFIG.format(url=url))
                 code, out = await self._codex_exec(model, keys.issue(attempt))
@@ -197,7 +197,9 @@ async def test_a_subagent_is_a_branch(bench: Bench) -> None:
 async def test_it_waits_while_pings_come(bench: Bench) -> None:
     hold = asyncio.Event()
     asyncio.get_running_loop().call_later(4.0, hold.set)
-    ran = await bench.run(Say(text="Late.", hold=hold), limits=Limits(headers_after_s=0.2, ping_every_s=0.5))
+    ran = await bench.run(
+        Say(text="Late.", hold=hold), limits=RequestLimits(headers_after_s=0.2, ping_every_s=0.5)
+    )
     assert (ran.code, ran.said, len(ran.calls)) == (0, ["Late."], 1)
 
 
@@ -213,7 +215,10 @@ async def test_a_passing_fault_is_waited_out_and_a_full_context_is_final(bench: 
 
 async def test_an_answer_that_broke_off_is_no_answer(bench: Bench) -> None:
     ran = await bench.run(
-        Say(text="Half of", finish="abort"), Say(text="Whole."), limits=Limits(headers_after_s=0.0), streaming=True
+        Say(text="Half of", finish="abort"),
+        Say(text="Whole."),
+        limits=RequestLimits(headers_after_s=0.0),
+        streaming=True,
     )
     assert (ran.code, ran.said) == (0, ["Whole."])
     assert [call.status for call in ran.calls] == ["error", "ok"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.gateway.http import Limits
+from understudy.gateway.server.http import RequestLimits
 
 from fakes.turns import Drop, Fail, Stall, Step, Turn, Where, bash, say
 from support.cli import ATOMIC, WAYS, Ran, Rig, Way
@@ -203,7 +203,7 @@ async def test_a_failure_after_the_first_ping_is_tried_again(tmp_path: Path, cla
     """What has begun as a stream cannot fail by its status any more: the CLI is told by an error event."""
     hold = asyncio.Event()
     lost = Drop(turn=say("lost", bash("touch lost"), hold=hold), where="text")
-    async with Rig(tmp_path, claude, limits=Limits(headers_after_s=0.05, ping_every_s=0.2)) as rig:
+    async with Rig(tmp_path, claude, limits=RequestLimits(headers_after_s=0.05, ping_every_s=0.2)) as rig:
         rig.script(lost, DONE)
         process = await rig.start("go")
         await process.asked()

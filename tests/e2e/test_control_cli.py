@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from understudy.gateway.budget import Budget
-from understudy.gateway.control import Control
-from understudy.gateway.http import Limits
+from understudy.gateway.control import GenerationControl
+from understudy.gateway.server.http import RequestLimits
 
 from fakes.turns import bash, say
 from support import until
@@ -18,7 +18,7 @@ from support.cli import Rig
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
 
 
-async def update(control: Control, hold: asyncio.Event, *, refused: bool) -> None:
+async def update(control: GenerationControl, hold: asyncio.Event, *, refused: bool) -> None:
     """What a trainer does: pause, drain, change the weights for a while, resume with the new version.
 
     A call comes meanwhile; with `refused` the pause outlasts the time that it is held.
@@ -43,8 +43,8 @@ async def update(control: Control, hold: asyncio.Event, *, refused: bool) -> Non
 async def test_a_session_goes_on_over_a_change_of_weights(
     tmp_path: Path, claude: Path, hold_limit_s: float, ping_after_s: float
 ) -> None:
-    control = Control("v1", hold_limit_s=hold_limit_s)
-    limits = Limits(headers_after_s=ping_after_s, ping_every_s=0.2)
+    control = GenerationControl("v1", hold_limit_s=hold_limit_s)
+    limits = RequestLimits(headers_after_s=ping_after_s, ping_every_s=0.2)
     hold = asyncio.Event()
     async with Rig(tmp_path, claude, control=control, limits=limits) as rig:
         rig.script(say("", bash("true"), hold=hold), say("Done."))

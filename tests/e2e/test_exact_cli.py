@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from understudy.gateway.app import Gateway
 from understudy.gateway.backends.http import HttpClient
 from understudy.gateway.exact.backend import ExactBackend
 from understudy.gateway.exact.codec import LocalCodec, ServerCodec
 from understudy.gateway.exact.parsers import format_named
-from understudy.gateway.exact.servers import SERVERS
+from understudy.gateway.exact.token_servers import SERVERS
 from understudy.gateway.keys import Keys
-from understudy.gateway.models import Models
+from understudy.gateway.router import ModelRouter
+from understudy.gateway.server.app import Gateway
 from understudy.model import tokenizer as tokenizer_module
 from understudy.model.process import start_server
 from understudy.store.store import Store
@@ -43,7 +43,7 @@ async def run_cli(
     home.mkdir()
     keys = Keys()
     with Store.open(root / "store") as store:
-        gateway = Gateway(Models(backend), store, keys)
+        gateway = Gateway(ModelRouter(backend), store, keys)
         (attempt,) = start_attempts(store)
         await gateway.start_unix(root / "g.sock")
         env = environment(home, root / "g.sock", keys.issue(attempt)) | {"CLAUDE_CODE_ATTRIBUTION_HEADER": "0"}

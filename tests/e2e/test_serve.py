@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from understudy.gateway.serve.keys import RECHECK_S
+from understudy.gateway.serve.stored_keys import RECHECK_S
 from understudy.store.store import Store
 
 from fakes.vllm import FakeVLLM, Hang, Say, Step

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from understudy.gateway.keys import Session
+from understudy.gateway.session import GatewaySession
 from understudy.store.store import Store
 from understudy.tasks.functions import make_functions
 from understudy.tasks.records import dump
@@ -66,7 +66,7 @@ def calls_by_task(out: Path) -> dict[str, list[Call]]:
 
 def chat(call: Call) -> ChatRequest:
     """What the gateway makes of what the CLI sent."""
-    return Anthropic().parse(call.request, Session("attempt", {}), Branch(None, None)).chat
+    return Anthropic().parse(call.request, GatewaySession("attempt", {}), Branch(None, None)).chat
 
 
 def plain(message: Mapping[str, Any]) -> dict[str, Any]:

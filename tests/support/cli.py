@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from understudy.gateway.app import Gateway
 from understudy.gateway.backends.anthropic import AnthropicRelay
-from understudy.gateway.backends.vllm import VLLMBackend
+from understudy.gateway.backends.self_hosted import VLLMBackend
 from understudy.gateway.budget import Budget
-from understudy.gateway.http import Limits
 from understudy.gateway.keys import Keys
-from understudy.gateway.models import LOW, Models
+from understudy.gateway.router import LOW, ModelRouter
+from understudy.gateway.server.app import Gateway
+from understudy.gateway.server.http import RequestLimits
 from understudy.store.store import Store
 from understudy.trajectory.tree import Node, Trajectory, build
 from understudy.types import Call
@@ -194,11 +194,11 @@ class Process:
         return json.loads(line)
 
 
-def models(model: Scripted) -> Models:
+def models(model: Scripted) -> ModelRouter:
     """A high and a low model, both played by the same server."""
     kinds = {"chat": VLLMBackend, "messages": AnthropicRelay}
     big, small = (kinds[model.wire](model.url, name) for name in ("big", "small"))
-    return Models(big, small, names={"claude-haiku-4-5": LOW, "claude-haiku-4-5-20251001": LOW})
+    return ModelRouter(big, small, names={"claude-haiku-4-5": LOW, "claude-haiku-4-5-20251001": LOW})
 
 
 def red_square() -> bytes:
@@ -247,7 +247,7 @@ class Rig:
         self.way = way
         self._claude = claude
         self._budget = budget
-        self._parts = {"streaming": way.streaming, "limits": Limits(drain_s=1.0)} | parts
+        self._parts = {"streaming": way.streaming, "limits": RequestLimits(drain_s=1.0)} | parts
         self._processes: list[Process] = []
 
     async def __aenter__(self) -> Self:

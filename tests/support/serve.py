@@ -13,7 +13,7 @@ from typing import Self
 import aiohttp
 import msgspec
 
-from understudy.gateway.serve.orders import ADDRESS, Address
+from understudy.gateway.serve.admin_client import ADDRESS, GatewayAddress
 
 _COMMAND = [sys.executable, "-c", "from understudy.cli.main import main; main()", "gateway"]
 
@@ -63,7 +63,7 @@ class Served:
                 assert self._process.stderr is not None
                 raise AssertionError((await self._process.stderr.read()).decode())
             await asyncio.sleep(0.01)
-        self.url = msgspec.json.decode((self.directory / ADDRESS).read_bytes(), type=Address).url
+        self.url = msgspec.json.decode((self.directory / ADDRESS).read_bytes(), type=GatewayAddress).url
 
     @property
     def pid(self) -> int:

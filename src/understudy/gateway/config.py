@@ -15,7 +15,7 @@ from understudy.errors import ConfigError
 from understudy.gateway.budget import Budget
 from understudy.gateway.exact.parsers import FORMATS
 from understudy.gateway.prices import Price, list_price
-from understudy.gateway.telemetry.conventions import Collector
+from understudy.gateway.telemetry.conventions import TelemetryCollector
 
 Kind = Literal["vllm", "sglang", "openai", "anthropic", "embedded"]
 Tokens = Literal["observe", "exact"]
@@ -121,7 +121,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sampling: Sampling = Sampling()
     budget: Budget | None = None
     streaming: bool = False
-    telemetry: Collector | None = None
+    telemetry: TelemetryCollector | None = None
 
 
 def read_config(path: Path) -> GatewayConfig:

@@ -18,11 +18,11 @@ Clients give up after 300 s without streaming. What is told then is waited out b
 """
 
 
-class Paused(GatewayError):
+class GenerationPaused(GatewayError):
     """Generation is paused, and was for longer than a request is held."""
 
 
-class State(Struct, frozen=True):
+class GatewayState(Struct, frozen=True):
     """What a gateway is doing: `in_flight` generations run, `waiting` requests are held by a pause."""
 
     paused: bool
@@ -31,7 +31,7 @@ class State(Struct, frozen=True):
     waiting: int
 
 
-class Control:
+class GenerationControl:
     """What the gateway and whoever steers it share, within one event loop.
 
     `version` is the policy version that generates now, None where none was ever told.
@@ -62,7 +62,7 @@ class Control:
                     await self._open.wait()
         except TimeoutError:
             message = f"generation has been paused for more than {self._hold_limit_s:g} s; try again in a while"
-            raise Paused(message) from None
+            raise GenerationPaused(message) from None
         finally:
             self._waiting -= 1
 
@@ -102,9 +102,9 @@ class Control:
             pass
         return self._in_flight
 
-    def state(self) -> State:
+    def state(self) -> GatewayState:
         """What the gateway is doing at this moment."""
-        return State(not self._open.is_set(), self.version, self._in_flight, self._waiting)
+        return GatewayState(not self._open.is_set(), self.version, self._in_flight, self._waiting)
 
 
 def spans(

@@ -13,8 +13,9 @@ from msgspec import Struct
 
 from understudy.errors import ConfigError, GatewayError, StoreError
 from understudy.gateway.config import GatewayConfig, ModelsConfig
-from understudy.gateway.keys import Session, digest_of, new_key
-from understudy.gateway.opened import opened
+from understudy.gateway.factory import open_gateway
+from understudy.gateway.keys import digest_of, new_key
+from understudy.gateway.session import GatewaySession
 from understudy.replay.teachers import Teacher
 from understudy.store.store import Store
 from understudy.types import Call
@@ -23,7 +24,7 @@ _BRANCH = {"anthropic": "x-claude-code-session-id"}
 _CHAT_BRANCH = "x-session-id"
 
 
-class _AskSession(Session):
+class _AskSession(GatewaySession):
     """The session of one ask. All asks of a replay are one attempt, whose calls are counted together."""
 
     def __init__(self, attempt_id: str, numbers: itertools.count[int]) -> None:
@@ -43,9 +44,9 @@ class AskKeys:
     def __init__(self, attempt_id: str, sequence: int) -> None:
         self._attempt_id = attempt_id
         self._numbers = itertools.count(sequence)
-        self._sessions: dict[bytes, Session] = {}
+        self._sessions: dict[bytes, GatewaySession] = {}
 
-    async def find(self, key: str) -> Session | None:
+    async def find(self, key: str) -> GatewaySession | None:
         """The session that a key opens, or None."""
         return self._sessions.get(digest_of(key))
 
@@ -138,7 +139,7 @@ async def line_to(teacher: Teacher, keys: AskKeys, calls: Calls) -> AsyncGenerat
     config = GatewayConfig(models=ModelsConfig(high=teacher.model))
     async with AsyncExitStack() as stack:
         try:
-            gateway = await stack.enter_async_context(opened(config, calls, lambda _: keys))
+            gateway = await stack.enter_async_context(open_gateway(config, calls, lambda _: keys))
         except ConfigError as error:
             raise ConfigError(str(error).replace("models.high", teacher.name, 1)) from error
         url = await gateway.gateway.start_tcp("127.0.0.1", 0)

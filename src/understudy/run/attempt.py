@@ -12,7 +12,8 @@ from pathlib import Path
 from understudy.agents.base import GATEWAY_SOCKET, Agent, AgentJob, AgentResult, Outcome
 from understudy.errors import AgentError, BackendError, GatewayError, UnderstudyError
 from understudy.gateway.backends.overflow import is_overflow
-from understudy.gateway.keys import Keys, Session
+from understudy.gateway.keys import Keys
+from understudy.gateway.session import GatewaySession
 from understudy.grade.patch import extract_patch
 from understudy.grade.validate import known
 from understudy.grade.verdict import grade
@@ -173,7 +174,9 @@ async def _work(
     return _End(status, patch, result.logs, info_of(fault) if fault else None, findings)
 
 
-def _findings(bench: Workbench, attempt: Attempt, result: AgentResult, session: Session | None) -> list[Finding]:
+def _findings(
+    bench: Workbench, attempt: Attempt, result: AgentResult, session: GatewaySession | None
+) -> list[Finding]:
     """What is of note about how the agent worked: a budget used up, a log that differs from its calls."""
     found = bench.agent.check(result, bench.store.calls(attempt.id))
     if session is not None and session.exhausted is not None:
@@ -206,7 +209,7 @@ def _kept(store: Store, attempt: Attempt) -> list[Call]:
 _BOUNDARIES: dict[str, type[UnderstudyError]] = {"backend": BackendError, "gateway": GatewayError}
 
 
-def _fault(calls: Sequence[Call], result: AgentResult, session: Session | None) -> UnderstudyError | None:
+def _fault(calls: Sequence[Call], result: AgentResult, session: GatewaySession | None) -> UnderstudyError | None:
     """The fault that an agent's end tells of, or None when it is an ordinary one.
 
     For a crash it is what the last of the calls met, when that call failed, else the crash itself. A time-out is

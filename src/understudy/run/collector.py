@@ -21,7 +21,7 @@ from understudy.gateway.config import (
     Sampling,
     check,
 )
-from understudy.gateway.control import Control
+from understudy.gateway.control import GenerationControl
 from understudy.run.conductor import Lent, Monitor, Summary, conduct
 from understudy.run.config import Purpose, RunConfig, task_digests
 from understudy.run.scheduler import Progress, Scheduler
@@ -90,7 +90,7 @@ class Collector:
         self._manner = manner
         self._sandboxes = sandboxes
         self._concurrency = concurrency
-        self._control = Control(version)
+        self._control = GenerationControl(version)
         self._gateway = _gateway(msgspec.structs.replace(served, urls=()), manner)
         gateway = _gateway(served, manner)
         check(gateway)

@@ -21,11 +21,10 @@ from understudy import plugins
 from understudy.agents.base import Agent
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, StoreError, TaskError, UnderstudyError
-from understudy.gateway.build import build_models
 from understudy.gateway.config import EMBEDDED_MODEL, GatewayConfig
-from understudy.gateway.control import Control
+from understudy.gateway.control import GenerationControl
+from understudy.gateway.factory import build_models, open_gateway
 from understudy.gateway.keys import Keys
-from understudy.gateway.opened import opened
 from understudy.model.process import start_server
 from understudy.run.attempt import Workbench, execute, make_ready
 from understudy.run.config import RunConfig
@@ -83,7 +82,7 @@ class Lent:
     """
 
     gateway: GatewayConfig
-    control: Control
+    control: GenerationControl
     places: asyncio.Semaphore
 
 
@@ -158,7 +157,7 @@ async def conduct(
             served, watch = await stack.enter_async_context(serving)
             keys = Keys()
             control = lent.control if lent else None
-            parts = await stack.enter_async_context(opened(served, store, lambda _: keys, control=control))
+            parts = await stack.enter_async_context(open_gateway(served, store, lambda _: keys, control=control))
             socket = output_dir / "gateway.sock"
             await parts.gateway.start_unix(socket)
             bench = Workbench(

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct, field
 
 from understudy.gateway.config import GatewayConfig
-from understudy.gateway.models import HIGH, LOW
+from understudy.gateway.router import HIGH, LOW
 from understudy.types import Task
 
 Purpose = Literal["training", "evaluation"]

@@ -10,12 +10,12 @@ import pytest
 
 from understudy.errors import BackendError, ConfigError
 from understudy.gateway.backends.base import Relay
-from understudy.gateway.backends.pool import Pool
-from understudy.gateway.backends.vllm import VLLMBackend
-from understudy.gateway.build import build_models
+from understudy.gateway.backends.pool import BackendPool
+from understudy.gateway.backends.self_hosted import VLLMBackend
 from understudy.gateway.config import EMBEDDED_MODEL, GatewayConfig, from_flags, read_config
-from understudy.gateway.models import Models
+from understudy.gateway.factory import build_models
 from understudy.gateway.prices import Price
+from understudy.gateway.router import ModelRouter
 
 from fakes.vllm import FakeVLLM
 
@@ -188,7 +188,7 @@ def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
 
 def test_a_name_means_a_model() -> None:
     high, low = VLLMBackend("http://a/v1", "big"), VLLMBackend("http://b/v1", "small")
-    models = Models(high, low, {"claude-haiku-4-5": "low", "claude-opus-4-5": "high"})
+    models = ModelRouter(high, low, {"claude-haiku-4-5": "low", "claude-opus-4-5": "high"})
     asked = ["high", "low", "claude-haiku-4-5", "claude-opus-4-5", "small", "big", "gpt-4o", "", "LOW"]
     assert [models.choose(name).model for name in asked] == [
         *("big", "small", "small", "big", "small", "big", "big", "big", "big")
@@ -199,14 +199,14 @@ def test_a_name_means_a_model() -> None:
 
 def test_without_a_low_model_the_high_one_answers_for_it() -> None:
     high = VLLMBackend("http://a/v1", "big")
-    models = Models(high, names={"claude-haiku-4-5": "low"})
+    models = ModelRouter(high, names={"claude-haiku-4-5": "low"})
     assert models.choose("low") is models.choose("claude-haiku-4-5") is high
     assert models.all() == [high]
 
 
 def test_a_name_for_no_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="'x' stands for 'middle'"):
-        Models(VLLMBackend("http://a/v1", "big"), names={"x": "middle"})
+        ModelRouter(VLLMBackend("http://a/v1", "big"), names={"x": "middle"})
 
 
 # --- models that answer --------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ async def test_models_are_built_with_keys_from_the_environment(monkeypatch: pyte
         config = msgspec.toml.decode(text, type=GatewayConfig)
         models = await build_models(config)
         (pool,) = models.all()
-        assert isinstance(pool, Pool)
+        assert isinstance(pool, BackendPool)
         assert await pool.models() == ["fake"]
         assert (pool.name, pool.model) == ("vllm", "fake")
         await models.close()
@@ -233,7 +233,7 @@ async def test_exact_endpoints_are_pooled_too() -> None:
         config = msgspec.toml.decode(model(base_url=server.url, model="fake", **EXACT), type=GatewayConfig)
         models = await build_models(config)
         (pool,) = models.all()
-        assert isinstance(pool, Pool)
+        assert isinstance(pool, BackendPool)
         assert (pool.name, pool.model, await pool.models()) == ("vllm", "fake", ["fake"])
         await models.close()
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.gateway.control import Control, Paused, State, spans
+from understudy.gateway.control import GatewayState, GenerationControl, GenerationPaused, spans
 from understudy.types import PolicySpan
 
 
-async def generate(control: Control, done: asyncio.Event) -> None:
+async def generate(control: GenerationControl, done: asyncio.Event) -> None:
     await control.enter()
     with control.generating():
         await done.wait()
@@ -24,24 +24,24 @@ async def ticks(count: int = 5) -> None:
 
 
 async def test_what_is_not_paused_goes_through_and_is_counted() -> None:
-    control, done = Control("v1"), asyncio.Event()
+    control, done = GenerationControl("v1"), asyncio.Event()
     running = [asyncio.ensure_future(generate(control, done)) for _ in range(3)]
     await ticks()
-    assert control.state() == State(paused=False, version="v1", in_flight=3, waiting=0)
+    assert control.state() == GatewayState(paused=False, version="v1", in_flight=3, waiting=0)
     done.set()
     await asyncio.gather(*running)
     assert control.state().in_flight == 0
 
 
 async def test_a_pause_holds_what_comes_and_drains_what_runs() -> None:
-    control, done = Control("v1"), asyncio.Event()
+    control, done = GenerationControl("v1"), asyncio.Event()
     early = asyncio.ensure_future(generate(control, done))
     await ticks()
     control.pause()
     control.pause()
     late = asyncio.ensure_future(generate(control, done))
     await ticks()
-    assert control.state() == State(paused=True, version="v1", in_flight=1, waiting=1)
+    assert control.state() == GatewayState(paused=True, version="v1", in_flight=1, waiting=1)
     assert await control.drain(0.01) == 1
     draining = asyncio.ensure_future(control.drain(30))
     done.set()
@@ -50,18 +50,18 @@ async def test_a_pause_holds_what_comes_and_drains_what_runs() -> None:
     assert not late.done()
     control.resume("v2")
     await late
-    assert control.state() == State(paused=False, version="v2", in_flight=0, waiting=0)
+    assert control.state() == GatewayState(paused=False, version="v2", in_flight=0, waiting=0)
 
 
 async def test_nothing_slips_through_between_a_resume_and_a_pause() -> None:
-    control, done = Control(), asyncio.Event()
+    control, done = GenerationControl(), asyncio.Event()
     control.pause()
     held = [asyncio.ensure_future(generate(control, done)) for _ in range(3)]
     await ticks()
     control.resume()
     control.pause()
     await ticks()
-    assert control.state() == State(paused=True, version=None, in_flight=0, waiting=3)
+    assert control.state() == GatewayState(paused=True, version=None, in_flight=0, waiting=3)
     control.resume()
     await ticks()
     assert control.state().in_flight == 3
@@ -70,16 +70,16 @@ async def test_nothing_slips_through_between_a_resume_and_a_pause() -> None:
 
 
 async def test_a_request_is_not_held_for_ever() -> None:
-    control = Control(hold_limit_s=0.01)
+    control = GenerationControl(hold_limit_s=0.01)
     control.pause()
-    with pytest.raises(Paused, match=r"paused for more than 0\.01 s; try again") as raised:
+    with pytest.raises(GenerationPaused, match=r"paused for more than 0\.01 s; try again") as raised:
         await control.enter()
     assert raised.value.retryable
     assert control.state().waiting == 0
 
 
 async def test_who_leaves_while_held_or_generating_is_counted_no_more() -> None:
-    control = Control()
+    control = GenerationControl()
     running = asyncio.ensure_future(generate(control, asyncio.Event()))
     await ticks()
     control.pause()
@@ -88,7 +88,7 @@ async def test_who_leaves_while_held_or_generating_is_counted_no_more() -> None:
     running.cancel()
     held.cancel()
     await asyncio.gather(running, held, return_exceptions=True)
-    assert control.state() == State(paused=True, version=None, in_flight=0, waiting=0)
+    assert control.state() == GatewayState(paused=True, version=None, in_flight=0, waiting=0)
     assert await control.drain(0) == 0
 
 

@@ -17,7 +17,7 @@ from understudy.errors import BackendError, ConfigError
 from understudy.gateway.backends.http import HttpClient
 from understudy.gateway.exact.codec import LocalCodec, ServerCodec
 from understudy.gateway.exact.parsers import format_named
-from understudy.gateway.exact.vocabulary import Vocabulary
+from understudy.gateway.exact.vocabulary import TokenizerVocabulary
 from understudy.model.process import start_server
 
 ASSETS = resources.files("understudy.model").joinpath("assets")
@@ -298,7 +298,7 @@ def test_every_text_is_rendered_to_the_letter(qwen3: LocalCodec, pieces: list[st
 
 
 PLAIN = Tokenizer.from_str(SHIPPED)
-VOCABULARY = Vocabulary(SHIPPED, "")
+VOCABULARY = TokenizerVocabulary(SHIPPED, "")
 
 
 @given(st.lists(st.one_of(st.sampled_from(["<|im_end|>", "\n", " ", "a", "é"]), st.text()), max_size=8))

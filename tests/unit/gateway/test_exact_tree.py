@@ -15,8 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.gateway.exact.match import trace
-from understudy.gateway.exact.tree import FOREST_LIMIT, TREE_LIMIT, Forest, Node, Tree
+from understudy.gateway.exact.tree import (
+    FOREST_LIMIT,
+    TREE_LIMIT,
+    TokenForest,
+    TokenNode,
+    TokenTree,
+    conversation_path,
+)
 from understudy.wire.model import ConversationHandle
 
 Message = dict[str, Any]
@@ -41,16 +47,16 @@ def said(text: str, **calls: dict[str, Any]) -> Message:
 
 
 def keep(
-    tree: Tree,
+    tree: TokenTree,
     messages: list[Message],
     answer: Message,
     prompt: Sequence[int],
     completion: Sequence[int],
     *,
     began: int | None = None,
-) -> Node:
+) -> TokenNode:
     """As the backend does it: look up, ask, keep."""
-    path = trace(messages)
+    path = conversation_path(messages)
     found = tree.find(path)
     if found:
         found[0].continued = True
@@ -58,12 +64,12 @@ def keep(
     return tree.add(path, path.then(answer), prompt, completion, parent=found[0] if found else None, began=at)
 
 
-def find(tree: Tree, *messages: Message) -> tuple[Node, int] | None:
-    return tree.find(trace(list(messages)))
+def find(tree: TokenTree, *messages: Message) -> tuple[TokenNode, int] | None:
+    return tree.find(conversation_path(list(messages)))
 
 
 def test_a_conversation_that_goes_on_is_found_with_its_tokens() -> None:
-    tree = Tree()
+    tree = TokenTree()
     first = keep(tree, [SYSTEM, user("a")], said("A"), [1, 2], [3])
     assert find(tree, SYSTEM, user("a"), said("A"), user("b")) == (first, 3)
     assert first.ids == [1, 2, 3]
@@ -85,16 +91,20 @@ def test_a_conversation_that_goes_on_is_found_with_its_tokens() -> None:
     ],
 )
 def test_another_conversation_is_not_found(other: list[Message]) -> None:
-    tree = Tree()
+    tree = TokenTree()
     keep(tree, [SYSTEM, user("a")], said("A"), [1, 2], [3])
-    assert tree.find(trace(other)) is None
+    assert tree.find(conversation_path(other)) is None
 
 
 def test_tools_and_template_arguments_belong_to_the_conversation() -> None:
     messages, tools = [user("a"), said("A"), user("b")], [{"type": "function", "function": {"name": "f"}}]
-    paths = [trace(messages), trace(messages, tools), trace(messages, tools, {"enable_thinking": False})]
+    paths = [
+        conversation_path(messages),
+        conversation_path(messages, tools),
+        conversation_path(messages, tools, {"enable_thinking": False}),
+    ]
     assert len({path.setting for path in paths}) == 3
-    assert trace([user("a")]).then(said("A")) == paths[0].marks[2]
+    assert conversation_path([user("a")]).then(said("A")) == paths[0].marks[2]
 
 
 # --- what the CLI makes of its own turns ---------------------------------------------------------------
@@ -131,12 +141,12 @@ answers = st.builds(
 
 @given(st.lists(st.tuples(st.sampled_from(["go", "on", ""]), answers), min_size=1, max_size=30))
 def test_rewrites_by_the_agent_never_break_the_line(turns: list[tuple[str, Message]]) -> None:
-    tree = Tree()
+    tree = TokenTree()
     messages: list[Message] = [SYSTEM]
     ids: list[int] = []
     for number, (text, answer) in enumerate(turns):
         messages.append(user(text))
-        found = tree.find(trace(messages))
+        found = tree.find(conversation_path(messages))
         assert (found is None) == (number == 0)
         if found:
             assert found[1] == len(messages) - 1
@@ -152,7 +162,7 @@ def test_rewrites_by_the_agent_never_break_the_line(turns: list[tuple[str, Messa
 
 
 def test_twins_are_siblings_and_each_can_be_gone_on_from() -> None:
-    tree = Tree()
+    tree = TokenTree()
     keep(tree, [user("a")], said("A"), [1], [2])
     asked = [user("a"), said("A"), user("b")]
     began = [tree.now(), tree.now()]
@@ -164,14 +174,14 @@ def test_twins_are_siblings_and_each_can_be_gone_on_from() -> None:
 
 
 def test_of_twins_that_say_the_same_the_latest_counts() -> None:
-    tree = Tree()
+    tree = TokenTree()
     began = [tree.now(), tree.now()]
     _, late = [keep(tree, [user("a")], said("A"), [1], [2 + n], began=began[n]) for n in (0, 1)]
     assert find(tree, user("a"), said("A"), user("b")) == (late, 2)
 
 
 def test_an_answer_that_was_asked_for_again_is_dropped() -> None:
-    tree = Tree()
+    tree = TokenTree()
     keep(tree, [user("a")], said("A"), [1], [2])
     asked = [user("a"), said("A"), user("b")]
     lost = keep(tree, asked, said("", t0={}), [1, 2, 3], [4, 5])
@@ -182,7 +192,7 @@ def test_an_answer_that_was_asked_for_again_is_dropped() -> None:
 
 
 def test_an_answer_that_was_gone_on_from_is_kept_when_it_is_asked_for_again() -> None:
-    tree = Tree()
+    tree = TokenTree()
     first = keep(tree, [user("a")], said("A", t0={}), [1], [2])
     keep(tree, [user("a"), said("A", t0={}), result("t0")], said("B"), [1, 2, 3], [4])
     again = keep(tree, [user("a")], said("A", t1={}), [1], [5])
@@ -199,7 +209,7 @@ def test_the_order_in_which_calls_are_added_does_not_matter() -> None:
         ([user("x")], said("X"), [7], [8]),
     ]
     for order in permutations(calls):
-        tree = Tree()
+        tree = TokenTree()
         for call in order:
             keep(tree, *call)
         for messages, answer, prompt, completion in calls:
@@ -223,7 +233,7 @@ steps = st.lists(
 def test_whatever_happens_every_answer_that_was_taken_up_keeps_its_tokens(
     steps: list[tuple[int, str, bool]],
 ) -> None:
-    tree = Tree()
+    tree = TokenTree()
     taken: list[tuple[list[Message], list[int]]] = []  # conversations that an agent may go on from
     number = 0
 
@@ -243,7 +253,7 @@ def test_whatever_happens_every_answer_that_was_taken_up_keeps_its_tokens(
             taken.extend(ask(messages, ids, at) for at in (reversed(began) if late else began))
             # The agent goes on from one of the two at once: until then a retry could drop it.
             for said_, _ in taken[-2:]:
-                found = tree.find(trace([*said_, user("on")]))
+                found = tree.find(conversation_path([*said_, user("on")]))
                 assert found is not None
                 found[0].continued = True
         else:
@@ -251,7 +261,7 @@ def test_whatever_happens_every_answer_that_was_taken_up_keeps_its_tokens(
                 ask(messages, ids)
             taken.append(ask(messages, ids))
         for said_, known in taken:
-            found = tree.find(trace([*said_, user("on")]))
+            found = tree.find(conversation_path([*said_, user("on")]))
             assert found is not None
             assert found[0].ids == known
             assert found[1] == len(said_)
@@ -262,7 +272,7 @@ def test_whatever_happens_every_answer_that_was_taken_up_keeps_its_tokens(
 
 
 def test_a_long_branch_holds_each_token_once() -> None:
-    tree = Tree()
+    tree = TokenTree()
     messages: list[Message] = []
     ids: list[int] = []
     for number in range(200):
@@ -274,7 +284,7 @@ def test_a_long_branch_holds_each_token_once() -> None:
 
 
 def test_the_lines_used_longest_ago_give_way() -> None:
-    tree = Tree()
+    tree = TokenTree()
     for number in range(24):
         keep(tree, [user(str(number))], said("A"), array("i", [number]) * (TREE_LIMIT // 16), [1])
     assert tree.cost <= TREE_LIMIT
@@ -284,7 +294,7 @@ def test_the_lines_used_longest_ago_give_way() -> None:
 
 
 def test_the_branches_used_longest_ago_give_way() -> None:
-    forest = Forest()
+    forest = TokenForest()
     conversations = [ConversationHandle("a") for _ in range(20)]
     for conversation in conversations:
         keep(forest.tree(conversation), [user("a")], said("A"), array("i", [1]) * (FOREST_LIMIT // 16), [1])
@@ -295,7 +305,7 @@ def test_the_branches_used_longest_ago_give_way() -> None:
 
 
 def test_a_branch_that_ended_is_forgotten() -> None:
-    forest = Forest()
+    forest = TokenForest()
     conversation = ConversationHandle("a")
     keep(forest.tree(conversation), [user("a")], said("A"), [1], [2])
     tree = weakref.ref(forest.tree(conversation))
@@ -305,6 +315,6 @@ def test_a_branch_that_ended_is_forgotten() -> None:
 
 
 def test_a_request_of_no_branch_leaves_nothing() -> None:
-    forest = Forest()
+    forest = TokenForest()
     keep(forest.tree(None), [user("a")], said("A"), [1], [2])
     assert find(forest.tree(None), user("a"), said("A"), user("b")) is None

@@ -7,8 +7,9 @@ import weakref
 import pytest
 
 from understudy.errors import GatewayError
-from understudy.gateway.app import dialects
-from understudy.gateway.keys import BRANCHES_LIMIT, Keys, Session
+from understudy.gateway.keys import Keys
+from understudy.gateway.server.app import dialects
+from understudy.gateway.session import BRANCHES_LIMIT, GatewaySession
 from understudy.wire.dialect import ID_LIMIT, Branch
 
 
@@ -29,11 +30,11 @@ async def test_a_key_opens_its_own_session_until_it_is_revoked() -> None:
 
 
 def test_the_branches_of_a_session_stay_together_and_the_sessions_of_a_key_need_not() -> None:
-    client = Session("client-me", {})
+    client = GatewaySession("client-me", {})
     main, sub, other = (client.conversation(Branch(*ids)) for ids in (("s", None), ("s", "a"), ("t", None)))
     assert main is not sub
     assert main.key == sub.key != other.key
-    assert main.key != Session("client-you", {}).conversation(Branch("s", None)).key
+    assert main.key != GatewaySession("client-you", {}).conversation(Branch("s", None)).key
 
 
 @pytest.mark.parametrize("key", ["", "sk-understudy-", "x" * 10_000, "\ud800", "sk-understudy-\x00"])
@@ -73,7 +74,7 @@ def test_ids_and_branches_that_an_agent_makes_up_have_an_end() -> None:
     for dialect in dialects().values():
         branch = dialect.branch(headers)
         assert branch.session_id == "s" * ID_LIMIT
-    session = Session("a", {})
+    session = GatewaySession("a", {})
     main = session.conversation(Branch("s", None))
     for number in range(BRANCHES_LIMIT - 1):
         session.conversation(Branch("s", str(number)))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.prompts import Prompts, read_ids
+from understudy.gateway.backends.prompt_ids import PromptIdCache, read_ids
 from understudy.wire.model import ConversationHandle
 
 _ID = st.integers(0, 2**31 - 1) | st.integers(0, 130)
@@ -30,7 +30,7 @@ def _prompts(draw: st.DrawFn) -> list[list[int]]:
 def test_what_is_remembered_changes_nothing(
     given_: list[list[int]], spaced: list[tuple[str, str]], kept: int
 ) -> None:
-    prompts, conversations = Prompts(kept), [ConversationHandle("a"), ConversationHandle("b")]
+    prompts, conversations = PromptIdCache(kept), [ConversationHandle("a"), ConversationHandle("b")]
     for ids, separators in zip(given_, spaced, strict=False):
         text = json.dumps(ids, separators=separators).encode()
         for conversation in (*conversations, None):
@@ -42,7 +42,7 @@ def test_what_is_remembered_changes_nothing(
     [b"[1,2,-3]", b"[1,2,4294967296]", b"[1,2,1.5]", b'[1,2,"3"]', b"[1,2,[3]]", b"[1,2,null]", b'{"a":1}', b"7"],
 )
 def test_what_is_no_list_of_ids_is_refused_whatever_came_before(bad: bytes) -> None:
-    prompts, conversation = Prompts(), ConversationHandle("a")
+    prompts, conversation = PromptIdCache(), ConversationHandle("a")
     for before in (b"[1,2,3]", b"[1,2,34,5]", b"[9]"):
         prompts.read(before, conversation)
         with pytest.raises(BackendError, match="make no sense"):

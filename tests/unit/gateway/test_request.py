@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from understudy.gateway.keys import Session
+from understudy.gateway.session import GatewaySession
 from understudy.wire.anthropic.dialect import Anthropic
 from understudy.wire.dialect import Branch
 from understudy.wire.errors import InvalidRequest
@@ -41,11 +41,11 @@ def _bodies(path: Path) -> Iterator[dict[str, Any]]:
                 yield _whole(request["body"])
 
 
-def _session(**sampling: Any) -> Session:
-    return Session("attempt", sampling)
+def _session(**sampling: Any) -> GatewaySession:
+    return GatewaySession("attempt", sampling)
 
 
-def translate(body: dict[str, Any], session: Session | None = None) -> ChatRequest:
+def translate(body: dict[str, Any], session: GatewaySession | None = None) -> ChatRequest:
     return Anthropic().parse(json.dumps(body).encode(), session or _session(), Branch(None, None)).chat
 
 

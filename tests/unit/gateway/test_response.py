@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import BackendError, StoreError
-from understudy.gateway.faults import fault_of
-from understudy.gateway.keys import Session
+from understudy.gateway.errors import fault_of
+from understudy.gateway.session import GatewaySession
 from understudy.types import Usage
 from understudy.wire.anthropic.dialect import Anthropic
 from understudy.wire.anthropic.response import to_events, to_message
@@ -35,8 +35,8 @@ ARGUMENTS = (
 CALLS = st.lists(st.builds(ToolCall, TEXT, TEXT, ARGUMENTS), max_size=4)
 
 
-def session() -> Session:
-    return Session("attempt", {})
+def session() -> GatewaySession:
+    return GatewaySession("attempt", {})
 
 
 def generation(**fields: Any) -> Generation:

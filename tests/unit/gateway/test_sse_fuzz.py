@@ -18,7 +18,7 @@ from understudy.errors import BackendError
 from understudy.gateway.backends.anthropic import AnthropicRelay, renamed
 from understudy.gateway.backends.base import NativeAnswer, NativeRequest
 from understudy.gateway.backends.sse import Event, Splitter
-from understudy.gateway.keys import Session
+from understudy.gateway.session import GatewaySession
 from understudy.wire.anthropic.assembly import Assembly
 from understudy.wire.anthropic.dialect import Anthropic
 from understudy.wire.anthropic.response import to_events
@@ -246,7 +246,7 @@ def spelled(value: Any, escapes: bool) -> bytes:
 )
 @example(b'{"model": "m", "messages": [{"role": "user", "content": ' + b'{"type": "x", "content": ' * 300)
 def test_any_request_is_understood_or_refused(body: bytes) -> None:
-    dialect, session = Anthropic(), Session("attempt", {})
+    dialect, session = Anthropic(), GatewaySession("attempt", {})
     for read in (dialect.peek, lambda body: dialect.parse(body, session, NOBODY)):
         try:
             understood = read(body)
@@ -263,7 +263,7 @@ def test_deep_nesting_is_understood_or_refused(depth: int, opens: str, closes: s
     for content in (f"[{inner}]", f'[{{"type": "tool_use", "input": {inner}}}]'):
         body = f'{{"model": "m", "messages": [{{"role": "user", "content": {content}}}]}}'.encode()
         try:
-            chat = Anthropic().parse(body, Session("attempt", {}), NOBODY).chat
+            chat = Anthropic().parse(body, GatewaySession("attempt", {}), NOBODY).chat
         except InvalidRequest:
             continue
         assert len(chat.messages) <= 1
@@ -317,7 +317,7 @@ def test_what_is_said_in_pieces_is_the_message_that_is_kept(given: list[Delta], 
         tool_calls=tuple(ToolCall(tool_id, "Bash", raw) for raw in calls.values()),
         finish_reason="stop",
     )
-    writer = AnthropicWriter("asked", Session("attempt", {}), "msg_1")
+    writer = AnthropicWriter("asked", GatewaySession("attempt", {}), "msg_1")
     said = b"".join(map(writer.feed, deltas))
     message, rest = writer.finish(generation)
     assert b"content_block_stop" not in said

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
-from understudy.gateway.keys import Session
 from understudy.gateway.prices import Price
+from understudy.gateway.session import GatewaySession
 from understudy.ingest.base import Action
 from understudy.ingest.tidy import MISSING
 from understudy.preference.base import Proposal
@@ -87,7 +87,7 @@ def test_any_conversation_is_one_that_the_gateway_takes_as_chat(messages: list[d
         if message["role"] == "tool":
             message["tool_call_id"] = message["tool_call_id"] or "x"
     made = request(TeacherConfig(backend="openai", model="m"), messages, TOOLS)
-    incoming = parse(made.body, Session("a", {}), Branch(None, None))
+    incoming = parse(made.body, GatewaySession("a", {}), Branch(None, None))
     assert incoming.chat.messages[-1]["role"] in ("user", "tool")
     text = json.dumps([part for m in json.loads(made.body)["messages"] for part in [m.get("content")]])
     images = text.count('"image_url":')

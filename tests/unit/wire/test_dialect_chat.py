@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import BackendError, StoreError
-from understudy.gateway.faults import fault_of
-from understudy.gateway.keys import Session
+from understudy.gateway.errors import fault_of
+from understudy.gateway.session import GatewaySession
 from understudy.types import Usage
 from understudy.wire.chat.dialect import OpenAIChat
 from understudy.wire.dialect import Branch, DialectRequest
@@ -36,11 +36,11 @@ def body(*messages: Any, **fields: Any) -> bytes:
     ).encode()
 
 
-def parse(*messages: Any, session: Session | None = None, **fields: Any) -> DialectRequest:
-    return CHAT.parse(body(*messages, **fields), session or Session("attempt", {}), MAIN)
+def parse(*messages: Any, session: GatewaySession | None = None, **fields: Any) -> DialectRequest:
+    return CHAT.parse(body(*messages, **fields), session or GatewaySession("attempt", {}), MAIN)
 
 
-def chat(*messages: Any, session: Session | None = None, **fields: Any) -> ChatRequest:
+def chat(*messages: Any, session: GatewaySession | None = None, **fields: Any) -> ChatRequest:
     return parse(*messages, session=session, **fields).chat
 
 
@@ -117,7 +117,7 @@ def test_a_request_passes_almost_as_it_is() -> None:
 
 
 def test_the_attempts_own_sampling_is_laid_over_the_agents() -> None:
-    asked = chat(session=Session("attempt", {"temperature": 1.0, "top_k": 5}), temperature=0.1, top_p=0.9)
+    asked = chat(session=GatewaySession("attempt", {"temperature": 1.0, "top_k": 5}), temperature=0.1, top_p=0.9)
     assert asked.sampling == {"temperature": 1.0, "top_k": 5, "top_p": 0.9}
 
 
@@ -166,7 +166,7 @@ def test_a_conversation_with_tools_thinking_and_images() -> None:
 
 
 def test_what_was_sampled_is_sent_back_as_it_was_sampled() -> None:
-    session = Session("attempt", {})
+    session = GatewaySession("attempt", {})
     sampled = ToolCall("backend-1", "run", '{ "n": 5000.0 }')
     message = CHAT.message(generation(tool_calls=(sampled,)), parse(), session, "msg_1")
     session.answered(MAIN, "call_1", message.sampled)
@@ -238,7 +238,7 @@ def test_what_says_nothing_is_not_refused() -> None:
 
 @pytest.mark.parametrize("junk", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"model": "\\ud800"'])
 def test_junk_is_refused(junk: bytes) -> None:
-    for read in (CHAT.peek, lambda data: CHAT.parse(data, Session("attempt", {}), MAIN)):
+    for read in (CHAT.peek, lambda data: CHAT.parse(data, GatewaySession("attempt", {}), MAIN)):
         with pytest.raises(InvalidRequest):
             read(junk)
 
@@ -246,7 +246,7 @@ def test_junk_is_refused(junk: bytes) -> None:
 def test_half_an_emoji_does_not_stop_a_request() -> None:
     data = b'{"model": "m", "messages": [{"role": "user", "content": "\\ud83d"}], "stream": true}'
     assert CHAT.peek(data) == ("m", True)
-    assert CHAT.parse(data, Session("attempt", {}), MAIN).chat.messages[0]["content"] == "\ufffd"
+    assert CHAT.parse(data, GatewaySession("attempt", {}), MAIN).chat.messages[0]["content"] == "\ufffd"
 
 
 FIELDS = ["model", "messages", "role", "content", "type", "text", "tools", "tool_calls", "function", "name", "id"]
@@ -289,7 +289,7 @@ def test_a_completion() -> None:
             usage=Usage(prompt_tokens=10, completion_tokens=2, cached_tokens=4),
         ),
         parse(),
-        Session("attempt", {}),
+        GatewaySession("attempt", {}),
         "msg_1",
     )
     whole = json.loads(made.body)
@@ -321,27 +321,27 @@ def test_a_completion() -> None:
 @pytest.mark.parametrize("reason", ["abort", "none", ""])
 def test_an_answer_that_is_not_whole_is_no_answer(reason: str) -> None:
     with pytest.raises(BackendError, match="not whole"):
-        CHAT.message(generation(finish_reason=reason), parse(), Session("attempt", {}), "msg_1")
+        CHAT.message(generation(finish_reason=reason), parse(), GatewaySession("attempt", {}), "msg_1")
 
 
 def test_logprobs_name_tokens_by_their_ids() -> None:
     known = generation(text="hi", completion_token_ids=(7, 8), logprobs=(-0.5, -1.0))
     asked = parse(logprobs=True)
-    choice = json.loads(CHAT.message(known, asked, Session("attempt", {}), "msg_1").body)["choices"][0]
+    choice = json.loads(CHAT.message(known, asked, GatewaySession("attempt", {}), "msg_1").body)["choices"][0]
     assert choice["logprobs"] == {
         "content": [
             {"token": "token_id:7", "bytes": None, "logprob": -0.5, "top_logprobs": []},
             {"token": "token_id:8", "bytes": None, "logprob": -1.0, "top_logprobs": []},
         ]
     }
-    unknown = CHAT.message(generation(text="hi"), asked, Session("attempt", {}), "msg_1")
+    unknown = CHAT.message(generation(text="hi"), asked, GatewaySession("attempt", {}), "msg_1")
     assert json.loads(unknown.body)["choices"][0]["logprobs"] is None
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_stream_tells_usage_only_where_it_was_asked_for(wanted: bool) -> None:
     asked = parse(stream=True, stream_options={"include_usage": True} if wanted else None)
-    made = CHAT.message(generation(text="hi", usage=Usage(3, 1)), asked, Session("attempt", {}), "msg_1")
+    made = CHAT.message(generation(text="hi", usage=Usage(3, 1)), asked, GatewaySession("attempt", {}), "msg_1")
     said = chunks(CHAT.events(made.body))
     if wanted:
         assert said[-1]["choices"] == [] and said[-1]["usage"]["total_tokens"] == 4
@@ -357,7 +357,7 @@ def test_the_stream_says_what_the_message_says(
     made = CHAT.message(
         generation(text=text, reasoning=reasoning, tool_calls=tuple(calls), finish_reason=finish),
         parse(stream=True, stream_options={"include_usage": True}),
-        Session("attempt", {}),
+        GatewaySession("attempt", {}),
         "msg_1",
     )
     whole, streamed = json.loads(made.body), put_together(CHAT.events(made.body))
@@ -389,7 +389,7 @@ def test_a_writer_says_the_message_and_nothing_whole_before_its_end(
         reasoning="".join(thought) or None,
         tool_calls=tuple(ToolCall("x", name, "".join(pieces)) for name, pieces in calls),
     )
-    writer = CHAT.writer(parse(stream=True), Session("attempt", {}), "msg_1")
+    writer = CHAT.writer(parse(stream=True), GatewaySession("attempt", {}), "msg_1")
     early = b"".join(map(writer.feed, deltas))
     assert b"[DONE]" not in early
     assert b'"finish_reason":"' not in early

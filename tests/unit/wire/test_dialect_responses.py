@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import BackendError
-from understudy.gateway.faults import fault_of
-from understudy.gateway.keys import Session
+from understudy.gateway.errors import fault_of
+from understudy.gateway.session import GatewaySession
 from understudy.types import Usage
 from understudy.wire.dialect import Branch, DialectRequest
 from understudy.wire.errors import ContextOverflow, InvalidRequest
@@ -41,12 +41,12 @@ AGENTS = {"type": "namespace", "name": "agents", "description": "d", "tools": [F
 TOOLS = [FUNCTION, PATCH, AGENTS]
 
 
-def parse(input_: Any = "hi", *, session: Session | None = None, **fields: Any) -> DialectRequest:
+def parse(input_: Any = "hi", *, session: GatewaySession | None = None, **fields: Any) -> DialectRequest:
     data = json.dumps({"model": "asked", "input": input_} | fields).encode()
-    return RESPONSES.parse(data, session or Session("attempt", {}), MAIN)
+    return RESPONSES.parse(data, session or GatewaySession("attempt", {}), MAIN)
 
 
-def chat(input_: Any = "hi", *, session: Session | None = None, **fields: Any) -> ChatRequest:
+def chat(input_: Any = "hi", *, session: GatewaySession | None = None, **fields: Any) -> ChatRequest:
     return parse(input_, session=session, **fields).chat
 
 
@@ -60,10 +60,10 @@ def generation(**fields: Any) -> Generation:
 
 
 def answer(
-    made: Generation, incoming: DialectRequest | None = None, session: Session | None = None
+    made: Generation, incoming: DialectRequest | None = None, session: GatewaySession | None = None
 ) -> dict[str, Any]:
     asked = incoming or parse(tools=TOOLS)
-    return json.loads(RESPONSES.message(made, asked, session or Session("attempt", {}), "msg_1").body)
+    return json.loads(RESPONSES.message(made, asked, session or GatewaySession("attempt", {}), "msg_1").body)
 
 
 def events_of(stream: bytes) -> list[dict[str, Any]]:
@@ -204,7 +204,7 @@ def test_images_pass_in_messages_and_in_tool_results() -> None:
     [('{ "input": "*** é\\n" }', "*** é\n"), ("*** bare", "*** bare"), ('{"other": 1}', '{"other": 1}')],
 )
 def test_a_custom_tool_is_called_with_plain_text_and_sent_back_as_sampled(sampled: str, shown: str) -> None:
-    session = Session("attempt", {})
+    session = GatewaySession("attempt", {})
     call = ToolCall("", "apply_patch", sampled)
     message = RESPONSES.message(generation(tool_calls=(call,)), parse(tools=TOOLS), session, "msg_1")
     session.answered(MAIN, "call_1", message.sampled)
@@ -357,7 +357,7 @@ def test_the_stream_says_what_the_message_says(
     made = RESPONSES.message(
         generation(text=text, reasoning=reasoning, tool_calls=tuple(calls), finish_reason=finish),
         parse(tools=TOOLS, stream=True),
-        Session("attempt", {}),
+        GatewaySession("attempt", {}),
         "msg_1",
     )
     assert put_together(RESPONSES.events(made.body)) == json.loads(made.body)
@@ -379,7 +379,7 @@ def test_a_writer_says_the_message_and_nothing_whole_before_its_end(
     for index, call in enumerate(calls):
         opening = Delta("tool", index=index, id=call.id, name=call.name)
         parts.append([opening, *(Delta("arguments", piece, index=index) for piece in cut(call.arguments))])
-    writer = RESPONSES.writer(parse(tools=TOOLS, stream=True), Session("attempt", {}), "msg_1")
+    writer = RESPONSES.writer(parse(tools=TOOLS, stream=True), GatewaySession("attempt", {}), "msg_1")
     early = b"".join(writer.feed(delta) for part in parts for delta in part)
     assert b".done" not in early
     assert b"response.completed" not in early

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.gateway.app import dialects
-from understudy.gateway.keys import Session
+from understudy.gateway.server.app import dialects
+from understudy.gateway.session import GatewaySession
 from understudy.wire.dialect import Branch
 from understudy.wire.model import ToolCall
 
@@ -163,7 +163,7 @@ def encoded(body: dict[str, Any]) -> bytes:
 
 
 def shown(dialect: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    session = Session("attempt", {})
+    session = GatewaySession("attempt", {})
     sampled = {f"t{n}": ToolCall(f"backend-{n}", "run", SAMPLED) for n in range(1, 100, 2)}
     session.answered(MAIN, "call_0", sampled)
     return DIALECTS[dialect].parse(encoded(body), session, MAIN).chat.messages

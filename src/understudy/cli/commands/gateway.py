@@ -16,7 +16,7 @@ from understudy.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from understudy.gateway.serve.orders import Address
+    from understudy.gateway.serve.admin_client import GatewayAddress
 
 app = typer.Typer(
     help="Run the gateway on its own, give out keys for it, steer one that runs.", no_args_is_help=True
@@ -58,16 +58,16 @@ def serve(
     """
     import msgspec
 
-    from understudy.gateway.serve.service import Places, serve_until_told
+    from understudy.gateway.serve.service import ServicePaths, serve_until_signal
 
     settings = gateway_config(backend, config, base_url or [], backend_model_high, backend_model_low)
     if streaming is not None:
         settings = msgspec.structs.replace(settings, streaming=streaming)
-    places = Places(directory.absolute(), host, port, socket, admin_port)
-    _run(serve_until_told(settings, places, workers=workers, started=_started))
+    places = ServicePaths(directory.absolute(), host, port, socket, admin_port)
+    _run(serve_until_signal(settings, places, workers=workers, started=_started))
 
 
-def _started(address: Address, key: str | None) -> None:
+def _started(address: GatewayAddress, key: str | None) -> None:
     """Say how to use the gateway; the key is shown this once."""
     shown = key or "YOUR_KEY"
     if key:
@@ -92,7 +92,7 @@ def issue(
     import msgspec
 
     from understudy.gateway.budget import Budget
-    from understudy.gateway.serve.keys import issue as issue_key
+    from understudy.gateway.serve.stored_keys import issue as issue_key
     from understudy.store import Store
 
     limits = msgspec.structs.asdict(Budget(calls=calls, tokens=tokens, cost_usd=cost_usd))
@@ -160,9 +160,9 @@ def publish(
 
 
 def _order(directory: Path, method: str, path: str, body: dict[str, Any] | None = None) -> None:
-    from understudy.gateway.serve.orders import order
+    from understudy.gateway.serve.admin_client import send_admin_request
 
-    typer.echo(_run(order(directory, method, path, body)))
+    typer.echo(_run(send_admin_request(directory, method, path, body)))
 
 
 def _seconds(text: str) -> float:

@@ -56,16 +56,16 @@ _FINISH_REASONS = {
 }
 
 
-class _Error(Struct):
+class _ErrorDetail(Struct):
     type: str = "api_error"
     message: str = ""
 
 
 class _ErrorBody(Struct):
-    error: _Error
+    error: _ErrorDetail
 
 
-class _Usage(Struct):
+class _MessageUsage(Struct):
     input_tokens: Count | None = None
     output_tokens: Count | None = None
     cache_read_input_tokens: Count | None = None
@@ -77,7 +77,7 @@ class _Whole(Struct):
     content: list[msgspec.Raw]
     model: str | None = None
     stop_reason: str | None = None
-    usage: _Usage | None = None
+    usage: _MessageUsage | None = None
 
 
 class _Count(Struct):
@@ -191,7 +191,7 @@ class AnthropicRelay:
 
     def _whole(self, url: str, body: bytes) -> NativeAnswer:
         message = self._http.decode(f"POST {url}", body, _Whole)
-        told, ended = message.usage or _Usage(), message.stop_reason or "none"
+        told, ended = message.usage or _MessageUsage(), message.stop_reason or "none"
         read, written = told.cache_read_input_tokens or 0, told.cache_creation_input_tokens or 0
         return NativeAnswer(
             message=body,
@@ -236,7 +236,7 @@ def _words(error: BackendError) -> ProviderError:
     try:
         said = msgspec.json.decode(error.body, type=_ErrorBody).error
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        said = _Error(message=error.body[:500].decode(errors="replace"))
+        said = _ErrorDetail(message=error.body[:500].decode(errors="replace"))
     return ProviderError(status, said.type, said.message or f"status {status}", error.should_retry)
 
 
@@ -245,7 +245,7 @@ def _said(url: str, data: bytes) -> BackendError:
     try:
         said = msgspec.json.decode(data, type=_ErrorBody).error
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        said = _Error(message=data[:500].decode(errors="replace"))
+        said = _ErrorDetail(message=data[:500].decode(errors="replace"))
     told = ProviderError(_STATUS.get(said.type, 500), said.type, said.message)
     return ProviderRefusal(f"POST {url}: the stream ended with an error: {said.type}: {said.message}", told)
 

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from contextlib import aclosing
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.answer import Answer, Assembly, StreamFault, read_answer, read_chunk
+from understudy.gateway.backends.chat_response import (
+    ChatResponse,
+    ResponseAssembly,
+    StreamError,
+    read_answer,
+    read_chunk,
+)
 from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient
 from understudy.gateway.backends.overflow import is_overflow, told_limit, told_prompt
-from understudy.gateway.backends.prompts import Prompts
+from understudy.gateway.backends.prompt_ids import PromptIdCache
 from understudy.gateway.prices import Price
 from understudy.wire.errors import ContextOverflow
 from understudy.wire.model import ChatRequest, ConversationHandle, Emit, Generation
 
-_NO_ARGS: Mapping[str, Any] = MappingProxyType({})
 
-
-class Tokens(Struct):
+class TokenCount(Struct):
     """What a server counted: the tokens of a prompt, and how many its model's context holds."""
 
     count: int
@@ -51,7 +53,7 @@ class ChatBackend(ABC):
         self._http = HttpClient(base_url, api_key, timeout_s=timeout_s, resend=resend)
         self._model = model
         self._price = price
-        self._prompts = Prompts()
+        self._prompts = PromptIdCache()
 
     @property
     @abstractmethod
@@ -73,7 +75,7 @@ class ChatBackend(ABC):
         try:
             return await self._complete(request, request.sampling, emit)
         except BackendError as error:
-            begun = isinstance(error, StreamFault)
+            begun = isinstance(error, StreamError)
             if not (begun or error.status == 400) or not is_overflow(str(error)):
                 raise
             prompt, limit = await self._measure(request, error)
@@ -137,12 +139,12 @@ class ChatBackend(ABC):
 
     async def _send(
         self, body: dict[str, Any], conversation: ConversationHandle | None, emit: Emit | None
-    ) -> Assembly:
+    ) -> ResponseAssembly:
         url = f"{self._http.base}/chat/completions"
-        assembly = Assembly(emit, partial(self._prompts.read, conversation=conversation))
+        assembly = ResponseAssembly(emit, partial(self._prompts.read, conversation=conversation))
         if emit is None:
             data = await self._http.send("POST", url, msgspec.json.encode(body))
-            assembly.add_whole(read_answer(data, partial(self._http.decode, f"POST {url}", expected=Answer)))
+            assembly.add_whole(read_answer(data, partial(self._http.decode, f"POST {url}", expected=ChatResponse)))
             return assembly
         async with aclosing(self._http.stream("POST", url, msgspec.json.encode(body))) as events:
             async for several in events:
@@ -154,12 +156,12 @@ class ChatBackend(ABC):
                             assembly.add_chunk(read_chunk(event.data, self._http.clean))
                 finally:
                     assembly.flush()  # what came together is said together
-        raise StreamFault(f"POST {url}: the stream broke off before its end")
+        raise StreamError(f"POST {url}: the stream broke off before its end")
 
-    async def _tokenize(self, request: ChatRequest) -> Tokens:
+    async def _tokenize(self, request: ChatRequest) -> TokenCount:
         # Servers have it beside /v1, not below it.
         url = f"{self._http.base.removesuffix('/v1')}/tokenize"
-        return await self._http.call("POST", url, self._prompt(request), Tokens)
+        return await self._http.call("POST", url, self._prompt(request), TokenCount)
 
     async def _measure(self, request: ChatRequest, refusal: BackendError) -> tuple[int, int]:
         """The tokens of a refused prompt and of the model's context, counted if possible, else as it was told.
@@ -176,30 +178,6 @@ class ChatBackend(ABC):
         if limit is None or prompt is None:
             raise refusal
         return prompt, limit
-
-
-class TemplateBackend(ChatBackend):
-    """A server of one's own (see ChatBackend), whose chat template takes `template_args`."""
-
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        api_key: str | None = None,
-        *,
-        template_args: Mapping[str, Any] = _NO_ARGS,
-        price: Price | None = None,
-        timeout_s: float = ANSWER_TIMEOUT_S,
-        resend: bool = True,
-    ) -> None:
-        super().__init__(base_url, model, api_key, price=price, timeout_s=timeout_s, resend=resend)
-        self._template_args = dict(template_args)
-
-    def _prompt(self, request: ChatRequest) -> dict[str, Any]:
-        args = self._template_args
-        if request.enable_thinking is not None:
-            args = args | {"enable_thinking": request.enable_thinking}
-        return super()._prompt(request) | ({"chat_template_kwargs": args} if args else {})
 
 
 def _renamed(message: dict[str, Any], old: str, new: str | None) -> dict[str, Any]:

@@ -37,32 +37,32 @@ _USER_IN_URL = re.compile(r"(?<=://)[^/?#]*@")
 _KEY_HEADERS = {"bearer": ("authorization", "Bearer {}"), "x-api-key": ("x-api-key", "{}")}
 
 
-class Unserved(BackendError):
+class NotServedError(BackendError):
     """A request that the server did not take: no byte of an answer came, or a status of 5xx before any other.
 
     Another endpoint may be asked the same.
     """
 
 
-class Unreached(Unserved):
+class NotConnectedError(NotServedError):
     """A request that was never sent: there was no connection."""
 
 
-class _Error(Struct):
+class _HttpErrorDetail(Struct):
     message: str = ""
 
 
-class _Refusal(Struct):
-    error: _Error | str | None = None
+class _HttpErrorBody(Struct):
+    error: _HttpErrorDetail | str | None = None
     message: str = ""
 
 
-class _Model(Struct):
+class _ListedModel(Struct):
     id: str
 
 
-class _Models(Struct):
-    data: list[_Model] = field(default_factory=list[_Model])
+class _ModelList(Struct):
+    data: list[_ListedModel] = field(default_factory=list[_ListedModel])
 
 
 class HttpClient:
@@ -108,7 +108,7 @@ class HttpClient:
     async def models(self, url: str, headers: Mapping[str, str] | None = None) -> list[str]:
         """The names of the models that a server lists at `url`. Raises BackendError."""
         answer = await self.send("GET", url, None, headers)
-        return [model.id for model in self.decode(f"GET {url}", answer, _Models).data]
+        return [model.id for model in self.decode(f"GET {url}", answer, _ModelList).data]
 
     async def send(
         self, method: str, url: str, data: bytes | None, headers: Mapping[str, str] | None = None
@@ -192,7 +192,7 @@ class HttpClient:
                 final = waited or isinstance(error, aiohttp.InvalidURL) or not (self._resend or unsent)
                 if pause is None or final:
                     # Who waited for an answer must not have it generated a second time elsewhere.
-                    kind = Unreached if unsent else BackendError if waited else Unserved
+                    kind = NotConnectedError if unsent else BackendError if waited else NotServedError
                     raise kind(
                         f"{method} {url}: no answer: {self._said(error)}; is the model server running?"
                     ) from error
@@ -221,7 +221,7 @@ class HttpClient:
         body = await self._whole(response)
         for secret in self._secrets:
             body = body.replace(secret.encode(), b"***")
-        kind = Unserved if response.status >= 500 else BackendError
+        kind = NotServedError if response.status >= 500 else BackendError
         return kind(
             f"{response.method} {response.url}: status {response.status}: {_reason(body)}",
             status=response.status,
@@ -252,10 +252,10 @@ def _check_size(response: aiohttp.ClientResponse, size: int) -> None:
 def _reason(answer: bytes) -> str:
     """What a refusal says: its message where it has the usual shape, else its beginning."""
     try:
-        refusal = msgspec.json.decode(answer, type=_Refusal)
+        refusal = msgspec.json.decode(answer, type=_HttpErrorBody)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        refusal = _Refusal()
-    error = refusal.error.message if isinstance(refusal.error, _Error) else refusal.error
+        refusal = _HttpErrorBody()
+    error = refusal.error.message if isinstance(refusal.error, _HttpErrorDetail) else refusal.error
     return (error or refusal.message)[:REASON_LIMIT] or answer[:500].decode(errors="replace")
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import Struct, structs
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.answer import StreamFault
-from understudy.gateway.backends.chat import ChatBackend, Tokens
+from understudy.gateway.backends.chat import ChatBackend, TokenCount
+from understudy.gateway.backends.chat_response import StreamError
 from understudy.wire.model import ChatRequest, Emit, Generation
 
 _NOT_TAKEN = re.compile(
@@ -66,7 +66,7 @@ class OpenAIBackend(ChatBackend):
             known = self._learned
             try:
                 return await super()._complete(request, sampling, emit)
-            except StreamFault:
+            except StreamError:
                 raise
             except BackendError as error:
                 if error.status in (400, 422):
@@ -75,7 +75,7 @@ class OpenAIBackend(ChatBackend):
                 if self._learned == known:
                     raise
 
-    async def _tokenize(self, request: ChatRequest) -> Tokens:
+    async def _tokenize(self, request: ChatRequest) -> TokenCount:
         raise BackendError(f"{self.model} is served by a provider that does not count tokens", status=404)
 
 

@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from understudy.errors import BackendError, ConfigError
 from understudy.gateway.backends.base import Backend, NativeAnswer, NativeRequest, Relay, Remembering
-from understudy.gateway.backends.http import Unserved
+from understudy.gateway.backends.http import NotServedError
 from understudy.gateway.prices import Price
 from understudy.wire.model import ChatRequest, ConversationHandle, Emit, Generation
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class _Server(Protocol):
+class _PooledServer(Protocol):
     """What backends and relays have in common."""
 
     @property
@@ -40,12 +40,12 @@ class _Server(Protocol):
     async def close(self) -> None: ...
 
 
-_S = TypeVar("_S", bound=_Server)
+_S = TypeVar("_S", bound=_PooledServer)
 
 
 def _unserved(error: BackendError) -> bool:
     """Whether nothing has begun that another endpoint would repeat. A relay says it in its provider's words."""
-    return isinstance(error, Unserved) or isinstance(error.__cause__, Unserved)
+    return isinstance(error, NotServedError) or isinstance(error.__cause__, NotServedError)
 
 
 class _Endpoint(Generic[_S]):
@@ -93,7 +93,7 @@ class _Endpoint(Generic[_S]):
                 return
 
 
-class _Pool(Generic[_S]):
+class _EndpointPool(Generic[_S]):
     """Servers that are as good as each other, and the choice between them."""
 
     def __init__(self, servers: Sequence[_S]) -> None:
@@ -153,7 +153,7 @@ class _Pool(Generic[_S]):
                 stack.push_async_callback(endpoint.close)
 
 
-class Pool(_Pool[Backend]):
+class BackendPool(_EndpointPool[Backend]):
     """A backend (see Backend) over several that offer one model, which are then its to close."""
 
     async def generate(self, request: ChatRequest, emit: Emit | None = None) -> Generation:
@@ -165,7 +165,7 @@ class Pool(_Pool[Backend]):
         return await self._ask(request.conversation, lambda one: one.count_tokens(request))
 
 
-class RememberingPool(Pool):
+class RememberingPool(BackendPool):
     """A pool of backends that share what they remember of conversations, which `memory`, one of them, takes up."""
 
     def __init__(self, backends: Sequence[Backend], memory: Remembering) -> None:
@@ -177,7 +177,7 @@ class RememberingPool(Pool):
         self._memory.restore(request, generation)
 
 
-class RelayPool(_Pool[Relay]):
+class RelayPool(_EndpointPool[Relay]):
     """A relay (see Relay) over several to one provider, which are then its to close."""
 
     @property

@@ -10,23 +10,76 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, structs
 
 from understudy.errors import BackendError, ConfigError
 from understudy.gateway.backends.overflow import is_overflow, told_limit
-from understudy.gateway.exact import audit
 from understudy.gateway.exact.codec import Codec
-from understudy.gateway.exact.joints import Joint, Joints, Rewritten, Setting
-from understudy.gateway.exact.match import Path, trace
-from understudy.gateway.exact.parsers import Format, Parsed
-from understudy.gateway.exact.servers import Sampled, TokenServer
-from understudy.gateway.exact.tree import Forest, Node, Tree
+from understudy.gateway.exact.parsers import OutputFormat, ParsedOutput
+from understudy.gateway.exact.token_servers import SampledTokens, TokenServer
+from understudy.gateway.exact.tree import ConversationPath, TokenForest, TokenNode, TokenTree, conversation_path
+from understudy.gateway.exact.turn_suffix import USER, HistoryRewritten, TemplateSettings, TurnSuffix, TurnSuffixes
 from understudy.gateway.prices import Price
 from understudy.types import Usage
 from understudy.wire.errors import ContextOverflow
 from understudy.wire.model import ChatRequest, Emit, Generation, ToolCall
+
+Mismatch = Literal[
+    "truncated turn", "tool arguments", "thinking stripped", "tokenization", "whitespace", "template", "refused"
+]
+"""Why the template would have made other tokens of a conversation; the first that holds.
+
+"truncated turn": it was cut off before its end. "tool arguments": the agent sent other arguments back. "thinking
+stripped": the agent, or the template, left the thinking out. "tokenization": the same text in other tokens.
+"whitespace": the text differs in white space only. "template": anything else. "refused": the template cannot
+render what the agent sent back.
+"""
+
+
+def _due(turns: int) -> bool:
+    """Whether the whole prompt is to be compared after a conversation has gone on for so many turns."""
+    return turns > 0 and turns & (turns - 1) == 0
+
+
+async def turn_mismatch(
+    codec: Codec,
+    joints: TurnSuffixes,
+    setting: TemplateSettings,
+    node: TokenNode,
+    echo: Mapping[str, Any],
+    joint: TurnSuffix,
+) -> Mismatch | None:
+    """How the last answer of `node`, which came back as `echo`, differs from the template's own writing of it.
+
+    Raises BackendError where the template cannot write it.
+    """
+    habits = await joints.habits(setting)
+    before = await joints.render([USER], setting, generation_prompt=False)
+    after = await joints.render([USER, echo], setting, generation_prompt=False)
+    written = after[len(before) :]
+    ours = [*habits.opening, *node.sampled[: len(node.sampled) - joint.ended], *habits.close]
+    if after[: len(before)] == before and written == ours:
+        return None
+    if not joint.ended:
+        return "truncated turn"
+    if [call.arguments for call in node.tool_calls] != _arguments(echo):
+        return "tool arguments"
+    if node.reasoned and not (habits.shows_thinking and echo.get("reasoning")):
+        return "thinking stripped"
+    return _textual(await codec.decode(ours), await codec.decode(written))
+
+
+def _textual(ours: str, written: str) -> Mismatch:
+    if ours == written:
+        return "tokenization"
+    return "whitespace" if "".join(ours.split()) == "".join(written.split()) else "template"
+
+
+def _arguments(message: Mapping[str, Any]) -> list[str]:
+    return [call["function"]["arguments"] for call in message.get("tool_calls") or ()]
+
 
 ANSWER_TOKENS = 32_768
 """How long an answer may become when neither the agent nor the server says it."""
@@ -35,7 +88,7 @@ _WHOLE = {"stop", "length"}
 """How an answer ends that an agent may see, and that may therefore come back."""
 
 
-class _Prompt(Struct, frozen=True, kw_only=True):
+class _ExactPrompt(Struct, frozen=True, kw_only=True):
     """The tokens of a call's prompt, and how they were made.
 
     `node` is the conversation that the call goes on from, if any, and `echo` its last answer as it came back;
@@ -45,9 +98,9 @@ class _Prompt(Struct, frozen=True, kw_only=True):
     ids: list[int]
     how: str
     reason: str | None = None
-    node: Node | None = None
+    node: TokenNode | None = None
     echo: Mapping[str, Any] | None = None
-    joint: Joint | None = None
+    joint: TurnSuffix | None = None
 
 
 class ExactBackend:
@@ -62,18 +115,18 @@ class ExactBackend:
         name: str,
         server: TokenServer,
         codec: Codec,
-        format: Format,
+        format: OutputFormat,
         *,
         price: Price | None = None,
-        memory: Forest | None = None,
+        memory: TokenForest | None = None,
     ) -> None:
         self._name = name
         self._server = server
         self._codec = codec
         self._format = format
         self._price = price
-        self._joints = Joints(codec)
-        self._forest = Forest() if memory is None else memory
+        self._joints = TurnSuffixes(codec)
+        self._forest = TokenForest() if memory is None else memory
 
     @property
     def name(self) -> str:
@@ -94,7 +147,7 @@ class ExactBackend:
         """See Backend. When prompt and `max_tokens` do not fit together, `max_tokens` gives way.
 
         `audit` of the generation has `mode` ("exact"), `prompt` ("root": a conversation that is new here,
-        "extended", or "rendered anew") with its `reason`, `mismatch` (see audit.Mismatch) of the turn that the
+        "extended", or "rendered anew") with its `reason`, `mismatch` (see Mismatch) of the turn that the
         prompt goes on from, `canonical` where the whole prompt was compared with a rendering anew, and `left_out`,
         what was asked and cannot be had. Raises ConfigError with `emit`.
         """
@@ -102,7 +155,7 @@ class ExactBackend:
             raise ConfigError("streaming mode and token-in-token-out exclude each other: turn one of them off")
         setting = _setting(request)
         tree = self._forest.tree(request.conversation)
-        path = trace(request.messages, request.tools, setting.args)
+        path = conversation_path(request.messages, request.tools, setting.args)
         began = tree.now()
         prompt = await self._prompt(tree, path, request, setting)
         sampling, left_out = await self._sampling(request, len(prompt.ids))
@@ -124,7 +177,7 @@ class ExactBackend:
         if generation.prompt_token_ids is None or generation.completion_token_ids is None:
             return
         tree = self._forest.tree(request.conversation)
-        path = trace(request.messages, request.tools, _setting(request).args)
+        path = conversation_path(request.messages, request.tools, _setting(request).args)
         found = tree.find(path)
         self._keep(tree, path, request, generation, found[0] if found else None, tree.now(), clean=True)
         if found:
@@ -145,30 +198,34 @@ class ExactBackend:
 
     # --- the prompt -------------------------------------------------------------------------------------
 
-    async def _prompt(self, tree: Tree, path: Path, request: ChatRequest, setting: Setting) -> _Prompt:
+    async def _prompt(
+        self, tree: TokenTree, path: ConversationPath, request: ChatRequest, setting: TemplateSettings
+    ) -> _ExactPrompt:
         found = tree.find(path)
         if found is None:
             reason = _why_new(tree, path, request)
-            return _Prompt(ids=await self._render(request), how="root", reason=reason)
+            return _ExactPrompt(ids=await self._render(request), how="root", reason=reason)
         node, depth = found
         node.continued = True
         echo, new = request.messages[depth - 1], request.messages[depth:]
         before = node.ids
         try:
             joint = await self._joints.join(before, node.tool_calls, new, setting, thought=node.thought)
-        except (Rewritten, BackendError) as error:
+        except (HistoryRewritten, BackendError) as error:
             if isinstance(error, BackendError) and error.status != 400:
                 raise
-            reason = str(error) if isinstance(error, Rewritten) else "refused"
-            return _Prompt(ids=await self._render(request), how="rendered anew", reason=reason, node=node)
+            reason = str(error) if isinstance(error, HistoryRewritten) else "refused"
+            return _ExactPrompt(ids=await self._render(request), how="rendered anew", reason=reason, node=node)
         ids = before[: len(before) - joint.dropped] + joint.suffix
-        return _Prompt(ids=ids, how="extended", node=node, echo=echo, joint=joint)
+        return _ExactPrompt(ids=ids, how="extended", node=node, echo=echo, joint=joint)
 
     async def _render(self, request: ChatRequest) -> list[int]:
         args = _setting(request).args
         return await self._codec.render(request.messages, request.tools, template_args=args)
 
-    async def _audit(self, prompt: _Prompt, request: ChatRequest, setting: Setting) -> dict[str, Any]:
+    async def _audit(
+        self, prompt: _ExactPrompt, request: ChatRequest, setting: TemplateSettings
+    ) -> dict[str, Any]:
         note: dict[str, Any] = {"mode": "exact", "prompt": prompt.how, "reason": prompt.reason, "mismatch": None}
         node, echo, joint = prompt.node, prompt.echo, prompt.joint
         if node is None:
@@ -176,8 +233,8 @@ class ExactBackend:
         if echo is None or joint is None:
             return note | {"mismatch": prompt.reason}
         try:
-            note["mismatch"] = await audit.turn_mismatch(self._codec, self._joints, setting, node, echo, joint)
-            if audit.due(node.turns + 1):
+            note["mismatch"] = await turn_mismatch(self._codec, self._joints, setting, node, echo, joint)
+            if _due(node.turns + 1):
                 note["canonical"] = await self._render(request) == prompt.ids
         except BackendError:
             return note | {"mismatch": "refused"}
@@ -205,7 +262,9 @@ class ExactBackend:
             left_out.append("tool_choice")
         return {name: value for name, value in asked.items() if name not in left_out}, left_out
 
-    async def _sample(self, prompt: list[int], sampling: dict[str, Any], schema: dict[str, Any] | None) -> Sampled:
+    async def _sample(
+        self, prompt: list[int], sampling: dict[str, Any], schema: dict[str, Any] | None
+    ) -> SampledTokens:
         try:
             return await self._server.generate(prompt, sampling, schema)
         except BackendError as error:
@@ -219,7 +278,7 @@ class ExactBackend:
         return await self._server.generate(prompt, sampling | {"max_tokens": room}, schema)
 
     async def _generation(
-        self, request: ChatRequest, prompt: _Prompt, sampled: Sampled, setting: Setting
+        self, request: ChatRequest, prompt: _ExactPrompt, sampled: SampledTokens, setting: TemplateSettings
     ) -> Generation:
         parsed = await self._parse(request, sampled, setting)
         calls = parsed.tool_calls[:1] if request.parallel_tool_calls is False else parsed.tool_calls
@@ -244,7 +303,9 @@ class ExactBackend:
             sampling=sampled.sent,
         )
 
-    async def _parse(self, request: ChatRequest, sampled: Sampled, setting: Setting) -> Parsed:
+    async def _parse(
+        self, request: ChatRequest, sampled: SampledTokens, setting: TemplateSettings
+    ) -> ParsedOutput:
         text = await self._codec.decode(sampled.ids)
         if sampled.stop is not None and sampled.stop in text:
             text = text[: text.rindex(sampled.stop)]
@@ -256,11 +317,11 @@ class ExactBackend:
 
     def _keep(
         self,
-        tree: Tree,
-        path: Path,
+        tree: TokenTree,
+        path: ConversationPath,
         request: ChatRequest,
         generation: Generation,
-        parent: Node | None,
+        parent: TokenNode | None,
         began: int,
         *,
         clean: bool,
@@ -283,12 +344,12 @@ class ExactBackend:
         self._forest.shrink()
 
 
-def _setting(request: ChatRequest) -> Setting:
+def _setting(request: ChatRequest) -> TemplateSettings:
     thinking = request.enable_thinking
-    return Setting({} if thinking is None else {"enable_thinking": thinking}, bool(request.tools))
+    return TemplateSettings({} if thinking is None else {"enable_thinking": thinking}, bool(request.tools))
 
 
-def _why_new(tree: Tree, path: Path, request: ChatRequest) -> str:
+def _why_new(tree: TokenTree, path: ConversationPath, request: ChatRequest) -> str:
     """Why no conversation that is known here comes before this one."""
     if tree.setting is None:
         return "first call"

@@ -13,7 +13,7 @@ from msgspec import Struct
 from understudy.errors import ConfigError
 from understudy.gateway.backends.fields import TokenId
 from understudy.gateway.exact.template import ChatTemplate
-from understudy.gateway.exact.vocabulary import Vocabulary
+from understudy.gateway.exact.vocabulary import TokenizerVocabulary
 
 _T = TypeVar("_T")
 
@@ -55,7 +55,7 @@ class Codec(Protocol):
 class LocalCodec:
     """A model's own files: its tokenizer and its chat template (see Codec)."""
 
-    def __init__(self, vocabulary: Vocabulary, template: ChatTemplate, context: int | None) -> None:
+    def __init__(self, vocabulary: TokenizerVocabulary, template: ChatTemplate, context: int | None) -> None:
         self._vocabulary = vocabulary
         self._template = template
         self._context = context
@@ -73,7 +73,7 @@ class LocalCodec:
             folder = _from_hub(source)
         config = _read_json(folder / "tokenizer_config.json")
         templates = _templates(folder, config)
-        vocabulary = Vocabulary(_read(folder / "tokenizer.json"), "\0".join(templates.values()))
+        vocabulary = TokenizerVocabulary(_read(folder / "tokenizer.json"), "\0".join(templates.values()))
         template = ChatTemplate(templates, _special_tokens(config), vocabulary.mark)
         return cls(vocabulary, template, _context(_read_json(folder / "config.json"), config))
 
@@ -100,7 +100,7 @@ class LocalCodec:
         return self._context
 
 
-class Call(Protocol):
+class JsonRequest(Protocol):
     """One request to a server and its typed answer. Raises BackendError."""
 
     def __call__(
@@ -108,19 +108,19 @@ class Call(Protocol):
     ) -> Awaitable[_T]: ...
 
 
-class _Tokens(Struct):
+class _TokenizedPrompt(Struct):
     tokens: list[TokenId]
     max_model_len: int | None = None
 
 
-class _Text(Struct):
+class _DetokenizedText(Struct):
     prompt: str
 
 
 class ServerCodec:
     """The tokenizer of a vLLM server, or of the embedded one, at `base_url` (with its `/v1`); see Codec."""
 
-    def __init__(self, call: Call, base_url: str, model: str) -> None:
+    def __init__(self, call: JsonRequest, base_url: str, model: str) -> None:
         self._call = call
         self._root = base_url.rstrip("/").removesuffix("/v1")
         self._model = model
@@ -145,7 +145,7 @@ class ServerCodec:
     async def decode(self, ids: Sequence[int]) -> str:
         """See Codec."""
         body = {"model": self._model, "tokens": list(ids)}
-        return (await self._call("POST", f"{self._root}/detokenize", body, _Text)).prompt
+        return (await self._call("POST", f"{self._root}/detokenize", body, _DetokenizedText)).prompt
 
     async def context_length(self) -> int | None:
         """See Codec."""
@@ -153,8 +153,10 @@ class ServerCodec:
             await self._tokenize({"prompt": "0"})
         return self._context
 
-    async def _tokenize(self, body: dict[str, Any]) -> _Tokens:
-        answer = await self._call("POST", f"{self._root}/tokenize", {"model": self._model, **body}, _Tokens)
+    async def _tokenize(self, body: dict[str, Any]) -> _TokenizedPrompt:
+        answer = await self._call(
+            "POST", f"{self._root}/tokenize", {"model": self._model, **body}, _TokenizedPrompt
+        )
         self._context = answer.max_model_len
         return answer
 

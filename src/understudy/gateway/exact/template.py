@@ -28,7 +28,7 @@ _FAULTS = (
 """What a template can raise: it is a program of its own, and need not have thought of the conversation."""
 
 
-class _Shape(Struct, frozen=True):
+class _CallShape(Struct, frozen=True):
     """How a template wants a turn with tool calls."""
 
     arguments: Literal["string", "object"]
@@ -37,7 +37,12 @@ class _Shape(Struct, frozen=True):
 
 
 # A string is what was sampled to the letter; an object may come out in another spelling, and is what most expect.
-_SHAPES = (_Shape("string", ""), _Shape("string", None), _Shape("object", ""), _Shape("object", None))
+_SHAPES = (
+    _CallShape("string", ""),
+    _CallShape("string", None),
+    _CallShape("object", ""),
+    _CallShape("object", None),
+)
 _PROBE_ARGUMENT = "probe_4c1f"
 _PROBE_ARGUMENTS = f'{{ "{_PROBE_ARGUMENT}":  "{_PROBE_ARGUMENT}"}}'
 
@@ -53,7 +58,7 @@ class ChatTemplate:
         self, sources: Mapping[str, str], variables: Mapping[str, Any], mark: Callable[[str], str]
     ) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
         functions = {"raise_exception": _raise, "strftime_now": _strftime_now}
@@ -65,7 +70,7 @@ class ChatTemplate:
             raise ConfigError(f"the chat template cannot be read: {error}; get it again from the model") from error
         self._variables = dict(variables)
         self._mark = mark
-        self._shapes: dict[bool, _Shape] = {}
+        self._shapes: dict[bool, _CallShape] = {}
 
     def render(
         self,
@@ -100,7 +105,7 @@ class ChatTemplate:
             }
         )
 
-    def _shape(self, with_tools: bool) -> _Shape:
+    def _shape(self, with_tools: bool) -> _CallShape:
         """The first shape in which the template shows the arguments of a call; an object where it shows none."""
         tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
         call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": _PROBE_ARGUMENTS}}
@@ -113,10 +118,10 @@ class ChatTemplate:
                 continue
             if wanted in text:
                 return shape
-        return _Shape("object", "")
+        return _CallShape("object", "")
 
 
-class _Generation(Extension):
+class _GenerationTag(Extension):
     """`{% generation %}`, which marks what trainers learn from: here it is what stands inside it."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
@@ -126,7 +131,7 @@ class _Generation(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
-def _prepared(message: dict[str, Any], shape: _Shape) -> dict[str, Any]:
+def _prepared(message: dict[str, Any], shape: _CallShape) -> dict[str, Any]:
     """A message as templates expect it: its text one string, calls in their shape, reasoning by all its names."""
     prepared = {key: value for key, value in message.items() if value is not None and value != []}
     prepared["content"] = _text(message.get("content"))
@@ -152,7 +157,7 @@ def _text(content: str | list[dict[str, Any]] | None) -> str:
     return "\n".join(part["text"] for part in content)
 
 
-def _shaped(call: dict[str, Any], shape: _Shape) -> dict[str, Any]:
+def _shaped(call: dict[str, Any], shape: _CallShape) -> dict[str, Any]:
     function = call["function"]
     arguments = function.get("arguments") or "{}"
     if shape.arguments == "object":

@@ -9,12 +9,71 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from understudy.gateway.exact.match import Path
+import msgspec
+from msgspec import Struct
+
 from understudy.wire.model import ConversationHandle, ToolCall
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+class ConversationPath(Struct, frozen=True):
+    """Digests of a conversation: its setting (tools, system prompt); `marks[n]`, that and the first n messages."""
+
+    setting: bytes
+    marks: list[bytes]
+
+    def then(self, answer: Mapping[str, Any]) -> bytes:
+        """The digest of the whole conversation with one more message."""
+        return _digest(self.marks[-1], _mark(answer))
+
+
+def conversation_path(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+    template_args: Mapping[str, Any] | None = None,
+) -> ConversationPath:
+    """The digests of a conversation with its tools and the further variables of its template."""
+    system = messages[0] if messages and messages[0].get("role") == "system" else None
+    setting = _digest(b"", _encode([tools, template_args or {}, system]))
+    marks = [setting]
+    for message in messages:
+        marks.append(_digest(marks[-1], _mark(message)))
+    return ConversationPath(setting, marks)
+
+
+def normal_text(message: Mapping[str, Any]) -> str:
+    """The text of a message, with one blank for each stretch of white space and none around it."""
+    return " ".join(_text(message.get("content")).split())
+
+
+def call_ids(message: Mapping[str, Any]) -> list[str]:
+    """The ids of a message's tool calls, in order; empty where one of them has none."""
+    ids = [str(call.get("id") or "") for call in message.get("tool_calls") or ()]
+    return ids if all(ids) else []
+
+
+def _mark(message: Mapping[str, Any]) -> bytes:
+    if message.get("role") != "assistant":
+        return _encode(message)
+    return _encode(call_ids(message) or normal_text(message))
+
+
+def _text(content: str | Iterable[Mapping[str, Any]] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(str(part.get("text", "")) for part in content)
+
+
+def _digest(before: bytes, mark: bytes) -> bytes:
+    return blake2b(before + mark, digest_size=16).digest()
+
 
 TREE_LIMIT = 4 << 20
 FOREST_LIMIT = 64 << 20
@@ -25,11 +84,11 @@ _NODE_COST = 256
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class TokenLine:
     """Tokens that one conversation after another went on from."""
 
     ids: array[int]
-    nodes: list[Node] = field(default_factory=list["Node"])
+    nodes: list[TokenNode] = field(default_factory=list["TokenNode"])
 
     @property
     def cost(self) -> int:
@@ -38,7 +97,7 @@ class Line:
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class TokenNode:
     """An answered conversation: its tokens are the first `length` of its line, `start` of them were the prompt.
 
     `turns` is how often it was gone on from since its prompt was rendered whole. `tool_calls` are those of the
@@ -48,7 +107,7 @@ class Node:
 
     request: bytes
     mark: bytes
-    line: Line
+    line: TokenLine
     start: int
     length: int
     turns: int
@@ -70,16 +129,16 @@ class Node:
         return self.line.ids[self.start : self.length].tolist()
 
 
-class Tree:
+class TokenTree:
     """The answered conversations of one branch. Of those that say the same, the latest counts."""
 
     def __init__(self) -> None:
         self.setting: bytes | None = None
         """The setting of the conversation that was added last."""
         self.used = 0
-        self._nodes: dict[bytes, list[Node]] = {}
-        self._requests: dict[bytes, list[Node]] = {}
-        self._lines: dict[Line, None] = {}
+        self._nodes: dict[bytes, list[TokenNode]] = {}
+        self._requests: dict[bytes, list[TokenNode]] = {}
+        self._lines: dict[TokenLine, None] = {}
         self._serials = itertools.count(1)
         self._cost = 0
 
@@ -89,7 +148,7 @@ class Tree:
         return self._cost
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[TokenNode]:
         """All nodes, in the order in which they were added."""
         return sorted(itertools.chain.from_iterable(self._nodes.values()), key=lambda node: node.serial)
 
@@ -97,7 +156,7 @@ class Tree:
         """A point in time: what is added later has a higher serial."""
         return next(self._serials)
 
-    def find(self, path: Path) -> tuple[Node, int] | None:
+    def find(self, path: ConversationPath) -> tuple[TokenNode, int] | None:
         """The deepest conversation that `path` goes on from, and how many messages it has."""
         for depth in range(len(path.marks) - 2, 0, -1):
             if found := self._nodes.get(path.marks[depth]):
@@ -106,14 +165,14 @@ class Tree:
 
     def add(
         self,
-        path: Path,
+        path: ConversationPath,
         answer: bytes,
         prompt: Sequence[int],
         completion: Sequence[int],
         *,
-        parent: Node | None,
+        parent: TokenNode | None,
         began: int,
-    ) -> Node:
+    ) -> TokenNode:
         """Keep an answered conversation. `answer` is its digest with the answer, `began` when it was asked.
 
         The tokens are shared with `parent` where they go on from its. An answer to the same request that was there
@@ -126,7 +185,7 @@ class Tree:
         ids.extend(completion)
         shares = parent is not None and ids[: parent.length] == parent.line.ids[: parent.length]
         line = self._line(ids, parent if shares else None)
-        node = Node(
+        node = TokenNode(
             request=path.marks[-1],
             mark=answer,
             line=line,
@@ -150,7 +209,7 @@ class Tree:
         self._lines.clear()
         self._cost = 0
 
-    def _line(self, ids: array[int], parent: Node | None) -> Line:
+    def _line(self, ids: array[int], parent: TokenNode | None) -> TokenLine:
         """The line that holds `ids`: the parent's, made longer, where nobody else did that."""
         if parent is not None and parent.line in self._lines and len(parent.line.ids) == parent.length:
             line = parent.line
@@ -158,12 +217,12 @@ class Tree:
             self._cost += len(ids) - parent.length
             line.ids.extend(ids[parent.length :])
         else:
-            line = Line(ids)
+            line = TokenLine(ids)
             self._cost += len(ids)
         self._lines[line] = None
         return line
 
-    def _drop(self, node: Node) -> None:
+    def _drop(self, node: TokenNode) -> None:
         self._forget(node)
         line = node.line
         line.nodes.remove(node)
@@ -174,7 +233,7 @@ class Tree:
         if not kept:
             self._lines.pop(line, None)
 
-    def _forget(self, node: Node) -> None:
+    def _forget(self, node: TokenNode) -> None:
         for index, key in ((self._nodes, node.mark), (self._requests, node.request)):
             index[key].remove(node)
             if not index[key]:
@@ -190,16 +249,16 @@ class Tree:
                 self._forget(node)
 
 
-class Forest:
+class TokenForest:
     """The trees of all branches; one that was not used for long gives way when there are too many tokens."""
 
     def __init__(self) -> None:
-        self._trees: WeakKeyDictionary[ConversationHandle, Tree] = WeakKeyDictionary()
+        self._trees: WeakKeyDictionary[ConversationHandle, TokenTree] = WeakKeyDictionary()
         self._uses = itertools.count(1)
 
-    def tree(self, conversation: ConversationHandle | None) -> Tree:
+    def tree(self, conversation: ConversationHandle | None) -> TokenTree:
         """The tree of a branch, and a new one for a request that belongs to none."""
-        tree = Tree() if conversation is None else self._trees.setdefault(conversation, Tree())
+        tree = TokenTree() if conversation is None else self._trees.setdefault(conversation, TokenTree())
         tree.used = next(self._uses)
         return tree
 

@@ -60,7 +60,7 @@ class _Definition(Struct):
     pre_tokenizer: _Step | None = None
 
 
-class Vocabulary:
+class TokenizerVocabulary:
     """The tokenizer that a `tokenizer.json` defines. `template` is the source of the chat template.
 
     Where the text between special tokens can be encoded by itself (which byte-level vocabularies allow),

@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from understudy.errors import ConfigError, UnderstudyError
-from understudy.gateway.control import Control, State
-from understudy.gateway.http import ClientGone, Receive, Request, Scope, Send
-from understudy.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
+from understudy.gateway.control import GatewayState, GenerationControl
+from understudy.gateway.server.http import ClientGone, HttpRequest, Receive, Scope, Send
+from understudy.gateway.telemetry.metrics import CONTENT_TYPE, GatewayMetrics
 
 KEY_LENGTH = 16
 """The least length of an admin key, in characters."""
@@ -26,7 +26,7 @@ _T = TypeVar("_T", bound=Struct)
 Version = Annotated[str, Meta(pattern=r"^[!-~]{1,200}\Z")]
 
 
-class Target(Protocol):
+class AdminTarget(Protocol):
     """What an operator steers: one gateway, or a supervisor that tells each of its workers."""
 
     async def pause(self, drain_s: float) -> int:
@@ -41,7 +41,7 @@ class Target(Protocol):
         """Record this version of the weights from now on."""
         ...
 
-    async def state(self) -> State:
+    async def state(self) -> GatewayState:
         """What is going on, over all workers."""
         ...
 
@@ -50,10 +50,10 @@ class Target(Protocol):
         ...
 
 
-class OneGateway:
+class SingleGateway:
     """A Target: the gateway in this process."""
 
-    def __init__(self, control: Control, metrics: Metrics) -> None:
+    def __init__(self, control: GenerationControl, metrics: GatewayMetrics) -> None:
         self._control = control
         self._metrics = metrics
 
@@ -67,7 +67,7 @@ class OneGateway:
     async def publish(self, version: str) -> None:
         self._control.publish(version)
 
-    async def state(self) -> State:
+    async def state(self) -> GatewayState:
         return self._control.state()
 
     async def metrics(self) -> bytes:
@@ -86,7 +86,7 @@ class _Publish(Struct, forbid_unknown_fields=True):
     version: Version
 
 
-class _Refused(Exception):
+class _AdminError(Exception):
     """A request that is not done, with the status and the words for it."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -94,18 +94,18 @@ class _Refused(Exception):
         self.status = status
 
 
-class Admin:
+class AdminApp:
     """An ASGI application with which whoever holds `key` steers `target`.
 
     Raises ConfigError when the key is too short to be a secret.
     """
 
-    def __init__(self, target: Target, key: str) -> None:
+    def __init__(self, target: AdminTarget, key: str) -> None:
         if len(key) < KEY_LENGTH:
             raise ConfigError(f"the admin key has {len(key)} characters: give it {KEY_LENGTH} or more")
         self._target = target
         self._key = key.encode()
-        self._routes: dict[str, tuple[str, Callable[[Request], Awaitable[None]]]] = {
+        self._routes: dict[str, tuple[str, Callable[[HttpRequest], Awaitable[None]]]] = {
             "/state": ("GET", self._state),
             "/metrics": ("GET", self._metrics),
             "/pause": ("POST", self._pause),
@@ -114,64 +114,64 @@ class Admin:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive, send)
+        request = HttpRequest(scope, receive, send)
         try:
             await self._answer(request)
         except ClientGone:
             return
-        except _Refused as error:
+        except _AdminError as error:
             await _reply(request, error.status, {"error": {"message": str(error)}})
         except UnderstudyError as error:
             # The operator's own errors are told in full: a worker that is gone, a store that is full.
             await _reply(request, 500, {"error": {"message": str(error), "boundary": error.boundary}})
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: HttpRequest) -> None:
         if request.path == "/healthz":
             return await _reply(request, 200, {"status": "ok"})
         if not hmac.compare_digest(request.key().encode(), self._key):
-            raise _Refused(401, "give the admin key as `authorization: Bearer KEY`")
+            raise _AdminError(401, "give the admin key as `authorization: Bearer KEY`")
         method, handler = self._routes.get(request.path, ("", None))
         if handler is None:
             known = ", ".join(["/healthz", *self._routes])
-            raise _Refused(404, f"{request.path[:200]}: there is nothing at this path; there are {known}")
+            raise _AdminError(404, f"{request.path[:200]}: there is nothing at this path; there are {known}")
         if request.method != method:
-            raise _Refused(405, f"{request.path} is for {method}, not for {request.method[:20]}")
+            raise _AdminError(405, f"{request.path} is for {method}, not for {request.method[:20]}")
         await handler(request)
 
-    async def _state(self, request: Request) -> None:
+    async def _state(self, request: HttpRequest) -> None:
         await _reply(request, 200, await self._target.state())
 
-    async def _metrics(self, request: Request) -> None:
+    async def _metrics(self, request: HttpRequest) -> None:
         await request.reply(200, await self._target.metrics(), content_type=CONTENT_TYPE)
 
-    async def _pause(self, request: Request) -> None:
+    async def _pause(self, request: HttpRequest) -> None:
         asked = await _read(request, _Pause)
         await _reply(request, 200, {"in_flight": await self._target.pause(asked.drain_s)})
 
-    async def _resume(self, request: Request) -> None:
+    async def _resume(self, request: HttpRequest) -> None:
         asked = await _read(request, _Resume)
         await self._target.resume(asked.version)
         await self._state(request)
 
-    async def _publish(self, request: Request) -> None:
+    async def _publish(self, request: HttpRequest) -> None:
         asked = await _read(request, _Publish)
         await self._target.publish(asked.version)
         await self._state(request)
 
 
-async def _read(request: Request, type_: type[_T]) -> _T:
+async def _read(request: HttpRequest, type_: type[_T]) -> _T:
     """The body as `type_`; no body is an empty object."""
     body = bytearray()
     async for chunk in request.chunks():
         body += chunk
         if len(body) > BODY_LIMIT:
-            raise _Refused(413, f"the request body has more than {BODY_LIMIT} bytes")
+            raise _AdminError(413, f"the request body has more than {BODY_LIMIT} bytes")
     try:
         return msgspec.json.decode(bytes(body) or b"{}", type=type_)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         fields = ", ".join(field.name for field in msgspec.structs.fields(type_))
-        raise _Refused(400, f"{error}; {request.path} expects a JSON object with {fields}") from error
+        raise _AdminError(400, f"{error}; {request.path} expects a JSON object with {fields}") from error
 
 
-async def _reply(request: Request, status: int, body: Any) -> None:
+async def _reply(request: HttpRequest, status: int, body: Any) -> None:
     await request.reply(status, msgspec.json.encode(body))

@@ -14,11 +14,11 @@ from msgspec import Struct
 
 from understudy.errors import ConfigError
 from understudy.gateway.config import GatewayConfig
-from understudy.gateway.listen import Listener, tcp_socket, unix_socket
-from understudy.gateway.serve.admin import Admin
-from understudy.gateway.serve.keys import issue
-from understudy.gateway.serve.orders import Address, admin_key, announce
+from understudy.gateway.serve.admin import AdminApp
+from understudy.gateway.serve.admin_client import GatewayAddress, admin_key, announce
+from understudy.gateway.serve.stored_keys import issue
 from understudy.gateway.serve.supervisor import Supervisor, supervise
+from understudy.gateway.server.listen import Listener, tcp_socket, unix_socket
 from understudy.store.store import Store
 from understudy.util.locks import locked
 
@@ -27,7 +27,7 @@ _LEFT_OVER_S = 30.0
 """How long the workers of a gateway that was killed may take for what they have begun."""
 
 
-class Places(Struct, frozen=True):
+class ServicePaths(Struct, frozen=True):
     """Where a gateway keeps its calls and where it listens. Ports may be 0, for a free one."""
 
     directory: Path
@@ -39,8 +39,8 @@ class Places(Struct, frozen=True):
 
 @asynccontextmanager
 async def service(
-    config: GatewayConfig, places: Places, *, workers: int
-) -> AsyncGenerator[tuple[Supervisor, Address, str | None]]:
+    config: GatewayConfig, places: ServicePaths, *, workers: int
+) -> AsyncGenerator[tuple[Supervisor, GatewayAddress, str | None]]:
     """A gateway that answers, its address, and the first key of a directory that had none.
 
     It ends with the context. Raises ConfigError, StoreError or GatewayError.
@@ -64,12 +64,12 @@ async def service(
             supervisor = await stack.enter_async_context(
                 supervise(config, directory, listeners, workers=workers, lock=lock)
             )
-            operator = Admin(supervisor, admin_key(directory))
+            operator = AdminApp(supervisor, admin_key(directory))
             admin_socket, admin_url = tcp_socket("127.0.0.1", places.admin_port)
             admin = Listener(operator, admin_socket)
             await admin.start()
             stack.push_async_callback(admin.stop)
-            address = Address(url, admin_url, os.getpid())
+            address = GatewayAddress(url, admin_url, os.getpid())
             with Store.open(directory) as store:
                 # Now only: it is shown once, and not at all by a gateway that could not start.
                 key = await issue(store, FIRST_CLIENT) if first_time else None
@@ -92,8 +92,12 @@ async def _alone_at_work(stack: AsyncExitStack, directory: Path) -> int:
             await asyncio.sleep(0.1)
 
 
-async def serve_until_told(
-    config: GatewayConfig, places: Places, *, workers: int, started: Callable[[Address, str | None], None]
+async def serve_until_signal(
+    config: GatewayConfig,
+    places: ServicePaths,
+    *,
+    workers: int,
+    started: Callable[[GatewayAddress, str | None], None],
 ) -> None:
     """Serve until SIGINT or SIGTERM; `started` is told the address and the first key. Raises as `service` does."""
     loop = asyncio.get_running_loop()

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from understudy.errors import GatewayError
 from understudy.gateway.config import GatewayConfig
-from understudy.gateway.control import State
+from understudy.gateway.control import GatewayState
 from understudy.gateway.serve.worker import READY, WorkerSpec
 from understudy.gateway.telemetry.metrics import merged
 
@@ -31,7 +31,7 @@ RESTART_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0)
 """A worker that does not even start so many times is not helped by another try."""
 
 
-class Worker:
+class WorkerProcess:
     """One worker process and the way to give it orders."""
 
     def __init__(self, spec: WorkerSpec, lock: int) -> None:
@@ -78,7 +78,7 @@ class Worker:
         code = await self.process.wait()
         return f"exit code {code}" + (f": {said.decode(errors='replace').strip()}" if said else "")
 
-    async def order(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+    async def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
         """What the worker answers to an order. Raises GatewayError."""
         if self._client is None:
             self._client = aiohttp.ClientSession(
@@ -119,7 +119,7 @@ class Worker:
 class Supervisor:
     """The workers of one gateway as one thing that an operator steers (see Target)."""
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    def __init__(self, workers: Sequence[WorkerProcess]) -> None:
         self._workers = workers
         self._paused = False
         self._version: str | None = None
@@ -132,7 +132,7 @@ class Supervisor:
         """Start workers again that end, for as long as this is awaited. Raises GatewayError when it is no use."""
         await _together(self._watch(worker) for worker in self._workers)
 
-    async def _watch(self, worker: Worker) -> None:
+    async def _watch(self, worker: WorkerProcess) -> None:
         while True:
             how = await worker.ended()
             _log.warning("worker %d ended (%s) and is started again", worker.spec.index, how)
@@ -146,14 +146,14 @@ class Supervisor:
                         raise
                     await asyncio.sleep(pause)
 
-    async def _start(self, worker: Worker) -> None:
+    async def _start(self, worker: WorkerProcess) -> None:
         paused, version = self._paused, self._version
         await worker.start(paused=paused, version=version)
         # What was ordered while it started did not reach it.
         if self._version != version:
-            await worker.order("POST", "/publish", {"version": self._version})
+            await worker.send("POST", "/publish", {"version": self._version})
         if self._paused != paused:
-            await worker.order("POST", *(("/pause", {"drain_s": 0.0}) if self._paused else ("/resume", {})))
+            await worker.send("POST", *(("/pause", {"drain_s": 0.0}) if self._paused else ("/resume", {})))
 
     async def stop(self) -> None:
         """End all workers."""
@@ -165,7 +165,7 @@ class Supervisor:
         """See Target."""
         self._paused = True
         answers = await self._all("POST", "/pause", {"drain_s": drain_s})
-        return sum(msgspec.json.decode(answer, type=_Left).in_flight for answer in answers)
+        return sum(msgspec.json.decode(answer, type=_PauseResponse).in_flight for answer in answers)
 
     async def resume(self, version: str | None) -> None:
         """See Target."""
@@ -178,10 +178,10 @@ class Supervisor:
         self._version = version
         await self._all("POST", "/publish", {"version": version})
 
-    async def state(self) -> State:
+    async def state(self) -> GatewayState:
         """See Target."""
-        states = [msgspec.json.decode(answer, type=State) for answer in await self._all("GET", "/state")]
-        return State(
+        states = [msgspec.json.decode(answer, type=GatewayState) for answer in await self._all("GET", "/state")]
+        return GatewayState(
             paused=self._paused,
             version=self._version,
             in_flight=sum(state.in_flight for state in states),
@@ -194,10 +194,10 @@ class Supervisor:
         return merged({str(index): answer for index, answer in enumerate(answers)})
 
     async def _all(self, method: str, path: str, body: dict[str, Any] | None = None) -> list[bytes]:
-        return await asyncio.gather(*(worker.order(method, path, body) for worker in self._workers))
+        return await asyncio.gather(*(worker.send(method, path, body) for worker in self._workers))
 
 
-class _Left(Struct):
+class _PauseResponse(Struct):
     in_flight: int
 
 
@@ -236,7 +236,7 @@ async def supervise(
             )
             for index in range(workers)
         ]
-        supervisor = Supervisor([Worker(spec, lock) for spec in specs])
+        supervisor = Supervisor([WorkerProcess(spec, lock) for spec in specs])
         stack.push_async_callback(supervisor.stop)
         await supervisor.start()
         yield supervisor

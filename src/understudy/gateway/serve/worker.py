@@ -18,12 +18,12 @@ from msgspec import Struct
 
 from understudy.errors import UnderstudyError
 from understudy.gateway.config import GatewayConfig
-from understudy.gateway.listen import Listener, unix_socket
-from understudy.gateway.models import Models
-from understudy.gateway.opened import opened
-from understudy.gateway.serve.admin import Admin, OneGateway
-from understudy.gateway.serve.forward import Forward
-from understudy.gateway.serve.keys import StoredKeys
+from understudy.gateway.factory import open_gateway
+from understudy.gateway.router import ModelRouter
+from understudy.gateway.serve.admin import AdminApp, SingleGateway
+from understudy.gateway.serve.forwarding import ForwardingApp
+from understudy.gateway.serve.stored_keys import StoredKeys
+from understudy.gateway.server.listen import Listener, unix_socket
 from understudy.store.store import Store
 
 READY = b"ready\n"
@@ -60,17 +60,17 @@ async def work(spec: WorkerSpec) -> None:
         store = stack.enter_context(Store.open(Path(spec.store)))
         config = spec.config
 
-        def keys(models: Models) -> StoredKeys:
+        def keys(models: ModelRouter) -> StoredKeys:
             return StoredKeys(store, models, config.sampling.training.given(), config.budget)
 
-        parts = await stack.enter_async_context(opened(config, store, keys, version=spec.version))
+        parts = await stack.enter_async_context(open_gateway(config, store, keys, version=spec.version))
         if spec.paused:
             parts.control.pause()
         gateway = parts.gateway
         sockets = [Path(path) for path in spec.sockets]
-        forward = Forward(gateway, parts.keys, spec.index, sockets)
+        forward = ForwardingApp(gateway, parts.keys, spec.index, sockets)
         stack.push_async_callback(forward.close)
-        admin = Admin(OneGateway(parts.control, parts.metrics), spec.admin_key)
+        admin = AdminApp(SingleGateway(parts.control, parts.metrics), spec.admin_key)
         own = {sockets[spec.index]: gateway, Path(spec.orders): admin}
         listeners = [Listener(app, unix_socket(path), path) for path, app in own.items()]
         listeners += [Listener(forward, socket.socket(fileno=number)) for number in spec.listeners]

@@ -35,7 +35,7 @@ _SAMPLING = {
 }
 
 
-class Collector(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TelemetryCollector(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where telemetry goes: `endpoint` is the base URL of an OTLP/HTTP collector.
 
     Headers for it, which may be secrets, are in the environment variable OTEL_EXPORTER_OTLP_HEADERS. `contents`

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from understudy.gateway.control import Control
+from understudy.gateway.control import GenerationControl
 from understudy.types import Call, Usage
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -24,17 +24,17 @@ _TOKENS: dict[str, Callable[[Usage], int]] = {
     "cache_write": attrgetter("cache_write_tokens"),
     "completion": attrgetter("completion_tokens"),
 }
-_STATE: dict[str, tuple[str, Callable[[Control], float]]] = {
+_STATE: dict[str, tuple[str, Callable[[GenerationControl], float]]] = {
     "in_flight": ("Generations that are running.", lambda control: control.state().in_flight),
     "held": ("Requests that wait for the end of a pause.", lambda control: control.state().waiting),
     "paused": ("1 while generation is paused.", lambda control: control.state().paused),
 }
 
 
-class Metrics:
+class GatewayMetrics:
     """The metrics of one gateway, in a registry of their own. An observer of its calls (`observe`)."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: GenerationControl) -> None:
         self._registry = CollectorRegistry()
         served = ["backend", "model"]
         self._calls = self._counter(
@@ -56,7 +56,7 @@ class Metrics:
             registry=self._registry,
         )
         self._models: set[tuple[str, str]] = set()
-        self._registry.register(_Doing(control))
+        self._registry.register(_ControlMetrics(control))
 
     def _counter(self, name: str, help_: str, *labels: str) -> Counter:
         return Counter(_PREFIX + name, help_, labels, registry=self._registry)
@@ -87,10 +87,10 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _Doing:
+class _ControlMetrics:
     """What a gateway is doing, read when it is asked for."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: GenerationControl) -> None:
         self._control = control
 
     def collect(self) -> Iterable[Metric]:

@@ -7,7 +7,13 @@ from collections.abc import Callable, Mapping
 
 from understudy import __version__
 from understudy.errors import ConfigError
-from understudy.gateway.telemetry.conventions import ATTEMPT_ID, OPERATION, Collector, attributes, contents
+from understudy.gateway.telemetry.conventions import (
+    ATTEMPT_ID,
+    OPERATION,
+    TelemetryCollector,
+    attributes,
+    contents,
+)
 from understudy.types import Call
 
 try:
@@ -44,7 +50,7 @@ class CallSpans:
     A collector that is down costs spans, never calls.
     """
 
-    def __init__(self, collector: Collector) -> None:
+    def __init__(self, collector: TelemetryCollector) -> None:
         self._contents = collector.contents
         exporter = OTLPSpanExporter(
             endpoint=f"{collector.endpoint.rstrip('/')}/v1/traces",

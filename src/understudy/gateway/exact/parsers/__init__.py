@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from understudy.errors import ConfigError
-from understudy.gateway.exact.parsers.base import Format, Parsed, opens_thinking
+from understudy.gateway.exact.parsers.base import OutputFormat, ParsedOutput, opens_thinking
 from understudy.gateway.exact.parsers.json_calls import find_deepseek, find_hermes, find_llama3
 from understudy.gateway.exact.parsers.tagged_calls import find_glm, find_qwen3_coder
 
-__all__ = ["FORMATS", "Format", "Parsed", "format_named", "opens_thinking"]
+__all__ = ["FORMATS", "OutputFormat", "ParsedOutput", "format_named", "opens_thinking"]
 
 _CHATML_ENDS = ("<|im_end|>", "<|endoftext|>")
 
 FORMATS = {
     format_.name: format_
     for format_ in (
-        Format("hermes", _CHATML_ENDS, find_hermes),
-        Format("qwen3-coder", _CHATML_ENDS, find_qwen3_coder),
-        Format("glm", ("<|user|>", "<|observation|>", "<|endoftext|>"), find_glm),
-        Format("deepseek", ("<｜end▁of▁sentence｜>",), find_deepseek),
-        Format("llama3", ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"), find_llama3),
+        OutputFormat("hermes", _CHATML_ENDS, find_hermes),
+        OutputFormat("qwen3-coder", _CHATML_ENDS, find_qwen3_coder),
+        OutputFormat("glm", ("<|user|>", "<|observation|>", "<|endoftext|>"), find_glm),
+        OutputFormat("deepseek", ("<｜end▁of▁sentence｜>",), find_deepseek),
+        OutputFormat("llama3", ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"), find_llama3),
     )
 }
 
 
-def format_named(name: str) -> Format:
+def format_named(name: str) -> OutputFormat:
     """The format of this name. Raises ConfigError."""
     try:
         return FORMATS[name]

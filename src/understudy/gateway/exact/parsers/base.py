@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct
 
@@ -19,7 +19,7 @@ _OPENING = re.compile(rf"[ \n]*+{THINK}")
 _DOUBLED = re.compile(rf"(?:[ \n]*+{END_THINK})++")
 
 
-class Parsed(Struct, frozen=True):
+class ParsedOutput(Struct, frozen=True):
     """A completion, taken apart. The ids of the calls are empty; `reasoning` is None where none was opened.
 
     `arguments` of a call are the sampled characters where the format writes JSON, else compact JSON of what it
@@ -31,7 +31,7 @@ class Parsed(Struct, frozen=True):
     tool_calls: tuple[ToolCall, ...] = ()
 
 
-class Found(Struct, frozen=True):
+class CallMatch(Struct, frozen=True):
     """A whole tool call in `text[start:end]`."""
 
     start: int
@@ -39,11 +39,11 @@ class Found(Struct, frozen=True):
     call: ToolCall
 
 
-FindCalls = Callable[[str, Tools], list[Found]]
+FindCalls = Callable[[str, Tools], list[CallMatch]]
 """The whole calls in a text, in order and apart from each other. Never raises, and takes linear time."""
 
 
-class Format(Struct, frozen=True):
+class OutputFormat(Struct, frozen=True):
     """The syntax in which a family of models writes thinking and tool calls.
 
     `turn_ends` are the texts of the special tokens that end a turn.
@@ -53,7 +53,7 @@ class Format(Struct, frozen=True):
     turn_ends: tuple[str, ...]
     find_calls: FindCalls
 
-    def parse(self, text: str, tools: Tools = (), *, thinking_open: bool = False) -> Parsed:
+    def parse(self, text: str, tools: Tools = (), *, thinking_open: bool = False) -> ParsedOutput:
         """Take a completion apart, which was decoded with its special tokens. Never raises, whatever it says.
 
         `thinking_open`: the prompt ended inside a thinking block that it had opened itself (see `opens_thinking`).
@@ -69,7 +69,7 @@ class Format(Struct, frozen=True):
         assert reasoning is not None
         found = _trailing(reasoning, self.find_calls(reasoning, tools) if tools else [])
         calls = tuple(one.call for one in found)
-        return Parsed("", (reasoning[: found[0].start] if found else reasoning).strip("\n"), calls)
+        return ParsedOutput("", (reasoning[: found[0].start] if found else reasoning).strip("\n"), calls)
 
 
 def opens_thinking(prompt: str) -> bool:
@@ -98,7 +98,7 @@ def _split_thinking(text: str, is_open: bool) -> tuple[str | None, str | None]:
     return "\n".join(thoughts) if thoughts else None, rest
 
 
-def _trailing(text: str, found: list[Found]) -> list[Found]:
+def _trailing(text: str, found: list[CallMatch]) -> list[CallMatch]:
     """Those of the calls after which nothing but calls comes."""
     end = len(text)
     for index in range(len(found) - 1, -1, -1):
@@ -108,11 +108,22 @@ def _trailing(text: str, found: list[Found]) -> list[Found]:
     return found
 
 
-def _assemble(text: str, found: list[Found], reasoning: str | None) -> Parsed:
+def _assemble(text: str, found: list[CallMatch], reasoning: str | None) -> ParsedOutput:
     if not found:
-        return Parsed(text, reasoning)
+        return ParsedOutput(text, reasoning)
     starts = [0, *(one.end for one in found)]
     ends = [*(one.start for one in found), len(text)]
     parts = [text[start:end] for start, end in zip(starts, ends, strict=True)]
     said = "\n".join(part.strip("\n") for part in parts if part.strip())
-    return Parsed(said, reasoning, tuple(one.call for one in found))
+    return ParsedOutput(said, reasoning, tuple(one.call for one in found))
+
+
+def offered_names(tools: Tools) -> frozenset[str]:
+    """The names of the tools; what has none is left out."""
+    functions = (json_object(tool.get("function")) for tool in tools)
+    return frozenset(name for function in functions if isinstance(name := function.get("name"), str))
+
+
+def json_object(value: Any) -> dict[str, Any]:
+    """The value if it is a JSON object, else an empty one."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -8,8 +8,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from understudy.gateway.exact.parsers.base import Found, Tools
-from understudy.gateway.exact.parsers.schema import offered_names
+from understudy.gateway.exact.parsers.base import CallMatch, Tools, offered_names
 from understudy.wire.model import ToolCall
 
 _T = TypeVar("_T")
@@ -35,7 +34,7 @@ _PYTHON_TAG = "<|python_tag|>"
 _LLAMA_BETWEEN = re.compile(r"\s*+;?\s*+")
 
 
-class _HermesCall(Struct):
+class _HermesCallJson(Struct):
     name: str
     arguments: msgspec.Raw
 
@@ -50,24 +49,24 @@ class _Nothing(Struct):
     """Any JSON object."""
 
 
-def find_hermes(text: str, tools: Tools) -> list[Found]:
+def find_hermes(text: str, tools: Tools) -> list[CallMatch]:
     """Calls as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
-    found: list[Found] = []
+    found: list[CallMatch] = []
     position = 0
     while opened := _HERMES_OPEN.search(text, position):
         position = opened.end()
         end = _object_end(text, position)
         close = _HERMES_CLOSE.match(text, end) if end else None
-        call = _decode(text[position:end], _HermesCall) if close else None
+        call = _decode(text[position:end], _HermesCallJson) if close else None
         if call and close and call.name:
-            found.append(Found(opened.start(), close.end(), ToolCall("", call.name, _text(call.arguments))))
+            found.append(CallMatch(opened.start(), close.end(), ToolCall("", call.name, _text(call.arguments))))
             position = close.end()
     return found
 
 
-def find_deepseek(text: str, tools: Tools) -> list[Found]:
+def find_deepseek(text: str, tools: Tools) -> list[CallMatch]:
     """Calls between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`, the JSON fenced as in V3 or bare."""
-    found: list[Found] = []
+    found: list[CallMatch] = []
     position = 0
     while opened := _DEEPSEEK_OPEN.search(text, position):
         position = opened.end()
@@ -76,12 +75,12 @@ def find_deepseek(text: str, tools: Tools) -> list[Found]:
         close = _DEEPSEEK_CLOSE[style].match(text, end) if end else None
         name = opened[style].strip()
         if close and name and _decode(text[position:end], _Nothing):
-            found.append(Found(opened.start(), close.end(), ToolCall("", name, text[position:end])))
+            found.append(CallMatch(opened.start(), close.end(), ToolCall("", name, text[position:end])))
             position = close.end()
     return found
 
 
-def find_llama3(text: str, tools: Tools) -> list[Found]:
+def find_llama3(text: str, tools: Tools) -> list[CallMatch]:
     """Calls as `{"name": …, "parameters": {…}}`, several separated by `;`.
 
     They follow `<|python_tag|>`, or are what the turn begins with; then they must name a tool that is offered, for
@@ -93,7 +92,7 @@ def find_llama3(text: str, tools: Tools) -> list[Found]:
         return []
     start, position = (0, 0) if bare else (tag, tag + len(_PYTHON_TAG))
     names = offered_names(tools)
-    found: list[Found] = []
+    found: list[CallMatch] = []
     while between := _LLAMA_BETWEEN.match(text, position):
         begin = between.end()
         end = _object_end(text, begin) if text.startswith("{", begin) else 0
@@ -101,7 +100,7 @@ def find_llama3(text: str, tools: Tools) -> list[Found]:
         arguments = _text(call.parameters) or _text(call.arguments) if call else ""
         if not call or not call.name or not arguments or (bare and call.name not in names):
             break
-        found.append(Found(position if found else start, end, ToolCall("", call.name, arguments)))
+        found.append(CallMatch(position if found else start, end, ToolCall("", call.name, arguments)))
         position = end
     return found
 

@@ -5,7 +5,7 @@ The fields are those of vLLM, SGLang and the providers that follow OpenAI; what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -13,23 +13,141 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.fields import Count, NegativeLog, Span, TokenId, policy_spans
-from understudy.gateway.backends.prompts import read_ids
-from understudy.gateway.backends.tool_calls import ToolCalls, ToolPiece
+from understudy.gateway.backends.fields import Count, NegativeLog, TokenId, WeightSpan, policy_spans
+from understudy.gateway.backends.prompt_ids import read_ids
 from understudy.types import PolicySpan, Usage
-from understudy.wire.model import Delta, Emit, Generation
+from understudy.wire.model import Delta, Emit, Generation, ToolCall
+
+CALLS_LIMIT = 1024
+"""How many tool calls an answer may have; a model that loops is cut off long before."""
+
+
+class _FunctionPiece(Struct, gc=False):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolPiece(Struct, gc=False):
+    """A piece of a tool call, or a whole one, as it comes."""
+
+    index: int | None = None
+    id: str | None = None
+    function: _FunctionPiece | None = None
+
+
+class _Building:
+    """A tool call in the making. Once it is opened, its id and its name are said and no longer change."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.id = ""
+        self.name = ""
+        self.arguments: list[str] = []
+        self.opened = False
+
+
+class ToolCalls:
+    """The tool calls of one answer, in the order in which they began."""
+
+    def __init__(self, emit: Emit | None) -> None:
+        self._emit = emit
+        self._all: list[_Building] = []
+        self._at: dict[int, _Building] = {}
+        self._opened = 0
+
+    def add(self, pieces: Iterable[ToolPiece], *, whole: bool) -> None:
+        """Take in what one chunk carries; `whole` says that each piece is a call of its own.
+
+        Raises BackendError above CALLS_LIMIT.
+        """
+        for position, piece in enumerate(pieces):
+            function = piece.function or _FunctionPiece()
+            arguments = _text(function.arguments)
+            # Without an index, the place in the chunk says which of several calls is meant.
+            index = position if piece.index is None else piece.index
+            call = self._at.get(index)
+            if call is None or whole or _another(call, piece.id, function.name, arguments):
+                call = self._at[index] = _Building(len(self._all))
+                self._all.append(call)
+                if len(self._all) > CALLS_LIMIT:
+                    raise BackendError(f"the backend gave more than {CALLS_LIMIT} tool calls", status=200)
+            if not call.opened:
+                call.id = _longer(call.id, piece.id or "")
+                call.name = _longer(call.name, function.name or "")
+            if arguments:
+                call.arguments.append(arguments)
+                if call.opened:
+                    self._pass_on(Delta("arguments", arguments, call.number))
+            self._open_ready()
+
+    def whole(self) -> tuple[ToolCall, ...]:
+        """All of them, complete. Raises BackendError when one has no name."""
+        self._open_ready(ended=True)
+        if len(self._all) != self._opened:
+            raise BackendError("the backend gave a tool call without a name", status=200)
+        return tuple(ToolCall(call.id, call.name, "".join(call.arguments)) for call in self._all)
+
+    def _open_ready(self, *, ended: bool = False) -> None:
+        """Open, in their order, the calls whose id and name are known to be complete."""
+        for call in self._all[self._opened :]:
+            # As long as a call has no arguments and is the last one, its name and its id may still grow.
+            complete = call.name and (call.arguments or ended or call is not self._all[-1])
+            if not complete:
+                return
+            call.opened = True
+            self._opened += 1
+            self._pass_on(Delta("tool", index=call.number, id=call.id, name=call.name))
+            if call.arguments:
+                self._pass_on(Delta("arguments", "".join(call.arguments), call.number))
+
+    def _pass_on(self, delta: Delta) -> None:
+        if self._emit is not None:
+            self._emit(delta)
+
+
+def _another(call: _Building, id_: str | None, name: str | None, arguments: str) -> bool:
+    """Whether a piece begins another call, though its index is that of one that has begun.
+
+    Some providers give every call the index 0; others repeat id and name with every piece.
+    """
+    if not name or not call.name:
+        return False
+    if id_ and call.id:
+        return id_ != call.id
+    # What never has ids and indices comes whole, each call in one piece.
+    return bool(arguments.strip()) and len(call.arguments) == 1 and _is_json(call.arguments[0])
+
+
+def _longer(known: str, piece: str) -> str:
+    """An id or a name with what a piece adds; some providers say the whole again each time."""
+    return piece if piece.startswith(known) else known + piece
+
+
+def _text(arguments: str | dict[str, Any] | None) -> str:
+    if isinstance(arguments, dict):
+        return msgspec.json.encode(arguments).decode()
+    return arguments or ""
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
 
 _ABSENT = Raw()
 
 
-class _Said(Struct, gc=False):
+class ResponseMessage(Struct, gc=False):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolPiece] | None = None
 
 
-_SILENCE = _Said()
+_SILENCE = ResponseMessage()
 
 
 class _Logprob(Struct, gc=False):
@@ -40,15 +158,15 @@ class _Logprobs(Struct, gc=False):
     content: list[_Logprob] | None = None
 
 
-class _Choice(Struct, gc=False):
+class _ResponseChoice(Struct, gc=False):
     """`message` of a whole answer, `delta` of a chunk. The ids are `token_ids` for vLLM, the rest for SGLang.
 
     Prompt ids are read later, by `Prompts`.
     """
 
     index: int = 0
-    message: _Said | None = None
-    delta: _Said | None = None
+    message: ResponseMessage | None = None
+    delta: ResponseMessage | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     matched_stop: str | int | None = None
@@ -56,7 +174,7 @@ class _Choice(Struct, gc=False):
     token_ids: list[TokenId] | None = None
     response_token_ids: list[TokenId] | None = None
     prompt_token_ids: Raw = _ABSENT
-    weight_versions: list[Span] | None = None
+    weight_versions: list[WeightSpan] | None = None
 
 
 class _PromptDetails(Struct, gc=False):
@@ -65,7 +183,7 @@ class _PromptDetails(Struct, gc=False):
     cache_write_tokens: Count | None = None
 
 
-class _Usage(Struct, gc=False):
+class _ChatUsage(Struct, gc=False):
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
     prompt_tokens_details: _PromptDetails | None = None
@@ -78,35 +196,35 @@ class _SglExt(Struct):
 
 class _Metadata(Struct):
     weight_version: str | int | None = None
-    weight_versions: list[Span] | None = None
+    weight_versions: list[WeightSpan] | None = None
 
 
-class _Error(Struct):
+class _ChatError(Struct):
     message: str = ""
     code: str | int | None = None
 
 
-class Answer(Struct, gc=False):
+class ChatResponse(Struct, gc=False):
     """A whole answer, or one chunk of a streamed one."""
 
-    choices: list[_Choice] = field(default_factory=list[_Choice])
+    choices: list[_ResponseChoice] = field(default_factory=list[_ResponseChoice])
     model: str | None = None
-    usage: _Usage | None = None
+    usage: _ChatUsage | None = None
     prompt_token_ids: Raw = _ABSENT
     sglext: _SglExt | None = None
     metadata: _Metadata | None = None
-    error: _Error | str | None = None
+    error: _ChatError | str | None = None
 
 
-class StreamFault(BackendError):
+class StreamError(BackendError):
     """A stream that failed after its first byte: whatever the reason, the request is not sent again."""
 
 
-_CHUNK = msgspec.json.Decoder(Answer)
+_CHUNK = msgspec.json.Decoder(ChatResponse)
 _PROMPT, _LONG = b',"prompt_token_ids":[', 4096
 
 
-def read_answer(data: bytes, decode: Callable[[bytes], Answer]) -> Answer:
+def read_answer(data: bytes, decode: Callable[[bytes], ChatResponse]) -> ChatResponse:
     """What `decode` makes of an answer's JSON. Raises what it does.
 
     The token ids of the prompt are cut out before: it would step over thousands of numbers, one by one.
@@ -124,16 +242,16 @@ def read_answer(data: bytes, decode: Callable[[bytes], Answer]) -> Answer:
     return decode(data)
 
 
-def read_chunk(data: bytes, clean: Callable[[str], str]) -> Answer:
+def read_chunk(data: bytes, clean: Callable[[str], str]) -> ChatResponse:
     """A chunk from the data of its event. Raises StreamFault, also for one that tells an error, made `clean`."""
     try:
         chunk = read_answer(data, _CHUNK.decode)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise StreamFault(f"a chunk of the stream makes no sense: {error}") from error
+        raise StreamError(f"a chunk of the stream makes no sense: {error}") from error
     if chunk.error is not None:
-        told = chunk.error if isinstance(chunk.error, _Error) else _Error(chunk.error)
+        told = chunk.error if isinstance(chunk.error, _ChatError) else _ChatError(chunk.error)
         status = told.code if isinstance(told.code, int) and 400 <= told.code < 600 else None
-        raise StreamFault(f"the stream ended with an error: {clean(told.message)[:500]}", status=status)
+        raise StreamError(f"the stream ended with an error: {clean(told.message)[:500]}", status=status)
     return chunk
 
 
@@ -158,7 +276,7 @@ class _Joined:
             self._first, self._texts = None, []
 
 
-class Assembly:
+class ResponseAssembly:
     """One answer in the making. With `emit`, what was added is passed on at each `flush`.
 
     `read_prompt` makes token ids of the JSON array of a prompt's.
@@ -175,14 +293,14 @@ class Assembly:
         self._thought = False
         self._finish: str | None = None
         self._stop: str | None = None
-        self._usage = _Usage()
+        self._usage = _ChatUsage()
         self._prompt: bytes | None = None
         self._ids: list[int] | None = None
         self._in_chunks = False
         self._logprobs: list[float] | None = None
         self._spans: tuple[PolicySpan, ...] = ()
 
-    def add_whole(self, answer: Answer) -> None:
+    def add_whole(self, answer: ChatResponse) -> None:
         """Take in a whole answer. Raises BackendError unless it is one."""
         if len(answer.choices) != 1:
             raise BackendError(f"the backend gave {len(answer.choices)} choices, expected 1", status=200)
@@ -191,13 +309,13 @@ class Assembly:
             raise BackendError("the backend gave a choice without a message", status=200)
         self._add(answer, said, whole=True)
 
-    def add_chunk(self, chunk: Answer) -> None:
+    def add_chunk(self, chunk: ChatResponse) -> None:
         """Take in the next chunk of a stream. Raises StreamFault for one that belongs to another choice."""
         said = None
         if chunk.choices:
             choice = chunk.choices[0]
             if choice.index or len(chunk.choices) > 1:
-                raise StreamFault("the stream carries more than the one choice that was asked for")
+                raise StreamError("the stream carries more than the one choice that was asked for")
             said = choice.delta
             self._in_chunks = self._in_chunks or bool(choice.token_ids)
         self._add(chunk, said or _SILENCE, whole=False)
@@ -242,7 +360,7 @@ class Assembly:
             sampling=sampling,
         )
 
-    def _add(self, answer: Answer, said: _Said, *, whole: bool) -> None:
+    def _add(self, answer: ChatResponse, said: ResponseMessage, *, whole: bool) -> None:
         if not self._model:
             self._model = answer.model or ""
         if answer.usage is not None:
@@ -263,7 +381,7 @@ class Assembly:
             if self._emit is not None:
                 self._emit(Delta(kind, text))
 
-    def _add_tokens(self, answer: Answer) -> None:
+    def _add_tokens(self, answer: ChatResponse) -> None:
         if answer.prompt_token_ids is not _ABSENT:
             self._prompt = _given(answer.prompt_token_ids) or self._prompt
         if answer.sglext is not None:

@@ -9,22 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from understudy.errors import UnderstudyError
-from understudy.gateway.capture import CallSink, Capture, Observer
-from understudy.gateway.control import Control
-from understudy.gateway.faults import fault_of
-from understudy.gateway.http import ClientGone, Limits, Receive, Request, Send, Unread, Waiter
-from understudy.gateway.job import Asked, Job
+from understudy.gateway.control import GenerationControl
+from understudy.gateway.errors import fault_of
 from understudy.gateway.keys import KeyRing
-from understudy.gateway.listen import Listener, tcp_socket, unix_socket
-from understudy.gateway.models import Models
-from understudy.gateway.telemetry.agents import PATHS, AgentTelemetry
+from understudy.gateway.router import ModelRouter
+from understudy.gateway.server.capture import CallObserver, CallSink, Capture
+from understudy.gateway.server.http import (
+    ClientGone,
+    HttpRequest,
+    Receive,
+    RequestLimits,
+    Send,
+    Subscriber,
+    UnreadBodies,
+)
+from understudy.gateway.server.listen import Listener, tcp_socket, unix_socket
+from understudy.gateway.server.request import AgentRequest, PreparedRequest
+from understudy.gateway.telemetry.agent_exports import PATHS, AgentTelemetry
 from understudy.wire.anthropic.dialect import Anthropic
 from understudy.wire.chat.dialect import OpenAIChat
 from understudy.wire.dialect import Dialect
 from understudy.wire.errors import Fault, InvalidRequest, too_deep
 from understudy.wire.responses.dialect import OpenAIResponses
 
-_LIMITS = Limits()
+_LIMITS = RequestLimits()
 _OPENAI_PATHS = ("/v1/chat", "/v1/responses", "/v1/models")
 
 
@@ -46,21 +54,21 @@ class Gateway:
 
     def __init__(
         self,
-        models: Models,
+        models: ModelRouter,
         sink: CallSink,
         keys: KeyRing,
         *,
-        control: Control | None = None,
-        observers: Sequence[Observer] = (),
+        control: GenerationControl | None = None,
+        observers: Sequence[CallObserver] = (),
         agent_telemetry: AgentTelemetry | None = None,
         streaming: bool = False,
-        limits: Limits = _LIMITS,
+        limits: RequestLimits = _LIMITS,
     ) -> None:
-        self.control = control or Control()
+        self.control = control or GenerationControl()
         self._limits = limits
         self._models = models
         self._keys = keys
-        self._unread = Unread(limits)
+        self._unread = UnreadBodies(limits)
         self._agent_telemetry = agent_telemetry or AgentTelemetry()
         self._capture = Capture(models, sink, self.control, observers=observers, streaming=streaming)
         self._listeners: list[Listener] = []
@@ -100,7 +108,7 @@ class Gateway:
         self._listeners.append(listener)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        request = Request(scope, receive, send)
+        request = HttpRequest(scope, receive, send)
         _, handler = self._routes.get((request.method, request.path), (None, _unknown))
         dialect = self.speaking(request)
         try:
@@ -112,7 +120,7 @@ class Gateway:
         finally:
             request.release()
 
-    def speaking(self, request: Request) -> Dialect:
+    def speaking(self, request: HttpRequest) -> Dialect:
         """The dialect of a request: its path decides, or its headers where the path is none's."""
         name, _ = self._routes.get((request.method, request.path), (None, None))
         if name is None:
@@ -122,7 +130,7 @@ class Gateway:
 
     # --- handlers ---------------------------------------------------------------------------------------
 
-    async def _answer(self, request: Request, dialect: Dialect) -> None:
+    async def _answer(self, request: HttpRequest, dialect: Dialect) -> None:
         asked = await self._open(request, dialect)
         if isinstance(asked, Fault):
             return await request.fail(dialect, asked)
@@ -132,9 +140,9 @@ class Gateway:
             return await request.fail(dialect, await self._capture.refuse(asked, error))
         await self._wait(request, job)
 
-    async def _wait(self, request: Request, job: Job) -> None:
+    async def _wait(self, request: HttpRequest, job: PreparedRequest) -> None:
         dialect = job.asked.dialect
-        waiter = Waiter()
+        waiter = Subscriber()
         gone = asyncio.ensure_future(request.gone())
         gone.add_done_callback(waiter.wake)
         exchange = self._capture.join(job, waiter.wake)
@@ -163,7 +171,7 @@ class Gateway:
         else:
             await request.reply(200, answer.body)
 
-    async def _count(self, request: Request, dialect: Dialect) -> None:
+    async def _count(self, request: HttpRequest, dialect: Dialect) -> None:
         asked = await self._open(request, dialect)
         if isinstance(asked, Fault):
             return await request.fail(dialect, asked)
@@ -173,7 +181,7 @@ class Gateway:
             raise too_deep() from error
         await request.reply(200, answer)
 
-    async def _export(self, request: Request, dialect: Dialect) -> None:
+    async def _export(self, request: HttpRequest, dialect: Dialect) -> None:
         asked = await self._open(request, dialect)
         if isinstance(asked, Fault):
             return await request.fail(dialect, asked)
@@ -181,12 +189,12 @@ class Gateway:
         reply = await self._agent_telemetry.take(request.path, request.headers, asked.body, attempt_id)
         await request.reply(reply.status, reply.body, content_type=reply.content_type)
 
-    async def _list(self, request: Request, dialect: Dialect) -> None:
+    async def _list(self, request: HttpRequest, dialect: Dialect) -> None:
         if await self._keys.find(request.key()) is None:
             return await request.fail(dialect, _no_key())
         await request.reply(200, dialect.models(self._models.names()))
 
-    async def _open(self, request: Request, dialect: Dialect) -> Asked | Fault:
+    async def _open(self, request: HttpRequest, dialect: Dialect) -> AgentRequest | Fault:
         """A request on a model path with its session and its body, or why it is refused."""
         session = await self._keys.find(request.key())
         if session is None:
@@ -201,7 +209,7 @@ class Gateway:
             return _no_key()
         if self._stopping:
             return Fault(kind="overloaded", message="the gateway is stopping; try again when it is back")
-        return Asked(
+        return AgentRequest(
             session=session,
             branch=dialect.branch(request.headers),
             dialect=dialect,
@@ -215,13 +223,13 @@ def _no_key() -> Fault:
     return Fault(kind="permission", message="this key opens nothing: it is wrong, or its attempt is over")
 
 
-async def _alive(request: Request, dialect: Dialect) -> None:
+async def _alive(request: HttpRequest, dialect: Dialect) -> None:
     await request.reply(200, b'{"status":"ok"}')
 
 
-async def _unknown(request: Request, dialect: Dialect) -> None:
+async def _unknown(request: HttpRequest, dialect: Dialect) -> None:
     message = f"{request.method} {request.path[:200]}: there is nothing at this path"
     await request.fail(dialect, Fault(kind="not_found", message=message))
 
 
-_Handler = Callable[[Request, Dialect], Awaitable[None]]
+_Handler = Callable[[HttpRequest, Dialect], Awaitable[None]]

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from understudy.gateway.telemetry.conventions import ATTEMPT_ID, Collector
+from understudy.gateway.telemetry.conventions import ATTEMPT_ID, TelemetryCollector
 
 LIMIT = 8 << 20
 """The largest export in bytes, once it is unpacked."""
@@ -25,7 +25,7 @@ _Export = dict[str, list[dict[str, Any]]]
 _Mark = Callable[[str, bytes, str], bytes]
 
 
-class Reply(Struct, frozen=True):
+class ExportReply(Struct, frozen=True):
     """An HTTP answer."""
 
     status: int
@@ -39,7 +39,7 @@ class AgentTelemetry:
     Raises ConfigError when there is a collector and the extra `otel` is missing.
     """
 
-    def __init__(self, collector: Collector | None = None) -> None:
+    def __init__(self, collector: TelemetryCollector | None = None) -> None:
         self._collector = collector
         self._http: aiohttp.ClientSession | None = None
         self._marks: dict[bytes, _Mark] = {_JSON: _mark_json}
@@ -48,7 +48,7 @@ class AgentTelemetry:
 
             self._marks[_PROTOBUF] = mark
 
-    async def take(self, path: str, headers: Mapping[bytes, bytes], body: bytes, attempt_id: str) -> Reply:
+    async def take(self, path: str, headers: Mapping[bytes, bytes], body: bytes, attempt_id: str) -> ExportReply:
         """The answer to an export of an attempt's agent; `path` is one of PATHS, `headers` have lower-case names.
 
         What the collector answers is passed back; 503 when it cannot be reached, which exporters try again.
@@ -57,7 +57,7 @@ class AgentTelemetry:
         if kind not in _NOTHING:
             return _refuse(415, f"send {_PROTOBUF.decode()} or {_JSON.decode()}")
         if self._collector is None:
-            return Reply(200, kind, _NOTHING[kind])
+            return ExportReply(200, kind, _NOTHING[kind])
         try:
             plain = _unpack(headers.get(b"content-encoding", b"identity"), body)
             marked = self._marks[kind](path.removeprefix("/v1/"), plain, attempt_id)
@@ -65,14 +65,14 @@ class AgentTelemetry:
             return _refuse(400, str(error))
         return await self._send(self._collector, path, kind, marked)
 
-    async def _send(self, collector: Collector, path: str, kind: bytes, body: bytes) -> Reply:
+    async def _send(self, collector: TelemetryCollector, path: str, kind: bytes, body: bytes) -> ExportReply:
         if self._http is None:
             self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
         url = collector.endpoint.rstrip("/") + path
         headers = collector.headers | {"content-type": kind.decode()}
         try:
             async with self._http.post(url, data=body, headers=headers, allow_redirects=False) as answer:
-                return Reply(answer.status, answer.content_type.encode(), await answer.content.read(LIMIT))
+                return ExportReply(answer.status, answer.content_type.encode(), await answer.content.read(LIMIT))
         except (aiohttp.ClientError, TimeoutError):
             return _refuse(503, "the collector of telemetry cannot be reached")
 
@@ -82,8 +82,8 @@ class AgentTelemetry:
             await self._http.close()
 
 
-def _refuse(status: int, message: str) -> Reply:
-    return Reply(status, _JSON, msgspec.json.encode({"message": message}))
+def _refuse(status: int, message: str) -> ExportReply:
+    return ExportReply(status, _JSON, msgspec.json.encode({"message": message}))
 
 
 def _unpack(encoding: bytes, body: bytes) -> bytes:

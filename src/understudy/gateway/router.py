@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from understudy.errors import ConfigError
 from understudy.gateway.backends.base import Backend, Relay, is_relay
-from understudy.gateway.fair import FairSlots
+from understudy.gateway.fair_slots import FairSlots
 
 HIGH, LOW = "high", "low"
 
@@ -16,7 +16,7 @@ _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 _NO_SLOTS: Mapping[str, FairSlots] = MappingProxyType({})
 
 
-class Models:
+class ModelRouter:
     """Two models, the high and the low one, which is the high one where there is no other.
 
     `names` maps further names to "high" or "low". A model may also be asked for by its own name; any other name

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
 from msgspec import Struct
 
@@ -15,17 +18,22 @@ from understudy.gateway.backends.anthropic import BASE_URL, AnthropicRelay
 from understudy.gateway.backends.base import Backend, Relay, Remembering
 from understudy.gateway.backends.http import HttpClient
 from understudy.gateway.backends.openai import OpenAIBackend
-from understudy.gateway.backends.pool import Pool, RelayPool, RememberingPool
-from understudy.gateway.backends.sglang import SGLangBackend
-from understudy.gateway.backends.vllm import EmbeddedBackend, VLLMBackend
+from understudy.gateway.backends.pool import BackendPool, RelayPool, RememberingPool
+from understudy.gateway.backends.self_hosted import EmbeddedBackend, SGLangBackend, VLLMBackend
 from understudy.gateway.config import OWN_SERVERS, GatewayConfig, ModelConfig, check
+from understudy.gateway.control import GenerationControl
 from understudy.gateway.exact.backend import ExactBackend
 from understudy.gateway.exact.codec import LocalCodec, ServerCodec
 from understudy.gateway.exact.parsers import format_named
-from understudy.gateway.exact.servers import SERVERS
-from understudy.gateway.exact.tree import Forest
-from understudy.gateway.fair import FairSlots
-from understudy.gateway.models import Models
+from understudy.gateway.exact.token_servers import SERVERS
+from understudy.gateway.exact.tree import TokenForest
+from understudy.gateway.fair_slots import FairSlots
+from understudy.gateway.keys import KeyRing
+from understudy.gateway.router import ModelRouter
+from understudy.gateway.server.app import Gateway
+from understudy.gateway.server.capture import CallObserver, CallSink
+from understudy.gateway.telemetry.agent_exports import AgentTelemetry
+from understudy.gateway.telemetry.metrics import GatewayMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +51,7 @@ _PROVIDERS = {
 }
 
 
-async def build_models(config: GatewayConfig) -> Models:
+async def build_models(config: GatewayConfig) -> ModelRouter:
     """The models of a configuration, ready to answer.
 
     One's own servers are asked whether they have the model; of several endpoints some may be down. Raises
@@ -64,7 +72,7 @@ async def build_models(config: GatewayConfig) -> Models:
         for role, model in config.models.all().items()
         if model.concurrency is not None
     }
-    return Models(built["high"], built.get("low"), config.names, slots=slots)
+    return ModelRouter(built["high"], built.get("low"), config.names, slots=slots)
 
 
 async def _model(key: str, model: ModelConfig) -> Backend | Relay:
@@ -86,7 +94,7 @@ async def _model(key: str, model: ModelConfig) -> Backend | Relay:
             await backend.close()
         raise
     first = backends[0]
-    return RememberingPool(backends, first) if isinstance(first, Remembering) else Pool(backends)
+    return RememberingPool(backends, first) if isinstance(first, Remembering) else BackendPool(backends)
 
 
 def _secret(key: str, model: ModelConfig) -> str | None:
@@ -128,7 +136,7 @@ _SERVERS = {"vllm": VLLMBackend, "sglang": SGLangBackend, "embedded": EmbeddedBa
 
 def _exact(model: ModelConfig, secret: str | None) -> Callable[[str], Backend]:
     """What makes the exact backends of a model's endpoints: they share its tokenizer and its conversations."""
-    name, memory = model.model or "", Forest()
+    name, memory = model.model or "", TokenForest()
     format_ = format_named(model.tool_format or "")
     codec = LocalCodec.load(model.tokenizer) if model.tokenizer else None
 
@@ -159,3 +167,59 @@ async def _check_served(key: str, name: str, urls: Sequence[str], backends: Sequ
             raise ConfigError(f"{key}: the server at {url} has no model {name!r}; it has: {', '.join(answer)}")
     if len(down) == len(backends):
         raise down[0]
+
+
+_K = TypeVar("_K", bound=KeyRing)
+
+
+@dataclass(frozen=True)
+class OpenedGateway(Generic[_K]):
+    """A gateway that listens nowhere yet, its key ring, and what it is steered and watched by."""
+
+    gateway: Gateway
+    keys: _K
+    control: GenerationControl
+    metrics: GatewayMetrics
+
+
+@asynccontextmanager
+async def open_gateway(
+    config: GatewayConfig,
+    sink: CallSink,
+    keys: Callable[[ModelRouter], _K],
+    *,
+    version: str | None = None,
+    control: GenerationControl | None = None,
+) -> AsyncGenerator[OpenedGateway[_K]]:
+    """The gateway of a configuration, which is stopped and closed with the context. `keys` makes its key ring.
+
+    `version` is the policy version that answers at first; `control` the one that this gateway shares with others,
+    which knows it. Raises as `build_models` does.
+    """
+    async with AsyncExitStack() as stack:
+        models = await build_models(config)
+        stack.push_async_callback(models.close)
+        control = control or GenerationControl(version)
+        metrics = GatewayMetrics(control)
+        telemetry = AgentTelemetry(config.telemetry)
+        stack.push_async_callback(telemetry.close)
+
+        observers: list[CallObserver] = [metrics.observe]
+        if config.telemetry is not None:
+            from understudy.gateway.telemetry.otlp import CallSpans  # the extra `otel`
+
+            spans = CallSpans(config.telemetry)
+            stack.push_async_callback(spans.close)
+            observers.append(spans.observe)
+        ring = keys(models)
+        gateway = Gateway(
+            models,
+            sink,
+            ring,
+            control=control,
+            observers=observers,
+            agent_telemetry=telemetry,
+            streaming=config.streaming,
+        )
+        stack.push_async_callback(gateway.stop)
+        yield OpenedGateway(gateway, ring, control, metrics)

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from understudy.gateway.keys import Session
+from understudy.gateway.session import GatewaySession
 from understudy.wire.dialect import Dialect
 from understudy.wire.errors import Fault
 
@@ -27,7 +27,7 @@ Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class RequestLimits(Struct, frozen=True, kw_only=True):
     """How long a gateway waits, in seconds, and what it holds.
 
     `head_s` and `body_s` are for a request's headers and body to come, `unread_bytes` for all bodies on their way
@@ -52,16 +52,16 @@ class ClientGone(Exception):
     """The client left before its request was read; there is nobody to answer and nothing to keep."""
 
 
-class Unread:
+class UnreadBodies:
     """What the bodies that are being read hold of memory, over all requests of a gateway, and within what time."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RequestLimits) -> None:
         self.limit = limits.unread_bytes
         self.within_s = limits.body_s
         self.held = 0
 
 
-class Request:
+class HttpRequest:
     """One HTTP request, and the answer to it."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,7 +73,7 @@ class Request:
         self.started = False
         self._receive = receive
         self._send = send
-        self._holder: Session | None = None
+        self._holder: GatewaySession | None = None
         self._size = 0
 
     @property
@@ -87,7 +87,7 @@ class Request:
         key = token.strip() if scheme.lower() == b"bearer" else self.headers.get(b"x-api-key", b"")
         return key.decode("latin-1")
 
-    async def body(self, unread: Unread, session: Session) -> bytes | Fault:
+    async def body(self, unread: UnreadBodies, session: GatewaySession) -> bytes | Fault:
         """The whole body of a session's request, or why it is not taken. Raises ClientGone.
 
         It counts as held by the session until `release`.
@@ -166,7 +166,7 @@ class Request:
 _TOO_LARGE = Fault(kind="too_large", message=f"the request body has more than {BODY_LIMIT} bytes")
 
 
-class Waiter:
+class Subscriber:
     """Lets one task wait for the first of several things, each of which calls `wake`; far cheaper than tasks."""
 
     def __init__(self) -> None:

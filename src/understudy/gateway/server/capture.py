@@ -16,11 +16,17 @@ from msgspec import Struct
 
 from understudy.errors import GatewayError, UnderstudyError
 from understudy.gateway.backends.base import Backend, Relay, is_relay
-from understudy.gateway.control import Control, spans
-from understudy.gateway.faults import Abandoned, BudgetExceeded, fault_of
-from understudy.gateway.job import Asked, ChatJob, Job, Produced, RelayJob
-from understudy.gateway.models import Models
+from understudy.gateway.control import GenerationControl, spans
+from understudy.gateway.errors import Abandoned, BudgetExceeded, fault_of
 from understudy.gateway.prices import cost
+from understudy.gateway.router import ModelRouter
+from understudy.gateway.server.request import (
+    AgentRequest,
+    PreparedRequest,
+    RelayedRequest,
+    ResponseDraft,
+    TranslatedRequest,
+)
 from understudy.types import Call, CallStatus, PolicySpan, Usage, info_of
 from understudy.wire.dialect import Branch
 from understudy.wire.errors import Fault, InvalidRequest, too_deep
@@ -28,7 +34,7 @@ from understudy.wire.model import Generation
 
 _log = logging.getLogger(__name__)
 
-Observer = Callable[[Call, Mapping[bytes, bytes]], None]
+CallObserver = Callable[[Call, Mapping[bytes, bytes]], None]
 """Is told a call that was kept, and the headers of its request."""
 
 
@@ -40,27 +46,27 @@ class CallSink(Protocol):
         ...
 
 
-class Answer(Struct, frozen=True):
+class CapturedResponse(Struct, frozen=True):
     """What an agent may see now: the message, and of its stream what was not said yet (None: all of it)."""
 
     body: bytes
     tail: bytes | None = None
 
 
-class Exchange:
+class InFlightCall:
     """One generation and its call, shared by all identical requests that are waiting for it.
 
     `task` ends with an Answer or with a Fault; it never raises what was foreseen. `said` are the events that may
     be passed on before that; whoever waits is woken at each of them, and at the end.
     """
 
-    def __init__(self, capture: Capture, job: Job) -> None:
+    def __init__(self, capture: Capture, job: PreparedRequest) -> None:
         self.session = job.asked.session
         self.said: list[bytes] = []
         self.waiting: list[Callable[..., None]] = []
         self.abandoned = False
         self._sealed = False
-        record = _Record(capture, job.asked, job.answerer, job.model, job.sampling)
+        record = _CallRecorder(capture, job.asked, job.answerer, job.model, job.sampling)
         self.message_id = record.message_id
         self.task = asyncio.get_running_loop().create_task(self._run(capture, job, record))
 
@@ -76,8 +82,10 @@ class Exchange:
             for wake in self.waiting:
                 wake()
 
-    async def _run(self, capture: Capture, job: Job, record: _Record) -> Answer | Fault:
-        outcome: Produced | UnderstudyError
+    async def _run(
+        self, capture: Capture, job: PreparedRequest, record: _CallRecorder
+    ) -> CapturedResponse | Fault:
+        outcome: ResponseDraft | UnderstudyError
         try:
             outcome = await self._produce(capture, job, record)
         except asyncio.CancelledError:
@@ -97,7 +105,7 @@ class Exchange:
         self._sealed = True
         return await record.commit(outcome)
 
-    async def _produce(self, capture: Capture, job: Job, record: _Record) -> Produced:
+    async def _produce(self, capture: Capture, job: PreparedRequest, record: _CallRecorder) -> ResponseDraft:
         if over := job.asked.session.spending.exceeded():
             raise BudgetExceeded(over)
         push = self._say if capture.streaming and job.stream else None
@@ -116,13 +124,13 @@ class Exchange:
         return job.produce(generation, record.message_id)
 
 
-class _Record:
+class _CallRecorder:
     """A call in the making: what is known when it begins, then how it ended."""
 
     def __init__(
         self,
         capture: Capture,
-        asked: Asked,
+        asked: AgentRequest,
         answerer: Backend | Relay,
         model: str,
         sampling: dict[str, object],
@@ -143,7 +151,7 @@ class _Record:
         """The id that the agent sees, so that its own log can be laid beside the calls."""
         return f"msg_{self._id}"
 
-    async def commit(self, outcome: Produced | UnderstudyError) -> Answer | Fault:
+    async def commit(self, outcome: ResponseDraft | UnderstudyError) -> CapturedResponse | Fault:
         """Make the call durable, then return what the agent may see. A failed commit is a Fault."""
         if isinstance(outcome, UnderstudyError):
             fault = fault_of(outcome)
@@ -152,13 +160,13 @@ class _Record:
         if lost := await self._keep(message.body, None):
             return lost
         session.answered(self._asked.branch, f"call_{self._id}", message.sampled)
-        return Answer(message.body, outcome.tail)
+        return CapturedResponse(message.body, outcome.tail)
 
-    async def close(self, job: Job, error: BudgetExceeded) -> Answer | Fault:
+    async def close(self, job: PreparedRequest, error: BudgetExceeded) -> CapturedResponse | Fault:
         """Keep the refusal, and tell it as the model's last words: after them the agent ends by itself."""
         self._asked.session.exhausted = str(error)
         message = job.last_words(f"{error}. This attempt ends here.", self.message_id)
-        return await self._keep(message.body, error) or Answer(message.body)
+        return await self._keep(message.body, error) or CapturedResponse(message.body)
 
     async def _keep(self, response: bytes, error: UnderstudyError | None) -> Fault | None:
         """Make the call durable; what the agent is told when it cannot be."""
@@ -224,29 +232,35 @@ class Capture:
     """The exchanges that are under way in one gateway."""
 
     def __init__(
-        self, models: Models, sink: CallSink, control: Control, *, observers: Sequence[Observer], streaming: bool
+        self,
+        models: ModelRouter,
+        sink: CallSink,
+        control: GenerationControl,
+        *,
+        observers: Sequence[CallObserver],
+        streaming: bool,
     ) -> None:
         self.models = models
         self.sink = sink
         self.control = control
         self.observers = observers
         self.streaming = streaming
-        self._running: dict[_Key, Exchange] = {}
-        self._tasks: set[asyncio.Task[Answer | Fault]] = set()
+        self._running: dict[_Key, InFlightCall] = {}
+        self._tasks: set[asyncio.Task[CapturedResponse | Fault]] = set()
 
-    def understand(self, asked: Asked) -> Job:
+    def understand(self, asked: AgentRequest) -> PreparedRequest:
         """What a request asks, and who answers it. Raises InvalidRequest."""
         if self.models.relayed:
             model, stream = asked.dialect.peek(asked.body)
             answerer = self.models.choose(model)
             if is_relay(answerer):
-                return RelayJob(asked, model, stream, answerer)
+                return RelayedRequest(asked, model, stream, answerer)
         incoming = asked.dialect.parse(asked.body, asked.session, asked.branch)
         answerer = self.models.choose(incoming.model)
         assert not is_relay(answerer)
-        return ChatJob(asked, incoming, answerer)
+        return TranslatedRequest(asked, incoming, answerer)
 
-    def join(self, job: Job, wake: Callable[..., None]) -> Exchange:
+    def join(self, job: PreparedRequest, wake: Callable[..., None]) -> InFlightCall:
         """The exchange for a request: the one under way for the same bytes on the same branch, else a new one.
 
         `wake` is called whenever there is more to say, and at the end. Every join is matched by one `leave`.
@@ -257,32 +271,32 @@ class Capture:
         if exchange is None or exchange.abandoned:
             asked.session.begun += 1
             asked.session.in_flight += 1
-            exchange = self._running[key] = Exchange(self, job)
+            exchange = self._running[key] = InFlightCall(self, job)
             self._tasks.add(exchange.task)
             exchange.task.add_done_callback(functools.partial(self._ended, key, exchange))
         exchange.waiting.append(wake)
         exchange.task.add_done_callback(wake)
         return exchange
 
-    def leave(self, exchange: Exchange, wake: Callable[..., None]) -> None:
+    def leave(self, exchange: InFlightCall, wake: Callable[..., None]) -> None:
         """One request has its answer, or its client is gone; without anyone who waits the generation stops."""
         exchange.waiting.remove(wake)
         if not exchange.waiting:
             exchange.abandon()
 
-    def _ended(self, key: _Key, exchange: Exchange, task: asyncio.Task[Answer | Fault]) -> None:
+    def _ended(self, key: _Key, exchange: InFlightCall, task: asyncio.Task[CapturedResponse | Fault]) -> None:
         self._tasks.discard(task)
         exchange.session.in_flight -= 1
         if self._running.get(key) is exchange:
             del self._running[key]
 
-    async def refuse(self, asked: Asked, error: InvalidRequest) -> Fault:
+    async def refuse(self, asked: AgentRequest, error: InvalidRequest) -> Fault:
         """Keep a request that could not be understood as a failed call."""
         try:
             model, _ = asked.dialect.peek(asked.body)
         except InvalidRequest:
             model = ""  # not even that can be read
-        record = _Record(self, asked, self.models.choose(model), model, {})
+        record = _CallRecorder(self, asked, self.models.choose(model), model, {})
         answer = await record.commit(error)
         assert isinstance(answer, Fault)
         return answer

@@ -8,7 +8,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from understudy.gateway.backends.base import Backend, NativeRequest, Relay
-from understudy.gateway.keys import Session
+from understudy.gateway.session import GatewaySession
 from understudy.wire.dialect import Branch, Dialect, DialectRequest, DialectResponse
 from understudy.wire.errors import InvalidRequest
 from understudy.wire.model import ChatRequest, Delta, Generation
@@ -16,10 +16,10 @@ from understudy.wire.model import ChatRequest, Delta, Generation
 Push = Callable[[bytes], None]
 
 
-class Asked(Struct, frozen=True):
+class AgentRequest(Struct, frozen=True):
     """A request with everything that decides its call. `target` is the path with its query."""
 
-    session: Session
+    session: GatewaySession
     branch: Branch
     dialect: Dialect
     body: bytes
@@ -27,17 +27,17 @@ class Asked(Struct, frozen=True):
     headers: Mapping[bytes, bytes]
 
 
-class Produced(Struct, frozen=True):
+class ResponseDraft(Struct, frozen=True):
     """An answer: `message` is what it says, `tail` the events still to be said, None when that is all of them."""
 
     message: DialectResponse
     tail: bytes | None = None
 
 
-class Job(Protocol):
+class PreparedRequest(Protocol):
     """A request that was understood, and what will answer it."""
 
-    asked: Asked
+    asked: AgentRequest
     model: str
     stream: bool
 
@@ -51,7 +51,7 @@ class Job(Protocol):
         """Have it answered; what is known of the answer. `push` takes the events that can be said at once."""
         ...
 
-    def produce(self, generation: Generation, message_id: str) -> Produced:
+    def produce(self, generation: Generation, message_id: str) -> ResponseDraft:
         """The answer as the agent gets it. Raises BackendError when the generation makes no sense."""
         ...
 
@@ -64,10 +64,10 @@ class Job(Protocol):
         ...
 
 
-class ChatJob:
+class TranslatedRequest:
     """A request for a backend that speaks chat: it and its answer are translated."""
 
-    def __init__(self, asked: Asked, incoming: DialectRequest, backend: Backend) -> None:
+    def __init__(self, asked: AgentRequest, incoming: DialectRequest, backend: Backend) -> None:
         self.asked = asked
         self.model = incoming.model
         self.stream = incoming.stream
@@ -87,11 +87,11 @@ class ChatJob:
 
         return await self.answerer.generate(self._incoming.chat, emit)
 
-    def produce(self, generation: Generation, message_id: str) -> Produced:
+    def produce(self, generation: Generation, message_id: str) -> ResponseDraft:
         if self._finish is not None:
-            return Produced(*self._finish(generation))
+            return ResponseDraft(*self._finish(generation))
         dialect, session = self.asked.dialect, self.asked.session
-        return Produced(dialect.message(generation, self._incoming, session, message_id))
+        return ResponseDraft(dialect.message(generation, self._incoming, session, message_id))
 
     def last_words(self, text: str, message_id: str) -> DialectResponse:
         words = Generation(model=self.model, text=text, finish_reason="stop")
@@ -101,10 +101,10 @@ class ChatJob:
         return self.asked.dialect.token_count(await self.answerer.count_tokens(self._incoming.chat))
 
 
-class RelayJob:
+class RelayedRequest:
     """A request for a provider that speaks the agent's own dialect."""
 
-    def __init__(self, asked: Asked, model: str, stream: bool, relay: Relay) -> None:
+    def __init__(self, asked: AgentRequest, model: str, stream: bool, relay: Relay) -> None:
         if relay.dialect != asked.dialect.name:
             raise InvalidRequest(
                 f"{asked.target[:200]}: the {relay.name} backend answers the {relay.dialect} dialect only; "
@@ -122,14 +122,14 @@ class RelayJob:
             stream=stream,
             conversation=asked.session.conversation(asked.branch),
         )
-        self._produced: Produced | None = None
+        self._produced: ResponseDraft | None = None
 
     async def generate(self, message_id: str, push: Push | None) -> Generation:
         answer = await self.answerer.relay(self._request, push)
-        self._produced = Produced(DialectResponse(answer.message, {}), answer.events)
+        self._produced = ResponseDraft(DialectResponse(answer.message, {}), answer.events)
         return Generation(model=answer.model, text="", finish_reason=answer.finish_reason, usage=answer.usage)
 
-    def produce(self, generation: Generation, message_id: str) -> Produced:
+    def produce(self, generation: Generation, message_id: str) -> ResponseDraft:
         assert self._produced is not None
         return self._produced
 

@@ -31,14 +31,14 @@ _TOOL: dict[str, Any] = {
 }
 
 
-class Setting(Struct, frozen=True):
+class TemplateSettings(Struct, frozen=True):
     """What a template goes by beside the messages: further variables, and whether there are tools."""
 
     args: Mapping[str, Any]
     tools: bool
 
 
-class Habits(Struct, frozen=True):
+class TemplateHabits(Struct, frozen=True):
     """How a template writes an assistant's turn.
 
     `opening` is the generation prompt, `close` what ends the turn. `markers` are the tokens that may end a turn
@@ -55,7 +55,7 @@ class Habits(Struct, frozen=True):
     repeats_tools: bool
 
 
-class Joint(Struct, frozen=True):
+class TurnSuffix(Struct, frozen=True):
     """What follows sampled tokens: the last `dropped` of them give way to `suffix`.
 
     `ended` is how many of the last of them only end the turn; none, where it was cut off.
@@ -66,18 +66,18 @@ class Joint(Struct, frozen=True):
     dropped: int = 0
 
 
-class Rewritten(Exception):
+class HistoryRewritten(Exception):
     """The template writes what came before anew once there are new messages; the message says what."""
 
 
-class Joints:
+class TurnSuffixes:
     """The joints of a template; `codec` renders it."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self._habits: dict[bytes, asyncio.Future[Habits]] = {}
+        self._habits: dict[bytes, asyncio.Future[TemplateHabits]] = {}
 
-    async def habits(self, setting: Setting) -> Habits:
+    async def habits(self, setting: TemplateSettings) -> TemplateHabits:
         """How turns are written. Raises BackendError where the template cannot be rendered."""
         key = msgspec.json.encode(setting, order="deterministic")
         known = self._habits.get(key)
@@ -90,10 +90,10 @@ class Joints:
         ids: Sequence[int],
         tool_calls: Sequence[ToolCall],
         new: Sequence[Message],
-        setting: Setting,
+        setting: TemplateSettings,
         *,
         thought: bool,
-    ) -> Joint:
+    ) -> TurnSuffix:
         """What is to follow `ids`, which end in a sampled turn with `tool_calls`, so that `new` comes next.
 
         Raises Rewritten where that cannot be done because the template writes the past anew: with `thought`, the
@@ -101,9 +101,9 @@ class Joints:
         """
         habits = await self.habits(setting)
         if habits.repeats_tools:
-            raise Rewritten("template")
+            raise HistoryRewritten("template")
         if thought and not habits.shows_thinking and any(message["role"] == "user" for message in new):
-            raise Rewritten("thinking stripped")
+            raise HistoryRewritten("thinking stripped")
         turn = _assistant("0", tool_calls) | {"reasoning": "0"}
         before, after = await asyncio.gather(
             self.render([USER, turn], setting, generation_prompt=False), self.render([USER, turn, *new], setting)
@@ -112,11 +112,11 @@ class Joints:
         if after[: len(before)] == before and before[len(before) - len(close) :] == close:
             return _joint(ids, habits, after[len(before) :])
         if thought:
-            raise Rewritten("thinking stripped")
+            raise HistoryRewritten("thinking stripped")
         return _joint(ids, habits, await self._difference(tool_calls, new, close, setting))
 
     async def _difference(
-        self, tool_calls: Sequence[ToolCall], new: Sequence[Message], close: list[int], setting: Setting
+        self, tool_calls: Sequence[ToolCall], new: Sequence[Message], close: list[int], setting: TemplateSettings
     ) -> list[int]:
         """What `new` adds where the template writes a last turn in another way than an earlier one."""
         turns = [_assistant(text, tool_calls) for text in "01"]
@@ -124,10 +124,10 @@ class Joints:
         more = [await self.render([USER, turn, *new], setting) for turn in turns]
         ending, following = _common_end(*last), _common_end(*more)
         if following[: len(ending)] != ending or ending[len(ending) - len(close) :] != close:
-            raise Rewritten("template")
+            raise HistoryRewritten("template")
         return following[len(ending) :]
 
-    async def _learn(self, setting: Setting) -> Habits:
+    async def _learn(self, setting: TemplateSettings) -> TemplateHabits:
         user, opened, bare, other, thinking = await asyncio.gather(
             self.render([USER], setting, generation_prompt=False),
             self.render([USER], setting),
@@ -139,7 +139,7 @@ class Joints:
         close = _common_end(bare, other)
         following = await self._following(close, setting)
         added = [await self._codec.decode(ids) for ids in following]
-        return Habits(
+        return TemplateHabits(
             opening=tuple(opening),
             close=tuple(close),
             markers=frozenset() if close else frozenset(ids[0] for ids in following if ids),
@@ -148,14 +148,14 @@ class Joints:
             repeats_tools=any(_TOOL_NAME in text for text in added),
         )
 
-    async def _following(self, close: list[int], setting: Setting) -> list[list[int]]:
+    async def _following(self, close: list[int], setting: TemplateSettings) -> list[list[int]]:
         """What a user's message adds, and the result of a tool call, where the template takes such a one."""
         call = ToolCall("call_0", "f", "{}")
         found: list[list[int]] = []
         for calls, new in (((), USER), ((call,), {"role": "tool", "tool_call_id": call.id, "content": "0"})):
             try:
                 found.append(await self._difference(calls, [new], close, setting))
-            except Rewritten:
+            except HistoryRewritten:
                 continue
             except BackendError as error:
                 if error.status != 400:
@@ -163,7 +163,7 @@ class Joints:
         return found
 
     async def render(
-        self, messages: Sequence[Message], setting: Setting, *, generation_prompt: bool = True
+        self, messages: Sequence[Message], setting: TemplateSettings, *, generation_prompt: bool = True
     ) -> list[int]:
         """The tokens of a dummy conversation. Raises BackendError."""
         return await self._codec.render(
@@ -185,14 +185,14 @@ def _assistant(text: str, tool_calls: Sequence[ToolCall] = ()) -> dict[str, Any]
     return turn
 
 
-def _joint(ids: Sequence[int], habits: Habits, new: list[int]) -> Joint:
+def _joint(ids: Sequence[int], habits: TemplateHabits, new: list[int]) -> TurnSuffix:
     close = habits.close
     if not close and ids and ids[-1] in habits.markers:
         # The model itself began the next turn; what begins it in truth is the first new token.
         same = new[:1] == [ids[-1]]
-        return Joint(new[1:] if same else new, ended=1, dropped=0 if same else 1)
+        return TurnSuffix(new[1:] if same else new, ended=1, dropped=0 if same else 1)
     ended = next((size for size in range(len(close), 0, -1) if tuple(ids[-size:]) == close[:size]), 0)
-    return Joint([*close[ended:], *new], ended)
+    return TurnSuffix([*close[ended:], *new], ended)
 
 
 def _common_end(one: Sequence[int], other: Sequence[int]) -> list[int]:

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 from msgspec import Struct, json
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.fields import Count, NegativeLog, Span, TokenId, policy_spans
+from understudy.gateway.backends.fields import Count, NegativeLog, TokenId, WeightSpan, policy_spans
 from understudy.gateway.backends.http import HttpClient
 from understudy.types import PolicySpan
 
 
-class Sampled(Struct, frozen=True, kw_only=True):
+class SampledTokens(Struct, frozen=True, kw_only=True):
     """What a server sampled. `logprobs[i]` belongs to `ids[i]`; `stop` is the stop string that ended it, if one
     did; `sent` are the sampling parameters as they were sent."""
 
@@ -39,7 +39,7 @@ class TokenServer(Protocol):
 
     async def generate(
         self, prompt: Sequence[int], sampling: Mapping[str, Any], schema: dict[str, Any] | None
-    ) -> Sampled:
+    ) -> SampledTokens:
         """Sample from `prompt`; with `schema`, an answer that satisfies this JSON schema.
 
         `sampling` has names of OpenAI's, all of them among `parameters`. Raises BackendError, also for an answer
@@ -70,7 +70,7 @@ class _VLLMChoice(Struct):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     logprobs: _VLLMLogprobs | None = None
-    weight_versions: list[Span] | None = None
+    weight_versions: list[WeightSpan] | None = None
 
 
 class _VLLMDetails(Struct):
@@ -98,7 +98,7 @@ class VLLMTokens:
 
     async def generate(
         self, prompt: Sequence[int], sampling: Mapping[str, Any], schema: dict[str, Any] | None
-    ) -> Sampled:
+    ) -> SampledTokens:
         """See TokenServer."""
         sent = _renamed(sampling, self.parameters)
         if schema is not None:
@@ -124,7 +124,7 @@ class VLLMTokens:
             ]
             _check(self._url, choice.token_ids, named, len(entries))
         details = answer.usage.prompt_tokens_details if answer.usage else None
-        return Sampled(
+        return SampledTokens(
             ids=choice.token_ids,
             logprobs=None if entries is None else [entry.logprob for entry in entries],
             finish_reason=choice.finish_reason or "none",
@@ -138,23 +138,23 @@ class VLLMTokens:
 # --- SGLang --------------------------------------------------------------------------------------------
 
 
-class _Finish(Struct):
+class _SGLangFinish(Struct):
     type: str
     matched: int | str | list[int] | None = None
     message: str = ""
 
 
-class _Meta(Struct):
-    finish_reason: _Finish | None = None
+class _SGLangMeta(Struct):
+    finish_reason: _SGLangFinish | None = None
     output_token_logprobs: list[tuple[NegativeLog, TokenId, Any]] | None = None
     weight_version: str | int | None = None
-    weight_versions: list[Span] | None = None
+    weight_versions: list[WeightSpan] | None = None
     cached_tokens: Count = 0
 
 
 class _SGLangAnswer(Struct):
     output_ids: list[TokenId]
-    meta_info: _Meta
+    meta_info: _SGLangMeta
 
 
 class SGLangTokens:
@@ -171,7 +171,7 @@ class SGLangTokens:
 
     async def generate(
         self, prompt: Sequence[int], sampling: Mapping[str, Any], schema: dict[str, Any] | None
-    ) -> Sampled:
+    ) -> SampledTokens:
         """See TokenServer."""
         sent = _renamed(sampling, self.parameters)
         if schema is not None:
@@ -180,11 +180,11 @@ class SGLangTokens:
         body |= self._adapter
         answer = await self.client.call("POST", self._url, body, _SGLangAnswer)
         meta = answer.meta_info
-        finish = meta.finish_reason or _Finish("none")
+        finish = meta.finish_reason or _SGLangFinish("none")
         entries = meta.output_token_logprobs
         if entries is not None:
             _check(self._url, answer.output_ids, [entry[1] for entry in entries], len(entries))
-        return Sampled(
+        return SampledTokens(
             ids=answer.output_ids,
             logprobs=None if entries is None else [entry[0] for entry in entries],
             finish_reason=finish.type,

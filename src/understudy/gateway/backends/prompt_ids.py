@@ -19,12 +19,12 @@ KEPT = 8_000_000
 _decode = msgspec.json.Decoder(list[TokenId]).decode
 
 
-class _Known(Struct, frozen=True, gc=False):
+class _CachedPrompt(Struct, frozen=True, gc=False):
     text: bytes
     ids: TokenIds
 
 
-_NOTHING = _Known(b"", TokenIds(b"", 0))
+_NOTHING = _CachedPrompt(b"", TokenIds(b"", 0))
 
 
 def read_ids(text: bytes) -> TokenIds:
@@ -36,7 +36,7 @@ def read_ids(text: bytes) -> TokenIds:
     return TokenIds(pack_ids(ids), len(ids))
 
 
-class Prompts:
+class PromptIdCache:
     """Reads the prompts of conversations: what one shares with the prompt before it is not made a second time.
 
     Of 15,400 ids of which 400 are new, that is 0.03 ms instead of 0.4.
@@ -46,7 +46,7 @@ class Prompts:
         self._limit = kept
         self._size = 0
         # By weak references: what backends keep of a conversation dies with it, wherever it is also remembered.
-        self._known: OrderedDict[weakref.ref[ConversationHandle], _Known] = OrderedDict()
+        self._known: OrderedDict[weakref.ref[ConversationHandle], _CachedPrompt] = OrderedDict()
 
     def read(self, text: bytes, conversation: ConversationHandle | None) -> TokenIds:
         """What `read_ids` makes of a prompt."""
@@ -63,7 +63,7 @@ class Prompts:
             gone, new = read_ids(b"[" + known.text[end + 1 :]), read_ids(b"[" + text[end + 1 :])
             same = known.ids.packed[: len(known.ids.packed) - len(gone.packed)]
             ids = TokenIds(same + new.packed, len(known.ids) - len(gone) + len(new))
-        self._known[key] = _Known(text, ids)
+        self._known[key] = _CachedPrompt(text, ids)
         self._size += len(ids)
         while self._size > self._limit:
             self._size -= len(self._known.popitem(last=False)[1].ids)

@@ -17,7 +17,7 @@ ADDRESS = "gateway.json"
 ADMIN_KEY = "admin.key"
 
 
-class Address(Struct, frozen=True):
+class GatewayAddress(Struct, frozen=True):
     """Where a gateway listens: for agents, and for orders."""
 
     url: str
@@ -34,15 +34,15 @@ def admin_key(directory: Path) -> str:
     return path.read_text().strip()
 
 
-def announce(directory: Path, address: Address) -> None:
+def announce(directory: Path, address: GatewayAddress) -> None:
     """Write the address down, whole or not at all."""
     atomic_write(directory / ADDRESS, msgspec.json.encode(address))
 
 
-async def order(directory: Path, method: str, path: str, body: dict[str, Any] | None = None) -> str:
+async def send_admin_request(directory: Path, method: str, path: str, body: dict[str, Any] | None = None) -> str:
     """What the gateway in a directory answers to an order. Raises ConfigError and GatewayError."""
     try:
-        address = msgspec.json.decode((directory / ADDRESS).read_bytes(), type=Address)
+        address = msgspec.json.decode((directory / ADDRESS).read_bytes(), type=GatewayAddress)
         key = (directory / ADMIN_KEY).read_text().strip()
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(

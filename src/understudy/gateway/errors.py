@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from understudy.errors import BackendError, GatewayError, StoreError, UnderstudyError
-from understudy.gateway.control import Paused
+from understudy.gateway.control import GenerationPaused
 from understudy.wire.errors import ContextOverflow, Fault, FaultKind, InvalidRequest, ProviderRefusal
 
 RETRY_AFTER_LIMIT_S = 30.0
@@ -35,7 +35,7 @@ def fault_of(error: UnderstudyError) -> Fault:
             return Fault(kind=_backend_kind(error.status), message=message, retry_after_s=_bounded(error))
         case InvalidRequest():
             return Fault(kind="invalid_request", message=message)
-        case Abandoned() | Paused():
+        case Abandoned() | GenerationPaused():
             return Fault(kind="overloaded", message=message)
         case StoreError():
             # Every further try would sample again and could not be kept either. Where the store lies is not the

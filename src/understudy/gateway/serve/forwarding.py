@@ -11,10 +11,10 @@ from typing import Any
 import aiohttp
 
 from understudy.errors import GatewayError
-from understudy.gateway.app import Gateway
-from understudy.gateway.faults import fault_of
-from understudy.gateway.http import ClientGone, Receive, Request, Send
-from understudy.gateway.serve.keys import StoredKeys
+from understudy.gateway.errors import fault_of
+from understudy.gateway.serve.stored_keys import StoredKeys
+from understudy.gateway.server.app import Gateway
+from understudy.gateway.server.http import ClientGone, HttpRequest, Receive, Send
 from understudy.wire.errors import Fault
 
 _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"host"})
@@ -25,7 +25,7 @@ def owner(attempt_id: str, workers: int) -> int:
     return int.from_bytes(hashlib.sha256(attempt_id.encode()).digest()[:8]) % workers
 
 
-class Forward:
+class ForwardingApp:
     """An ASGI application in front of a gateway: answers what is this worker's, passes on what is another's.
 
     `sockets` are those of all workers, in their order, which take requests without passing them on again.
@@ -39,7 +39,7 @@ class Forward:
         self._clients: dict[int, aiohttp.ClientSession] = {}
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        request = Request(scope, receive, send)
+        request = HttpRequest(scope, receive, send)
         try:
             index = await self._owner(request.key())
             if index != self._index:
@@ -70,7 +70,7 @@ class Forward:
             )
         return client
 
-    async def _pass_on(self, request: Request, client: aiohttp.ClientSession) -> None:
+    async def _pass_on(self, request: HttpRequest, client: aiohttp.ClientSession) -> None:
         read = asyncio.Event()
 
         async def body() -> AsyncGenerator[bytes]:
@@ -95,7 +95,7 @@ class Forward:
             watch.cancel()
 
     async def _exchange(
-        self, request: Request, client: aiohttp.ClientSession, body: AsyncGenerator[bytes]
+        self, request: HttpRequest, client: aiohttp.ClientSession, body: AsyncGenerator[bytes]
     ) -> None:
         headers = [
             (name.decode("latin-1"), value.decode("latin-1"))

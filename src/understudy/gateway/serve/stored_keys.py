@@ -14,11 +14,12 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from understudy.errors import GatewayError, StoreError
-from understudy.gateway.app import dialects
 from understudy.gateway.backends.base import Remembering
 from understudy.gateway.budget import Budget
-from understudy.gateway.keys import Session, digest_of, new_key
-from understudy.gateway.models import Models
+from understudy.gateway.keys import digest_of, new_key
+from understudy.gateway.router import ModelRouter
+from understudy.gateway.server.app import dialects
+from understudy.gateway.session import GatewaySession
 from understudy.store.keys import StoredKey
 from understudy.store.store import Store
 from understudy.types import Call
@@ -56,7 +57,7 @@ async def issue(
 
 
 @dataclass
-class _Checked:
+class _KeyLookup:
     """What the store said of a key, and when; None: it opens nothing."""
 
     key: StoredKey | None
@@ -64,10 +65,10 @@ class _Checked:
 
 
 @dataclass
-class _Kept:
+class _OpenSession:
     """A session, and the key that it was last opened with."""
 
-    session: Session
+    session: GatewaySession
     digest: bytes
     used_at: float = field(default_factory=time.monotonic)
 
@@ -78,14 +79,16 @@ class StoredKeys:
     `sampling` is laid over what agents ask, a key's own over that; `budget` bounds attempts whose key has none.
     """
 
-    def __init__(self, store: Store, models: Models, sampling: Mapping[str, Any], budget: Budget | None) -> None:
+    def __init__(
+        self, store: Store, models: ModelRouter, sampling: Mapping[str, Any], budget: Budget | None
+    ) -> None:
         self._store = store
         self._models = models
         self._dialects = dialects()
         self._sampling = sampling
         self._budget = budget
-        self._checked: dict[bytes, _Checked] = {}
-        self._kept: dict[str, _Kept] = {}
+        self._checked: dict[bytes, _KeyLookup] = {}
+        self._kept: dict[str, _OpenSession] = {}
         self._swept_at = time.monotonic()
         # By attempt, and only while somebody waits: one that has a long past holds up no other.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -95,7 +98,7 @@ class StoredKeys:
         found = await self._check(digest_of(key))
         return None if found is None else found.attempt_id
 
-    async def find(self, key: str) -> Session | None:
+    async def find(self, key: str) -> GatewaySession | None:
         """See KeyRing. Raises GatewayError, or StoreError when the calls of an attempt cannot be read."""
         found = await self._check(digest_of(key))
         if found is None:
@@ -106,7 +109,7 @@ class StoredKeys:
             async with lock:
                 kept = self._kept.get(found.attempt_id)
                 if kept is None or (kept.digest != found.digest and kept.session.in_flight == 0):
-                    kept = self._kept[found.attempt_id] = _Kept(await self._restore(found), found.digest)
+                    kept = self._kept[found.attempt_id] = _OpenSession(await self._restore(found), found.digest)
         kept.used_at = time.monotonic()
         return kept.session
 
@@ -116,7 +119,7 @@ class StoredKeys:
             self._forget()
             try:
                 # On the event loop: one row by its key waits for nobody, and a thread costs five times as much.
-                checked = _Checked(self._store.key(digest))
+                checked = _KeyLookup(self._store.key(digest))
             except StoreError as error:
                 # Nothing was asked of a model yet, so that another try does no harm.
                 _log.error("a key cannot be looked up: %s", error)
@@ -138,11 +141,11 @@ class StoredKeys:
         for attempt_id in idle:
             del self._kept[attempt_id]
 
-    async def _restore(self, key: StoredKey) -> Session:
+    async def _restore(self, key: StoredKey) -> GatewaySession:
         """A session as it was when the last of its calls was answered."""
         budget = msgspec.convert(key.budget, Budget) if key.budget else self._budget
         sequence = await asyncio.to_thread(self._store.next_sequence, key.attempt_id)
-        session = Session(key.attempt_id, {**self._sampling, **key.sampling}, budget, sequence=sequence)
+        session = GatewaySession(key.attempt_id, {**self._sampling, **key.sampling}, budget, sequence=sequence)
         calls = await asyncio.to_thread(self._store.calls, key.attempt_id)
         while some := await asyncio.to_thread(lambda: list(islice(calls, TOGETHER))):
             for call in some:
@@ -153,7 +156,7 @@ class StoredKeys:
                     self._recall(session, call)
         return session
 
-    def _recall(self, session: Session, call: Call) -> None:
+    def _recall(self, session: GatewaySession, call: Call) -> None:
         """Take up an answered call: its tool calls may come back, and a backend may build on its tokens."""
         branch = Branch(call.session_id, call.agent_id)
         sampled = recall(call.dialect, call.response)

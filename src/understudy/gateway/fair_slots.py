@@ -12,7 +12,7 @@ from understudy.errors import BackendError
 _Waiters = deque["asyncio.Future[None]"]
 
 
-class Crowded(BackendError):
+class QueueFull(BackendError):
     """More requests wait for a model than may; the agent is asked to try again."""
 
     def __init__(self, waiting: int, slots: int) -> None:
@@ -51,7 +51,7 @@ class FairSlots:
             self.held += 1
             return
         if self.waiting >= self.queue:
-            raise Crowded(self.waiting, self.slots)
+            raise QueueFull(self.waiting, self.slots)
         turn = asyncio.get_running_loop().create_future()
         waiters = self._turns.setdefault(key, deque())
         waiters.append(turn)

@@ -1,0 +1,83 @@
+"""The gateway's memory of one attempt: its budget, its branches, and the tool calls that it was answered with."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from understudy.gateway.budget import Budget, Spending
+from understudy.wire.dialect import Branch
+from understudy.wire.model import ConversationHandle, ToolCall
+
+_TOOL_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+BRANCHES_LIMIT = 1000
+"""How many branches of an attempt backends may remember."""
+
+
+class GatewaySession:
+    """What the gateway remembers of one attempt while its key works."""
+
+    def __init__(
+        self, attempt_id: str, sampling: Mapping[str, Any], budget: Budget | None = None, *, sequence: int = 0
+    ) -> None:
+        self.attempt_id = attempt_id
+        self.sampling = dict(sampling)
+        self.spending = Spending(budget)
+        self.exhausted: str | None = None
+        """What the agent was told when the budget was used up."""
+        self.begun = 0
+        """How many exchanges with the model were begun."""
+        self.in_flight = 0
+        """How many of them have not ended."""
+        self.held = 0
+        """How many bytes the bodies of its requests hold."""
+        self._calls = sequence
+        self._last: dict[Branch, str] = {}
+        self._tool_ids: set[str] = set()
+        self._sampled: dict[str, ToolCall] = {}
+        self._conversations: dict[Branch, ConversationHandle] = {}
+
+    def conversation(self, branch: Branch) -> ConversationHandle:
+        """The branch as backends know it: the same object for all calls of a branch."""
+        key = f"{self.attempt_id} {branch.session_id or ''}"
+        known = self._conversations.pop(branch, None) or ConversationHandle(key)
+        self._conversations[branch] = known  # the last one, as it was used last
+        if len(self._conversations) > BRANCHES_LIMIT:
+            del self._conversations[next(iter(self._conversations))]
+        return known
+
+    def next_sequence(self) -> int:
+        """The place of the next call in the attempt, from 0."""
+        self._calls += 1
+        return self._calls - 1
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the agent asked the model, and never once got an answer."""
+        return self.begun > 0 and not self._last
+
+    def parent(self, branch: Branch) -> str | None:
+        """The id of the last answered call on a branch, or None."""
+        return self._last.get(branch)
+
+    def answered(self, branch: Branch, call_id: str, sampled: Mapping[str, ToolCall]) -> None:
+        """Note a committed answer: the next call on the branch follows it, its tool calls may come back."""
+        self._last[branch] = call_id
+        self._tool_ids.update(sampled)
+        self._sampled.update(sampled)
+
+    def tool_id(self, offered: str) -> str:
+        """A tool id that no earlier answer of the attempt used: the offered one if it will do, else a new one.
+
+        Claude Code erases a turn whose tool id it has seen before.
+        """
+        usable = _TOOL_ID.fullmatch(offered) and offered not in self._tool_ids
+        chosen = offered if usable else f"toolu_{secrets.token_hex(12)}"
+        self._tool_ids.add(chosen)
+        return chosen
+
+    def sampled(self, tool_id: str) -> ToolCall | None:
+        """The tool call as the model wrote it, by the id that the agent was given."""
+        return self._sampled.get(tool_id)
