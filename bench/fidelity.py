@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from understudy.ingest.base import LogFile, TraceState, states
-from understudy.ingest.claude_code import ClaudeCode
+from understudy.ingest.claude_code.log_format import ClaudeCode
+from understudy.ingest.log_files import LogFile
+from understudy.ingest.trace import TraceState, expand
 
 TARGET = 0.97
 _ELEMENTS = re.compile(
@@ -116,7 +117,7 @@ def ours(files: list[Path]) -> dict[str, tuple[Normal, str]]:
         groups[reader.group(str(file))].append(LogFile.on_disk(file))
     for group in groups.values():
         for trace in reader.read(group):
-            for state in states(trace):
+            for state in expand(trace):
                 found[state.message_id] = (normal(state.messages), described(state))
     return found
 

@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from understudy.ingest.files import walk
-from understudy.ingest.formats import batches
-from understudy.redact.leaks import installed
+from understudy.ingest.formats.registry import batches
+from understudy.ingest.log_files import walk
+from understudy.redact.betterleaks import installed
 from understudy.redact.redactor import Redactor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -17,7 +17,7 @@ from understudy.export import llamafactory_files as files
 from understudy.export import llamafactory_rows as rows
 from understudy.export.examples import Example
 from understudy.export.llamafactory_templates import Template, named
-from understudy.ingest.base import Action, tool_call
+from understudy.ingest.trace import Action, tool_call
 from understudy.preference.base import Pair
 
 PYTHON = os.environ.get("UNDERSTUDY_LLAMAFACTORY_PYTHON", "")

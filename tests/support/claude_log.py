@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
-from understudy.ingest.base import LogFile, Trace, TraceState, states
-from understudy.ingest.claude_code import ClaudeCode
+from understudy.ingest.claude_code.log_format import ClaudeCode
+from understudy.ingest.log_files import LogFile
+from understudy.ingest.trace import Trace, TraceState, expand
 
 MODEL = "claude-opus-4-5"
 PROJECT = "/home/dev/.claude/projects/-home-dev-proj"
@@ -105,7 +106,7 @@ def by_message(*traces: Trace) -> dict[str, TraceState]:
     """The states by message id, without a system prompt; each turn is in there once."""
     found: dict[str, TraceState] = {}
     for trace in traces:
-        for state in states(trace, system=None):
+        for state in expand(trace, system=None):
             assert state.message_id not in found
             found[state.message_id] = state
     return found

@@ -11,8 +11,8 @@ from typing import Any
 from understudy.export import hf
 from understudy.export.base import Exported
 from understudy.export.corpus import Corpus, Selection
-from understudy.ingest import library
-from understudy.ingest.base import Message, Node, Plain, Shape, Signals, Trace, Turn, tool_call
+from understudy.ingest import trace_store
+from understudy.ingest.trace import Message, Node, Plain, Shape, Signals, Trace, Turn, tool_call
 from understudy.store import Store
 from understudy.trajectory.roles import ROLES, Role
 from understudy.types import Verdict
@@ -121,7 +121,7 @@ def export_hf(
 def put_sessions(directory: Path, traces: Sequence[Trace]) -> None:
     with Store.open(directory) as store:
         for trace in traces:
-            wait(library.put(store.sessions, trace))
+            wait(trace_store.put(store.sessions, trace))
 
 
 def converse(attempt_id: str, instruction: str, *, tokens: bool = True, said: str = "Done.") -> Session:

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from understudy.ingest.base import Trace, TraceState, states
-from understudy.ingest.files import walk
-from understudy.ingest.formats import batches
+from understudy.ingest.formats.registry import batches
+from understudy.ingest.log_files import walk
+from understudy.ingest.trace import Trace, TraceState, expand
 
 DATA = Path(__file__).parents[1] / "data" / "ingest"
 
@@ -54,7 +54,7 @@ def read(path: Path) -> list[Trace]:
 
 def only(path: Path) -> tuple[Trace, list[TraceState]]:
     (trace,) = read(path)
-    return trace, list(states(trace, system=None))
+    return trace, list(expand(trace, system=None))
 
 
 def golden(trace: Trace) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def golden(trace: Trace) -> dict[str, Any]:
                 "messages": state.messages,
                 "action": state.student_action,
             }
-            for state in states(trace, system=None)
+            for state in expand(trace, system=None)
         ],
     }
     return json.loads(msgspec.json.encode(told))

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from understudy.ingest import library
-from understudy.ingest.base import Node, Plain, Shape, Trace, Turn
+from understudy.ingest import trace_store
+from understudy.ingest.trace import Node, Plain, Shape, Trace, Turn
 from understudy.replay.plan import Options
 from understudy.replay.replay import Replay
 from understudy.replay.teachers import Teachers, read_teachers
@@ -74,7 +74,7 @@ def fill(directory: Path, *traces: Trace) -> Path:
     """A store with these sessions."""
     with Store.open(directory) as store:
         for trace in traces:
-            library.put(store.sessions, trace).result()
+            trace_store.put(store.sessions, trace).result()
     return directory
 
 

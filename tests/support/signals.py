@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from understudy.ingest.base import Message, Node, Plain, Signals, Trace, Turn, tool_call
-from understudy.ingest.signals import annotate
+from understudy.ingest.signals.annotate import annotate
+from understudy.ingest.trace import Message, Node, Plain, Signals, Trace, Turn, tool_call
 
 Step = tuple[str, dict[str, Any], str | None]
 

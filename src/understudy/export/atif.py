@@ -19,7 +19,7 @@ from understudy.export.base import Exported, Report, Traits, exporter, silent
 from understudy.export.corpus import Corpus, Tally
 from understudy.export.files import JsonLines, Writing, json_bytes
 from understudy.export.session_examples import group_of
-from understudy.ingest.base import Trace
+from understudy.ingest.trace import Trace
 
 _ABOUT = (
     "A JSON file holds a trajectory in ATIF 1.8: of a rollout, with its subagents in it, or of one path of a "

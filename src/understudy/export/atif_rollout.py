@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from understudy import __version__
 from understudy.export.atif_steps import Did, instant, plain, steps, totals
-from understudy.ingest.base import Message
+from understudy.ingest.trace import Message
 from understudy.trajectory.graded import Graded
 from understudy.trajectory.roles import Role
 from understudy.trajectory.tree import Node, Trajectory

@@ -11,7 +11,7 @@ from msgspec import Struct
 from understudy import __version__
 from understudy.export.atif_rollout import VERSION, Document
 from understudy.export.atif_steps import Did, plain, steps, totals
-from understudy.ingest.base import Action, Message, Shape, Trace, Turn, state_id
+from understudy.ingest.trace import Action, Message, Shape, Trace, Turn, state_id
 
 
 class Path(Struct, frozen=True):

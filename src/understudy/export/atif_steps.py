@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct, field
 
 from understudy.export.matching import arguments_of
-from understudy.ingest.base import Message
+from understudy.ingest.trace import Message
 
 Step = dict[str, Any]
 

@@ -17,9 +17,9 @@ from understudy.export.examples import Example
 from understudy.export.rollout_examples import Told, attempt_examples
 from understudy.export.session_examples import trace_examples
 from understudy.export.splits import Split, split
-from understudy.ingest import library
-from understudy.ingest.base import Trace
+from understudy.ingest import trace_store
 from understudy.ingest.redacted import redacted
+from understudy.ingest.trace import Trace
 from understudy.preference import checks
 from understudy.preference.base import Pair
 from understudy.preference.pairs import replay_pairs
@@ -231,7 +231,7 @@ class Corpus:
     def _traces(self, tally: Tally) -> Iterator[Trace]:
         if "sessions" not in self.selection.origins:
             return
-        for trace in library.traces(self.store.sessions, where=self.selection.where):
+        for trace in trace_store.traces(self.store.sessions, where=self.selection.where):
             role = _TRACE_ROLES.get(trace.role, "auxiliary")
             if role not in self.selection.roles:
                 tally.left_out[f"role {role}"] += len(trace.turns)

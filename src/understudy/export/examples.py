@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from understudy.ingest.base import Message
+from understudy.ingest.trace import Message
 
 
 class Example(Struct, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ from understudy.export.corpus import Corpus
 from understudy.export.files import Described, alone, filled, writing
 from understudy.export.parquet import Saved, schema
 from understudy.export.stream import spans
-from understudy.ingest.families import family
+from understudy.ingest.model_families import family
 from understudy.trajectory.roles import ROLES
 from understudy.trajectory.samples import NO_TOKENS, merge, usable
 from understudy.trajectory.tree import Node

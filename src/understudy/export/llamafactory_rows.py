@@ -16,7 +16,7 @@ from msgspec import Struct
 from understudy.export.examples import Example
 from understudy.export.llamafactory_templates import Template
 from understudy.export.matching import arguments_of, textual
-from understudy.ingest.base import Message
+from understudy.ingest.trace import Message
 from understudy.preference.base import Pair
 from understudy.preference.checks import message_of
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
-from understudy.ingest.base import Message
+from understudy.ingest.trace import Message
 
 _value = msgspec.json.Decoder().decode
 

@@ -12,7 +12,7 @@ from understudy.export.base import Exported, Report, Traits, exporter, silent
 from understudy.export.corpus import Corpus, Unit
 from understudy.export.examples import Example
 from understudy.export.files import JsonLines, Writing, json_bytes
-from understudy.ingest.base import Message
+from understudy.ingest.trace import Message
 
 FEWEST_ROWS = 10
 MOST_BYTES = 512_000_000

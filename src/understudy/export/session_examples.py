@@ -9,7 +9,9 @@ from typing import Any
 
 from understudy.export.examples import Example
 from understudy.export.matching import flaw, same, textual
-from understudy.ingest.base import (
+from understudy.ingest.model_families import family
+from understudy.ingest.normalise import tidy
+from understudy.ingest.trace import (
     SYSTEM_PROMPT,
     Message,
     Outcome,
@@ -18,11 +20,9 @@ from understudy.ingest.base import (
     Trace,
     TraceState,
     Turn,
+    expand,
     state_id,
-    states,
 )
-from understudy.ingest.families import family
-from understudy.ingest.tidy import tidy
 from understudy.preference.checks import message_of
 
 _AT = "understudy_at"
@@ -61,7 +61,7 @@ def group_of(trace: Trace) -> str:
 
 
 def _turns(trace: Trace, left_out: Counter[str]) -> Iterator[Example]:
-    for state in states(trace):
+    for state in expand(trace):
         answer = textual(message_of(state.student_action))
         if reason := flaw(answer):
             left_out[reason] += 1

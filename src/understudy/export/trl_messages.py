@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from understudy.export.matching import arguments_of
-from understudy.ingest.base import Message
+from understudy.ingest.trace import Message
 
 MESSAGES = ["json"]
 """The column type of messages: JSON values, so that a message has the keys it has and no others. In a column of

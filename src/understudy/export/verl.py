@@ -17,7 +17,7 @@ from understudy.export.corpus import Corpus, Unit
 from understudy.export.examples import Example
 from understudy.export.files import Writing
 from understudy.export.parquet import Parquet
-from understudy.ingest.base import Message
+from understudy.ingest.trace import Message
 from understudy.trajectory.graded import Graded
 from understudy.trajectory.samples import Sample
 from understudy.types import Task

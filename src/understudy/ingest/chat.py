@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from understudy.ingest.base import Message, tool_call
-from understudy.ingest.reading import items, mapping, string
+from understudy.ingest.log_reader import items, mapping, string
+from understudy.ingest.trace import Message, tool_call
 
 ROLES = {
     "system": "system",

@@ -21,15 +21,15 @@ from msgspec import Struct, field
 
 from understudy.errors import ConfigError
 from understudy.ingest import manifest
-from understudy.ingest.base import LogFile, LogFormat
-from understudy.ingest.files import INSIDE, walk
-from understudy.ingest.formats import Batch, batches
-from understudy.ingest.lines import NewFile, unwritable
+from understudy.ingest.batch_reader import ID_BYTES, Counts, Read, Selection
+from understudy.ingest.formats.base import LogFormat
+from understudy.ingest.formats.registry import Batch, batches
+from understudy.ingest.jsonl import NewFile, unwritable
+from understudy.ingest.log_files import INSIDE, LogFile, walk
 from understudy.ingest.manifest import Kept
 from understudy.ingest.parquet import ParquetFile, part
 from understudy.ingest.processes import Job, Progress, Report, held, results
-from understudy.ingest.shelf import Shelf
-from understudy.ingest.states import ID_BYTES, Counts, Read, Selection
+from understudy.ingest.spool import Shelf
 from understudy.redact.report import Report as Replaced
 from understudy.redact.report import put_beside
 from understudy.store import Store

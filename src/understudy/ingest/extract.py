@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from understudy.errors import ConfigError
-from understudy.ingest.base import Trace, TraceState, states
-from understudy.ingest.library import Library, traces
-from understudy.ingest.lines import NewFile, line, unwritable
+from understudy.ingest.jsonl import NewFile, line, unwritable
 from understudy.ingest.parquet import ParquetFile, needs
 from understudy.ingest.redacted import redacted
+from understudy.ingest.trace import Trace, TraceState, expand
+from understudy.ingest.trace_store import Library, traces
 from understudy.redact.redactor import Redactor
 from understudy.util.atomic import atomic_path
 
@@ -21,7 +21,7 @@ def stored(
     """The states that `where` is true of, each with its trace, redacted where there is a redactor."""
     for trace in traces(library, where, limit=limit):
         clean = redacted(trace, redactor) if redactor else trace
-        for state in states(clean):
+        for state in expand(clean):
             yield state, clean
 
 

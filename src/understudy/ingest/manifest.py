@@ -13,12 +13,11 @@ import msgspec
 from msgspec import Struct
 
 from understudy import __version__
-from understudy.ingest.base import LogFile
-from understudy.ingest.files import INSIDE
-from understudy.ingest.formats import Batch
+from understudy.ingest.batch_reader import ID_BYTES, Kind, Read
+from understudy.ingest.formats.registry import Batch
+from understudy.ingest.log_files import INSIDE, LogFile
 from understudy.ingest.processes import Job
-from understudy.ingest.states import ID_BYTES, Kind, Read
-from understudy.redact.leaks import installed
+from understudy.redact.betterleaks import installed
 from understudy.store.sessions import Source, Words
 
 _READER = "2"

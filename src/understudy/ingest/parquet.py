@@ -15,8 +15,8 @@ from typing import Any, cast
 import msgspec
 
 from understudy.errors import ConfigError
-from understudy.ingest.base import Message, Outcome, Parent, Signals, Trace, TraceState, states
-from understudy.ingest.lines import only, record, unwritable
+from understudy.ingest.jsonl import only, record, unwritable
+from understudy.ingest.trace import Message, Outcome, Parent, Signals, Trace, TraceState, expand
 
 _HELD = 8 << 20  # bytes of text that are held before they are written
 _GROUP = 64 << 20  # bytes of a row group
@@ -208,7 +208,7 @@ class ParquetParts:
         if self._file is None:
             self._file = ParquetFile(part(self.path, self._number))
             self._number += 1
-        for state in states(only(trace, wanted)):
+        for state in expand(only(trace, wanted)):
             self._file.add(state, trace)
             tick()
 

@@ -18,11 +18,11 @@ from typing import Literal
 from msgspec import Struct
 
 from understudy.errors import ConfigError
-from understudy.ingest.formats import Batch
-from understudy.ingest.lines import Lines
+from understudy.ingest.batch_reader import Read, Selection, Sink, gather
+from understudy.ingest.formats.registry import Batch
+from understudy.ingest.jsonl import Lines
 from understudy.ingest.parquet import ParquetParts
-from understudy.ingest.shelf import RowsFile
-from understudy.ingest.states import Read, Selection, Sink, gather
+from understudy.ingest.spool import RowsFile
 
 _UNIT = 8 << 20  # bytes of small logs that are read in one go
 _LOOK_S = 0.2

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from understudy.ingest.base import Action, Message, Node, Outcome, Parent, Renderer, Shape, Trace, Turn
+from understudy.ingest.trace import Action, Message, Node, Outcome, Parent, Renderer, Shape, Trace, Turn
 from understudy.redact.redactor import Redactor
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from understudy.ingest.base import Action, Message
+from understudy.ingest.trace import Action, Message
 
 
 class Proposal(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct, field
 
-from understudy.ingest.base import Action, Message, text_of
+from understudy.ingest.trace import Action, Message, text_of
 from understudy.preference.base import Pair
 from understudy.preference.normalise import NOWHERE, Place, unreadable
 from understudy.preference.prefixes import digest, stable

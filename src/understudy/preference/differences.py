@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import Struct
 
-from understudy.ingest.base import Action
+from understudy.ingest.trace import Action
 from understudy.preference.normalise import NOWHERE, Doing, Place
 from understudy.preference.substance import Substance, alike, similarity, substance
 

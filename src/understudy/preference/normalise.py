@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
-from understudy.ingest.base import Action
+from understudy.ingest.trace import Action
 from understudy.preference.known_tools import ALIASES, TOOLS, Kind, Known
 from understudy.preference.shell import script, spelled
 from understudy.wire.blocks import canonical, decoded

@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import ConfigError
-from understudy.ingest import library
-from understudy.ingest.base import Action, Trace, TraceState, state_id, states
+from understudy.ingest import trace_store
 from understudy.ingest.redacted import redacted
+from understudy.ingest.trace import Action, Trace, TraceState, expand, state_id
 from understudy.preference import checks
 from understudy.preference.base import Consensus, Pair, Proposal
 from understudy.preference.checks import Checks, Tally
@@ -22,7 +22,7 @@ from understudy.preference.normalise import Place, unreadable
 from understudy.preference.prefixes import digest
 from understudy.preference.proposals import judge_of, names_in, proposals
 from understudy.preference.substance import alike, substance
-from understudy.redact.judging import OURS
+from understudy.redact.heuristics import OURS
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 from understudy.store.asks import Replay
@@ -55,7 +55,7 @@ def replay_pairs(
 ) -> Iterator[Pair]:
     """A pair for each state that teachers answered about, where they agree and the student did something else.
 
-    `where` chooses states, as in `library.traces`. With a `redactor`, pairs hold no secrets. A teacher of the
+    `where` chooses states, as in `trace_store.traces`. With a `redactor`, pairs hold no secrets. A teacher of the
     family that wrote the turn, or of no known one, has no vote, and a turn whose author is of no known family
     gives no pair, unless the replay allowed it: its last invocation counts. Where teachers do not agree, what the
     judge of the replay chose decides. What was compared is counted in `tally`.
@@ -71,7 +71,7 @@ def replay_pairs(
     answered = store.asks.states()
     allowed = {replay.id: _allowed(replay) for replay in store.asks.replays()}
     for start in range(0, len(answered), _AT_ONCE):
-        for trace in library.traces(store.sessions, where=_chosen(answered[start : start + _AT_ONCE], where)):
+        for trace in trace_store.traces(store.sessions, where=_chosen(answered[start : start + _AT_ONCE], where)):
             ids = [state_id(trace.trace_id, turn.message_id) for turn in trace.turns]
             names = _names(trace)
             given = {each: proposals(store, each, names=names, left_out=tally.answers) for each in ids}
@@ -80,7 +80,7 @@ def replay_pairs(
                 exported = redacted(trace, redactor)
                 given = _redacted(trace, given, redactor)
             # The ids are those of the trace as it is stored: asks are kept by them.
-            for own, state in zip(ids, states(exported), strict=True):
+            for own, state in zip(ids, expand(exported), strict=True):
                 state.state_id = own
                 tally.compared += 1
                 votes, why = _votes(state, given[own], allowed, tally)

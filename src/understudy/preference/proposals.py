@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from understudy.ingest.base import Action, Message, tool_call
+from understudy.ingest.trace import Action, Message, tool_call
 from understudy.preference.base import Proposal
 from understudy.preference.consensus import Judge
 from understudy.preference.normalise import unreadable

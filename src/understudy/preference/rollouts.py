@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import ConfigError
-from understudy.ingest.base import Action, Message
-from understudy.ingest.families import family
-from understudy.ingest.tidy import tidy
+from understudy.ingest.model_families import family
+from understudy.ingest.normalise import tidy
+from understudy.ingest.trace import Action, Message
 from understudy.preference import prefixes
 from understudy.preference.base import Pair
 from understudy.preference.checks import SAME, Checks, Tally

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from understudy.ingest.base import Action
+from understudy.ingest.trace import Action
 from understudy.preference.normalise import NOWHERE, Doing, Place, doings
 
 SIMILAR = 0.6

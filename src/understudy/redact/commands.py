@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from understudy.redact.judging import password, reference
+from understudy.redact.heuristics import password, reference
 
 _VALUE = r"""\\{0,7}["']?([^\s"'\\;|&<>\0\x1b]{6,256})"""
 _OF = r"[^\n|;&]{0,160}?[ \t]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from understudy.redact.judging import dummy, random
+from understudy.redact.heuristics import dummy, random
 
 
 class Form(NamedTuple):

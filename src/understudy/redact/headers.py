@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from understudy.redact.judging import ANSI, random, reference
+from understudy.redact.heuristics import ANSI, random, reference
 
 _AUTHORIZATION = re.compile(
     r"uthorization\\{0,7}[\"']?[ \t]{0,4}[:=,][ \t]{0,4}[fb]?(?:\\{0,7}[\"'`])?(?:" + ANSI + r")?"

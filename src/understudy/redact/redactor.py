@@ -10,14 +10,14 @@ from typing import Any, Self, cast
 
 import msgspec
 
-from understudy.redact.assigned import under
+from understudy.redact.assignments import under
+from understudy.redact.betterleaks import installed, leaks
 from understudy.redact.forms import formed
-from understudy.redact.judging import OURS, memorable, reference
+from understudy.redact.heuristics import OURS, memorable, reference
 from understudy.redact.key import load_key
-from understudy.redact.known import Known
-from understudy.redact.leaks import installed, leaks
-from understudy.redact.names import Names
+from understudy.redact.known_secrets import Known
 from understudy.redact.pem import pieces
+from understudy.redact.pseudonyms import Names
 from understudy.redact.report import Report
 from understudy.redact.rules import Found, found
 

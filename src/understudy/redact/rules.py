@@ -15,12 +15,12 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from understudy.redact import headers, pem
-from understudy.redact.assigned import assigned
+from understudy.redact.assignments import assigned
 from understudy.redact.commands import AFTER, given, piped
 from understudy.redact.forms import in_run
-from understudy.redact.judging import GENERIC_PASSWORDS, OURS, random, reference
-from understudy.redact.names import Kind
-from understudy.redact.people import email, home
+from understudy.redact.heuristics import GENERIC_PASSWORDS, OURS, random, reference
+from understudy.redact.personal import email, home
+from understudy.redact.pseudonyms import Kind
 
 
 class Found(NamedTuple):

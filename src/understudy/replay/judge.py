@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from understudy.ingest.base import Action, Message, text_of
+from understudy.ingest.trace import Action, Message, text_of
 from understudy.preference.base import Proposal
 from understudy.preference.consensus import Group, consensus
 from understudy.preference.normalise import Place

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field, structs
 
-from understudy.ingest.base import Trace, TraceState, states
-from understudy.ingest.library import traces
+from understudy.ingest.batch_reader import WORK
 from understudy.ingest.redacted import redacted
-from understudy.ingest.states import WORK
+from understudy.ingest.trace import Trace, TraceState, expand
+from understudy.ingest.trace_store import traces
 from understudy.preference.checks import length_of, message_of
 from understudy.redact.redactor import Redactor
 from understudy.replay.requests import Request, likely_cost, request, worst_cost
@@ -131,7 +131,7 @@ def select(sessions: Sessions, teachers: Teachers, options: Options, counts: Sel
             counts.left_out["role"] += len(trace.turns)
             continue
         guessed: list[dict[str, Any]] | None = None
-        for state in states(trace):
+        for state in expand(trace):
             if options.limit is not None and counts.states >= options.limit:
                 return
             chosen = _chosen(state, teachers, options, counts)

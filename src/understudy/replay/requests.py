@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from understudy.gateway.prices import Price
-from understudy.ingest.base import Message
+from understudy.ingest.trace import Message
 from understudy.preference.proposals import sent_name
 from understudy.replay.messages import as_anthropic
 from understudy.replay.teachers import TeacherConfig

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, field
 from understudy.errors import ConfigError
 from understudy.gateway.config import TIMEOUT_S, GatewayConfig, ModelConfig, ModelsConfig, check
 from understudy.gateway.prices import Price
-from understudy.ingest.families import family
+from understudy.ingest.model_families import family
 
 Kind = Literal["openai", "anthropic", "vllm", "sglang"]
 KINDS: tuple[str, ...] = get_args(Kind)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from msgspec import Struct, field
 
-from understudy.ingest.base import Message, Trace
+from understudy.ingest.trace import Message, Trace
 from understudy.preference.proposals import sent_name
 from understudy.wire.arguments import parse_object
 

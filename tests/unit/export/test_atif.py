@@ -16,7 +16,7 @@ from understudy.export.atif import export, named, of_session, version_of
 from understudy.export.atif_rollout import documents
 from understudy.export.base import Graded
 from understudy.export.corpus import Corpus, Selection
-from understudy.ingest.base import Outcome, Parent, Trace, states
+from understudy.ingest.trace import Outcome, Parent, Trace, expand
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 from understudy.trajectory.roles import Role
@@ -49,7 +49,7 @@ def contents(trace: Trace) -> list[tuple[Any, Any]]:
     """The states of a trace. ATIF does not tell an empty text from none."""
     return [
         ([{**message, "content": message["content"] or ""} for message in state.messages], state.student_action)
-        for state in states(trace, system=None)
+        for state in expand(trace, system=None)
     ]
 
 

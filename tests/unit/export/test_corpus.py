@@ -15,7 +15,7 @@ from understudy.export.matching import arguments_of, place, textual
 from understudy.export.session_examples import desirable, trace_examples
 from understudy.export.splits import split
 from understudy.export.trl_sft import runs
-from understudy.ingest.base import Outcome, Shape, Signals, states, tool_call
+from understudy.ingest.trace import Outcome, Shape, Signals, expand, tool_call
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 
@@ -33,7 +33,7 @@ def of(trace, unit: str = "conversation") -> list[Example]:
 def test_turns_are_the_states_with_their_action():
     trace = session()
     found = of(trace, "turn")
-    expected = list(states(trace))
+    expected = list(expand(trace))
     assert [example.example_id for example in found] == [state.state_id for state in expected]
     for example, state in zip(found, expected, strict=True):
         assert example.messages[:-1] == [textual(message) for message in state.messages]
@@ -94,7 +94,7 @@ def test_every_chosen_turn_is_learned_exactly_once_whatever_the_tree(parents: li
         ends.append(log.user(answer, f"on {number}"))
     kept = data.draw(st.sets(st.integers(0, len(parents) - 1), min_size=1))
     log.trace.turns = [turn for number, turn in enumerate(log.trace.turns) if number in kept]
-    whole = {state.state_id: state for state in states(log.trace)}
+    whole = {state.state_id: state for state in expand(log.trace)}
     learned: list[tuple[str, ...]] = []
     for example in of(log.trace):
         for index in example.trained:

@@ -22,7 +22,7 @@ from understudy.export.corpus import Corpus, Selection
 from understudy.export.examples import Example
 from understudy.export.llamafactory import TOO_LONG, export
 from understudy.export.llamafactory_templates import named
-from understudy.ingest.base import Action, Message, tool_call
+from understudy.ingest.trace import Action, Message, tool_call
 from understudy.preference.base import Pair
 from understudy.redact.redactor import Redactor
 from understudy.store import Store

@@ -13,8 +13,8 @@ from understudy import plugins
 from understudy.errors import ConfigError
 from understudy.export.base import traits_of
 from understudy.export.corpus import Corpus, Selection
-from understudy.ingest import library
-from understudy.ingest.base import Outcome, Parent, Shape, Signals, Trace, state_id
+from understudy.ingest import trace_store
+from understudy.ingest.trace import Outcome, Parent, Shape, Signals, Trace, state_id
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 from understudy.store.asks import Ask
@@ -103,7 +103,7 @@ def plant(store: Store, seed: int) -> list[str]:
         second = log.answer(seen, None, [("c2", "Bash", nested)], signals=signals, model="claude-opus-4-5")
         done = log.result(second, "c2", json.dumps({"stdout": planted()}))
         log.answer(done, planted(), signals=Signals(commits=1), model="claude-opus-4-5")
-        wait(library.put(store.sessions, log.trace))
+        wait(trace_store.put(store.sessions, log.trace))
         teach(store, log.trace)
     return planted.secrets
 

@@ -18,7 +18,7 @@ from understudy.export.base import Exported
 from understudy.export.corpus import Corpus, Selection
 from understudy.export.parquet import Parquet
 from understudy.export.verl import COLUMNS, Form, export
-from understudy.ingest.base import Shape
+from understudy.ingest.trace import Shape
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 

@@ -17,7 +17,7 @@ from understudy.export.corpus import Corpus, Selection
 from understudy.export.files import MANIFEST
 from understudy.export.openai import refusal
 from understudy.export.push import plan
-from understudy.ingest.base import Shape, Signals
+from understudy.ingest.trace import Shape, Signals
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from understudy.ingest import library
+from understudy.ingest import trace_store
 
 from support import UNDERSTUDY, understudy, wait_for
 from support.claude_log import Log
@@ -201,7 +201,7 @@ def test_only_what_is_new_or_changed_goes_into_the_store(jobs: str, tmp_path: Pa
     assert figures(told(*options), "files", "unchanged", "new", "changed", "same") == (3, 1, 4, 1, 2)
     assert figures(told(*options), "unchanged") == (3,)
     # What a log that is gone held stays.
-    assert [len(trace.turns) for trace in library.traces(store)] == [3, 5, 3, 2]
+    assert [len(trace.turns) for trace in trace_store.traces(store)] == [3, 5, 3, 2]
 
 
 def test_the_store_holds_what_the_lines_hold(tmp_path: Path):
@@ -251,9 +251,9 @@ def test_an_interrupted_ingest_leaves_whole_traces_and_goes_on(jobs: str, tmp_pa
     assert process.returncode == 130
     assert "give the same command again to continue" in said
     assert not list(store.glob(".reading.*"))
-    assert {len(trace.turns) for trace in library.traces(store)} <= {2, 6000}
+    assert {len(trace.turns) for trace in trace_store.traces(store)} <= {2, 6000}
     assert told(logs, "--dir", store)["unchanged"] >= 1
-    assert sorted(len(trace.turns) for trace in library.traces(store)) == [2, 6000, 6000]
+    assert sorted(len(trace.turns) for trace in trace_store.traces(store)) == [2, 6000, 6000]
 
 
 # --- what is in a store --------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from understudy.ingest.base import SYSTEM_PROMPT, states
-from understudy.ingest.claude_code_render import CLEARED
-from understudy.ingest.claude_code_versions import CONTINUE
+from understudy.ingest.claude_code.render import CLEARED
+from understudy.ingest.claude_code.versions import CONTINUE
+from understudy.ingest.trace import SYSTEM_PROMPT, expand
 
 from support.claude_log import Log, by_message, outline, read, thinking
 
@@ -22,7 +22,7 @@ def test_the_lines_of_an_answer_are_one_turn() -> None:
     log.result("t1", [{"type": "text", "text": "a.py"}, {"type": "text", "text": "b.py"}])
     log.assistant(NEXT, thinking(""), "Two files.")
     (trace,) = read(log)
-    first, second = states(trace)
+    first, second = expand(trace)
     assert first.messages == [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": "look"}]
     assert (first.student_action.content, first.student_action.thinking) == ("Looking.", "first I look")
     assert first.student_action.tool_calls == second.messages[2]["tool_calls"]

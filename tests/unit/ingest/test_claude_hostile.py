@@ -17,9 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from understudy.ingest import claude_code_records
-from understudy.ingest.base import LogFile, states
-from understudy.ingest.claude_code import ClaudeCode
+from understudy.ingest.claude_code import records
+from understudy.ingest.claude_code.log_format import ClaudeCode
+from understudy.ingest.log_files import LogFile
+from understudy.ingest.trace import expand
 
 from support.claude_log import Log, by_message, of_bytes, read, thinking
 
@@ -63,7 +64,7 @@ def check(data: bytes, name: str = "s1.jsonl") -> Counter[str]:
     losses: Counter[str] = Counter()
     for trace in ClaudeCode().read([of_bytes(f"/logs/p/{name}", data)]):
         losses += trace.losses
-        found = list(states(trace))
+        found = list(expand(trace))
         assert len({state.message_id for state in found}) == len(found) == len(trace.turns)
         for state in found:
             msgspec.json.encode(state).decode()
@@ -191,7 +192,7 @@ def test_a_line_of_100_mb_and_one_that_is_too_long(monkeypatch: pytest.MonkeyPat
     data = log.data()
     (trace,) = ClaudeCode().read([of_bytes("/p/s1.jsonl", data)])
     assert len(by_message(trace)[ANSWER].messages[0]["content"]) == 100_000_000 and not trace.losses
-    monkeypatch.setattr(claude_code_records, "LONGEST", 1 << 20)
+    monkeypatch.setattr(records, "LONGEST", 1 << 20)
     (trace,) = ClaudeCode().read([of_bytes("/p/s1.jsonl", data)])
     assert trace.losses["line-too-long"] == 1 and by_message(trace)[ANSWER].messages == []
 

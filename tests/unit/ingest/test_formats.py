@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from understudy.errors import ConfigError
-from understudy.ingest.base import LogFile, states
-from understudy.ingest.files import head, walk
-from understudy.ingest.formats import FORMATS, batches, detect, named
+from understudy.ingest.formats.registry import FORMATS, batches, detect, named
+from understudy.ingest.log_files import LogFile, head, walk
+from understudy.ingest.trace import expand
 
 from support.ingest import DATA, LOGS, golden, read
 
@@ -76,7 +76,7 @@ def test_every_state_is_fit_for_a_chat_template() -> None:
     for log in LOGS:
         for trace in read(DATA / log):
             assert len({turn.message_id for turn in trace.turns}) == len(trace.turns)
-            for state in states(trace):
+            for state in expand(trace):
                 assert state.messages[0]["role"] == "system"
                 asked: set[str] = set()
                 for message in state.messages:
@@ -95,7 +95,7 @@ def test_a_turn_keeps_its_id_when_the_log_grows(tmp_path: Path) -> None:
         seen: list[str] = []
         for lines in range(4, whole.count(b"\n") + 1):
             path.write_bytes(b"\n".join(whole.split(b"\n")[:lines]) + b"\n")
-            ids = [state.state_id for state in states(read(path)[0])]
+            ids = [state.state_id for state in expand(read(path)[0])]
             assert ids[: len(seen)] == seen
             seen = ids
 

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from understudy.ingest import reading
-from understudy.ingest.base import LogFile, Trace, states
-from understudy.ingest.files import walk
-from understudy.ingest.formats import FORMATS, batches, named
+from understudy.ingest import log_reader
+from understudy.ingest.formats.registry import FORMATS, batches, named
+from understudy.ingest.log_files import LogFile, walk
+from understudy.ingest.trace import Trace, expand
 
 DATA = Path(__file__).parents[2] / "data" / "ingest"
 ALL = batches(walk([DATA], Counter()), Counter())
@@ -41,7 +41,7 @@ def read(name: str, files: dict[str, bytes]) -> list[Trace]:
     traces = list(named(name).read([of_bytes(path, data) for path, data in files.items()]))
     for trace in traces:
         assert all(isinstance(kind, str) and count > 0 for kind, count in trace.losses.items())
-        found = list(states(trace))
+        found = list(expand(trace))
         assert len(found) == len(trace.turns) == len({state.state_id for state in found})
         for state in found:
             msgspec.json.encode(state).decode()
@@ -185,16 +185,16 @@ def test_a_document_that_is_cut_is_a_loss(log: str, part: float) -> None:
 
 
 def test_a_line_that_is_too_long_is_skipped_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "LONGEST_LINE", 3_000_000)
+    monkeypatch.setattr(log_reader, "LONGEST_LINE", 3_000_000)
     long = b'{"type":"response_item","payload":"' + b"x" * 9_000_000 + b'"}'
     data = b'{"a":1}\n' + long + b'\n{"b":2}\n' + long
     losses: Counter[str] = Counter()
-    assert list(reading.lines(of_bytes("x", data), losses)) == [b'{"a":1}', b'{"b":2}']
+    assert list(log_reader.lines(of_bytes("x", data), losses)) == [b'{"a":1}', b'{"b":2}']
     assert losses == {"long_line": 2}
 
 
 def test_a_document_that_is_too_large_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "LARGEST_DOCUMENT", 1_000_000)
+    monkeypatch.setattr(log_reader, "LARGEST_DOCUMENT", 1_000_000)
     data = b"[" + b"1," * 600_000 + b"1]"
     (trace,) = read("atif", {"x.json": data})
     assert trace.losses["large_document"] == 1 and not trace.turns
@@ -212,7 +212,7 @@ def test_lines_are_those_of_the_file_however_it_comes(rows: Sequence[bytes], chu
 
     data = b"\n".join(rows)
     losses: Counter[str] = Counter()
-    found = list(reading.lines(LogFile("x", len(data), lambda: Slow(data)), losses))
+    found = list(log_reader.lines(LogFile("x", len(data), lambda: Slow(data)), losses))
     assert found == [row for row in rows if row.strip()] and not losses
 
 
@@ -225,17 +225,17 @@ def test_a_stream_that_breaks_off_loses_only_what_comes_after() -> None:
             return found
 
     losses: Counter[str] = Counter()
-    found = list(reading.lines(LogFile("x", 9, lambda: Broken(b"one\ntwo\nthree and more")), losses))
+    found = list(log_reader.lines(LogFile("x", 9, lambda: Broken(b"one\ntwo\nthree and more")), losses))
     assert found[:2] == [b"one", b"two"] and losses == {"unreadable_rest": 1}
 
 
 def test_halves_of_surrogates_and_bad_bytes_are_replaced_and_counted() -> None:
     losses: Counter[str] = Counter()
-    assert reading.parse(rb'{"a": "x\ud800y"}', losses) == {"a": "x?y"}
-    assert reading.parse(b'{"a": "\xff"}', losses) == {"a": "\ufffd"}
+    assert log_reader.parse(rb'{"a": "x\ud800y"}', losses) == {"a": "x?y"}
+    assert log_reader.parse(b'{"a": "\xff"}', losses) == {"a": "\ufffd"}
     assert losses == {"bad_text": 2}
-    assert reading.parse(b"[" * 100_000, losses) is None
-    assert reading.parse(b'{"a":' * 5_000 + b"1" + b"}" * 5_000, losses) is None
+    assert log_reader.parse(b"[" * 100_000, losses) is None
+    assert log_reader.parse(b'{"a":' * 5_000 + b"1" + b"}" * 5_000, losses) is None
     assert losses["bad_json"] == 2
 
 
@@ -243,7 +243,7 @@ def test_halves_of_surrogates_and_bad_bytes_are_replaced_and_counted() -> None:
 @given(value=VALUES, cut=st.integers(0, 200))
 def test_an_outline_of_any_beginning_can_be_made(value: Any, cut: int) -> None:
     data = json.dumps(value).encode()
-    seen = reading.outline(data[:cut])
+    seen = log_reader.outline(data[:cut])
     assert seen.kind in ("", "{", "[")
     if isinstance(value, dict) and cut >= len(data):
         assert set(seen.keys) == {json.dumps(key)[1:-1] for key in value}

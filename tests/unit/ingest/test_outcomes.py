@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from understudy.ingest.base import Outcome
-from understudy.ingest.outcomes import outcome
+from understudy.ingest.formats.outcomes import outcome
+from understudy.ingest.trace import Outcome
 
 from support.ingest import DATA, read
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from understudy.ingest.base import Parent, states
-from understudy.ingest.story import repository
+from understudy.ingest.trace import Parent, expand
+from understudy.ingest.trace_builder import repository
 
 from support.ingest import DATA, golden, only, read
 
@@ -76,7 +76,7 @@ def test_atif_leaves_out_steps_that_are_no_training_targets() -> None:
     trace, sub = read(DATA / "atif.json")
     assert [turn.message_id for turn in trace.turns] == ["step-4", "step-6"]
     assert [turn.model for turn in trace.turns] == ["claude-opus-4-5", "gemini-3-pro"]
-    last = list(states(trace))[-1]
+    last = list(expand(trace))[-1]
     assert {"role": "user", "content": "formatted"} in last.messages
     assert sub.parent == Parent("sess-1", "c2", 1) and sub.turns[0].model == "glm-5"
 
@@ -106,7 +106,7 @@ def test_atif_of_the_package_itself_comes_back_whole(tmp_path: Path) -> None:
     assert told == [golden(trace) for trace in read(DATA / "atif.json")]
     # The other way: what was read, written as ATIF, is valid and is read alike.
     trace = read(DATA / "atif.json")[0]
-    state = list(states(trace, system=None))[-1]
+    state = list(expand(trace, system=None))[-1]
     steps: list[dict[str, Any]] = []
     for message in state.messages:
         if message["role"] == "tool":
@@ -305,7 +305,7 @@ def test_aider_tells_chats_apart_and_follows_the_model() -> None:
     assert [turn.model for turn in first.turns] == ["deepseek/deepseek-chat", "gpt-4o"]
     assert first.trace_id != second.trace_id
     assert {turn.fidelity for turn in (*first.turns, *second.turns)} == {"lossy"}
-    assert next(states(second, system=None)).messages == [{"role": "user", "content": "what is here?"}]
+    assert next(expand(second, system=None)).messages == [{"role": "user", "content": "what is here?"}]
 
 
 def test_terminal_text_is_lossy_and_says_what_it_can() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from understudy.ingest.base import Message, TraceState
-from understudy.ingest.claude_code_render import ClaudeCodeRenderer
+from understudy.ingest.claude_code.render import ClaudeCodeRenderer
+from understudy.ingest.trace import Message, TraceState
 
 from support.claude_log import Log, by_message, read, thinking
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from understudy.ingest.base import Message, Node, Parent, Plain, Signals, Trace, Turn, tool_call
+from understudy.ingest.trace import Message, Node, Parent, Plain, Signals, Trace, Turn, tool_call
 
 from support.claude_log import Log, read
 from support.ingest import DATA

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from understudy.ingest.signal_calls import Call, judge
-from understudy.ingest.signal_shell import commands
-from understudy.ingest.signal_test_words import by_words
-from understudy.ingest.signal_tests import ended, runs_tests
+from understudy.ingest.signals.calls import Call, judge
+from understudy.ingest.signals.shell import commands
+from understudy.ingest.signals.test_runs import by_words, ended, runs_tests
 
 RUN = [
     "pytest -q",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.ingest.base import Action, tool_call
+from understudy.ingest.trace import Action, tool_call
 from understudy.preference.base import Proposal
 from understudy.preference.consensus import Group, consensus, grouped
 from understudy.preference.differences import differ

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.ingest.base import Action, tool_call
+from understudy.ingest.trace import Action, tool_call
 from understudy.preference.known_tools import TOOLS
 from understudy.preference.normalise import LONGEST, Place, doing, doings, of_name, path, unreadable
 from understudy.preference.shell import spelled

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from understudy.cli.app import app
 from understudy.errors import ConfigError
-from understudy.ingest import library
-from understudy.ingest.base import Node, Plain, Shape, Trace, Turn, state_id, tool_call
+from understudy.ingest import trace_store
+from understudy.ingest.trace import Node, Plain, Shape, Trace, Turn, state_id, tool_call
 from understudy.preference.base import Pair
 from understudy.preference.checks import Checks, Limits, Tally, in_turns
 from understudy.preference.differences import differ
@@ -124,7 +124,7 @@ def answered(
 def replayed(store: Store, *traces: Trace, votes: dict[tuple[str, int], dict[str, Message]]) -> None:
     """The traces, with what teachers said of their turns."""
     for each in traces:
-        wait(library.put(store.sessions, each))
+        wait(trace_store.put(store.sessions, each))
     wait(store.asks.put_replay("r", {}))
     for (name, turn), answers in votes.items():
         for teacher, answer in answers.items():

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from understudy.redact.betterleaks import installed
 from understudy.redact.forms import FORMS, label
-from understudy.redact.judging import dummy
-from understudy.redact.leaks import installed
+from understudy.redact.heuristics import dummy
 from understudy.redact.redactor import Redactor
 
 from support.secrets import BASE62, KINDS, UPPER, clean, drawn, parts, pem, place, planted

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.ingest.base import Node, Outcome, Parent, Plain, Shape, Trace, Turn, states, tool_call
 from understudy.ingest.redacted import redacted
+from understudy.ingest.trace import Node, Outcome, Parent, Plain, Shape, Trace, Turn, expand, tool_call
 from understudy.redact.redactor import Redactor
 
 from support.ingest import DATA, LOGS, read
@@ -53,7 +53,7 @@ def told(trace: Trace) -> bytes:
     """All that can be had of a trace."""
     return b"\n".join(
         [
-            msgspec.json.encode([*states(trace)]),
+            msgspec.json.encode([*expand(trace)]),
             msgspec.json.encode(
                 [trace.source, trace.project, trace.shape, trace.parent, trace.outcome, trace.losses, trace.turns]
             ),
@@ -87,9 +87,9 @@ def test_nothing_of_a_secret_is_left_in_any_part_of_a_trace() -> None:
     for secret in (AWS, PASSWORD, "alice/", "bob@acme.io"):
         assert secret.encode() not in left
     assert (len(after.nodes), len(after.turns)) == (len(before.nodes), len(before.turns))
-    first, second = states(after)
+    first, second = expand(after)
     assert first.source_model == "claude-opus-4-7" and first.student_action.tool_calls[0]["id"] == "toolu_01AbC"
-    assert [state.state_id for state in states(after)] == [state.state_id for state in states(before)]
+    assert [state.state_id for state in expand(after)] == [state.state_id for state in expand(before)]
     assert second.messages[2]["tool_calls"] == first.student_action.tool_calls
     assert json.loads(second.messages[2]["tool_calls"][0]["function"]["arguments"])["command"].startswith(
         "psql postgres://app:["
@@ -104,10 +104,10 @@ def test_a_state_is_the_same_whichever_others_are_asked_for() -> None:
         {"role": "user", "content": f"DB_PASSWORD={PASSWORD}"},
         {"role": "assistant", "content": "indeed"},
     ]
-    whole = list(states(redacted(trace(messages), ours())))
+    whole = list(expand(redacted(trace(messages), ours())))
     some = trace(messages)
     some.turns = some.turns[:1]
-    assert list(states(redacted(some, ours()))) == whole[:1]
+    assert list(expand(redacted(some, ours()))) == whole[:1]
     assert PASSWORD not in json.dumps(whole[0].messages)
 
 
@@ -115,10 +115,10 @@ def test_redacting_twice_is_as_once_and_reports_once() -> None:
     redactor = ours()
     before = trace([{"role": "user", "content": AWS}, {"role": "assistant", "content": f"{AWS} /home/alice"}])
     once = redacted(before, redactor)
-    first = list(states(once))
+    first = list(expand(once))
     count = redactor.report.counts
-    assert list(states(redacted(before, redactor))) == first and redactor.report.counts == count
-    assert list(states(redacted(once, ours()))) == first
+    assert list(expand(redacted(before, redactor))) == first and redactor.report.counts == count
+    assert list(expand(redacted(once, ours()))) == first
 
 
 @pytest.mark.parametrize("name", LOGS)
@@ -126,10 +126,10 @@ def test_logs_without_secrets_stay_as_they_are_but_for_paths(name: str) -> None:
     for before in read(DATA / name):
         redactor = ours()
         after = redacted(before, redactor)
-        assert len(list(states(after))) == len(before.turns)
+        assert len(list(expand(after))) == len(before.turns)
         assert set(redactor.report.counts) <= {"home-path", "email"}, redactor.report.to_json()
         if not redactor.report.total:
-            assert [*states(after)] == [*states(before)]
+            assert [*expand(after)] == [*expand(before)]
 
 
 @given(
@@ -162,7 +162,7 @@ def test_no_planted_secret_is_in_any_state(seed: int, plants: list[tuple[int, in
     for secret in gone:
         for written in (secret, json.dumps(secret)[1:-1], json.dumps(json.dumps(secret))[3:-3]):
             assert written not in left
-    assert list(states(redacted(after, ours()))) == list(states(after))
+    assert list(expand(redacted(after, ours()))) == list(expand(after))
 
 
 def test_claude_codes_own_log_is_redacted(tmp_path: Path) -> None:

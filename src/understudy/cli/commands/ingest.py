@@ -17,8 +17,8 @@ from understudy.cli.display.output import print_json
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
+    from understudy.ingest.batch_reader import Counts
     from understudy.ingest.collect import Progress
-    from understudy.ingest.states import Counts
 
 _MOST_JOBS = 8
 _STORE = "sessions"
@@ -82,10 +82,10 @@ def ingest(
     REDACTED without --redact, so keep them to yourself. Logs are only read, never changed. The same command again
     reads only what is new or changed.
     """
+    from understudy.ingest.batch_reader import Selection, moment
     from understudy.ingest.collect import collect, count, find, keep
-    from understudy.ingest.formats import named
+    from understudy.ingest.formats.registry import named
     from understudy.ingest.parquet import needs
-    from understudy.ingest.states import Selection, moment
 
     if output is not None and directory is not None:
         raise ConfigError("--output writes a file and --dir names a store; give one of them")

@@ -87,7 +87,7 @@ def _write(sessions: Sessions, output: Path, where: str | None, limit: int | Non
 
 def _print(sessions: Sessions, where: str | None, limit: int | None, unredacted: bool) -> None:
     from understudy.ingest.extract import stored
-    from understudy.ingest.lines import line
+    from understudy.ingest.jsonl import line
 
     stream = typer.get_binary_stream("stdout")
     for state, trace in stored(sessions, where, limit, _redactor(unredacted)):

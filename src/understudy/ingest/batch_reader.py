@@ -1,0 +1,281 @@
+"""The wanted states of a batch of logs: which they are, where they go, and what is counted."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+from msgspec import Struct, field
+
+from understudy.ingest.formats.registry import Batch
+from understudy.ingest.log_files import LogFile, readable
+from understudy.ingest.log_reader import uncollected
+from understudy.ingest.model_families import family
+from understudy.ingest.redacted import redacted
+from understudy.ingest.signals.annotate import annotate
+from understudy.ingest.trace import Action, Message, Renderer, Trace, Turn, state_identity, text_of
+from understudy.redact.redactor import Redactor
+from understudy.redact.report import Place
+
+WORK = ("main", "subagent")
+"""The roles of agents that did what the user wanted; the others the program started for itself."""
+
+ID_BYTES = 16
+
+Kind = tuple[int, str, str, str, str]
+"""What states are counted by: the number of the trace in its batch, format, role, model family, fidelity."""
+
+
+class Selection(Struct, frozen=True):
+    """Which states are wanted.
+
+    `since` is a moment in seconds, `project` a part of the directory that the agent worked in (or, where the log
+    names none, of the log's path), `min_turns` how many turns the conversation has at least. Without `all_roles`
+    only those of agents that did what the user wanted.
+    """
+
+    since: float | None = None
+    project: str | None = None
+    min_turns: int = 0
+    all_roles: bool = False
+
+
+class Read(Struct):
+    """What a batch gave. `ids` are those of the states, 16 bytes each, `kinds[of[i]]` is what state `i` is.
+
+    `duplicates` counts the states that the batch has twice, `redactions` what was replaced, by rule: at `places`,
+    and at others of which `unplaced` has only the counts. Where states were written, they are `size` bytes of a
+    file from `at` on.
+    """
+
+    files: int = 0
+    ids: bytes = b""
+    kinds: list[Kind] = field(default_factory=list[Kind])
+    of: bytes = b""
+    duplicates: int = 0
+    left_out: Counter[str] = field(default_factory=Counter[str])
+    losses: Counter[str] = field(default_factory=Counter[str])
+    skipped: Counter[str] = field(default_factory=Counter[str])
+    redactions: Counter[str] = field(default_factory=Counter[str])
+    places: list[Place] = field(default_factory=list[Place])
+    unplaced: Counter[str] = field(default_factory=Counter[str])
+    at: int = 0
+    size: int = 0
+
+    def states(self) -> Iterator[tuple[bytes, Kind]]:
+        """The states: id, and what they are."""
+        for place, kind in enumerate(array("I", self.of)):
+            yield self.ids[place * ID_BYTES : (place + 1) * ID_BYTES], self.kinds[kind]
+
+
+class Counts(Struct):
+    """What was read. All but `files`, `unchanged`, `traces`, `losses` and `skipped` count states.
+
+    Of the `files`, `unchanged` were not read again. `duplicates` were written once, though several files have
+    them. `left_out` is by the reason; `losses` is what readers could not make sense of; `skipped` counts the files
+    that were not read, by the reason; `redactions` what was replaced, by the rule. In a store some states are
+    `new`, and some were there, as they are (`same`) or otherwise (`changed`).
+    """
+
+    files: int = 0
+    unchanged: int = 0
+    traces: int = 0
+    states: int = 0
+    duplicates: int = 0
+    new: int = 0
+    changed: int = 0
+    same: int = 0
+    formats: Counter[str] = field(default_factory=Counter[str])
+    families: Counter[str] = field(default_factory=Counter[str])
+    fidelities: Counter[str] = field(default_factory=Counter[str])
+    roles: Counter[str] = field(default_factory=Counter[str])
+    left_out: Counter[str] = field(default_factory=Counter[str])
+    losses: Counter[str] = field(default_factory=Counter[str])
+    skipped: Counter[str] = field(default_factory=Counter[str])
+    redactions: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, read: Read, seen: set[bytes]) -> set[int]:
+        """Count what a batch gave but for states that are `seen`, and see the others; the places of those seen."""
+        self.files += read.files
+        for name in ("left_out", "losses", "skipped", "redactions"):
+            mine: Counter[str] = getattr(self, name)
+            mine.update(getattr(read, name))
+        dropped: set[int] = set()
+        kept: Counter[Kind] = Counter()
+        for place, (identity, kind) in enumerate(read.states()):
+            if identity in seen:
+                dropped.add(place)
+            else:
+                seen.add(identity)
+                kept[kind] += 1
+        for (_, format, role, family_, fidelity), number in kept.items():
+            self.formats[format] += number
+            self.roles[role] += number
+            self.families[family_] += number
+            self.fidelities[fidelity] += number
+        self.traces += len({kind[0] for kind in kept})
+        self.states += kept.total()
+        self.duplicates += len(dropped) + read.duplicates
+        return dropped
+
+
+class Sink(Protocol):
+    """Where states go."""
+
+    def tell(self) -> int:
+        """The place where the next trace begins."""
+        ...
+
+    def put(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
+        """Write some of a trace's turns, which `wanted` names by their indexes. Never raises OSError."""
+        ...
+
+    def back(self, place: int) -> None:
+        """Forget what was written from `place` on."""
+        ...
+
+    def close(self) -> None:
+        """Write what is still held."""
+        ...
+
+
+def gather(
+    batch: Batch, selection: Selection, sink: Sink | None, key: bytes | None, tick: Callable[[], None]
+) -> Read:
+    """Write the wanted states of a batch, each once; without a sink they are only counted.
+
+    With the `key` of pseudonyms they are redacted. A file that cannot be read is counted, and what it gives before
+    it breaks off is read. `tick` is called now and then.
+    """
+    place = sink.tell() if sink else 0
+    files: Sequence[LogFile] = batch.files
+    skipped: Counter[str] = Counter()
+    broken: Counter[str] = Counter()
+    for _ in range(2):
+        read = Read(files=len(files), at=place)
+        redactor = None if key is None else Redactor(key)
+        try:
+            with uncollected():
+                _gather(batch, files, selection, sink, redactor, read, tick)
+        except OSError:
+            # Rare enough to begin again: only a whole look at each file tells which of them it was.
+            if sink:
+                sink.back(place)
+            files = readable(files, skipped, broken)
+            continue
+        read.skipped.update(skipped)
+        read.losses.update(broken)
+        if redactor:
+            report = redactor.report
+            read.redactions, read.places, read.unplaced = report.counts, [*report.places()], report.more
+        read.size = sink.tell() - place if sink else 0
+        return read
+    return Read(skipped=Counter(unreadable_file=len(batch.files)), at=place)
+
+
+def _gather(
+    batch: Batch,
+    files: Sequence[LogFile],
+    selection: Selection,
+    sink: Sink | None,
+    redactor: Redactor | None,
+    read: Read,
+    tick: Callable[[], None],
+) -> None:
+    seen: set[bytes] = set()
+    kinds: dict[Kind, int] = {}
+    of = array("I")
+    ids = bytearray()
+    for number, trace in enumerate(batch.format.read(files)):
+        tick()
+        if trace.losses:
+            read.losses.update(trace.losses)
+        trace_id, turns = trace.trace_id, trace.turns
+        wanted: list[int] = []
+        places: dict[tuple[str | None, str], int] = {}  # most turns of a trace are of one kind
+        for index in _wanted(trace, selection, read.left_out):
+            turn = turns[index]
+            identity = state_identity(trace_id, turn.message_id)
+            if identity in seen:
+                read.duplicates += 1
+                continue
+            seen.add(identity)
+            wanted.append(index)
+            ids += identity
+            place = places.get((turn.model, turn.fidelity))
+            if place is None:
+                kind = (number, trace.format, trace.role, family(turn.model) or "unknown", turn.fidelity)
+                place = places[turn.model, turn.fidelity] = kinds.setdefault(kind, len(kinds))
+            of.append(place)
+        if sink and wanted:
+            trace.renderer = Memo(trace.renderer)
+            annotate(trace)
+            sink.put(redacted(trace, redactor) if redactor else trace, wanted, tick)
+    read.ids, read.kinds, read.of = bytes(ids), list(kinds), of.tobytes()
+
+
+def _wanted(trace: Trace, selection: Selection, left_out: Counter[str]) -> Iterable[int]:
+    """The indexes of the turns of a trace that are wanted; of the others is counted what they failed first."""
+    reason = None
+    if not selection.all_roles and trace.role not in WORK:
+        reason = f"role:{trace.role}"
+    elif selection.project is not None and selection.project not in (trace.project or trace.source):
+        reason = "other_project"
+    elif len(trace.turns) < selection.min_turns:
+        reason = "few_turns"
+    if reason is not None:
+        if trace.turns:
+            left_out[reason] += len(trace.turns)
+        return ()
+    if selection.since is None:
+        return range(len(trace.turns))
+    return list(_since(trace.turns, selection.since, left_out))
+
+
+def _since(turns: Sequence[Turn], moment_: float, left_out: Counter[str]) -> Iterator[int]:
+    for index, turn in enumerate(turns):
+        at = moment(turn.timestamp)
+        if at is None or at < moment_:
+            left_out["undated" if at is None else "earlier"] += 1
+        else:
+            yield index
+
+
+def moment(text: str | None) -> float | None:
+    """A date or a time as seconds, in this machine's zone where it names none; None where it is neither."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else None
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+_ROOM = 32 << 20
+
+
+class Memo:
+    """Renders as another does, and remembers the messages of the bodies of one trace, whose nodes keep them alive.
+
+    Only the first `_ROOM` characters are remembered, so that a long trace takes no more memory.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._known: dict[int, list[Message]] = {}
+        self._room = _ROOM
+
+    def history(self, body: Any) -> list[Message]:
+        """The messages of a node; not to be changed."""
+        found = self._known.get(id(body))
+        if found is None:
+            found = self._renderer.history(body)
+            if self._room > 0:
+                self._known[id(body)] = found
+                self._room -= 1000 + sum(len(text_of(message.get("content"))) for message in found)
+        return found
+
+    def action(self, bodies: Sequence[Any]) -> Action:
+        """What the model did."""
+        return self._renderer.action(bodies)

@@ -1,0 +1,216 @@
+"""The request ledger that Claude Code writes from 2.1.329 on: each request as messages kept and messages added.
+
+`messages(request) = messages(base)[:keep] + tail`, where the tail names messages by the hash of their JSON.
+Answers are not written twice: their hash is that of the lines of the answer put together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, cast
+
+import msgspec
+import orjson
+from msgspec import Raw, Struct
+
+from understudy.ingest.claude_code.records import FAULTS
+from understudy.ingest.claude_code.render import value_of
+from understudy.ingest.trace import Node, Shape
+
+
+class _Entry(Struct, gc=False):
+    type: str
+    id: str | int | None = None
+    base: str | int | None = None
+    keep: int | None = None
+    tail: list[str] = []
+    shapeHash: str | None = None
+    hash: str | None = None
+    message: Raw = Raw()
+    shape: Raw = Raw()
+
+
+class _Shape(Struct):
+    system: Any = None
+    systemPrompt: Any = None
+    tools: Any = None
+
+
+_THINKING = ("thinking", "redacted_thinking")
+_entry = msgspec.json.Decoder(_Entry).decode
+_shape = msgspec.json.Decoder(_Shape).decode
+
+
+class Ledger:
+    """The requests of a session. `losses` counts what could not be read."""
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self.losses: Counter[str] = Counter()
+        self.requests: dict[str | int, _Entry] = {}
+        self.blobs: dict[str, Raw] = {}
+        self.shapes: dict[str, Shape] = {}
+        for line in lines:
+            try:
+                self._take(_entry(line))
+            except FAULTS:
+                self.losses["odd-ledger"] += 1
+
+    def _take(self, entry: _Entry) -> None:
+        if entry.type == "api-request" and entry.id is not None:
+            self.requests.setdefault(entry.id, entry)
+        elif entry.type == "api-request-blob" and entry.hash is not None:
+            self.blobs.setdefault(entry.hash, entry.message)
+        elif entry.type == "api-request-shape" and entry.shapeHash is not None:
+            self.shapes.setdefault(entry.shapeHash, _shape_of(_shape(entry.shape)))
+        else:
+            self.losses["odd-ledger"] += 1
+
+    def learn(self, lines: Iterable[bytes]) -> None:
+        """Take in by their hashes the messages that a file has anyway, which the ledger does not write twice.
+
+        Those are answers, put together of all lines with one message id, and what users' records say: each as it
+        stands, and as the CLI joins those that follow each other, or the results of one answer, to one message.
+        """
+        answers: dict[str, list[Any]] = {}
+        askers: dict[str, str] = {}  # which answer a tool call is of
+        results: dict[str | None, list[Any]] = {}
+        together: list[Any] = []
+        for line in lines:
+            record = _object(value_of(Raw(line)))
+            message = _object(record.get("message"))
+            content = message.get("content")
+            if record.get("type") == "user" and content is not None:
+                self._said("user", content)
+                blocks = _list(content) or [{"type": "text", "text": content}]
+                together += blocks
+                self._said("user", together)
+                for block in map(_object, blocks):
+                    if (use := block.get("tool_use_id")) is not None:
+                        those = results.setdefault(askers.get(str(use)), [])
+                        those.append(block)
+                        self._said("user", those)
+            elif record.get("type") == "assistant":
+                together = []
+                key = str(message.get("id"))
+                blocks = _list(content)
+                answers.setdefault(key, []).extend(blocks)
+                askers.update((str(block.get("id")), key) for block in map(_object, blocks))
+        for whole in answers.values():
+            self._said("assistant", whole)
+            bare = [block for block in whole if _object(block).get("type") not in _THINKING]
+            if len(bare) < len(whole):
+                self._said("assistant", bare)
+
+    def _said(self, role: str, content: Any) -> None:
+        message = {"role": role, "content": content}
+        name = message_hash(message)
+        if name not in self.blobs:
+            self.blobs[name] = Raw(msgspec.json.encode(message))
+
+    def shape(self, request_id: str | int) -> Shape | None:
+        """The system prompt and tools of a request, None where the ledger has none."""
+        entry = self.requests.get(request_id)
+        return self.shapes.get(entry.shapeHash or "") if entry is not None else None
+
+
+class Requests:
+    """Puts requests of a ledger into a tree of nodes, each message on its way once."""
+
+    def __init__(self, ledger: Ledger, nodes: list[Node]) -> None:
+        self._ledger = ledger
+        self._nodes = nodes
+        self._made: dict[tuple[int, str], int] = {}
+        self._ends: dict[str | int, tuple[int, int] | None] = {}
+
+    def end(self, request_id: str | int) -> int | None:
+        """The node at which the request ends, None where the ledger does not hold all of it."""
+        waiting: list[str | int] = []
+        step: str | int | None = request_id
+        while step is not None and step not in self._ends:
+            entry = self._ledger.requests.get(step)
+            if entry is None or step in waiting:
+                self._ends[step] = None
+                break
+            waiting.append(step)
+            step = entry.base
+        for name in reversed(waiting):
+            if name not in self._ends:
+                self._ends[name] = self._extended(self._ledger.requests[name])
+        found = self._ends[request_id]
+        return found[0] if found is not None else None
+
+    def _extended(self, entry: _Entry) -> tuple[int, int] | None:
+        at, length = -1, 0
+        if entry.base is not None:
+            base = self._ends.get(entry.base)
+            if base is None:
+                return None
+            at, length = base
+            keep = length if entry.keep is None else entry.keep
+            if not 0 <= keep <= length:
+                self._ledger.losses["odd-ledger"] += 1
+                return None
+            for _ in range(length - keep):
+                at = self._nodes[at].parent
+            length = keep
+        elif entry.keep:
+            return None
+        for name in entry.tail:
+            body = self._ledger.blobs.get(name)
+            if body is None:
+                self._ledger.losses["ledger-message-missing"] += 1
+                return None
+            made = self._made.get((at, name))
+            if made is None:
+                made = self._made[(at, name)] = len(self._nodes)
+                self._nodes.append(Node(at, body))
+            at = made
+            length += 1
+        return at, length
+
+
+def message_hash(message: Any) -> str:
+    """The name of a message: sha256 of its JSON with sorted keys and nothing between."""
+    try:
+        data = orjson.dumps(message, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError:  # a whole number of more than 64 bits, or half a surrogate pair
+        text = json.dumps(message, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        data = text.encode(errors="surrogatepass")
+    return hashlib.sha256(data).hexdigest()
+
+
+def snapshot(attachment: Raw) -> Shape:
+    """The system prompt that an attachment of the log holds, an empty shape where it does not."""
+    try:
+        return _shape_of(_shape(attachment))
+    except FAULTS:
+        return Shape()
+
+
+def _shape_of(shape: _Shape) -> Shape:
+    system: Any = shape.systemPrompt if shape.system is None else shape.system
+    if isinstance(system, list):
+        blocks = cast(list[Any], system)
+        texts: list[Any] = [block if isinstance(block, str) else _object(block).get("text") for block in blocks]
+        system = "\n".join(text for text in texts if isinstance(text, str))
+    tools = None if shape.tools is None else [_tool(_object(tool)) for tool in _list(shape.tools)]
+    return Shape(system if isinstance(system, str) else None, tools)
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.get("name") or tool.get("type") or ""}
+    if "description" in tool:
+        function["description"] = tool["description"]
+    function["parameters"] = tool.get("input_schema") or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return cast(list[Any], value) if isinstance(value, list) else []

@@ -1,0 +1,214 @@
+"""Messages of Claude Code's records, made when they are asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import msgspec
+from msgspec import Raw, Struct
+
+from understudy.ingest.claude_code.records import FAULTS, WAITED, Block, Record
+from understudy.ingest.claude_code.tree import Answer, Blanked, Trimmed
+from understudy.ingest.claude_code.versions import QUEUED, rewritten
+from understudy.ingest.trace import Action, Message, tool_call
+
+CLEARED = "[Old tool result content cleared]"
+"""What the CLI sends in the place of a tool result that it cleared to make room."""
+
+Blocks = Sequence[Block | str]
+
+
+class _Queued(Struct):
+    prompt: str | list[Block | str] = ""
+
+
+class _Spoken(Struct):
+    role: str = ""
+    content: str | list[Block | str] | None = None
+
+
+_queued = msgspec.json.Decoder(_Queued).decode
+_spoken = msgspec.json.Decoder(_Spoken).decode
+
+
+class ClaudeCodeRenderer:
+    """Renders what `claude_code_walk` and `claude_code_ledger` put into nodes."""
+
+    def history(self, body: Any) -> list[Message]:
+        """The messages of a node, without thinking."""
+        if isinstance(body, Answer):
+            return _assistant((block for line in body.lines for block in _blocks(line)), body.hides_plans)
+        if isinstance(body, Trimmed):
+            kept = [
+                block
+                for line in body.answer.lines
+                for block in _blocks(line)
+                if isinstance(block, str) or block.type != "tool_use" or block.id in body.tool_use_ids
+            ]
+            return _assistant(kept, body.answer.hides_plans)
+        if isinstance(body, Blanked):
+            return _user(_blocks(body.record), body.tool_use_ids)
+        if isinstance(body, Record):
+            return _user(_said(body))
+        if isinstance(body, Raw):
+            return _sent(body)
+        return []
+
+    def action(self, bodies: Sequence[Any]) -> Action:
+        """What an answer did, with the thinking that the log holds."""
+        blocks = [
+            block for body in bodies if isinstance(body, Answer) for line in body.lines for block in _blocks(line)
+        ]
+        message: Message = next(iter(_assistant(blocks)), Message())
+        kinds = {block.type for block in blocks if isinstance(block, Block)}
+        thoughts = [text(b.thinking) for b in blocks if isinstance(b, Block) and b.type == "thinking"]
+        thinking = "\n".join(thought for thought in thoughts if thought)
+        return Action(
+            content=message.get("content"),
+            thinking=thinking or None,
+            thinking_hidden=not thinking and not kinds.isdisjoint({"thinking", "redacted_thinking"}),
+            tool_calls=message.get("tool_calls", []),
+        )
+
+
+def value_of(raw: Raw) -> Any:
+    """What raw JSON says, None where it is no JSON; half surrogate pairs become question marks."""
+    data = bytes(raw)
+    if not data:
+        return None
+    try:
+        return msgspec.json.decode(data)
+    except FAULTS:
+        pass
+    try:
+        loaded = json.loads(data.decode(errors="replace"))
+        return msgspec.json.decode(json.dumps(loaded, ensure_ascii=False).encode(errors="replace"))
+    except FAULTS:
+        return None
+
+
+def text(raw: Raw) -> str:
+    """The string that raw JSON is, else ""."""
+    value = value_of(raw)
+    return value if isinstance(value, str) else ""
+
+
+def _blocks(record: Record) -> Blocks:
+    content = record.message.content if record.message is not None else None
+    return [content] if isinstance(content, str) else content or ()
+
+
+def _said(record: Record) -> Blocks:
+    """The content of a record that stands for something that the user or the CLI said."""
+    if record.type in ("system", WAITED):
+        return [text(record.content)]
+    if record.type == "attachment":
+        try:
+            prompt = _queued(record.attachment).prompt
+        except FAULTS:
+            return []
+        if isinstance(prompt, str):
+            return [prompt.join(QUEUED)]
+        return [QUEUED[0], *prompt, QUEUED[1]]
+    return _blocks(record)
+
+
+def _sent(raw: Raw) -> list[Message]:
+    """A message as the request ledger has it."""
+    try:
+        message = _spoken(raw)
+    except FAULTS:
+        return []
+    content = message.content
+    blocks = [content] if isinstance(content, str) else content or ()
+    # What the CLI says as the system amid a conversation is the user's to every chat template.
+    return _assistant(blocks) if message.role == "assistant" else _user(blocks)
+
+
+def _assistant(blocks: Iterable[Block | str], hides_plans: bool = False) -> list[Message]:
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for block in blocks:
+        if isinstance(block, str):
+            texts.append(block)
+        elif block.type == "text":
+            texts.append(text(block.text))
+        elif block.type == "tool_use":
+            calls.append(tool_call(block.id or "", block.name or "", _arguments(block, hides_plans)))
+    content = "\n".join(part for part in texts if part)
+    if not content and not calls:
+        return []
+    message: Message = {"role": "assistant", "content": content or None}
+    if calls:
+        message["tool_calls"] = calls
+    return [message]
+
+
+def _arguments(block: Block, hides_plans: bool) -> str:
+    data = bytes(block.input)
+    hidden = rewritten(block) if hides_plans else ()
+    if hidden and isinstance(value := value_of(block.input), dict):
+        fields = cast(dict[str, Any], value)
+        data = msgspec.json.encode({key: item for key, item in fields.items() if key not in hidden})
+    return data.decode(errors="replace") or "{}"
+
+
+def _user(blocks: Blocks, cleared: frozenset[str] = frozenset()) -> list[Message]:
+    results: list[Message] = []
+    parts: list[Any] = []
+    for block in blocks:
+        if isinstance(block, Block) and block.tool_use_id is not None:
+            content = CLEARED if block.tool_use_id in cleared else _result(value_of(block.content))
+            message: Message = {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+            if block.is_error:
+                message["is_error"] = True
+            results.append(message)
+        elif isinstance(block, str):
+            parts.append({"type": "text", "text": block})
+        else:
+            parts.append(_part(block.type, text(block.text), value_of(block.source)))
+    parts = [part for part in parts if part.get("text") != ""]
+    if parts:
+        results.append({"role": "user", "content": _simple(parts, joined=True)})
+    return results
+
+
+def _result(content: Any) -> Any:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        return msgspec.json.encode(content).decode()
+    parts: list[Any] = []
+    for item in cast(list[Any], content):
+        if isinstance(item, dict):
+            block = cast(dict[str, Any], item)
+            parts.append(_part(str(block.get("type")), block.get("text"), block.get("source")))
+        else:
+            parts.append({"type": "text", "text": item if isinstance(item, str) else str(item)})
+    return _simple(parts, joined=False)
+
+
+def _part(kind: str, said: Any, source: Any) -> dict[str, Any]:
+    if kind == "text":
+        return {"type": "text", "text": said if isinstance(said, str) else ""}
+    if kind == "image":
+        return {"type": "image_url", "image_url": {"url": _url(source)}}
+    return {"type": "text", "text": f"[{kind}]"}
+
+
+def _url(source: Any) -> str:
+    if not isinstance(source, dict):
+        return "data:,"
+    given = cast(dict[str, Any], source)
+    if isinstance(given.get("url"), str):
+        return given["url"]
+    return f"data:{given.get('media_type') or 'image/png'};base64,{given.get('data') or ''}"
+
+
+def _simple(parts: list[Any], *, joined: bool) -> Any:
+    """One text part, or all of them `joined`, as a string; else the list."""
+    if all(part["type"] == "text" for part in parts) and (joined or len(parts) == 1):
+        return "\n".join(part["text"] for part in parts)
+    return parts

@@ -1,0 +1,93 @@
+"""Aider's `.aider.chat.history.md`: `#### ` the user, `> ` the program, all else the model. Lossy.
+
+What the program added to a request (the files, the map of the repository) is not in it, and a heading of the
+fourth level in an answer looks like the user.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from understudy.ingest.log_files import LogFile
+from understudy.ingest.log_reader import folder, name, text
+from understudy.ingest.trace import Trace
+from understudy.ingest.trace_builder import Story, fingerprint
+
+_BEGIN = re.compile(r"^# aider chat started at ([^\n]{1,100})$", re.MULTILINE)
+_MODEL = re.compile(r"(?:Main model|Model|Models): (\S+?)(?: with |,|$)")
+_VERSION = re.compile(r"Aider v(\S+)")
+# Commands whose words go to the model; those of the others do not.
+_ASKING = re.compile(r"/(?:ask|code|architect|context|chat-mode)\s+", re.IGNORECASE)
+
+
+class Aider:
+    """Reads chat histories of Aider."""
+
+    name = "aider"
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether it is named as Aider names it, or begins as it begins."""
+        return name(path).endswith(".aider.chat.history.md") or b"# aider chat started at " in head[:200]
+
+    def group(self, path: str) -> str:
+        """The file itself."""
+        return path
+
+    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+        """One trace of each chat in a file."""
+        for file in files:
+            losses: Counter[str] = Counter()
+            _, *chats = _BEGIN.split(whole := text(file, losses))
+            first = whole[: found.start()] if (found := _BEGIN.search(whole)) else whole
+            begun = [("", first)] if first.strip() else []
+            begun += list(zip(chats[::2], chats[1::2], strict=True))
+            seen: Counter[str] = Counter()
+            for started, said in begun:
+                started = started.strip()
+                seen[started] += 1
+                yield _trace(file, started, said, seen[started], losses)
+                losses = Counter()
+            if losses:
+                yield _trace(file, "", "", 1, losses)
+
+
+def _trace(file: LogFile, started: str, said: str, nth: int, losses: Counter[str]) -> Trace:
+    session = fingerprint(file.path, [started, nth])
+    notes = ("plain_text",)
+    story = Story("aider", file.path, session, losses=losses, fidelity="lossy", notes=notes)
+    story.trace.project = folder(file.path) or None
+    model: str | None = None
+    for at, role, block in _blocks(said):
+        if role == "tool":
+            if found := _MODEL.search(block):
+                model = found.group(1)
+            if found := _VERSION.search(block):
+                story.trace.version = found.group(1)
+        elif role == "assistant":
+            story.turn(f"line-{at}", [{"role": role, "content": block}], model=model, timestamp=started or None)
+        elif asking := _ASKING.match(block):
+            story.add({"role": role, "content": block[asking.end() :]})
+        elif block.startswith(("/", "!")):
+            losses["command_left_out"] += 1
+        else:
+            story.add({"role": role, "content": block})
+    return story.finish()
+
+
+def _blocks(said: str) -> Iterator[tuple[int, str, str]]:
+    """The runs of lines of one role: the number of the first, the role, the text without its marks."""
+    marks = (("#### ", "user"), ("> ", "tool"))
+    role, begun, held = "", 0, list[str]()
+    for number, line in enumerate(said.split("\n")):
+        mark, own = next((pair for pair in marks if line.startswith(pair[0])), ("", "assistant"))
+        if own == "assistant" and not line.strip() and role != "assistant":
+            continue
+        if own != role:
+            if block := "\n".join(held).strip():
+                yield begun, role, block
+            role, begun, held = own, number, []
+        held.append(line[len(mark) :].removesuffix("  "))
+    if block := "\n".join(held).strip():
+        yield begun, role, block

@@ -1,0 +1,145 @@
+"""ATIF, the Agent Trajectory Interchange Format, 1.5 to 1.8: one JSON document with `steps`.
+
+Steps that are copied context, or that no model made, are part of the conversation but no turns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from understudy.ingest.chat import content, think
+from understudy.ingest.formats.outcomes import of_extra
+from understudy.ingest.log_files import LogFile
+from understudy.ingest.log_reader import document, items, mapping, outline, string
+from understudy.ingest.trace import Message, Parent, Trace, tool_call
+from understudy.ingest.trace_builder import Story, fingerprint
+
+_DEEPEST = 32
+
+
+class Atif:
+    """Reads trajectories in ATIF."""
+
+    name = "atif"
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether it names itself by its `schema_version`, or has an agent and steps."""
+        keys = outline(head).keys
+        return keys.get("schema_version", "").startswith("ATIF-v") or (
+            keys.get("agent") == "{" and keys.get("steps") == "["
+        )
+
+    def group(self, path: str) -> str:
+        """The file itself."""
+        return path
+
+    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+        """The trace of each file, and those of the subagents in it."""
+        for file in files:
+            losses: Counter[str] = Counter()
+            log = mapping(document(file, losses))
+            session = string(log.get("session_id")) or fingerprint(file.path, items(log.get("steps"))[:2])
+            yield from _traces(log, file.path, session, "", None, losses)
+
+
+def _traces(
+    log: dict[str, Any], source: str, session: str, above: str, parent: Parent | None, losses: Counter[str]
+) -> Iterator[Trace]:
+    agent = mapping(log.get("agent"))
+    own = string(log.get("trajectory_id"))
+    # A trajectory's id names the document, a session's may be shared; a subagent's is unique in its parent only.
+    trace_id = f"{above}/{own}" if above else "/".join(part for part in (session, own) if part)
+    story = Story("atif", source, session, losses=losses, trace_id=trace_id)
+    story.trace.parent = parent
+    story.trace.agent, story.trace.version = string(agent.get("name")), string(agent.get("version"))
+    story.tools(items(agent.get("tool_definitions")))
+    model = string(agent.get("model_name"))
+    version = string(log.get("schema_version"))
+    if version is None or not version.startswith("ATIF-v1."):
+        losses["unknown_version"] += 1
+    callers: dict[str, str] = {}
+    for at, raw in enumerate(items(log.get("steps")), 1):
+        _step(story, mapping(raw), at, model, callers)
+    metrics = mapping(log.get("final_metrics"))
+    story.trace.outcome = of_extra(log.get("extra"), metrics.get("extra"))
+    if log.get("continued_trajectory_ref"):
+        losses["continued_elsewhere"] += 1
+    yield story.finish()
+    depth = parent.depth + 1 if parent else 1
+    for at, raw in enumerate(items(log.get("subagent_trajectories"))):
+        child = mapping(raw)
+        name = string(child.get("trajectory_id")) or f"subagent-{at}"
+        if depth > _DEEPEST:
+            losses["too_deep"] += 1
+            continue
+        origin = Parent(session, callers.get(name), depth)
+        yield from _traces({**child, "trajectory_id": name}, source, session, trace_id, origin, Counter())
+
+
+def _step(story: Story, step: dict[str, Any], at: int, model: str | None, callers: dict[str, str]) -> None:
+    losses = story.losses
+    source = step.get("source")
+    said = content(step.get("message"), losses)
+    results = [mapping(result) for result in items(mapping(step.get("observation")).get("results"))]
+    if source == "agent":
+        message: Message = {"role": "assistant", "content": said}
+        made = _calls(step, losses)
+        if made:
+            message["tool_calls"] = made
+        think(message, string(step.get("reasoning_content")))
+        if step.get("is_copied_context") or step.get("llm_call_count") == 0:
+            story.add(message)
+        else:
+            number = step.get("step_id")
+            story.turn(
+                f"step-{number if isinstance(number, int) else at}",
+                [message],
+                model=string(step.get("model_name")) or model,
+                timestamp=string(step.get("timestamp")),
+            )
+    elif source == "system" and not story.trace.nodes and isinstance(said, str):
+        story.system(said)
+    elif source in ("system", "user"):
+        story.add({"role": source, "content": said})
+    else:
+        losses["unknown_source"] += 1
+    asked = (
+        {call["id"] for call in story.trace.nodes[-1].body.get("tool_calls") or ()}
+        if story.trace.nodes
+        else set[str]()
+    )
+    for result in results:
+        _result(story, result, asked, callers)
+
+
+def _calls(step: dict[str, Any], losses: Counter[str]) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = []
+    for raw in items(step.get("tool_calls")):
+        call = mapping(raw)
+        call_id, name = string(call.get("tool_call_id")), string(call.get("function_name"))
+        if call_id is None or name is None:
+            losses["unknown_call"] += 1
+            continue
+        made.append(tool_call(call_id, name, call.get("arguments") or {}))
+    return made
+
+
+def _result(story: Story, result: dict[str, Any], asked: set[str], callers: dict[str, str]) -> None:
+    call_id = string(result.get("source_call_id"))
+    for raw in items(result.get("subagent_trajectory_ref")):
+        child = string(mapping(raw).get("trajectory_id"))
+        if child and call_id:
+            callers[child] = call_id
+    said = content(result.get("content"), story.losses)
+    if call_id is not None and call_id in asked:
+        message: Message = {"role": "tool", "content": said or "", "tool_call_id": call_id}
+        if mapping(result.get("extra")).get("is_error") is True:
+            message["is_error"] = True
+        story.add(message)
+        return
+    if call_id is not None:
+        story.losses["result_without_call"] += 1
+    if said:
+        story.add({"role": "user", "content": said})

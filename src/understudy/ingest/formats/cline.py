@@ -1,0 +1,74 @@
+"""Cline's `api_conversation_history.json`: Anthropic's messages, with calls in XML where a model has no tools."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from understudy.ingest.chat import blocks
+from understudy.ingest.log_files import LogFile
+from understudy.ingest.log_reader import document, folder, items, mapping, name, outline, string
+from understudy.ingest.trace import Message, Trace
+from understudy.ingest.trace_builder import Story, fingerprint
+
+_FILE = "api_conversation_history.json"
+_PROJECT = re.compile(r"Current (?:Working|Workspace) Directory \(([^)\n]+)\)")
+
+
+class Cline:
+    """Reads conversations of Cline and of what grew out of it."""
+
+    name = "cline"
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether it is a list of the user's and the assistant's messages that are made of blocks."""
+        seen = outline(head)
+        ours = seen.keys.get("role") == "user" and seen.keys.get("content") in ("[", None)
+        return seen.kind == "[" and (ours or name(path) == _FILE) and "parts" not in seen.keys
+
+    def group(self, path: str) -> str:
+        """The file itself."""
+        return path
+
+    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+        """One trace of each file."""
+        for file in files:
+            yield _trace(file)
+
+
+def _trace(file: LogFile) -> Trace:
+    losses: Counter[str] = Counter()
+    raw_messages = [mapping(raw) for raw in items(document(file, losses))]
+    # Cline names a task by the time at which it began, and its directory so.
+    task = name(folder(file.path)) if name(file.path) == _FILE else ""
+    story = Story("cline", file.path, task or fingerprint(file.path, raw_messages[:2]), losses=losses)
+    for at, raw in enumerate(raw_messages):
+        role = raw.get("role")
+        if role not in ("user", "assistant"):
+            losses["unknown_role"] += 1
+            continue
+        messages = blocks(role, raw.get("content"), losses)
+        if role == "assistant":
+            model = string(mapping(raw.get("modelInfo")).get("modelId"))
+            story.turn(f"m{at}", messages or [{"role": role, "content": None}], model=model, timestamp=_time(raw))
+            continue
+        for message in messages:
+            story.add(message)
+            story.trace.project = story.trace.project or _project(message)
+    return story.finish()
+
+
+def _project(message: Message) -> str | None:
+    said = message.get("content")
+    texts: list[Any] = [said] if isinstance(said, str) else [part.get("text") or "" for part in items(said)]
+    return next((found.group(1) for text in texts if (found := _PROJECT.search(text))), None)
+
+
+def _time(raw: dict[str, Any]) -> str | None:
+    moment = raw.get("ts")
+    if not isinstance(moment, int | float) or not 0 < moment < 1e14:
+        return None
+    return datetime.fromtimestamp(moment / 1000, UTC).isoformat()

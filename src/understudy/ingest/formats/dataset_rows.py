@@ -1,0 +1,203 @@
+"""Rows of data sets of trajectories: JSON lines, a list, or Parquet (with pyarrow)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from io import BytesIO
+from typing import Any
+
+from msgspec import Struct
+
+from understudy.errors import ConfigError
+from understudy.ingest.formats.outcomes import outcome
+from understudy.ingest.log_files import LogFile
+from understudy.ingest.log_reader import (
+    LARGEST_DOCUMENT,
+    document,
+    items,
+    mapping,
+    name,
+    outline,
+    parse,
+    records,
+    string,
+    taken,
+)
+from understudy.ingest.trace import Trace
+from understudy.ingest.trace_builder import Story, converse, fingerprint, repository
+
+PARQUET = b"PAR1"
+_BATCH_ROWS = 16
+_ASIDE = ("tools", "repo", "instance_id", "resolved", "target", "reward", "exit_status")
+
+
+class Schema(Struct, frozen=True):
+    """Where a data set keeps what; `ids` are the columns that name a trajectory, the best first."""
+
+    format: str
+    messages: str
+    ids: tuple[str, ...]
+    models: tuple[str, ...] = ()
+
+
+SCHEMAS = (
+    Schema("swe-smith", "messages", ("traj_id", "instance_id"), ("model",)),
+    Schema("swe-rebench", "trajectory", ("trajectory_id", "instance_id"), ("model_name", "model")),
+)
+
+
+class Rows:
+    """Reads rows of one data set's kind."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.name = schema.format
+        self.schema = schema
+
+    def group(self, path: str) -> str:
+        """The file itself."""
+        return path
+
+    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+        """One trace of each row."""
+        for file in files:
+            losses: Counter[str] = Counter()
+            for row in json_rows(file, losses):
+                yield trace(self.schema, row, file.path, taken(losses))
+            if losses:
+                yield Story(self.name, file.path, fingerprint(file.path, None), losses=losses).finish()
+
+
+def json_rows(file: LogFile, losses: Counter[str]) -> Iterator[dict[str, Any]]:
+    """The rows of a file of JSON lines, or of one list or object."""
+    if name(file.path).endswith((".jsonl", ".ndjson")):
+        yield from records(file, losses)
+        return
+    found = document(file, losses)
+    for row in items(found) or ([found] if found is not None else []):
+        if isinstance(row, dict):
+            yield mapping(row)
+        else:
+            losses["not_an_object"] += 1
+
+
+class Parquet:
+    """Reads Parquet files of rows; which data set's they are, the columns tell."""
+
+    name = "parquet"
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether it begins as Parquet does."""
+        return head.startswith(PARQUET)
+
+    def group(self, path: str) -> str:
+        """The file itself."""
+        return path
+
+    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+        """One trace of each row. Raises ConfigError when pyarrow is not installed."""
+        try:
+            arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+        except ImportError as missing:
+            raise ConfigError(
+                f"{files[0].path} is a Parquet file, which is read with pyarrow, and that is not installed. "
+                'Install it: pip install "understudy[hf]"'
+            ) from missing
+        for file in files:
+            losses: Counter[str] = Counter()
+            for schema, row in _parquet_rows(arrow, parquet, file, losses):
+                yield trace(schema, row, file.path, taken(losses))
+            if losses:
+                yield Story(self.name, file.path, fingerprint(file.path, None), losses=losses).finish()
+
+
+def _parquet_rows(
+    arrow: Any, parquet: Any, file: LogFile, losses: Counter[str]
+) -> Iterator[tuple[Schema, dict[str, Any]]]:
+    with file.open() as stream:
+        try:
+            seekable = stream if stream.seekable() else BytesIO(stream.read(LARGEST_DOCUMENT))
+            table: Any = parquet.ParquetFile(seekable, pre_buffer=False)
+            present: list[str] = table.schema_arrow.names
+            schema = next((one for one in SCHEMAS if one.messages in present), None)
+            if schema is None:
+                losses["unknown_columns"] += 1
+                return
+            wanted = {schema.messages, *schema.ids, *schema.models, *_ASIDE}
+            columns = [column for column in present if column in wanted]
+            for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+                for row in batch.to_pylist():
+                    yield schema, row
+        except (arrow.ArrowException, OSError, ValueError, NotImplementedError):
+            losses["bad_parquet"] += 1
+
+
+def trace(schema: Schema, row: dict[str, Any], source: str, losses: Counter[str]) -> Trace:
+    """The trace of a row."""
+    raw = row.get(schema.messages)
+    if isinstance(raw, str):
+        raw = parse(raw.encode(errors="replace"), losses)
+    messages = [_chatlike(mapping(message)) for message in items(raw)]
+    session = next((found for key in schema.ids if (found := string(row.get(key)))), None)
+    if schema.ids[0] not in row:
+        # An instance is tried more than once: only with what it begins with is it one trajectory.
+        session = f"{session or name(source)}-{fingerprint(source, messages[:3])}"
+    if not messages:
+        losses["no_messages"] += 1
+    story = Story(schema.format, source, session or fingerprint(source, messages[:3]), losses=losses)
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        tools = parse(tools.encode(errors="replace"), losses)
+    story.tools(items(tools))
+    story.trace.project = string(row.get("repo")) or repository(string(row.get("instance_id")))
+    story.trace.outcome = outcome(
+        resolved=row.get("resolved", row.get("target")),  # nebius' SWE-agent rows call it their target
+        reward=row.get("reward"),
+        task=row.get("instance_id"),
+        exit_status=row.get("exit_status"),
+    )
+    converse(
+        story, messages, model=next((found for key in schema.models if (found := string(row.get(key)))), None)
+    )
+    return story.finish()
+
+
+def _chatlike(message: dict[str, Any]) -> dict[str, Any]:
+    """A message of nebius' SWE-agent rows, whose words are in `text` and `system_prompt`, as one of chat."""
+    if "content" in message or "role" not in message:
+        return message
+    return {**message, "content": message.get("text") or message.get("system_prompt")}
+
+
+_IDS = frozenset(("trajectory_id", "instance_id"))
+
+
+class SweRebench(Rows):
+    """Reads rows of nebius' data sets."""
+
+    def __init__(self) -> None:
+        super().__init__(SCHEMAS[1])
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether the first row is named as an attempt at an instance and has a trajectory."""
+        keys = outline(head).keys
+        return keys.get("trajectory", "{") != "{" and bool(_IDS & keys.keys())
+
+
+_COLUMNS = frozenset(("messages", "instance_id", "resolved", "model", "traj_id", "patch"))
+
+
+class SweSmith(Rows):
+    """Reads rows of SWE-smith-trajectories, and others that hold a conversation in `messages`."""
+
+    def __init__(self) -> None:
+        super().__init__(SCHEMAS[0])
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether the first row has messages and no column that is another format's."""
+        seen = outline(head)
+        if "messages" not in seen.keys or seen.keys["messages"] == "{":
+            return False
+        rows = seen.kind == "[" or name(path).endswith((".jsonl", ".ndjson")) or "traj_id" in seen.keys
+        return rows and not seen.keys.keys() - _COLUMNS - {"tools", "id", "source"}

@@ -1,0 +1,290 @@
+"""Gemini CLI: a session as one JSON document, as lines with `$set` and `$rewindTo`, or a saved checkpoint.
+
+A message is written again as its tool calls go on; the last writing counts. `$rewindTo` takes back a message and
+what followed it, `$set` of `messages` replaces the whole conversation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from understudy.ingest.chat import content
+from understudy.ingest.log_files import LogFile
+from understudy.ingest.log_reader import document, folder, items, mapping, name, outline, records, string
+from understudy.ingest.trace import Action, Message, Parent, Plain, Trace, tool_call
+from understudy.ingest.trace_builder import Story, fingerprint
+
+_ROLES = {"user": "user", "gemini": "assistant", "model": "assistant"}
+_SILENT = frozenset(("info", "error", "warning"))
+_MARKS = frozenset(("$set", "$rewindTo"))
+
+
+class Gemini:
+    """Reads sessions of Gemini CLI."""
+
+    name = "gemini"
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether it names a session and a project's hash, has marks of such lines, or is a list with parts."""
+        seen = outline(head)
+        if seen.kind == "[":
+            return seen.keys.get("role") in ("user", "model") and seen.keys.get("parts") == "["
+        meta = seen.keys.keys() & {"projectHash", "startTime", "messages"} or seen.keys.get("kind") == "main"
+        if "sessionId" in seen.keys and meta and "uuid" not in seen.keys and "type" not in seen.keys:
+            return True
+        return any(_MARKS & row.keys() or (row.get("type") == "gemini" and "id" in row) for row in seen.rows)
+
+    def group(self, path: str) -> str:
+        """The file itself."""
+        return path
+
+    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+        """One trace of each file."""
+        for file in files:
+            yield _Session(file).read()
+
+
+class _Replies:
+    """Renders nodes whose body is a list of messages: an answer and the results of its calls, or what was said."""
+
+    def __init__(self) -> None:
+        self._plain = Plain()
+
+    def history(self, body: list[Message]) -> list[Message]:
+        """Each of the messages without its thinking."""
+        return [message for one in body for message in self._plain.history(one)]
+
+    def action(self, bodies: Sequence[list[Message]]) -> Action:
+        """The answers as one action."""
+        return self._plain.action([one for body in bodies for one in body if one["role"] == "assistant"])
+
+
+class _Session:
+    """One file as it is read."""
+
+    def __init__(self, file: LogFile) -> None:
+        self.file = file
+        self.losses: Counter[str] = Counter()
+        self.story = Story("gemini", file.path, name(file.path).partition(".")[0], losses=self.losses)
+        self.story.trace.renderer = _Replies()
+        self.shown: list[tuple[str, int]] = []
+        self.place: dict[str, int] = {}
+        self.turned: set[str] = set()
+        self.records: dict[int, dict[str, Any]] = {}
+        self.named = False
+
+    def read(self) -> Trace:
+        if name(self.file.path).endswith(".jsonl"):
+            for record in records(self.file, self.losses):
+                self.record(record)
+        else:
+            found = document(self.file, self.losses)
+            if isinstance(found, list):
+                self.checkpoint(items(found))
+            elif found is not None:
+                self.meta(mapping(found))
+        self.fill()
+        return self.story.finish()
+
+    def record(self, record: dict[str, Any]) -> None:
+        """A line."""
+        if "$rewindTo" in record:
+            # One that is not there takes everything back: so the program reads it too.
+            self.cut(self.place.get(str(record["$rewindTo"]), 0))
+            self.story.tip = self.shown[-1][1] if self.shown else -1
+        elif "$set" in record:
+            self.meta(mapping(record["$set"]))
+        elif "id" in record or "content" in record:
+            self.message(record)
+        elif "sessionId" in record:
+            self.meta(record)
+        else:
+            self.losses["unknown_record"] += 1
+
+    def meta(self, record: dict[str, Any]) -> None:
+        """What the session says of itself, with all its messages or without them."""
+        trace = self.story.trace
+        if not self.named and (session := string(record.get("sessionId"))):
+            self.named = True
+            trace.session_id, trace.trace_id = session, f"gemini:{session}"
+        directories = items(record.get("directories"))
+        trace.project = trace.project or (string(directories[0]) if directories else None)
+        above = name(folder(self.file.path))
+        if record.get("kind") == "subagent" and above not in ("", "chats"):
+            # A subagent's file lies in a directory that has the name of the session it works for.
+            trace.parent = Parent(above)
+        if isinstance(record.get("messages"), list):
+            self.replace([mapping(raw) for raw in items(record["messages"])])
+
+    def replace(self, messages: list[dict[str, Any]]) -> None:
+        """The conversation is these messages now; as far as they are the same, the nodes stay."""
+        said = [one for one in messages if str(one.get("type")) not in _SILENT]
+        same = 0
+        while same < min(len(said), len(self.shown)) and _same(said[same], self.records[self.shown[same][1]]):
+            same += 1
+        if same < len(self.shown):
+            self.story.fresh(self.shown[same - 1][1] if same else -1)
+            self.cut(same)
+        before = bool(self.turned)
+        for one in said[same:]:
+            # What a compression wrote in the model's name has no model.
+            written = before and not string(one.get("model"))
+            self.message(one, again=written or str(one.get("id")) in self.turned)
+
+    def cut(self, count: int) -> None:
+        """Only the first messages are shown now."""
+        for own, _ in self.shown[count:]:
+            del self.place[own]
+        del self.shown[count:]
+
+    def message(self, record: dict[str, Any], *, again: bool = False) -> None:
+        """A message, new or written again; `again`: one that stands in a replaced conversation is no turn."""
+        kind = str(record.get("type"))
+        if kind in _SILENT:
+            return
+        role = _ROLES.get(kind)
+        if role is None:
+            self.losses["unknown_message"] += 1
+            return
+        own = string(record.get("id")) or f"m{len(self.story.trace.nodes)}"
+        if own in self.place:
+            self.records[self.shown[self.place[own]][1]] = record
+            return
+        if role == "assistant" and not again:
+            self.turned.add(own)
+            self.story.turn(
+                own,
+                [[]],
+                model=string(record.get("model")),
+                timestamp=string(record.get("timestamp")),
+            )
+        else:
+            self.story.add([])
+        self.records[self.story.tip] = record
+        self.place[own] = len(self.shown)
+        self.shown.append((own, self.story.tip))
+
+    def checkpoint(self, contents: list[Any]) -> None:
+        """A conversation in the form in which it is sent."""
+        self.story.trace.session_id = fingerprint(self.file.path, contents[:3])
+        self.story.trace.trace_id = f"gemini:{self.story.trace.session_id}"
+        for at, raw in enumerate(contents):
+            one = mapping(raw)
+            self.message({"id": f"m{at}", "type": one.get("role"), "content": items(one.get("parts"))})
+
+    def fill(self) -> None:
+        """Makes the messages of each node, now that no message is written again."""
+        nodes = self.story.trace.nodes
+        for index, record in self.records.items():
+            answered = _answered(self.records.get(nodes[index].parent, {}))
+            nodes[index].body.extend(_messages(record, answered, self.losses))
+        empty = {index for index in self.records if not nodes[index].body}
+        turns = self.story.trace.turns
+        self.losses["empty_answer"] += sum(turn.action[0] in empty for turn in turns)
+        self.story.trace.turns = [turn for turn in turns if turn.action[0] not in empty]
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(one.get(key) == other.get(key) for key in ("id", "content", "toolCalls"))
+
+
+def _answered(record: dict[str, Any]) -> set[str]:
+    calls = (mapping(call) for call in items(record.get("toolCalls")))
+    return {str(call.get("id")) for call in calls if call.get("result") is not None}
+
+
+def _messages(record: dict[str, Any], answered: set[str], losses: Counter[str]) -> list[Message]:
+    """The messages of a record; `answered` are the calls whose results are there already."""
+    raw = record.get("content")
+    parts: list[Any] = items(raw) or [raw]
+    words: list[Any] = []
+    thoughts: list[str] = []
+    made: list[dict[str, Any]] = []
+    results: list[Message] = []
+    for entry in parts:
+        part = mapping(entry)
+        if response := mapping(part.get("functionResponse")):
+            if (call_id := string(response.get("id"))) and call_id not in answered:
+                results.append({"role": "tool", "content": _output(response), "tool_call_id": call_id})
+        elif call := mapping(part.get("functionCall")):
+            made.append(_call(call, len(made), losses))
+        elif part.get("thought") and (text := string(part.get("text"))):
+            thoughts.append(text)
+        elif data := mapping(part.get("inlineData")):
+            words.append(_image(data))
+        elif entry:
+            words.append(entry)
+    if record.get("type") == "user":
+        said = content(words, losses)
+        return results + ([{"role": "user", "content": said}] if said else [])
+    for entry in items(record.get("thoughts")):
+        thought = mapping(entry)
+        told = [text for key in ("subject", "description") if (text := string(thought.get(key)))]
+        if whole := "\n".join(told) or string(entry):
+            thoughts.append(whole)
+    known = {call["id"] for call in made}
+    for entry in items(record.get("toolCalls")):
+        call = mapping(entry)
+        if str(call.get("id")) not in known:
+            made.append(_call(call, len(made), losses))
+        if call.get("result") is not None:
+            gave = _result(call, losses)
+            result: Message = {"role": "tool", "tool_call_id": str(call.get("id")), "content": gave}
+            if call.get("status") in ("error", "cancelled"):
+                result["is_error"] = True
+            results.append(result)
+    said = content(words, losses)
+    if not said and not made:
+        return []
+    message: Message = {"role": "assistant", "content": said}
+    if made:
+        message["tool_calls"] = made
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    elif mapping(record.get("tokens")).get("thoughts"):
+        message["thinking_hidden"] = True
+    return [message, *results]
+
+
+def _call(call: dict[str, Any], at: int, losses: Counter[str]) -> dict[str, Any]:
+    title = string(call.get("name")) or "unknown"
+    call_id = string(call.get("id"))
+    if call_id is None:
+        losses["call_without_id"] += 1
+        call_id = f"{title}-{at}"
+    return tool_call(call_id, title, call.get("args") or {})
+
+
+def _result(call: dict[str, Any], losses: Counter[str]) -> Any:
+    """What a call gave: its own response, and what stands beside it."""
+    raw = call.get("result")
+    said: list[Any] = []
+    for entry in items(raw) or [raw]:
+        part = mapping(entry)
+        if response := mapping(part.get("functionResponse")):
+            # A list that was brought in line with the conversation has the responses to other calls too.
+            if response.get("id") in (None, call.get("id")):
+                said.append(_output(response))
+        elif data := mapping(part.get("inlineData")):
+            said.append(_image(data))
+        elif part and "text" not in part:
+            said.append(msgspec.json.encode(part).decode())
+        elif entry:
+            said.append(entry)
+    return content(said, losses) or ""
+
+
+def _image(data: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": f"data:{data.get('mimeType')};base64,{data.get('data')}"}
+
+
+def _output(response: dict[str, Any]) -> str:
+    given = mapping(response.get("response"))
+    for key in ("output", "error"):
+        if isinstance(given.get(key), str):
+            return given[key]
+    return msgspec.json.encode(response.get("response")).decode()

@@ -1,0 +1,106 @@
+"""mini-swe-agent: a bare list of messages, or an object with `messages` and a `trajectory_format` (1 and 1.1).
+
+What 1.1 keeps of the Responses API are whole responses and `function_call_output`s.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from understudy.ingest.formats.outcomes import instance as instance_of
+from understudy.ingest.formats.outcomes import outcome
+from understudy.ingest.log_files import LogFile
+from understudy.ingest.log_reader import document, items, mapping, name, outline, string
+from understudy.ingest.trace import Trace
+from understudy.ingest.trace_builder import Story, converse, fingerprint, repository
+
+
+class MiniSweAgent:
+    """Reads trajectories of mini-swe-agent."""
+
+    name = "mini-swe-agent"
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether it names itself, has `info` before its messages, or is a list of messages."""
+        seen = outline(head)
+        if seen.kind == "[":
+            said = seen.keys.get("content", "{") not in "{["
+            return said and (seen.keys.get("role") == "system" or name(path).endswith(".traj.json"))
+        if seen.keys.get("trajectory_format", "").startswith("mini-swe-agent"):
+            return True
+        return seen.keys.get("info") == "{" and seen.keys.get("messages") == "["
+
+    def group(self, path: str) -> str:
+        """The file itself."""
+        return path
+
+    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+        """One trace of each file."""
+        for file in files:
+            yield _trace(file)
+
+
+def _trace(file: LogFile) -> Trace:
+    losses: Counter[str] = Counter()
+    found = document(file, losses)
+    log = mapping(found)
+    messages = [_chatlike(mapping(raw)) for raw in items(found) or items(log.get("messages"))]
+    info = mapping(log.get("info"))
+    config = mapping(info.get("config"))
+    instance = string(log.get("instance_id")) or name(file.path).partition(".")[0]
+    story = Story("mini-swe-agent", file.path, f"{instance}-{fingerprint(file.path, messages[:3])}", losses=losses)
+    story.trace.version = string(info.get("mini_version"))
+    story.trace.project = repository(instance) or string(mapping(config.get("environment")).get("cwd"))
+    story.trace.outcome = outcome(
+        resolved=info.get("resolved", log.get("resolved")),
+        reward=info.get("reward"),
+        task=string(log.get("instance_id")) or instance_of(instance),
+        exit_status=info.get("exit_status"),
+    )
+    # The end of a run is told to the person, not to the model.
+    told = [raw for raw in messages if raw.get("role") != "exit"]
+    model = string(mapping(config.get("model")).get("model_name"))
+    converse(story, told, model=model, models=_model, timestamps=_time)
+    return story.finish()
+
+
+def _chatlike(raw: dict[str, Any]) -> dict[str, Any]:
+    """A message of the Responses API as one of chat completions."""
+    if raw.get("type") == "function_call_output":
+        return {"role": "tool", "content": raw.get("output"), "tool_call_id": raw.get("call_id")}
+    if raw.get("object") != "response":
+        return raw
+    output = [mapping(item) for item in items(raw.get("output"))]
+    thoughts = [
+        text
+        for item in output
+        if item.get("type") == "reasoning"
+        for part in (*items(item.get("summary")), *items(item.get("content")))
+        if (text := string(mapping(part).get("text")))
+    ]
+    return {
+        "role": "assistant",
+        "content": [
+            part for item in output if item.get("type") == "message" for part in items(item.get("content"))
+        ],
+        "tool_calls": [
+            {**item, "id": item.get("call_id")} for item in output if item.get("type") == "function_call"
+        ],
+        "reasoning_content": "\n".join(thoughts),
+        "thinking_blocks": [item for item in output if item.get("type") == "reasoning"],
+        "extra": {"response": {"model": raw.get("model")}, "timestamp": raw.get("created_at")},
+    }
+
+
+def _model(raw: dict[str, Any]) -> str | None:
+    return string(mapping(mapping(raw.get("extra")).get("response")).get("model"))
+
+
+def _time(raw: dict[str, Any]) -> str | None:
+    moment = mapping(raw.get("extra")).get("timestamp")
+    if not isinstance(moment, int | float) or not 0 < moment < 1e11:
+        return None
+    return datetime.fromtimestamp(moment, UTC).isoformat()

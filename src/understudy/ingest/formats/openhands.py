@@ -1,0 +1,257 @@
+"""OpenHands 0.x: a list of events, an evaluation's output with its `history`, or a session's `events/<n>.json`.
+
+An answer of the model stands whole in the metadata of each action it asked for. Without that (agents that do not
+call functions) the action itself is made into a call, and the turn is `repaired`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from understudy.ingest.chat import chat, content
+from understudy.ingest.formats.openhands_view import View
+from understudy.ingest.formats.outcomes import outcome
+from understudy.ingest.log_files import LogFile
+from understudy.ingest.log_reader import document, folder, items, mapping, name, outline, records, string, taken
+from understudy.ingest.trace import Message, Trace, tool_call
+from understudy.ingest.trace_builder import Story, fingerprint, repository
+
+_EVENT_FILE = re.compile(r"events/\d+\.json$")
+# Events of the program itself, of which the model is told nothing.
+_SILENT = frozenset(
+    (
+        "change_agent_state",
+        "agent_state_changed",
+        "null",
+        "loop_detection_pause",
+        "recall",
+        "status",
+        "push",
+        "send_pr",
+    )
+)
+_CONDENSED = frozenset(("condensation", "condensation_request"))
+
+
+class OpenHands:
+    """Reads logs of OpenHands 0.x."""
+
+    name = "openhands"
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether the first event has a source and an action or observation, or the first row a history."""
+        seen = outline(head)
+        if "history" in seen.keys and "instance_id" in seen.keys:
+            return seen.keys["history"] == "["
+        event = "source" in seen.keys and ("action" in seen.keys or "observation" in seen.keys)
+        return event and "kind" not in seen.keys and (seen.kind == "[" or bool(_EVENT_FILE.search(path)))
+
+    def group(self, path: str) -> str:
+        """The directory of events, for the file of one event; else the file itself."""
+        return folder(path) if _EVENT_FILE.search(path) else path
+
+    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+        """One trace of a list or a directory of events, one of each row of an evaluation's output."""
+        stored = [file for file in files if _EVENT_FILE.search(file.path)]
+        others = [file for file in files if not _EVENT_FILE.search(file.path)]
+        if stored:
+            losses: Counter[str] = Counter()
+            events = sorted((mapping(document(file, losses)) for file in stored), key=_number)
+            session = name(folder(folder(stored[0].path)))
+            yield _trace(events, folder(stored[0].path), session, losses)
+        for file in others:
+            yield from _file(file)
+
+
+def _file(file: LogFile) -> Iterator[Trace]:
+    losses: Counter[str] = Counter()
+    if not name(file.path).endswith(".jsonl"):
+        found = document(file, losses)
+        if isinstance(found, list):
+            events = items(found)
+            yield _trace(events, file.path, fingerprint(file.path, events[:2]), losses)
+        else:
+            yield _row(mapping(found), file.path, losses)
+        return
+    for row in records(file, losses):
+        yield _row(row, file.path, taken(losses))
+    if losses:
+        yield _trace([], file.path, name(file.path), losses)
+
+
+def _row(row: dict[str, Any], source: str, losses: Counter[str]) -> Trace:
+    # Older outputs hold pairs of an action and its observation.
+    events: list[Any] = [event for entry in items(row.get("history")) for event in (items(entry) or [entry])]
+    task = string(row.get("instance_id")) or name(source)
+    model = string(mapping(mapping(row.get("metadata")).get("llm_config")).get("model"))
+    made = _trace(events, source, f"{task}-{fingerprint(source, events[:2])}", losses, model)
+    made.project = repository(task)
+    tested = mapping(row.get("test_result"))
+    report = mapping(tested.get("report")) or mapping(row.get("report"))
+    made.outcome = outcome(
+        resolved=report.get("resolved", row.get("resolved")),
+        task=row.get("instance_id"),
+        exit_status=row.get("error"),
+    )
+    return made
+
+
+def _number(event: dict[str, Any]) -> int:
+    number = event.get("id")
+    return number if isinstance(number, int) else 1 << 62
+
+
+def _trace(
+    events: Sequence[Any], source: str, session: str, losses: Counter[str], model: str | None = None
+) -> Trace:
+    story = Story("openhands", source, session, losses=losses)
+    view = View(story)
+    done: set[str] = set()
+    asked: set[str] = set()
+    for at, raw in enumerate(events):
+        event = mapping(raw)
+        kind = event.get("action") or event.get("observation")
+        number = event.get("id", at)
+        if not isinstance(kind, str):
+            losses["not_an_event"] += 1
+        elif kind in _CONDENSED:
+            _condense(view, mapping(event.get("args")))
+        elif kind == "system":
+            arguments = mapping(event.get("args"))
+            story.system(string(arguments.get("content")))
+            story.tools(items(arguments.get("tools")))
+            story.trace.version = string(arguments.get("openhands_version"))
+            story.trace.agent = string(arguments.get("agent_class"))
+        elif kind in _SILENT:
+            if kind == "recall" and "observation" in event:
+                _recalled(view, number, event)
+        elif "observation" in event:
+            view.add(number, _observed(event, kind, asked, losses))
+        elif event.get("source") == "user":
+            view.add(number, _said(event, kind, losses))
+        else:
+            _acted(view, event, kind, number, done, asked, model)
+    return story.finish()
+
+
+def _acted(
+    view: View,
+    event: dict[str, Any],
+    kind: str,
+    number: Any,
+    done: set[str],
+    asked: set[str],
+    model: str | None,
+) -> None:
+    story = view.story
+    arguments = mapping(event.get("args"))
+    metadata = mapping(event.get("tool_call_metadata"))
+    response = mapping(metadata.get("model_response"))
+    choice = mapping(next(iter(items(response.get("choices"))), None))
+    reply = {**mapping(choice.get("message")), "role": "assistant"}
+    message: Message | None = chat(reply, story.losses) if choice else None
+    notes: tuple[str, ...] = ()
+    key = string(response.get("id")) if message else None
+    if message is None:
+        said = string(arguments.get("content") if kind == "message" else arguments.get("thought"))
+        message = {"role": "assistant", "content": said}
+        if kind not in ("message", "finish"):
+            given = {name: value for name, value in arguments.items() if name != "thought"}
+            call_id = string(metadata.get("tool_call_id")) or f"event_{number}"
+            message["tool_calls"] = [tool_call(call_id, string(metadata.get("function_name")) or kind, given)]
+            notes = ("call_made_of_action",)
+        elif kind == "finish":
+            message["content"] = said or string(arguments.get("final_thought"))
+    key = key or f"event-{number}"
+    if key in done:
+        # Another action of an answer that is there already.
+        view.alias(number, key)
+        return
+    done.add(key)
+    asked.update(call["id"] for call in message.get("tool_calls") or ())
+    view.turn(
+        number,
+        key,
+        message,
+        model=string(response.get("model")) or model,
+        timestamp=string(event.get("timestamp")),
+        fidelity="repaired" if notes else None,
+        notes=notes,
+    )
+
+
+def _said(event: dict[str, Any], kind: str, losses: Counter[str]) -> Message:
+    arguments = mapping(event.get("args"))
+    if kind == "run":
+        return {"role": "user", "content": f"User executed the command:\n{arguments.get('command')}"}
+    parts: list[Any] = [arguments.get("content") or ""]
+    parts.extend({"type": "image_url", "image_url": url} for url in items(arguments.get("image_urls")))
+    return {"role": "user", "content": content(parts, losses)}
+
+
+_ENDINGS: dict[str, str] = {
+    "error": "\n[Error occurred in processing last action]",
+    "user_rejected": "\n[Last action has been rejected by the user]",
+}
+
+
+def _observed(event: dict[str, Any], kind: str, asked: set[str], losses: Counter[str]) -> Message:
+    extras = mapping(event.get("extras"))
+    said = event.get("content")
+    text = said if isinstance(said, str) else ""
+    if kind == "run":
+        text = _ran(text, mapping(extras.get("metadata")))
+    elif kind == "delegate":
+        text = string(mapping(extras.get("outputs")).get("content")) or text
+    text += _ENDINGS.get(kind, "")
+    call_id = string(mapping(event.get("tool_call_metadata")).get("tool_call_id"))
+    if call_id is None and (cause := f"event_{event.get('cause')}") in asked:
+        call_id = cause
+    if call_id is not None and call_id in asked:
+        failed = {"is_error": True} if kind == "error" else {}
+        return {"role": "tool", "content": text, "tool_call_id": call_id, **failed}
+    if call_id is not None:
+        losses["result_without_call"] += 1
+    return {"role": "user", "content": text}
+
+
+def _ran(text: str, metadata: dict[str, Any]) -> str:
+    """What the model is shown of a command: its output, and where and how it ended."""
+    shown = f"{metadata.get('prefix') or ''}{text}{metadata.get('suffix') or ''}"
+    ends: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+        ("working_dir", bool, "Current working directory"),
+        ("py_interpreter_path", bool, "Python interpreter"),
+        ("exit_code", lambda code: isinstance(code, int) and code != -1, "Command finished with exit code"),
+    )
+    for key, told, label in ends:
+        value = metadata.get(key)
+        if told(value):
+            shown += f"\n[{label}{'' if key == 'exit_code' else ':'} {value}]"
+    return shown
+
+
+def _recalled(view: View, number: Any, event: dict[str, Any]) -> None:
+    """What was remembered for the model. Its wording was a template's, which no log holds."""
+    extras = mapping(event.get("extras"))
+    fields: Iterable[Any] = (extras.get("repo_instructions"), extras.get("additional_agent_instructions"))
+    texts = [text for value in fields if (text := string(value))]
+    texts += [
+        text
+        for entry in items(extras.get("microagent_knowledge"))
+        if (text := string(mapping(entry).get("content")))
+    ]
+    if texts:
+        view.add(number, {"role": "user", "content": "\n\n".join(texts)})
+        view.story.fidelity, view.story.notes = "repaired", ("recall_template",)
+
+
+def _condense(view: View, arguments: dict[str, Any]) -> None:
+    gone: list[Any] = items(arguments.get("forgotten_event_ids"))
+    first, last = arguments.get("forgotten_events_start_id"), arguments.get("forgotten_events_end_id")
+    if isinstance(first, int) and isinstance(last, int):
+        gone = [number for number in view.numbers() if isinstance(number, int) and first <= number <= last]
+    offset = arguments.get("summary_offset")
+    view.condense(gone, string(arguments.get("summary")), offset if isinstance(offset, int) else None)

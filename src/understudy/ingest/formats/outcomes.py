@@ -1,0 +1,68 @@
+"""How a conversation ended, of what logs say of it under many names."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from understudy.ingest.log_reader import mapping, string
+from understudy.ingest.trace import Outcome
+from understudy.ingest.trace_builder import repository
+
+_SAID = {"true": True, "resolved": True, "false": False, "unresolved": False}
+_LONGEST = 200
+_SCORES = ("reward", "score")
+
+
+def outcome(
+    *, resolved: Any = None, reward: Any = None, task: Any = None, exit_status: Any = None
+) -> Outcome | None:
+    """The outcome that these values tell, None where none of them is one."""
+    made = Outcome(
+        resolved=_truth(resolved),
+        reward=_number(reward),
+        task=string(task),
+        exit_status=said[:_LONGEST] if (said := string(exit_status)) else None,
+    )
+    return None if made == Outcome() else made
+
+
+def instance(name: str) -> str | None:
+    """The name where it is that of an instance of SWE-bench or its like, else None."""
+    return name if repository(name) else None
+
+
+def of_extra(*places: Any) -> Outcome | None:
+    """The outcome in the free fields of an ATIF document; the first place that has a value has it."""
+    found: dict[str, Any] = {}
+    for place in places:
+        fields = mapping(place)
+        scores = mapping(fields.get("rewards")) or mapping(mapping(fields.get("verifier_result")).get("rewards"))
+        told = {
+            "resolved": fields.get("resolved"),
+            "reward": next(
+                (one for source in (fields, scores) for key in _SCORES if (one := source.get(key)) is not None),
+                None,
+            ),
+            "task": string(fields.get("task")) or fields.get("task_id") or fields.get("instance_id"),
+            "exit_status": fields.get("exit_status"),
+        }
+        for key, value in told.items():
+            found.setdefault(key, value) if value is not None else None
+    return outcome(**found)
+
+
+def _truth(value: Any) -> bool | None:
+    if isinstance(value, str):
+        return _SAID.get(value.lower())
+    return bool(value) if isinstance(value, bool) or value in (0, 1) else None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,88 @@
+"""The log formats, which of them a file is of, and which files belong together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from understudy.errors import ConfigError
+from understudy.ingest.claude_code.log_format import ClaudeCode
+from understudy.ingest.formats.aider import Aider
+from understudy.ingest.formats.atif import Atif
+from understudy.ingest.formats.base import LogFormat
+from understudy.ingest.formats.claude_text import ClaudeText
+from understudy.ingest.formats.cline import Cline
+from understudy.ingest.formats.codex import Codex
+from understudy.ingest.formats.dataset_rows import Parquet, SweRebench, SweSmith
+from understudy.ingest.formats.gemini import Gemini
+from understudy.ingest.formats.mini_swe_agent import MiniSweAgent
+from understudy.ingest.formats.openhands import OpenHands
+from understudy.ingest.formats.openhands_v1 import OpenHandsV1
+from understudy.ingest.formats.swe_agent import SweAgent
+from understudy.ingest.log_files import LogFile, head
+
+# The first that claims a file has it; those that look for more come before those that look for less.
+FORMATS: tuple[LogFormat, ...] = (
+    ClaudeCode(),
+    Gemini(),
+    Codex(),
+    Atif(),
+    OpenHands(),
+    OpenHandsV1(),
+    SweAgent(),
+    SweRebench(),
+    Cline(),
+    MiniSweAgent(),
+    SweSmith(),
+    Parquet(),
+    Aider(),
+    ClaudeText(),
+)
+
+
+class Batch(Struct, frozen=True):
+    """Files of one format that must be read together, in the order in which they were found."""
+
+    format: LogFormat
+    key: str
+    files: list[LogFile]
+
+
+def named(name: str) -> LogFormat:
+    """The format of that name. Raises ConfigError when there is none."""
+    for format in FORMATS:
+        if format.name == name:
+            return format
+    names = ", ".join(format.name for format in FORMATS)
+    raise ConfigError(f"{name!r} is no log format; the formats are: {names}.")
+
+
+def detect(path: str, head: bytes) -> LogFormat | None:
+    """The format of a file by its path and its first 64 KB, None where none claims it."""
+    return next((format for format in FORMATS if format.detect(path, head)), None)
+
+
+def batches(files: Iterable[LogFile], skipped: Counter[str], only: LogFormat | None = None) -> list[Batch]:
+    """The files by what must be read together; `only`: all are of this format.
+
+    Files that no format claims are counted in `skipped` as `unknown_format`, those that cannot be read as
+    `unreadable_file`, empty ones as `empty_file`.
+    """
+    found: dict[tuple[str, str], Batch] = {}
+    for file in files:
+        format = only
+        if format is None:
+            try:
+                beginning = head(file)
+            except OSError:
+                skipped["unreadable_file"] += 1
+                continue
+            format = detect(file.path, beginning)
+            if format is None:
+                skipped["unknown_format" if beginning.strip() else "empty_file"] += 1
+                continue
+        key = format.group(file.path)
+        found.setdefault((format.name, key), Batch(format, key, [])).files.append(file)
+    return list(found.values())

@@ -1,0 +1,358 @@
+"""Finds logs: in a file, a directory tree, a zip, or compressed with gzip. What lies in archives is hostile input.
+
+Nothing is ever unpacked to the disk: a log in an archive is a stream, so no name in it can lead anywhere. Streams
+end with an error where they grow beyond what their compressed size can honestly give.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
+from io import BufferedReader, RawIOBase
+from pathlib import Path
+from typing import BinaryIO
+
+from msgspec import Struct
+
+from understudy.errors import ConfigError
+
+HEAD_BYTES = 64 * 1024
+"""Bytes at the beginning of a file by which its format is detected."""
+
+INSIDE = "!/"
+"""Between the path of a zip and the name of a log in it."""
+
+_BUFFER = 1 << 16
+_DISK_BUFFER = 1 << 18  # most lines of a log fit into it many times
+_LEAST_BOMB = 64 * 1024 * 1024
+_MOST_BYTES = 8 * 1024 * 1024 * 1024
+_HONEST_RATIO = 250
+_MOST_MEMBERS = 200_000
+_LARGEST_DIRECTORY = 64 * 1024 * 1024
+_END_RECORD = b"PK\x05\x06"
+_END_SEARCHED = 65_557
+_LEFT_OUT = frozenset((".git", "node_modules", "__pycache__", ".venv"))
+
+
+class LogFile(Struct, frozen=True):
+    """A log wherever it lies. `path` names it (`archive.zip!/inner/path` inside an archive), `size` is in bytes.
+
+    `open` gives a binary stream from the beginning, decompressed.
+    """
+
+    path: str
+    size: int
+    open: Callable[[], BinaryIO]
+
+    @classmethod
+    def on_disk(cls, path: Path) -> LogFile:
+        """The file at `path`. Raises OSError when there is none."""
+        return cls(str(path), path.stat().st_size, lambda: path.open("rb", buffering=_DISK_BUFFER))
+
+
+class Oversized(OSError):
+    """A compressed log that grows beyond what it can honestly hold, or an archive with too much in it."""
+
+
+def walk(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[LogFile]:
+    """The files at and below the paths in the order of their names, those in zips too.
+
+    No symbolic link is followed but a path given itself. What is left out is counted in `skipped` by its reason.
+    Raises ConfigError when a path does not exist or cannot be read.
+    """
+    seen: set[str] = set()
+    here = Path.cwd()
+    for file in _walk(paths, skipped):
+        # Paths may be given that lie in one another.
+        own = os.path.join(here, file.path)  # noqa: PTH118 (of very many paths)
+        if own in seen:
+            continue
+        seen.add(own)
+        yield file
+
+
+def _walk(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[LogFile]:
+    for path in paths:
+        try:
+            mode = path.stat().st_mode
+        except OSError as error:
+            raise ConfigError(
+                f"{path} cannot be read ({error.strerror}); give a log, a directory or a zip."
+            ) from error
+        if stat.S_ISDIR(mode):
+            yield from _tree(path, skipped)
+        elif stat.S_ISREG(mode):
+            yield from _file(str(path), skipped)
+        else:
+            raise ConfigError(f"{path} is neither a file nor a directory; give a log, a directory or a zip.")
+
+
+def locate(path: str) -> LogFile:
+    """The log that `path` names, as `LogFile.path` has it. Raises OSError where there is none."""
+    archive, inside, member = path.partition(INSIDE)
+    if inside and archive.lower().endswith(".zip"):
+        info = _member(archive, member)
+        return LogFile(path, info.file_size, partial(_open_member, archive, member))
+    size = os.stat(path).st_size  # noqa: PTH116 (of very many paths)
+    return LogFile(path, size, partial(_open_gzip if path.endswith(".gz") else _open_plain, path))
+
+
+def head(file: LogFile) -> bytes:
+    """The first 64 KB of a log. Raises OSError where nothing of it can be read."""
+    pieces: list[bytes] = []
+    held = 0
+    with file.open() as stream:
+        read = getattr(stream, "read1", stream.read)
+        while held < HEAD_BYTES:
+            try:
+                piece: bytes = read(HEAD_BYTES - held)
+            except OSError:
+                if not pieces:
+                    raise
+                break
+            if not piece:
+                break
+            pieces.append(piece)
+            held += len(piece)
+    return b"".join(pieces)
+
+
+def _tree(top: Path, skipped: Counter[str]) -> Iterator[LogFile]:
+    def unread(error: OSError) -> None:
+        skipped["unreadable_directory"] += 1
+
+    for place, directories, names in os.walk(top, onerror=unread):
+        directories[:] = sorted(name for name in directories if name not in _LEFT_OUT)
+        if links := sum(map(os.path.islink, (f"{place}{os.sep}{name}" for name in directories))):
+            skipped["link"] += links
+        for name in sorted(names):
+            path = f"{place}{os.sep}{name}"
+            try:
+                mode = os.lstat(path).st_mode
+            except OSError:
+                skipped["unreadable_file"] += 1
+                continue
+            if stat.S_ISREG(mode):
+                yield from _file(path, skipped)
+            else:
+                skipped["link" if stat.S_ISLNK(mode) else "special_file"] += 1
+
+
+def _file(path: str, skipped: Counter[str]) -> Iterator[LogFile]:
+    if not path.lower().endswith(".zip"):
+        try:
+            yield locate(path)
+        except OSError:
+            skipped["unreadable_file"] += 1
+        return
+    try:
+        members = sorted(_archive(*_state(path)).infolist(), key=lambda info: info.filename)
+    except Oversized:
+        skipped["oversized_archive"] += 1
+        return
+    except _BROKEN:
+        skipped["bad_archive"] += 1
+        return
+    seen: set[str] = set()
+    for info in members:
+        reason = _refused(info, seen)
+        if reason:
+            skipped[reason] += 1
+        elif not info.is_dir():
+            seen.add(info.filename)
+            yield locate(f"{path}{INSIDE}{info.filename}")
+
+
+def _refused(info: zipfile.ZipInfo, seen: set[str]) -> str | None:
+    """Why a member of a zip is not read, None where it is."""
+    if info.flag_bits & 0x1:
+        return "encrypted_member"
+    if stat.S_ISLNK(info.external_attr >> 16):
+        return "link"
+    if info.filename in seen:
+        return "repeated_member"
+    if info.filename.lower().endswith(".zip"):
+        return "nested_archive"
+    if info.file_size > _allowed(info.compress_size):
+        return "oversized_member"
+    return None
+
+
+_BROKEN = (
+    zipfile.BadZipFile,
+    OSError,
+    zlib.error,
+    EOFError,
+    ValueError,
+    NotImplementedError,
+    RuntimeError,
+    KeyError,
+)
+
+
+def _state(archive: str) -> tuple[str, int, int]:
+    found = Path(archive).stat()
+    return archive, found.st_size, found.st_mtime_ns
+
+
+@lru_cache(maxsize=4)
+def _archive(archive: str, size: int, changed: int) -> zipfile.ZipFile:
+    """The open zip, kept for the next member; its directory is bounded before it is read."""
+    with Path(archive).open("rb") as stream:
+        stream.seek(max(0, size - _END_SEARCHED))
+        tail = stream.read()
+    at = tail.rfind(_END_RECORD)
+    if at >= 0 and (directory := int.from_bytes(tail[at + 12 : at + 16], "little")) != 0xFFFFFFFF:
+        if directory > _LARGEST_DIRECTORY:
+            raise Oversized(f"{archive}: its directory alone has {directory} bytes")
+    elif size > _LARGEST_DIRECTORY:
+        # A directory in the form for large archives tells its size elsewhere; the archive bounds it.
+        at64 = tail.rfind(b"PK\x06\x06")
+        if at64 < 0 or int.from_bytes(tail[at64 + 40 : at64 + 48], "little") > _LARGEST_DIRECTORY:
+            raise Oversized(f"{archive}: its directory is too large")
+    opened = zipfile.ZipFile(archive)
+    if len(opened.filelist) > _MOST_MEMBERS:
+        raise Oversized(f"{archive} has more than {_MOST_MEMBERS} members")
+    return opened
+
+
+def _member(archive: str, member: str) -> zipfile.ZipInfo:
+    try:
+        return _archive(*_state(archive)).getinfo(member)
+    except KeyError as error:
+        raise FileNotFoundError(f"{archive} has no member {member!r}") from error
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise OSError(f"{archive} cannot be read as a zip: {error}") from error
+
+
+def _open_plain(path: str) -> BinaryIO:
+    # It may have become a pipe or a device since it was found: neither is waited for.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no regular file any more")
+    return open(descriptor, "rb", buffering=_BUFFER)  # noqa: PTH123
+
+
+def _open_gzip(path: str) -> BinaryIO:
+    packed = _open_plain(path)
+    allowed = _allowed(os.fstat(packed.fileno()).st_size)
+    return _bounded(_Unpacked(packed), allowed, path)  # pyright: ignore[reportArgumentType]
+
+
+class _Unpacked(gzip.GzipFile):
+    """What a gzip file holds; it closes the file too."""
+
+    def __init__(self, packed: BinaryIO) -> None:
+        super().__init__(fileobj=packed)
+        self._packed = packed
+
+    def close(self) -> None:
+        super().close()
+        self._packed.close()
+
+
+def _open_member(archive: str, member: str) -> BinaryIO:
+    info = _member(archive, member)
+    path = f"{archive}{INSIDE}{member}"
+    try:
+        stream: BinaryIO = _archive(*_state(archive)).open(info)  # pyright: ignore[reportAssignmentType]
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError) as error:
+        raise OSError(f"{path} cannot be unpacked: {error}") from error
+    allowed = _allowed(info.compress_size)
+    if member.endswith(".gz"):
+        return _bounded(gzip.GzipFile(fileobj=_bounded(stream, allowed, path)), allowed * 4, path)  # pyright: ignore[reportArgumentType]
+    return _bounded(stream, allowed, path)
+
+
+def _allowed(compressed: int) -> int:
+    return min(max(_LEAST_BOMB, compressed * _HONEST_RATIO), _MOST_BYTES)
+
+
+class _Bounded(RawIOBase):
+    """A stream that fails when it gives more than it is allowed to; its own faults are OSErrors."""
+
+    def __init__(self, stream: BinaryIO, allowed: int, path: str) -> None:
+        self._stream = stream
+        self._left = allowed
+        self._path = path
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        try:
+            # At once, so that what comes before a fault is not lost with it.
+            data: bytes = getattr(self._stream, "read1", self._stream.read)(len(buffer))
+        except (EOFError, zlib.error, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+            raise OSError(f"{self._path} cannot be unpacked: {error}") from error
+        self._left -= len(data)
+        if self._left < 0:
+            raise Oversized(f"{self._path} unpacks to far more than its size promises; it is not read further")
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+
+def _bounded(stream: BinaryIO, allowed: int, path: str) -> BinaryIO:
+    return BufferedReader(_Bounded(stream, allowed, path), 256 * 1024)
+
+
+_PIECE = 1 << 20
+
+
+def readable(files: Sequence[LogFile], skipped: Counter[str], broken: Counter[str]) -> list[LogFile]:
+    """The files that can be read; one that breaks off ends there."""
+    kept: list[LogFile] = []
+    for file in files:
+        held = 0
+        try:
+            with file.open() as stream:
+                read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
+                while piece := read(_PIECE):
+                    held += len(piece)
+        except OSError:
+            if not held:
+                skipped["unreadable_file"] += 1
+                continue
+            broken["unreadable_rest"] += 1
+            file = _cut(file, held)
+        kept.append(file)
+    return kept
+
+
+def _cut(file: LogFile, size: int) -> LogFile:
+    return LogFile(file.path, size, lambda: BufferedReader(_Beginning(file.open(), size)))
+
+
+class _Beginning(RawIOBase):
+    """The first bytes of a stream."""
+
+    def __init__(self, stream: BinaryIO, size: int) -> None:
+        self._stream = stream
+        self._left = size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        read: Callable[[int], bytes] = getattr(self._stream, "read1", self._stream.read)
+        data = read(min(len(buffer), self._left)) if self._left else b""
+        self._left -= len(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()

@@ -1,0 +1,231 @@
+"""Reads what a log is made of: JSON documents and lines, of any length, however broken, each loss counted."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+from collections import Counter
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from functools import cached_property, lru_cache
+from typing import Any, BinaryIO, cast
+
+import orjson
+
+from understudy.ingest.log_files import LogFile
+
+LONGEST_LINE = 64 * 1024 * 1024
+LARGEST_DOCUMENT = 128 * 1024 * 1024
+"""Beyond these a line or a document is not read but counted: memory stays bounded whatever a log holds."""
+
+_CHUNK = 1024 * 1024
+_MARK = b"\xef\xbb\xbf"
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[{}\[\]:,]|[^\s{}\[\]:,"]+', re.DOTALL)
+_ROWS_SEEN = 40
+
+
+@contextmanager
+def uncollected() -> Generator[None]:
+    """No search for garbage meanwhile: reading makes very many objects, and no circles of them."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """The value where it is an object, else an empty one."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def items(value: Any) -> list[Any]:
+    """The value where it is a list, else an empty one."""
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def string(value: Any) -> str | None:
+    """The value where it is a text that is not empty, else None."""
+    return value if isinstance(value, str) and value else None
+
+
+def parse(data: bytes, losses: Counter[str]) -> Any:
+    """The JSON value in `data`, None (and `bad_json` counted) where there is none.
+
+    Bytes that are no UTF-8 and halves of surrogate pairs are replaced, which is counted as `bad_text`.
+    """
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        loose = json.loads(data.decode(errors="replace"), strict=False)
+        value = orjson.loads(json.dumps(loose, ensure_ascii=False).encode(errors="replace"))
+    except (ValueError, RecursionError):
+        losses["bad_json"] += 1
+        return None
+    losses["bad_text"] += 1
+    return value
+
+
+def taken(losses: Counter[str]) -> Counter[str]:
+    """What was counted so far, to be the next trace's; the counter begins anew."""
+    own = losses.copy()
+    losses.clear()
+    return own
+
+
+def document(file: LogFile, losses: Counter[str]) -> Any:
+    """The one JSON value that a file is, None where it is none or too large (`large_document`)."""
+    data = _whole(file, losses)
+    if not data.strip():
+        losses["empty_file"] += 1
+        return None
+    return parse(data.removeprefix(_MARK), losses)
+
+
+def text(file: LogFile, losses: Counter[str]) -> str:
+    """A file's text; "" where it is too large (`large_document`)."""
+    data = _whole(file, losses)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        losses["bad_text"] += 1
+        return data.decode("utf-8-sig", errors="replace")
+
+
+def lines(file: LogFile, losses: Counter[str]) -> Iterator[bytes]:
+    """The lines of a file that are not blank, without their ends; longer ones are counted as `long_line`."""
+    rest: list[bytes] = []
+    held = 0
+    skipping = False
+    with file.open() as stream:
+        for chunk in _chunks(stream, losses):
+            *whole, last = chunk.split(b"\n")
+            for piece in whole:
+                line = piece if not rest else b"".join((*rest, piece))
+                rest, held = [], 0
+                if skipping:
+                    skipping = False
+                elif line and not line.isspace():
+                    yield line
+            if skipping:
+                continue
+            rest.append(last)
+            held += len(last)
+            if held > LONGEST_LINE:
+                losses["long_line"] += 1
+                rest, held, skipping = [], 0, True
+    line = b"".join(rest)
+    if line and not line.isspace():
+        yield line
+
+
+def _whole(file: LogFile, losses: Counter[str]) -> bytes:
+    pieces: list[bytes] = []
+    held = 0
+    with file.open() as stream:
+        for chunk in _chunks(stream, losses):
+            pieces.append(chunk)
+            held += len(chunk)
+            if held > LARGEST_DOCUMENT:
+                losses["large_document"] += 1
+                return b""
+    return b"".join(pieces)
+
+
+def _chunks(stream: BinaryIO, losses: Counter[str]) -> Iterator[bytes]:
+    """What a stream gives; where it breaks off (a cut archive), that is counted as `unreadable_rest`."""
+    # One piece at a time, so that a break loses only what comes after it.
+    read = getattr(stream, "read1", stream.read)
+    while True:
+        try:
+            chunk: bytes = read(_CHUNK)
+        except OSError:
+            losses["unreadable_rest"] += 1
+            return
+        if not chunk:
+            return
+        yield chunk
+
+
+def records(file: LogFile, losses: Counter[str]) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines; other values are counted as `not_an_object`."""
+    for line in lines(file, losses):
+        value = parse(line.removeprefix(_MARK), losses)
+        if isinstance(value, dict):
+            yield cast("dict[str, Any]", value)
+        elif value is not None:
+            losses["not_an_object"] += 1
+
+
+class Outline:
+    """What the beginning of a file shows. `kind` is `{` or `[` where it begins as JSON, else "".
+
+    `keys` are the keys of the first object (of the list's first element, where it is a list): to each its value
+    where that is a scalar, else `{` or `[`.
+    """
+
+    def __init__(self, start: bytes) -> None:
+        self._start = start
+        self.kind = chr(start[0]) if start[:1] in (b"{", b"[") else ""
+        self.keys = _keys(start) if self.kind else {}
+
+    @cached_property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """The whole objects among the first lines, read when they are first asked for."""
+        rows: list[dict[str, Any]] = []
+        for line in self._start.split(b"\n", _ROWS_SEEN)[:_ROWS_SEEN]:
+            if line.startswith(b"{"):
+                value = parse(line, Counter())
+                if isinstance(value, dict):
+                    rows.append(cast("dict[str, Any]", value))
+        return tuple(rows)
+
+
+@lru_cache(maxsize=4)
+def outline(head: bytes) -> Outline:
+    """The outline of a file by its first bytes, cut anywhere."""
+    return Outline(head.removeprefix(_MARK).lstrip())
+
+
+def _keys(start: bytes) -> dict[str, str]:
+    level = 1 if start[:1] == b"{" else 2
+    keys: dict[str, str] = {}
+    stack = ""
+    key: str | None = None
+    before = ""
+    for match in _TOKEN.finditer(start):
+        token = match.group()
+        mark = chr(token[0])
+        if mark in "{[":
+            if key is not None and len(stack) == level:
+                keys[key], key = mark, None
+            stack += mark
+        elif mark in "}]":
+            stack = stack[:-1]
+            if len(stack) < level and keys:
+                break
+        elif len(stack) == level and stack[-1] == "{" and mark not in ":,":
+            said = token.decode(errors="replace").strip('"')
+            if key is None:
+                key = said if mark == '"' else None
+            elif before == ":":
+                keys[key], key = said[:200], None
+        before = mark
+    if key is not None and before == ":":
+        keys[key] = ""
+    return keys
+
+
+def folder(path: str) -> str:
+    """The directory part of a log's path, "" where it has none."""
+    return path.replace("\\", "/").rpartition("/")[0]
+
+
+def name(path: str) -> str:
+    """The last part of a log's path, without what says that it is compressed."""
+    return path.replace("\\", "/").rpartition("/")[2].removesuffix(".gz")

@@ -1,0 +1,1 @@
+"""What became of each turn: failed calls, tests, edits that lasted, commits, and what the user said of it."""

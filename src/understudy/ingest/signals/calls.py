@@ -1,0 +1,270 @@
+"""The calls of a turn with what each gave, whatever program logged them, and how they ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from understudy.ingest.log_reader import items, mapping, string
+from understudy.ingest.signals.shell import Command, commands
+from understudy.ingest.trace import Message, text_of
+
+MARKED = frozenset(("claude-code",))
+"""Formats whose logs say of each result whether it is an error."""
+
+# Programs whose models write commands into their words; what they gave is the next message.
+_BLOCKS = frozenset(("mini-swe-agent", "swe-agent", "swe-smith", "swe-rebench"))
+_LANGUAGES = frozenset(("", "bash", "sh", "shell", "mswea_bash_command"))
+_SAID_TOOLS = ("execute_command", "write_to_file", "replace_in_file", "apply_diff")
+_FIELDS = ("command", "path", "content", "diff")
+
+# Tools that run a command, with the argument that holds it.
+_SHELL = {
+    "bash": "command",
+    "run": "command",
+    "shell": "command",
+    "local_shell": "command",
+    "shell_command": "command",
+    "container.exec": "cmd",
+    "exec_command": "cmd",
+    "run_shell_command": "command",
+    "execute_bash": "command",
+    "terminal": "command",
+    "run_terminal_cmd": "command",
+    "run_command": "command",
+    "execute_command": "command",
+    "bash_command": "keystrokes",
+    "powershell": "command",
+}
+_SHELL_FLAGS = frozenset(("-c", "-lc", "-cl", "-ic", "-ilc"))
+
+_HEAD = 600
+_TAIL = 400
+_TAKEN_BACK = "Correction to the text above: this call was stopped while running"
+
+# The words of Claude Code, then Codex, Gemini, Cline, OpenHands and the terminal's.
+_DENIED = (
+    "The user doesn't want to proceed with this tool use",
+    "Claude requested permissions to ",
+    "Permission to use ",
+    "Permission for this ",
+    "This command requires approval",
+    "This Bash command contains multiple operations",
+    "The agent proposed a plan that was rejected by the user",
+    "exec command rejected by user",
+    "patch rejected by user",
+    "rejected by user",
+    "[Operation Cancelled] Reason: User did not allow",
+    "[Operation Cancelled] Reason: User denied",
+    "User did not allow tool call",
+    "The user denied this operation",
+    "Operation denied by user",
+    "Action rejected",
+    "User rejected ",
+    "Tool use rejected",
+)
+_ASKED = frozenset(("Exit plan mode?", "Answer questions?"))
+_DENIED_END = ("[Last action has been rejected by the user]",)
+_INTERRUPTED = (
+    "The user doesn't want to take this action right now",
+    "[Request interrupted by user",
+    "[Operation Cancelled]",
+    "aborted by user",
+    "Interrupted by user",
+    "Interrupted ·",
+)
+_INTERRUPTED_END = ("[Request interrupted by user for tool use]", "[Request interrupted by user]")
+_FAILED = (
+    "<tool_use_error>",
+    "Error: ",
+    "Error executing tool",
+    "ERROR:",
+    "Error\n",
+    "No replacement was performed",
+    "apply_patch verification failed",
+    "Failed to apply",
+    "Failed to edit",
+    "Failed to read",
+    "failed to parse function arguments",
+    "unsupported call: ",
+    "The tool execution failed",
+    "Invalid `",
+)
+_FAILED_END = ("[Error occurred in processing last action]",)
+
+_CODES = (
+    re.compile(r"^Exit code:? (-?\d{1,5})\b"),
+    re.compile(r"^Exit Code: (-?\d{1,5})\b", re.MULTILINE),
+    re.compile(r"^Process exited with code (-?\d{1,5})\b", re.MULTILINE),
+    re.compile(r"^<returncode>(-?\d{1,5})</returncode>", re.MULTILINE),
+    re.compile(r'"metadata": ?\{"exit_code": ?(-?\d{1,5})'),
+    re.compile(r"\[(?:Command finished|The command completed) with exit code (-?\d{1,5})", re.MULTILINE),
+)
+_CODE_SIGNS = ("xit", "<returncode>")
+
+
+class Call(Struct):
+    """A call of a tool. `text` is what it gave, None where the log does not hold it.
+
+    `denied`, `interrupted` and `failed` say how it ended; `code` is the exit code where the result has it, and 0
+    for a command of a log that marks the ones that failed.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    text: str | None = None
+    denied: bool = False
+    interrupted: bool = False
+    failed: bool = False
+    code: int | None = None
+    given: str | None = None
+    parsed: list[Command] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it was carried out: it gave something, and that was no refusal."""
+        return self.text is not None and not (self.denied or self.interrupted)
+
+    @property
+    def script(self) -> str:
+        """The text that it gave to a shell, "" where it is no such tool."""
+        if self.given is None:
+            self.given = command_of(self.name, self.arguments) or ""
+        return self.given
+
+    def shell(self) -> list[Command]:
+        """The commands in its script."""
+        if self.parsed is None:
+            self.parsed = commands(self.script) if self.script else []
+        return self.parsed
+
+
+def command_of(name: str, arguments: dict[str, Any]) -> str | None:
+    """The text that a call gives to a shell, None where it is no call of one."""
+    key = _SHELL.get(name.lower())
+    if key is None:
+        return None
+    raw = arguments.get(key) or arguments.get("command") or arguments.get("cmd")
+    if isinstance(raw, list):
+        words = [str(word) for word in items(raw)]
+        if len(words) > 2 and words[1] in _SHELL_FLAGS:
+            return words[2]
+        return " ".join(word if _plain(word) else _quoted(word) for word in words)
+    return string(raw)
+
+
+def _plain(word: str) -> bool:
+    return word.replace("-", "").replace("_", "").replace("/", "").replace(".", "").replace("=", "").isalnum()
+
+
+def _quoted(word: str) -> str:
+    return "'" + word.replace("'", "'\\''") + "'"
+
+
+def call_of(raw: dict[str, Any], result: Message | None, marked: bool) -> Call:
+    """The call of a message with its result; `marked`: only a result that says so is an error."""
+    function = mapping(raw.get("function"))
+    call = Call(string(function.get("name")) or "", arguments_of(function.get("arguments")))
+    if result is not None:
+        judge(call, text_of(result.get("content")), bool(result.get("is_error")), marked)
+    return call
+
+
+def arguments_of(raw: Any) -> dict[str, Any]:
+    """The arguments of a call, none where they are no JSON object."""
+    try:
+        return mapping(msgspec.json.decode(raw))
+    except (msgspec.MsgspecError, ValueError, RecursionError, TypeError):
+        return {}
+
+
+def judge(call: Call, text: str, error: bool, marked: bool) -> None:
+    """Sets what a call gave, and by that how it ended."""
+    call.text = text
+    if marked and not error:
+        call.code = 0
+        return
+    call.code = _code(text)
+    head, tail = text[:_HEAD].lstrip(), text[-_TAIL:].rstrip()
+    if _TAKEN_BACK in text[:_HEAD]:
+        call.interrupted = True
+    elif head.startswith(_DENIED) or tail.endswith(_DENIED_END) or (error and head in _ASKED):
+        call.denied = True
+    elif head.startswith(_INTERRUPTED) or tail.endswith(_INTERRUPTED_END):
+        call.interrupted = True
+    else:
+        bad = not marked and (head.startswith(_FAILED) or tail.endswith(_FAILED_END))
+        call.failed = error or bad or bool(call.code)
+
+
+def _code(text: str) -> int | None:
+    """The exit code that a result names at its beginning or its end."""
+    for part in (text[:_HEAD], text[-_TAIL:]) if len(text) > _HEAD else (text,):
+        if any(sign in part for sign in _CODE_SIGNS):
+            for pattern in _CODES:
+                if found := pattern.search(part):
+                    return int(found[1])
+    return None
+
+
+def said_calls(format: str, words: str, after: Iterable[Message]) -> list[Call]:
+    """The calls that a model of these programs wrote into its words, with what the next message says."""
+    if format in _BLOCKS:
+        found = _functions(words) or _fenced(words)
+    elif format == "cline":
+        found = _tagged(words)
+    else:
+        return []
+    result = next((message for message in after if message.get("role") == "user"), None)
+    if found and result is not None:
+        text = text_of(result.get("content"))
+        if format == "cline":
+            text = text.partition("] Result:\n")[2] or text
+        judge(found[0], text, False, False)
+    return found
+
+
+def _fenced(words: str) -> list[Call]:
+    parts = words.split("```")
+    closed = len(parts) - 2
+    for at in range(closed - (closed + 1) % 2, 0, -2):
+        language, _, script = parts[at].partition("\n")
+        if language.strip() in _LANGUAGES:
+            return [Call("bash", {"command": script})]
+    return []
+
+
+def _functions(words: str) -> list[Call]:
+    """A call as `<function=name><parameter=key>value</parameter></function>`."""
+    inside = words.rpartition("<function=")[2] if "<function=" in words else ""
+    name, found, rest = inside.partition(">")
+    if not found:
+        return []
+    fields: dict[str, Any] = {}
+    for part in rest.split("<parameter=")[1:]:
+        key, _, value = part.partition(">")
+        fields[key] = value.rpartition("</parameter>")[0].strip("\n")
+    return [Call(name, fields)]
+
+
+def _tagged(words: str) -> list[Call]:
+    """The first call in XML: programs that have such calls carry out one of each answer."""
+    for name in _SAID_TOOLS:
+        inside = _between(words, name)
+        if inside is not None:
+            fields = {field: value for field in _FIELDS if (value := _between(inside, field)) is not None}
+            return [Call(name, {key: value.strip("\n") for key, value in fields.items()})]
+    return []
+
+
+def _between(text: str, tag: str) -> str | None:
+    begun = text.find(f"<{tag}>")
+    if begun < 0:
+        return None
+    begun += len(tag) + 2
+    end = text.rfind(f"</{tag}>")
+    return text[begun:end] if end >= begun else None

@@ -1,0 +1,302 @@
+"""Which edits are still there at the end of a conversation, by the lines that each put in."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+
+from msgspec import Struct
+
+from understudy.ingest.signals.edits import Change, Lines
+from understudy.ingest.signals.shell import Command
+
+_NEAR = 100
+"""Lines at the edges of the last edits of a file that are looked at for parts of lines."""
+_DELETIONS = 8
+"""The last edits of a file that only took out, of which it is seen when they are taken back."""
+_SHORTEST_PART = 4
+_LONGEST_PART = 2_000
+
+_NAMES = re.compile(r"[\w.+-]{1,200}\.\w{1,12}|(?:Makefile|Dockerfile)")
+_WRITES = ("write", "open(", "replace(", "dump(", "unlink", "rename(", "save")
+
+# Programs that change the files they name.
+_CHANGES = frozenset(
+    [
+        "mv",
+        "cp",
+        "tee",
+        "truncate",
+        "patch",
+        "install",
+        "rsync",
+        "ln",
+        "ed",
+        "ex",
+        "dd",
+        "shred",
+        "unlink",
+        "sponge",
+    ]
+)
+_REMOVES = frozenset(["rm", "unlink", "trash", "del"])
+_IN_PLACE = frozenset(["sed", "gsed", "perl", "awk", "gawk", "ruby", "yq"])
+_SCRIPTED = re.compile(r"(?:python|pypy|py|node|ruby|perl|php|deno|bun)[\d.]*(?:\.exe)?")
+_GIT_NAMED = frozenset(("checkout", "restore"))
+
+
+CHANGING = re.compile(
+    r"\b(?:mv|cp|tee|rm|sed|perl|awk|gawk|yq|git|patch|install|rsync|ln|ed|ex|dd|truncate|shred|unlink|sponge|trash|del"
+    r"|python[\d.]*|node|ruby|php|deno|bun|pypy|py)\b|(?<![\d&])>(?!&)"
+)
+"""What is in the text of every command that may change a file."""
+
+
+class Edit(Struct):
+    """One edit of one file. `put` counts the lines that it put in, `left` those that are still there.
+
+    `gone` are the lines that an edit took out that put nothing in. `unknown`: nobody can tell.
+    """
+
+    path: str
+    put: int = 0
+    left: int = 0
+    gone: Lines | None = None
+    undone: bool = False
+    unknown: bool = False
+    age: int = 0
+
+    @property
+    def survived(self) -> bool | None:
+        """Whether at least half of it is still there, None where that cannot be told."""
+        if self.unknown:
+            return None
+        return not self.undone and self.left * 2 >= self.put
+
+
+class _File(Struct):
+    """The edits of a file, and whose each of its lines is, the newest last."""
+
+    edits: list[Edit]
+    owners: dict[str, list[Edit]]
+    edges: deque[tuple[str, Edit]]
+    deletions: list[Edit]
+
+
+class Files:
+    """The files of a conversation as its edits change them one after the other."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, _File] = {}
+        self._named: dict[str, list[str]] = {}
+        self._commits = 0
+
+    def apply(self, change: Change) -> Edit:
+        """Carries a change out; the edit that it is."""
+        path = _normal(change.path)
+        file = self._files.get(path)
+        if file is None:
+            file = self._files[path] = _File([], {}, deque(maxlen=_NEAR), [])
+            self._named.setdefault(path.rpartition("/")[2].partition("#")[0], []).append(path)
+        edit = Edit(path, unknown=change.opaque or not path, age=self._commits)
+        if change.opaque:
+            self._doubt(file)
+        elif change.gone:
+            self._forget(file)
+        elif change.whole:
+            self._overwrite(file, change.added)
+        else:
+            self._take(file, change)
+        self._put(file, edit, change)
+        file.edits.append(edit)
+        return edit
+
+    def ran(self, command: Command) -> None:
+        """Notes what a shell command may have done to files that were edited."""
+        if not self._files or not (command.words or command.writes):
+            return
+        program, rest = command.program, command.words[1:]
+        if program == "git":
+            self._git([word for word in rest if not word.startswith("-")], rest)
+        elif program in _REMOVES:
+            for path in self._matching(rest):
+                self._forget(self._files[path])
+        elif program in _CHANGES:
+            # What is copied or renamed is still there, under another name.
+            named = rest[-1:] if program in ("cp", "install", "rsync", "ln") else rest
+            self._doubted(named)
+        elif program in _IN_PLACE and any(word.startswith("-") and "i" in word for word in rest):
+            self._doubted(rest)
+        elif _SCRIPTED.fullmatch(program):
+            script = command.body or next((word for flag, word in pairwise(rest) if flag in ("-c", "-e")), "")
+            if any(sign in script for sign in _WRITES):
+                self._doubted(_NAMES.findall(script))
+        self._doubted(command.writes)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was edited yet."""
+        return not self._files
+
+    def commit(self) -> None:
+        """What was edited so far is committed: putting files back to the last commit does not undo it."""
+        self._commits += 1
+
+    def _git(self, words: Sequence[str], rest: Sequence[str]) -> None:
+        action = words[0] if words else ""
+        if action in _GIT_NAMED:
+            if "--staged" in rest and "--worktree" not in rest:
+                return
+            if "-b" in rest or "-B" in rest or "-c" in rest:
+                return
+            found = self._matching(words[1:])
+            for path in found:
+                self._reset(self._files[path])
+            for word in words[1:] if not found else ():
+                within = f"/{_normal(word).strip('/')}/"
+                for path, file in self._files.items():
+                    if word == "." or within in f"/{path}":
+                        self._reset(file)
+        elif action == "reset" and "--hard" in rest:
+            self._doubt_all(committed=words[1:2] not in ([], ["HEAD"]))
+        elif action == "clean" or (action == "stash" and (words[1:2] or ["push"])[0] in ("push", "save")):
+            self._doubt_all(committed=False)
+        elif action == "revert" or (action == "apply" and not {"-R", "--reverse"}.isdisjoint(rest)):
+            self._doubt_all(committed=True)
+        elif action == "rm" and "--cached" not in rest:
+            for path in self._matching(words[1:]):
+                self._forget(self._files[path])
+        elif action == "mv":
+            self._doubted(words[1:])
+
+    def _matching(self, words: Sequence[str]) -> list[str]:
+        """The files that were edited and that one of the words names."""
+        found: list[str] = []
+        for word in words:
+            word = _normal(word)
+            for path in self._named.get(word.rpartition("/")[2], ()):
+                if (
+                    path == word
+                    or path.endswith(f"/{word.lstrip('/')}")
+                    or word.endswith(f"/{path.lstrip('/')}")
+                    or path.rpartition("/")[2] == word
+                ):
+                    found.append(path)
+        return found
+
+    def _doubted(self, words: Sequence[str]) -> None:
+        for path in self._matching(words):
+            self._doubt(self._files[path])
+
+    def _doubt(self, file: _File) -> None:
+        for edit in file.edits:
+            edit.unknown = edit.unknown or not edit.undone
+        self._clear(file)
+
+    def _doubt_all(self, *, committed: bool) -> None:
+        """Of no edit it is known whether it is there still, or of none that was not committed."""
+        for path in list(self._files):
+            file = self._files[path]
+            kept = [edit for edit in file.edits if not committed and edit.age < self._commits]
+            for edit in file.edits:
+                edit.unknown = edit.unknown or (not edit.undone and (committed or edit.age == self._commits))
+            if not kept:
+                self._clear(file)
+
+    def _forget(self, file: _File) -> None:
+        """The file is no more, or as if nothing had been done to it."""
+        for edit in file.edits:
+            edit.undone, edit.unknown = True, False
+        self._clear(file)
+
+    def _reset(self, file: _File) -> None:
+        if any(edit.age < self._commits for edit in file.edits):
+            for edit in file.edits:
+                edit.undone = edit.undone or edit.age == self._commits
+            return
+        self._forget(file)
+
+    def _clear(self, file: _File) -> None:
+        # What no later edit can change is not looked at again: each edit is cleared once.
+        file.edits.clear()
+        file.owners.clear()
+        file.edges.clear()
+        file.deletions.clear()
+
+    def _overwrite(self, file: _File, now: Lines) -> None:
+        for line in list(file.owners):
+            owners = file.owners[line]
+            while len(owners) > now[line]:
+                owners.pop().left -= 1
+            if not owners:
+                del file.owners[line]
+        for edit in file.edits:
+            # An edit of which nothing was known is known to be gone where nothing can be left.
+            if edit.unknown and not now:
+                edit.undone, edit.unknown = True, False
+
+    def _take(self, file: _File, change: Change) -> None:
+        for line, count in change.removed.items():
+            owners = file.owners.get(line, [])
+            for _ in range(min(count, len(owners))):
+                owners.pop().left -= 1
+            if not owners:
+                file.owners.pop(line, None)
+        for part in change.ends:
+            self._take_part(file, part)
+        if file.deletions:
+            kept: list[Edit] = []
+            for edit in file.deletions:
+                if edit.gone is not None and not edit.gone - change.added:
+                    edit.undone = True
+                else:
+                    kept.append(edit)
+            file.deletions = kept
+
+    def _take_part(self, file: _File, part: str) -> None:
+        """An edit may name parts of lines; the lines that begin or end an edit may be such parts, too."""
+        if not _SHORTEST_PART <= len(part) <= _LONGEST_PART:
+            return
+        for line, edit in reversed(file.edges):
+            within = part in line or (len(line) >= _SHORTEST_PART and line in part)
+            owners = file.owners.get(line)
+            if within and line != part and owners and owners[-1] is edit:
+                owners.pop()
+                edit.left -= 1
+                if not owners:
+                    del file.owners[line]
+                return
+
+    def _put(self, file: _File, edit: Edit, change: Change) -> None:
+        if change.opaque or change.gone:
+            return
+        if not change.added and change.removed:
+            edit.gone = change.removed
+            file.deletions.append(edit)
+            del file.deletions[:-_DELETIONS]
+        for line, count in change.added.items():
+            owners = file.owners.setdefault(line, [])
+            new = max(count - len(owners), 0) if change.whole else count
+            owners.extend([edit] * new)
+            edit.put += new
+            edit.left += new
+        if not change.whole and change.added:
+            added = list(change.added)
+            for line in {added[0], added[-1]}:
+                if len(line) <= _LONGEST_PART:
+                    file.edges.append((line, edit))
+
+
+def _normal(path: str) -> str:
+    path = path.replace("\\", "/")
+    while path.startswith("./"):
+        path = path[2:]
+    return path
+
+
+def told(edits: Sequence[Edit]) -> int | None:
+    """How many edits survived, None where that cannot be told of one of them."""
+    survived = [edit.survived for edit in edits]
+    return None if None in survived else sum(1 for one in survived if one)

@@ -1,0 +1,82 @@
+"""Traces on their way into a store: written by the process that reads, stored by the one that asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence, Set
+from pathlib import Path
+
+import msgspec
+
+from understudy.ingest.jsonl import NewFile
+from understudy.ingest.trace import Trace
+from understudy.ingest.trace_store import rows
+from understudy.store.blobs import Packer
+from understudy.store.sessions import Item, Put, Sessions, Source
+
+_CHUNK = 4 << 20  # bytes that are stored at once
+_LENGTH = 8
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Item).decode
+
+
+class RowsFile(NewFile):
+    """The rows and contents of traces; a content that the file had before is only named."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._packer = Packer()
+
+    def put(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
+        """Write some of a trace's turns. Raises ConfigError."""
+        data = _encode(rows(trace, self._packer, wanted))
+        self.write(len(data).to_bytes(_LENGTH, "little"))
+        self.write(data)
+        tick()
+
+    def back(self, place: int) -> None:
+        """Cut the file. Raises ConfigError."""
+        super().back(place)
+        self._packer = Packer()
+
+
+class Shelf:
+    """Stores what `RowsFile` wrote. Logs are noted as read with the last that was in them."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self.put = Put()
+
+    def take(self, part: Path, at: int, size: int, without: Set[int], sources: Sequence[Source]) -> None:
+        """Store what a part of a file holds, but for the turns `without`, counted through. Raises StoreError.
+
+        Each write is waited for: two threads that take turns at the interpreter would be slower than one.
+        """
+        items: list[Item] = []
+        held = place = 0
+        for item, length in _items(part, at, size):
+            row = item[0]
+            turns = row.turns
+            row.turns = [turn for number, turn in enumerate(turns, place) if number not in without]
+            place += len(turns)
+            items.append(item)
+            held += length
+            if held > _CHUNK:
+                self._store(items, ())
+                items, held = [], 0
+        self._store(items, sources)
+
+    def _store(self, items: Sequence[Item], sources: Sequence[Source]) -> None:
+        if not items and not sources:
+            return
+        put = self._sessions.put(items, sources).result()
+        self.put = Put(self.put.new + put.new, self.put.changed + put.changed, self.put.same + put.same)
+
+
+def _items(part: Path, at: int, size: int) -> Iterator[tuple[Item, int]]:
+    with part.open("rb") as stream:
+        stream.seek(at)
+        while size > 0:
+            length = int.from_bytes(stream.read(_LENGTH), "little")
+            yield _decode(stream.read(length)), length
+            size -= _LENGTH + length

@@ -1,0 +1,296 @@
+"""What every log format gives: traces, their turns, and the states that they expand into.
+
+A trace is a tree of nodes, each stored once; a turn names the node it ended at and the nodes of its action, so
+that a conversation of n turns, with all its branches, costs O(n). `states` expands it lazily.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b as _blake2b
+from typing import Any, Literal, Protocol, cast
+
+import msgspec
+from msgspec import Struct, field
+
+from understudy.ingest.model_families import family
+from understudy.ingest.normalise import tidy
+
+Message = dict[str, Any]
+"""A message as in OpenAI's chat completions.
+
+`role` is system, user, assistant or tool; `content` a string, a list of parts (`text`, `image_url`) or None;
+`tool_calls` are `{id, type: "function", function: {name, arguments: JSON text}}`; a `tool` message has its
+`tool_call_id`. What a format renders may also have `is_error: True` in a tool message; a state's messages do not.
+"""
+
+Fidelity = Literal["ledger", "exact", "repaired", "lossy"]
+"""How sure it is that the messages are what the model saw.
+
+`ledger`: the log itself holds the request. `exact`: rebuilt from a whole log. `repaired`: rebuilt, but something
+was missing or is known to be unlike what was sent. `lossy`: the format does not hold all of it.
+"""
+
+SYSTEM_PROMPT = (
+    "You are a coding agent working in a user's project from a terminal. Use the tools you are given to read, "
+    "search, edit and run code. Look before you change anything, keep to what was asked, check your work by "
+    "running it, and say briefly and plainly what you did."
+)
+"""What stands first in a state whose log does not hold the real system prompt."""
+
+
+class Parent(Struct, frozen=True):
+    """What started a subagent: the session, the tool call (None where the log does not tell), the depth from 1."""
+
+    session_id: str
+    tool_use_id: str | None = None
+    depth: int = 1
+
+
+class Shape(Struct, frozen=True):
+    """The real system prompt and tools (OpenAI form) of a request, each None where the log does not hold it."""
+
+    system: str | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class Node(Struct, frozen=True, gc=False):
+    """A piece of a conversation behind its `parent` (index of a node, -1 for the beginning).
+
+    What `body` is, the format's renderer knows.
+    """
+
+    parent: int
+    body: Any
+
+
+class Signals(Struct, kw_only=True, gc=False, frozen=True):
+    """What became of a turn, as far as the log tells: columns to choose states by.
+
+    `tool_errors` and `denied` (by the user) are of its `tool_calls`. `interrupted`: the user stopped it, or what
+    it had started. `tests` is how the tests that it ran ended, None where it ran none or the log does not tell.
+    `edits_survived` counts its `edits` that no later one of the trace undid, None where that cannot be told.
+    `commits` are git commits made. `feedback` is what the user said of it next: praise, thumbs, a correction.
+    """
+
+    tool_calls: int = 0
+    tool_errors: int = 0
+    denied: int = 0
+    interrupted: bool = False
+    tests: Literal["passed", "failed"] | None = None
+    edits: int = 0
+    edits_survived: int | None = None
+    commits: int = 0
+    feedback: Literal["positive", "negative"] | None = None
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """How a conversation ended, where its log says: whether its task was solved, and the reward.
+
+    `task` is the instance's id, `exit_status` the harness's own word.
+    """
+
+    resolved: bool | None = None
+    reward: float | None = None
+    task: str | None = None
+    exit_status: str | None = None
+
+
+class Turn(Struct, kw_only=True, gc=False):
+    """One answer of the model. `context` is the last node before it (-1: none), `action` the nodes it is made of.
+
+    `message_id` is unique in the trace. `branch` is "active" where the turn lies on the path of the trace's last
+    turn. `notes` are short names of what makes the fidelity less than exact. `shape` where it differs from the
+    trace's. `signals` once they were looked for (`signals.annotate`).
+    """
+
+    message_id: str
+    context: int
+    action: tuple[int, ...]
+    model: str | None = None
+    timestamp: str | None = None
+    branch: Literal["active", "branch"] = "active"
+    fidelity: Fidelity = "exact"
+    notes: tuple[str, ...] = ()
+    shape: Shape | None = None
+    signals: Signals | None = None
+
+
+class Action(Struct, kw_only=True, omit_defaults=True):
+    """What the model did in one turn. `thinking_hidden`: it thought, but the log holds nothing of it."""
+
+    content: str | None = None
+    thinking: str | None = None
+    thinking_hidden: bool = False
+    tool_calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+
+class Renderer(Protocol):
+    """Makes messages of the bodies of a format's nodes, when they are asked for."""
+
+    def history(self, body: Any) -> list[Message]:
+        """The messages of a node as later turns see them: without thinking."""
+        ...
+
+    def action(self, bodies: Sequence[Any]) -> Action:
+        """What the model did, of the bodies of a turn's action."""
+        ...
+
+
+class Trace(Struct, kw_only=True, eq=False):
+    """One conversation of one agent, with all its branches. `source` is the file it was read from.
+
+    `project` is the directory that the agent worked in, `agent` its kind where the log names one (of a subagent),
+    `version` that of the program. `role` is main, subagent, or what an agent was for that the program started for
+    itself (warmup, compact, prompt_suggestion): nothing to learn from. `losses` counts by kind what could not be
+    read, was unknown or was left out.
+    """
+
+    trace_id: str
+    session_id: str
+    format: str
+    source: str
+    renderer: Renderer
+    nodes: list[Node] = field(default_factory=list[Node])
+    turns: list[Turn] = field(default_factory=list[Turn])
+    project: str | None = None
+    parent: Parent | None = None
+    role: str = "main"
+    agent: str | None = None
+    version: str | None = None
+    shape: Shape = Shape()
+    outcome: Outcome | None = None
+    losses: Counter[str] = field(default_factory=Counter[str])
+
+
+class TraceState(Struct, kw_only=True):
+    """What the model saw at one turn (`messages`) and what it did then (`student_action`)."""
+
+    state_id: str
+    trace_id: str
+    session_id: str
+    message_id: str
+    messages: list[Message]
+    student_action: Action
+    tools: list[dict[str, Any]] | None
+    source_model: str | None
+    source_family: str | None
+    timestamp: str | None
+    project: str | None
+    role: str
+    branch: Literal["active", "branch"]
+    parent: Parent | None
+    fidelity: Fidelity
+    notes: tuple[str, ...]
+    signals: Signals | None = None
+    outcome: Outcome | None = None
+
+
+class Plain:
+    """The renderer of formats whose node bodies are messages already, thinking in `reasoning_content`."""
+
+    def history(self, body: Message) -> list[Message]:
+        """The message without its thinking."""
+        return [{key: value for key, value in body.items() if key not in ("reasoning_content", "thinking_hidden")}]
+
+    def action(self, bodies: Sequence[Message]) -> Action:
+        """The messages as one action."""
+        texts = [text for body in bodies if (text := text_of(body.get("content")))]
+        thoughts = [thought for body in bodies if (thought := body.get("reasoning_content"))]
+        return Action(
+            content="\n".join(texts) if texts else None,
+            thinking="\n".join(thoughts) if thoughts else None,
+            thinking_hidden=not thoughts and any(body.get("thinking_hidden") for body in bodies),
+            tool_calls=[call for body in bodies for call in body.get("tool_calls") or ()],
+        )
+
+
+def text_of(content: Any) -> str:
+    """The text in the content of a message, its parts joined by a line break; "" where it has none."""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for part in cast(list[Any], content) if isinstance(content, list) else []:
+        if isinstance(part, dict) and "text" in part:
+            texts.append(str(cast(dict[str, Any], part)["text"] or ""))
+    return "\n".join(texts)
+
+
+def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    """A tool call in OpenAI form; arguments that are no text yet are written as JSON.
+
+    Halves of surrogate pairs, which no JSON in UTF-8 can hold, become question marks there.
+    """
+    text = arguments if isinstance(arguments, str) else _json(arguments)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def _json(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace").decode()
+
+
+def state_id(trace_id: str, message_id: str) -> str:
+    """The id of a state: 32 hex digits that stay the same when the log grows."""
+    return state_identity(trace_id, message_id).hex()
+
+
+def state_identity(trace_id: str, message_id: str) -> bytes:
+    """The 16 bytes that the id of a state is written of."""
+    return _blake2b(f"{trace_id}\0{message_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[TraceState]:
+    """The states of a trace, one a turn, in its order.
+
+    The real system prompt stands first where the log holds it, else `system` unless it is None. The messages are
+    made anew for each state; those of different states share their parts and must not be changed.
+    """
+    rendered: dict[int, list[Message]] = {}
+    path: list[int] = []
+    for turn in trace.turns:
+        path = _path(trace.nodes, turn.context, path)
+        history: list[Message] = []
+        for index in path:
+            messages = rendered.get(index)
+            if messages is None:
+                messages = rendered[index] = trace.renderer.history(trace.nodes[index].body)
+            history.extend(messages)
+        shape = turn.shape or trace.shape
+        prompt = shape.system if shape.system is not None else system
+        first: list[Message] = [] if prompt is None else [{"role": "system", "content": prompt}]
+        yield TraceState(
+            state_id=state_id(trace.trace_id, turn.message_id),
+            trace_id=trace.trace_id,
+            session_id=trace.session_id,
+            message_id=turn.message_id,
+            messages=first + tidy(history),
+            student_action=trace.renderer.action([trace.nodes[index].body for index in turn.action]),
+            tools=shape.tools,
+            source_model=turn.model,
+            source_family=family(turn.model),
+            timestamp=turn.timestamp,
+            project=trace.project,
+            role=trace.role,
+            branch=turn.branch,
+            parent=trace.parent,
+            fidelity=turn.fidelity,
+            notes=turn.notes,
+            signals=turn.signals,
+            outcome=trace.outcome,
+        )
+
+
+def _path(nodes: Sequence[Node], end: int, last: list[int]) -> list[int]:
+    """The nodes from the beginning to `end`. Cheap where they go on from those of `last`."""
+    steps: list[int] = []
+    known = {node: at for at, node in enumerate(last[-64:], max(len(last) - 64, 0))}
+    while end >= 0 and end not in known:
+        steps.append(end)
+        end = nodes[end].parent
+    steps.reverse()
+    return last[: known[end] + 1] + steps if end >= 0 else steps

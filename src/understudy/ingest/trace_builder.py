@@ -1,0 +1,202 @@
+"""Grows a trace message by message: what the readers of chat-like logs have in common."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from understudy.ingest.chat import chat
+from understudy.ingest.log_reader import mapping, string
+from understudy.ingest.trace import Fidelity, Message, Node, Plain, Shape, Trace, Turn
+
+_INSTANCE = re.compile(r"([\w.-]+?)__([\w.-]+?)(?:-\d+|\.[0-9a-f]{6,}(?:[._].*)?)")
+
+_LONGEST_INSTANCE = 200
+_MOST_REPEATED = 10
+
+
+class Story:
+    """A trace in the making. What is added follows `tip`, which may be set back to grow a branch.
+
+    A compaction starts a new path with `fresh`, and the turns before it still belong to the active one.
+    """
+
+    def __init__(
+        self,
+        format: str,
+        source: str,
+        session_id: str,
+        *,
+        losses: Counter[str],
+        trace_id: str | None = None,
+        fidelity: Fidelity = "exact",
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        """`fidelity` and `notes` are those of turns that have none of their own."""
+        self.trace = Trace(
+            trace_id=f"{format}:{trace_id or session_id}",
+            session_id=session_id,
+            format=format,
+            source=source,
+            renderer=Plain(),
+            losses=losses,
+        )
+        self.tip = -1
+        self.losses = losses
+        self.fidelity: Fidelity = fidelity
+        self.notes = notes
+        self._before: dict[int, int] = {}
+        self._fresh: int | None = None
+        self._ids: set[str] = set()
+        self._repeats: Counter[str] = Counter()
+        self._repeated = 0
+        self._shared: dict[tuple[int, bytes], int] = {}
+
+    def add(self, body: Any) -> int:
+        """The index of a new node with the message (or what the trace's renderer takes), which is the tip now."""
+        nodes = self.trace.nodes
+        nodes.append(Node(self.tip, body))
+        self.tip = len(nodes) - 1
+        if self._fresh is not None:
+            self._before[self.tip] = self._fresh
+            self._fresh = None
+        return self.tip
+
+    def fresh(self, tip: int = -1) -> None:
+        """What follows goes on after `tip`, though it is a continuation of what stood before."""
+        self._fresh = self.tip if self._fresh is None else self._fresh
+        self.tip = tip
+
+    def may_repeat(self) -> bool:
+        """Whether a compaction may be carried out that adds messages again. One that may not is counted.
+
+        A log that wants more of it than any conversation does means harm; the turns after it are lossy.
+        """
+        if self._repeated <= _MOST_REPEATED * (len(self.trace.nodes) - self._repeated + 1_000):
+            return True
+        self.losses["compaction_left_out"] += 1
+        self.fidelity, self.notes = "lossy", ("compaction_left_out",)
+        return False
+
+    def repeated(self, count: int) -> None:
+        """So many messages are added again by a compaction."""
+        self._repeated += count
+
+    def thread(self, messages: Iterable[Message]) -> int:
+        """The last node of a path from the beginning with these messages, shared with other such paths."""
+        at = -1
+        for message in messages:
+            key = (at, hashlib.blake2b(msgspec.json.encode(message), digest_size=16).digest())
+            found = self._shared.get(key)
+            if found is None:
+                self.trace.nodes.append(Node(at, message))
+                found = self._shared[key] = len(self.trace.nodes) - 1
+            at = found
+        return at
+
+    def turn(
+        self,
+        message_id: str,
+        bodies: Sequence[Any],
+        *,
+        model: str | None = None,
+        timestamp: str | None = None,
+        context: int | None = None,
+        fidelity: Fidelity | None = None,
+        notes: tuple[str, ...] = (),
+        shape: Shape | None = None,
+    ) -> Turn:
+        """A turn of these nodes, added at the tip; `context` where it is another node than the tip.
+
+        An id that was there already is made unique, and counted as `repeated_id`.
+        """
+        own = message_id
+        while message_id in self._ids:
+            self._repeats[own] += 1
+            message_id = f"{own}~{self._repeats[own] + 1}"
+        self.losses["repeated_id"] += message_id != own
+        self._ids.add(message_id)
+        before = self.tip
+        turn = Turn(
+            message_id=message_id,
+            context=before if context is None else context,
+            action=tuple([self.add(body) for body in bodies]),
+            model=model,
+            timestamp=timestamp,
+            fidelity=fidelity or self.fidelity,
+            notes=self.notes + notes,
+            shape=shape,
+        )
+        self.trace.turns.append(turn)
+        return turn
+
+    def system(self, prompt: str | None) -> None:
+        """Adds to the system prompt that stands first."""
+        if prompt:
+            shape = self.trace.shape
+            self.trace.shape = Shape(f"{shape.system}\n\n{prompt}" if shape.system else prompt, shape.tools)
+
+    def tools(self, tools: Sequence[Any]) -> None:
+        """Sets the tools, those that are in OpenAI's form."""
+        good = [tool for raw in tools if mapping((tool := mapping(raw)).get("function"))]
+        self.losses["unknown_tool"] += len(tools) - len(good)
+        self.trace.shape = Shape(self.trace.shape.system, good or None)
+
+    def finish(self) -> Trace:
+        """The trace, its turns marked as of the active path or of a branch."""
+        trace = self.trace
+        active: set[int] = set()
+        at = trace.turns[-1].action[-1] if trace.turns and trace.turns[-1].action else -1
+        while at >= 0 and at not in active:
+            active.add(at)
+            at = self._before.get(at, trace.nodes[at].parent)
+        for turn in trace.turns:
+            turn.branch = "active" if active.intersection(turn.action) else "branch"
+        trace.losses += Counter()
+        return trace
+
+
+def converse(
+    story: Story,
+    messages: Iterable[Any],
+    *,
+    model: str | None = None,
+    models: Any = None,
+    timestamps: Any = None,
+) -> None:
+    """Adds a list of chat messages: those of the assistant are turns, named by their place in the list.
+
+    `models` and `timestamps` are functions of a raw message that give a turn's own model and time, or None.
+    """
+    begun = False
+    for at, raw in enumerate(messages):
+        message = chat(raw, story.losses)
+        if message is None:
+            continue
+        if message["role"] == "system" and not begun and isinstance(message["content"], str):
+            story.system(message["content"])
+            continue
+        begun = True
+        if message["role"] == "assistant" and not raw.get("is_demo"):
+            own = string(models(raw)) if models else None
+            story.turn(f"m{at}", [message], model=own or model, timestamp=timestamps(raw) if timestamps else None)
+        else:
+            story.add(message)
+
+
+def repository(instance: str | None) -> str | None:
+    """The repository in the id of a SWE-bench-like instance ("django__django-1" → "django/django"), or None."""
+    found = _INSTANCE.fullmatch(instance[:_LONGEST_INSTANCE]) if instance else None
+    return f"{found.group(1)}/{found.group(2)}" if found else None
+
+
+def fingerprint(path: str, beginning: Any) -> str:
+    """An id for a log that has none: by its name, its directory's, and what it begins with."""
+    last = "/".join(path.replace("\\", "/").split("/")[-2:])
+    data = last.encode(errors="replace") + b"\0" + msgspec.json.encode(beginning)
+    return hashlib.blake2b(data, digest_size=12).hexdigest()

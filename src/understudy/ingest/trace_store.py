@@ -1,0 +1,375 @@
+"""Traces in a store, and back out of it: what was stored expands into the same states as what was read.
+
+A trace is rendered once, when it is stored. Each of its nodes is a list of messages in the store's prefix tree;
+nodes without messages are left out. Only what the stored turns need is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from msgspec import Struct, field
+
+from understudy.ingest.model_families import family
+from understudy.ingest.trace import (
+    SYSTEM_PROMPT,
+    Action,
+    Message,
+    Node,
+    Outcome,
+    Parent,
+    Shape,
+    Signals,
+    Trace,
+    TraceState,
+    Turn,
+    expand,
+    state_id,
+)
+from understudy.store import Store
+from understudy.store.blobs import Packed, Packer
+from understudy.store.sessions import Put, Sessions, TraceRow, TurnRow, Words
+
+Library = Store | Sessions | Path | str
+"""Where traces are: an open store, its sessions, or the directory of a store, which is opened meanwhile."""
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+_parent = msgspec.json.Decoder(Parent).decode
+_outcome = msgspec.json.Decoder(Outcome).decode
+_losses = msgspec.json.Decoder(dict[str, int]).decode
+_notes = msgspec.json.Decoder(tuple[str, ...]).decode
+_SIGNALS = Signals.__struct_fields__
+
+
+class Stored(Struct, frozen=True, gc=False):
+    """The body of a node that was read from a store: its messages and, where a turn ends in it, the action."""
+
+    messages: bytes
+    action: bytes | None = None
+
+
+class _Kept(Struct, kw_only=True, omit_defaults=True):
+    """An action as it is stored: with `seen`, its text and calls are those of the message that later turns see."""
+
+    seen: bool = False
+    content: str | None = None
+    thinking: str | None = None
+    thinking_hidden: bool = False
+    tool_calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+
+class StoredRenderer:
+    """Renders what was rendered before it was stored."""
+
+    def history(self, body: Stored) -> list[Message]:
+        """The messages."""
+        return _loaded(body.messages)
+
+    def action(self, bodies: Sequence[Stored]) -> Action:
+        """The action of the turn that these bodies are of."""
+        body = next(body for body in reversed(bodies) if body.action is not None)
+        kept: _Kept = _struct(_kept, body.action or b"", _Kept)
+        content, calls = kept.content, kept.tool_calls
+        if kept.seen:
+            (message,) = _loaded(body.messages)
+            content, calls = message["content"], message.get("tool_calls", [])
+        return Action(
+            content=content, thinking=kept.thinking, thinking_hidden=kept.thinking_hidden, tool_calls=calls
+        )
+
+
+_kept = msgspec.json.Decoder(_Kept).decode
+_RENDERER = StoredRenderer()
+
+
+# --- into the store ------------------------------------------------------------------------------------
+
+
+def put(sessions: Sessions, trace: Trace) -> Future[Put]:
+    """Store a trace with all its turns. Turns that are there are brought up to date, others stay."""
+    return sessions.put([rows(trace, Packer())])
+
+
+def rows(trace: Trace, packer: Packer, wanted: Iterable[int] | None = None) -> tuple[TraceRow, list[Packed]]:
+    """What is stored of a trace, and its contents. `wanted` are the indexes of its turns [default: all]."""
+    contents = _Contents(packer)
+    nodes = _Nodes(trace, contents)
+    turns = [
+        _turn_row(trace, index, contents, nodes)
+        for index in (range(len(trace.turns)) if wanted is None else wanted)
+    ]
+    row = TraceRow(
+        id=_words(trace.trace_id),
+        session_id=_words(trace.session_id),
+        format=trace.format,
+        source=_words(trace.source),
+        role=trace.role,
+        project=_word(trace.project),
+        agent=_word(trace.agent),
+        version=_word(trace.version),
+        parent=None if trace.parent is None else _json(trace.parent),
+        outcome=None if trace.outcome is None else _json(trace.outcome),
+        losses=_json(trace.losses),
+        system=None if trace.shape.system is None else contents.add(_json(trace.shape.system)),
+        tools=None if trace.shape.tools is None else contents.add(_json(trace.shape.tools)),
+        nodes=nodes.rows,
+        turns=turns,
+    )
+    return row, contents.packed
+
+
+def _turn_row(trace: Trace, index: int, contents: _Contents, nodes: _Nodes) -> TurnRow:
+    turn = trace.turns[index]
+    shape = turn.shape
+    action = trace.renderer.action([trace.nodes[node].body for node in turn.action])
+    context = nodes.place(turn.context)
+    answer, seen = nodes.answer(context, turn.action)
+    return TurnRow(
+        state_id=state_id(trace.trace_id, turn.message_id),
+        position=index,
+        message_id=_words(turn.message_id),
+        node=context,
+        answer=answer,
+        action=contents.add(_json(_to_keep(action, seen))),
+        branch=turn.branch,
+        fidelity=turn.fidelity,
+        notes=_json(turn.notes).decode(),
+        model=_word(turn.model),
+        family=family(turn.model),
+        timestamp=_word(turn.timestamp),
+        system=None if shape is None else contents.add(_json(shape.system)),
+        tools=None if shape is None else contents.add(_json(shape.tools)),
+        **{} if turn.signals is None else _columns(turn.signals),
+    )
+
+
+def _to_keep(action: Action, seen: Sequence[Message]) -> Action | _Kept:
+    said: Message = {"role": "assistant", "content": action.content}
+    if action.tool_calls:
+        said["tool_calls"] = action.tool_calls
+    if len(seen) != 1 or seen[0] != said:
+        return action
+    return _Kept(seen=True, thinking=action.thinking, thinking_hidden=action.thinking_hidden)
+
+
+def _columns(signals: Signals) -> dict[str, Any]:
+    columns: dict[str, Any] = {name: getattr(signals, name) for name in _SIGNALS}
+    columns["interrupted"] = int(signals.interrupted)
+    return columns
+
+
+class _Contents:
+    """The contents of a trace, each once."""
+
+    def __init__(self, packer: Packer) -> None:
+        self._packer = packer
+        self._places: dict[bytes, int] = {}
+        self.packed: list[Packed] = []
+
+    def add(self, data: bytes) -> int:
+        """The place of a content."""
+        packed = self._packer(data)
+        place = self._places.setdefault(packed.digest, len(self.packed))
+        if place == len(self.packed):
+            self.packed.append(packed)
+        return place
+
+
+class _Nodes:
+    """The nodes that turns need, each rendered once, when it is first needed."""
+
+    def __init__(self, trace: Trace, contents: _Contents) -> None:
+        self._trace = trace
+        self._contents = contents
+        self._places = {-1: -1}
+        self._last: tuple[int, list[Message]] = (-1, [])
+        self.rows: list[tuple[int, int]] = []
+
+    def place(self, node: int) -> int:
+        """Where a node is in `rows`, or else the last one before it that has messages."""
+        way: list[int] = []
+        while node not in self._places:
+            way.append(node)
+            node = self._trace.nodes[node].parent
+        for step in reversed(way):
+            before = self._places[node]
+            messages = self._trace.renderer.history(self._trace.nodes[step].body)
+            self._last = (step, messages)
+            if messages:
+                self.rows.append((before, self._contents.add(_json(messages))))
+                before = len(self.rows) - 1
+            self._places[step] = before
+            node = step
+        return self._places[node]
+
+    def answer(self, context: int, action: Sequence[int]) -> tuple[int | None, list[Message]]:
+        """The place that a turn's action ends in, behind that of its context, and the messages on the way there.
+
+        None where it adds nothing, or hangs elsewhere.
+        """
+        last, seen = context, list[Message]()
+        for node in action:
+            place = self.place(node)
+            if place not in (-1, last) and self.rows[place][0] == last:
+                last = place
+                seen += self._messages(node)
+            elif place != last:
+                return None, []
+        return (None, []) if last == context else (last, seen)
+
+    def _messages(self, node: int) -> list[Message]:
+        """The messages of a node: at no cost where it was placed last."""
+        if self._last[0] != node:
+            self._last = (node, self._trace.renderer.history(self._trace.nodes[node].body))
+        return self._last[1]
+
+
+# --- out of the store ----------------------------------------------------------------------------------
+
+
+def traces(library: Library, where: str | None = None, *, limit: int | None = None) -> Iterator[Trace]:
+    """The stored traces, each with those of its turns that `where` is true of; one at a time is read.
+
+    `where` is an SQL expression over `understudy.store.choosing.COLUMNS`, `limit` the most turns of all traces
+    together. Raises StoreError where there is no store, and ConfigError where the expression is none.
+    """
+    with _opened(library) as sessions:
+        for row, contents in sessions.read(sessions.choose(where, limit=limit)):
+            yield _trace(row, contents)
+
+
+def states(
+    library: Library, where: str | None = None, *, limit: int | None = None, system: str | None = SYSTEM_PROMPT
+) -> Iterator[TraceState]:
+    """The stored states that `where` is true of, as `traces` takes it; `system` as `trace.expand` takes it.
+
+    Nothing is redacted: see `ingest.redacted` before they leave this machine.
+    """
+    for trace in traces(library, where, limit=limit):
+        yield from expand(trace, system=system)
+
+
+@contextmanager
+def _opened(library: Library) -> Generator[Sessions]:
+    if isinstance(library, Sessions):
+        yield library
+    elif isinstance(library, Store):
+        yield library.sessions
+    else:
+        with Store.open(Path(library), create=False) as store:
+            yield store.sessions
+
+
+def _trace(row: TraceRow, contents: Sequence[bytes]) -> Trace:
+    nodes = [Node(before, Stored(contents[content])) for before, content in row.nodes]
+    return Trace(
+        trace_id=_said(row.id),
+        session_id=_said(row.session_id),
+        format=row.format,
+        source=_said(row.source),
+        renderer=_RENDERER,
+        nodes=nodes,
+        turns=[_turn(turn, nodes, contents) for turn in row.turns],
+        project=_say(row.project),
+        parent=None if row.parent is None else _struct(_parent, row.parent, Parent),
+        role=row.role,
+        agent=_say(row.agent),
+        version=_say(row.version),
+        shape=Shape(
+            None if row.system is None else _loaded(contents[row.system]),
+            None if row.tools is None else _loaded(contents[row.tools]),
+        ),
+        outcome=None if row.outcome is None else _struct(_outcome, row.outcome, Outcome),
+        losses=Counter(_struct(_losses, row.losses, dict[str, int])),
+    )
+
+
+def _turn(row: TurnRow, nodes: list[Node], contents: Sequence[bytes]) -> Turn:
+    signals: dict[str, Any] = {name: getattr(row, name) for name in _SIGNALS}
+    signals["interrupted"] = bool(row.interrupted)
+    return Turn(
+        message_id=_said(row.message_id),
+        context=row.node,
+        action=_action_nodes(row, nodes, contents[row.action]),
+        model=_say(row.model),
+        timestamp=_say(row.timestamp),
+        branch=cast(Any, row.branch),
+        fidelity=cast(Any, row.fidelity),
+        notes=_struct(_notes, row.notes.encode(), tuple[str, ...]),
+        shape=(
+            None
+            if row.system is None or row.tools is None
+            else Shape(_loaded(contents[row.system]), _loaded(contents[row.tools]))
+        ),
+        signals=Signals(**signals),
+    )
+
+
+def _action_nodes(row: TurnRow, nodes: list[Node], action: bytes) -> tuple[int, ...]:
+    """The nodes of a turn's action, the last of which bears it: those on the tree, else one of its own."""
+    way: list[int] = []
+    node = -1 if row.answer is None else row.answer
+    while node not in (-1, row.node):
+        way.append(node)
+        node = nodes[node].parent
+    if way and node == row.node:
+        last = nodes[way[0]]
+        if last.body.action is None:
+            nodes[way[0]] = Node(last.parent, Stored(last.body.messages, action))
+            return tuple(reversed(way))
+        nodes.append(Node(last.parent, Stored(last.body.messages, action)))
+        return (*reversed(way[1:]), len(nodes) - 1)
+    nodes.append(Node(row.node, Stored(b"[]", action)))
+    return (len(nodes) - 1,)
+
+
+# --- texts that may be no Unicode ----------------------------------------------------------------------
+
+
+def _words(text: str) -> Words:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="surrogatepass")
+    return text
+
+
+def _word(text: str | None) -> Words | None:
+    return None if text is None else _words(text)
+
+
+def _said(words: Words) -> str:
+    return words if isinstance(words, str) else words.decode(errors="surrogatepass")
+
+
+def _say(words: Words | None) -> str | None:
+    return None if words is None else _said(words)
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return _encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value)).encode()
+
+
+def _loaded(data: bytes) -> Any:
+    try:
+        return _decode(data)
+    except msgspec.DecodeError:
+        return json.loads(data)
+
+
+def _struct(decode: Any, data: bytes, kind: Any) -> Any:
+    try:
+        return decode(data)
+    except msgspec.MsgspecError:
+        return msgspec.convert(_loaded(data), kind)

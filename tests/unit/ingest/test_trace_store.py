@@ -1,0 +1,394 @@
+"""Traces in a store: what comes back expands into the same states, whatever they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from understudy.errors import ConfigError, StoreError
+from understudy.ingest import trace_store
+from understudy.ingest.signals.annotate import annotate
+from understudy.ingest.trace import (
+    Node,
+    Outcome,
+    Parent,
+    Plain,
+    Shape,
+    Signals,
+    Trace,
+    Turn,
+    expand,
+    state_id,
+    tool_call,
+)
+from understudy.store import Store
+from understudy.store.choosing import COLUMNS, chosen, looking
+from understudy.store.sessions import Put
+
+from support.ingest import DATA, LOGS, read
+
+REAL = Path(__file__).parents[4] / "shared" / "sessions-real"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "store") as opened:
+        yield opened
+
+
+def back(store: Store, trace: Trace) -> Trace:
+    """The trace as the store has it."""
+    own = [found for found in trace_store.traces(store) if found.trace_id == trace.trace_id]
+    assert len(own) == 1
+    return own[0]
+
+
+def put(store: Store, trace: Trace) -> Put:
+    return trace_store.put(store.sessions, trace).result()
+
+
+# --- the law -------------------------------------------------------------------------------------------
+
+words = st.text(max_size=12)
+odd = st.text(st.characters(), max_size=8)  # halves of surrogate pairs too, as names of files have them
+names = st.one_of(st.none(), odd)
+calls = st.lists(
+    st.builds(tool_call, odd, odd, st.dictionaries(odd, st.one_of(st.integers(), odd))), min_size=1, max_size=3
+)
+contents = st.one_of(
+    odd,
+    st.none(),
+    st.lists(
+        st.one_of(
+            st.builds(lambda text: {"type": "text", "text": text}, odd),
+            st.builds(lambda url: {"type": "image_url", "image_url": {"url": url}}, words),
+        ),
+        max_size=2,
+    ),
+)
+said = st.builds(
+    lambda role, content: {"role": role, "content": content}, st.sampled_from(["user", "system"]), contents
+)
+results = st.builds(
+    lambda call, content, bad: {
+        "role": "tool", "tool_call_id": call, "content": content or "", **({"is_error": True} if bad else {}),
+    },
+    words, contents, st.booleans(),
+)  # fmt: skip
+answers = st.builds(
+    lambda content, made, thought, hidden: {
+        "role": "assistant",
+        "content": content,
+        **({"tool_calls": made} if made else {}),
+        **({"reasoning_content": thought} if thought else {}),
+        **({"thinking_hidden": True} if hidden else {}),
+    },
+    st.one_of(odd, st.none()), st.one_of(st.none(), calls), words, st.booleans(),
+)  # fmt: skip
+bodies = st.lists(st.one_of(said, results, answers), max_size=2)
+tools = st.lists(
+    st.builds(
+        lambda name: {"type": "function", "function": {"name": name, "parameters": {"x": [1, 2.5, None]}}}, odd
+    )
+)
+shapes = st.builds(Shape, names, st.one_of(st.none(), tools))
+some = st.one_of(st.none(), st.integers(0, 9))
+signals = st.builds(
+    Signals, tool_calls=st.integers(0, 9), tool_errors=st.integers(0, 9), denied=st.integers(0, 9),
+    interrupted=st.booleans(), tests=st.sampled_from(["passed", "failed", None]), edits=st.integers(0, 9),
+    edits_survived=some, commits=st.integers(0, 9), feedback=st.sampled_from(["positive", "negative", None]),
+)  # fmt: skip
+outcomes = st.builds(
+    Outcome, resolved=st.sampled_from([True, False, None]), reward=st.one_of(st.none(), st.floats(0, 1)),
+    task=names, exit_status=names,
+)  # fmt: skip
+
+
+def test_a_tool_call_may_hold_anything_that_json_may():
+    call = tool_call("c1", "Bash", {"command": "ls caf\ud800 ✓"})
+    assert json.loads(call["function"]["arguments"]) == {"command": "ls caf? ✓"}
+    assert tool_call("c1", "Bash", "as it was \ud800")["function"]["arguments"] == "as it was \ud800"
+
+
+class Lists(Plain):
+    """A renderer of bodies that are lists of messages, some of them empty."""
+
+    def history(self, body: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [message for one in body for message in super(Lists, self).history(one)]
+
+    def action(self, bodies: Any) -> Any:
+        return super().action([message for body in bodies for message in body])
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    nodes: list[Node] = []
+    for body in draw(st.lists(bodies, max_size=8)):
+        nodes.append(Node(draw(st.integers(-1, len(nodes) - 1)), body))
+    any_node = st.integers(-1, len(nodes) - 1)
+    turns: list[Turn] = []
+    for message_id in draw(st.lists(odd, max_size=5, unique=True)):
+        action = draw(st.lists(st.integers(0, len(nodes) - 1), max_size=3)) if nodes else []
+        turns.append(
+            Turn(
+                message_id=message_id, context=draw(any_node), action=tuple(action), model=draw(names),
+                timestamp=draw(names), branch=draw(st.sampled_from(["active", "branch"])),
+                fidelity=draw(st.sampled_from(["ledger", "exact", "repaired", "lossy"])),
+                notes=tuple(draw(st.lists(odd, max_size=2))), shape=draw(st.one_of(st.none(), shapes)),
+                signals=draw(signals),
+            )
+        )  # fmt: skip
+    return Trace(
+        trace_id=draw(odd), session_id=draw(odd), format="claude-code", source=draw(odd), renderer=Lists(),
+        nodes=nodes, turns=turns, project=draw(names), role=draw(st.sampled_from(["main", "subagent"])),
+        parent=draw(st.one_of(st.none(), st.builds(Parent, odd, names, st.integers(1, 5)))), agent=draw(names),
+        version=draw(names), shape=draw(shapes), outcome=draw(st.one_of(st.none(), outcomes)),
+        losses=Counter(draw(st.dictionaries(odd, st.integers(1, 5), max_size=2))),
+    )  # fmt: skip
+
+
+@cache
+def empty() -> bytes:
+    """A store without anything, which takes a while to make."""
+    with tempfile.TemporaryDirectory() as directory:
+        Store.open(Path(directory)).close()
+        return Path(directory, "store.db").read_bytes()
+
+
+def copied(directory: Path) -> Path:
+    directory.mkdir()
+    (directory / "store.db").write_bytes(empty())
+    return directory
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+@given(given=st.lists(traces(), max_size=3, unique_by=lambda trace: trace.trace_id))
+def test_the_states_of_what_was_stored_are_those_of_what_was_read(given: list[Trace]):
+    with tempfile.TemporaryDirectory() as directory, Store.open(copied(Path(directory, "store"))) as store:
+        for trace in given:
+            assert put(store, trace) == Put(new=len(trace.turns))
+        found = {trace.trace_id: trace for trace in trace_store.traces(store)}
+        assert found.keys() == {trace.trace_id for trace in given if trace.turns}
+        for trace in given:
+            if not trace.turns:
+                continue
+            loaded = found[trace.trace_id]
+            assert list(expand(loaded)) == list(expand(trace))
+            for name in (
+                "session_id",
+                "source",
+                "project",
+                "parent",
+                "role",
+                "agent",
+                "version",
+                "shape",
+                "losses",
+            ):
+                assert getattr(loaded, name) == getattr(trace, name)
+            # What came out goes in again.
+            assert put(store, loaded).new == 0
+        found = {trace.trace_id: trace for trace in trace_store.traces(store)}
+        assert all(list(expand(found[one.trace_id])) == list(expand(one)) for one in given if one.turns)
+
+
+@pytest.mark.parametrize("log", [*LOGS, REAL])
+def test_the_law_holds_of_real_logs(log: str | Path, store: Store):
+    path = DATA / log
+    if not path.exists():
+        pytest.skip(f"{path} is not here")
+    own: dict[str, Trace] = {}
+    for trace in read_any(path):
+        annotate(trace)
+        if trace.turns and trace.trace_id not in own:
+            own[trace.trace_id] = trace
+            put(store, trace)
+    found = list(trace_store.traces(store))
+    assert [trace.trace_id for trace in found] == list(own)
+    for trace in found:
+        assert list(expand(trace)) == list(expand(own[trace.trace_id]))
+    assert sum(len(trace.turns) for trace in found) == store.sessions.count()[0] > 0
+
+
+def read_any(path: Path) -> list[Trace]:
+    if path != REAL:
+        return read(path)
+    return [trace for file in sorted(path.glob("*.jsonl")) for trace in read(file)]
+
+
+# --- a log that changes --------------------------------------------------------------------------------
+
+
+def conversation(turns: int, words: str = "do it", session: str = "s") -> Trace:
+    """A trace in which each turn goes on from the last."""
+    trace = Trace(trace_id=session, session_id=session, format="codex", source="a.jsonl", renderer=Plain())
+    trace.nodes.append(Node(-1, {"role": "user", "content": words}))
+    for number in range(turns):
+        trace.nodes.append(Node(len(trace.nodes) - 1, {"role": "assistant", "content": f"answer {number}"}))
+        end = len(trace.nodes) - 1
+        trace.turns.append(Turn(message_id=f"m{number}", context=end - 1, action=(end,), signals=Signals()))
+        trace.nodes.append(Node(end, {"role": "user", "content": "go on"}))
+    return trace
+
+
+def test_a_log_that_grew_brings_only_what_is_new(store: Store):
+    put(store, conversation(3))
+    assert put(store, conversation(5)) == Put(new=2, same=3)
+    assert store.sessions.count() == (5, 1)
+
+
+def test_a_state_read_again_is_brought_up_to_date(store: Store):
+    trace = conversation(3)
+    put(store, trace)
+    trace.turns[1].branch = "branch"
+    trace.turns[2].signals = Signals(commits=1)
+    trace.project = "/elsewhere"
+    assert put(store, trace) == Put(changed=2, same=1)
+    assert list(expand(back(store, trace))) == list(expand(trace))
+
+
+def test_turns_that_a_log_has_no_more_stay(store: Store):
+    put(store, conversation(3))
+    shorter = conversation(3)
+    del shorter.turns[0]
+    assert put(store, shorter) == Put(same=2)
+    assert len(back(store, shorter).turns) == 3
+
+
+def test_what_conversations_share_is_stored_once(store: Store):
+    long = "a long prompt " * 10_000
+    sizes: list[int] = []
+    for number in range(4):
+        put(store, conversation(2, long, f"s{number}"))
+        store.close()
+        sizes.append((store.directory / "store.db").stat().st_size)
+        store = Store.open(store.directory)
+    store.close()
+    assert sizes[3] - sizes[1] < len(long) // 10
+
+
+def test_action_nodes_are_those_that_later_turns_see(store: Store):
+    trace = conversation(3)
+    put(store, trace)
+    loaded = back(store, trace)
+    for before, after in zip(loaded.turns, loaded.turns[1:], strict=False):
+        path: set[int] = set()
+        node = after.context
+        while node >= 0:
+            path.add(node)
+            node = loaded.nodes[node].parent
+        assert path.issuperset(before.action)
+
+
+def test_a_store_of_the_release_before_keeps_its_rows_and_takes_sessions(tmp_path: Path):
+    with sqlite3.connect(tmp_path / "store.db") as raw:
+        raw.executescript((DATA.parent / "store_0003.sql").read_text())
+        names = [name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        before = {name: raw.execute(f"SELECT * FROM {name}").fetchall() for name in names}
+    raw.close()
+    assert before.pop("alembic_version") == [("0003",)]
+    assert before["rollouts"] and before["calls"] and before["rewards"]
+    with Store.open(tmp_path) as store:
+        put(store, conversation(3))
+        assert store.sessions.count() == (3, 1)
+    with sqlite3.connect(tmp_path / "store.db") as raw:
+        for name, rows in before.items():
+            assert raw.execute(f"SELECT * FROM {name}").fetchall()[: len(rows)] == rows, name
+    raw.close()
+
+
+# --- choosing ------------------------------------------------------------------------------------------
+
+
+def test_states_are_chosen_by_sql(store: Store):
+    trace = conversation(4)
+    trace.turns[2].signals = Signals(tests="passed", commits=2)
+    trace.turns[1].model = "claude-opus-4-7"
+    trace.outcome = Outcome(resolved=True, reward=0.5, task="t1")
+    put(store, trace)
+    put(store, conversation(2, session="other"))
+
+    def chosen_by(where: str | None, limit: int | None = None) -> list[tuple[str, str]]:
+        return [(s.trace_id, s.message_id) for s in trace_store.states(store, where, limit=limit)]
+
+    assert chosen_by("tests = 'passed' AND commits > 1") == [("s", "m2")]
+    assert chosen_by("family = 'claude'") == [("s", "m1")]
+    assert chosen_by("resolved AND reward >= 0.5 AND task = 't1' -- solved") == [("s", f"m{n}") for n in range(4)]
+    assert chosen_by("resolved IS NULL") == [("other", "m0"), ("other", "m1")]
+    assert chosen_by(None, limit=5) == [("s", f"m{n}") for n in range(4)] + [("other", "m0")]
+    (one,) = trace_store.traces(store, f"state_id = '{state_id('s', 'm2')}'")
+    assert list(expand(one)) == list(expand(trace))[2:3]
+    assert store.sessions.count("trace_id = 's'") == (4, 1)
+    assert set(COLUMNS) >= set(Signals.__struct_fields__)
+    assert store.sessions.table(("state_id", "commits"), "commits") == [(state_id("s", "m2"), 2)]
+
+
+def test_ctrl_c_while_sqlite_works_is_ctrl_c(store: Store):
+    put(store, conversation(40))
+    endless = "(SELECT count(*) FROM turns a, turns b, turns c, turns d, turns e, turns f) > 0"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            timer.start()
+            store.sessions.choose(endless)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("", "it is empty"),
+        ("modle = 'x'", "no such column: modle"),
+        ("model = ", "syntax error"),
+        ("model = 'x", "unrecognized token: \"'x. Give"),
+        ("1; DROP TABLE turns", "syntax error"),
+        ("1) UNION SELECT 1, 2 FROM keys WHERE (1", "cannot choose states"),
+        ("state_id IN (SELECT data FROM blobs)", "prohibited"),
+        ("(SELECT count(*) FROM sqlite_master)", "not authorized"),
+        ("load_extension('x')", "not authorized"),
+        ("1 IN (WITH RECURSIVE a(x) AS (SELECT 1 UNION ALL SELECT x FROM a) SELECT x FROM a)", "not authorized"),
+        ("length(zeroblob(900000000))", "too big"),
+        ("count(*) > 1", "misuse of aggregate"),
+        ("model = '\ud800'", "surrogates not allowed"),
+    ],
+)
+def test_an_expression_that_is_none_is_named_with_the_columns_there_are(where: str, said: str, store: Store):
+    put(store, conversation(1))
+    with pytest.raises(ConfigError) as told:
+        list(trace_store.states(store, where))
+    assert said in str(told.value)
+    assert repr(where) in str(told.value) and "tool_errors" in str(told.value)
+    assert store.sessions.count() == (1, 1)
+
+
+def test_an_expression_that_never_ends_is_ended(store: Store):
+    put(store, conversation(60))
+    endless = "(SELECT count(*) FROM turns a, turns b, turns c, turns d, turns e, turns f) > 1"
+    with looking(store.directory / "store.db") as raw, pytest.raises(ConfigError, match="takes longer than"):
+        chosen(raw, ("state_id",), endless, None, patience_s=0.05)
+
+
+def test_states_are_read_of_a_directory(store: Store):
+    put(store, conversation(2))
+    store.close()
+    assert [state.message_id for state in trace_store.states(store.directory)] == ["m0", "m1"]
+    assert [state.messages[0]["role"] for state in trace_store.states(str(store.directory), system=None)] == [
+        "user"
+    ] * 2
+    with pytest.raises(StoreError, match="holds no store"):
+        list(trace_store.states(store.directory / "none"))
