@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from understudy.export.examples import Example
 from understudy.export.matching import flaw, place
-from understudy.ingest.trace import Message
 from understudy.ingest.model_families import family
+from understudy.ingest.trace import Message
 from understudy.trajectory.graded import Graded
 from understudy.trajectory.roles import Role
 from understudy.trajectory.tree import Node, Trajectory
