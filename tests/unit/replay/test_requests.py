@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from understudy.errors import ConfigError
 from understudy.gateway.prices import Price
 from understudy.gateway.session import GatewaySession
-from understudy.ingest.trace import Action
 from understudy.ingest.normalise import MISSING
+from understudy.ingest.trace import Action
 from understudy.preference.base import Proposal
 from understudy.preference.proposals import sent_name
 from understudy.replay.ceiling import Ceiling, units
