@@ -18,9 +18,9 @@ command -v git >/dev/null || fail "no git here; install it, as: apt-get install 
 if ! command -v bwrap >/dev/null; then
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     say "setup: installing bubblewrap with apt-get"
-    said=$({ apt-get install -y -q bubblewrap || { apt-get update -q && apt-get install -y -q bubblewrap; }; } 2>&1) || {
-      printf '%s\n' "$said" | tail -n 5 >&2
-      fail "apt-get could not install bubblewrap (is the network there?); its last words are above"
+    output=$({ apt-get install -y -q bubblewrap || { apt-get update -q && apt-get install -y -q bubblewrap; }; } 2>&1) || {
+      printf '%s\n' "$output" | tail -n 5 >&2
+      fail "apt-get could not install bubblewrap (see the end of its output above): check the network and retry"
     }
   else
     fail "no bubblewrap here, which the sandbox is made of; install it, as: sudo apt-get install bubblewrap
@@ -41,28 +41,36 @@ if ! whole; then
     fail "$PYTHON cannot make a virtual environment; install its venv module, as: apt-get install python3-venv"
   }
 fi
-# What is there already stays: whoever trained once has it in `make demo-quick` too.
-extras="hf,otel,redact,dev"
-case "${1:-} $(cat $stamp 2>/dev/null || true)" in *train*) extras="$extras,train" ;; esac
-command -v npm >/dev/null || extras="$extras,node"
-want="$extras $(cksum pyproject.toml)"
+# What is installed stays: whoever trained once has torch in `make demo-quick` too.
+lock=base
+case "${1:-} $(cat $stamp 2>/dev/null || true)" in *train*) lock=train ;; esac
+locks="-r requirements/$lock.txt"
+command -v npm >/dev/null || locks="$locks -r requirements/node.txt"
+want="$locks $(cat pyproject.toml requirements/*.txt | cksum)"
 
-# torch of the package index is a build with CUDA, of some 3 GB. Without a GPU the smaller one for CPUs comes first,
-# where pip has a source of it.
-torch_for_cpu() {
+# torch is the one package that no lock file holds, since its build depends on the machine: its version is pinned in
+# pyproject.toml. The index's own build is for CUDA and takes 3 GB; without a GPU the small build for CPUs is tried first.
+install_torch() {
   version=$(sed -n 's/^ *"torch==\([0-9.]*\)",$/\1/p' pyproject.toml)
-  $VENV/bin/python -m pip install -qq --disable-pip-version-check "torch==$version+cpu" 2>/dev/null ||
-    say "setup: pip knows no torch $version for CPUs only, so the build with CUDA comes (some 3 GB);
-       to have the small one, set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds and start again"
+  if $VENV/bin/python -c "import sys, torch; sys.exit(torch.__version__.split('+')[0] != '$version')" 2>/dev/null; then return; fi
+  if [ ! -e /dev/nvidiactl ] && [ ! -e /dev/kfd ]; then
+    if $VENV/bin/python -m pip install -qq --disable-pip-version-check "torch==$version+cpu" 2>/dev/null; then return; fi
+    say "setup: pip has no CPU-only build of torch $version, so it installs the CUDA build (3 GB);
+       for the small build set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds and run this again"
+  fi
+  $VENV/bin/python -m pip install -qq --disable-pip-version-check "torch==$version" ||
+    fail "pip could not install torch $version (see its message above): check the network and retry"
 }
 
 if [ "$(cat $stamp 2>/dev/null || true)" != "$want" ]; then
   say "setup: installing into $VENV (a minute or two the first time)"
-  case "$extras" in
-    *train*) [ -e /dev/nvidiactl ] || [ -e /dev/kfd ] || $VENV/bin/python -c 'import torch' 2>/dev/null || torch_for_cpu ;;
-  esac
-  $VENV/bin/python -m pip install -qq --disable-pip-version-check -e ".[$extras]" ||
-    fail "pip could not install the dependencies (is the network there?); its words are above"
+  [ $lock = base ] || install_torch
+  # The lock files name every package with its hashes, so nothing is resolved here and nothing else is accepted.
+  # shellcheck disable=SC2086  # options are words
+  $VENV/bin/python -m pip install -qq --disable-pip-version-check --require-hashes --no-deps $locks ||
+    fail "pip could not install the dependencies (see its message above): check the network and retry"
+  $VENV/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e . ||
+    fail "pip could not install Understudy itself (see its message above)"
   printf '%s' "$want" >$stamp
 fi
 $VENV/bin/understudy setup || exit 1

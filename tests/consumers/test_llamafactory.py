@@ -21,9 +21,10 @@ from understudy.ingest.trace import Action, tool_call
 from understudy.preference.base import Pair
 
 PYTHON = os.environ.get("UNDERSTUDY_LLAMAFACTORY_PYTHON", "")
-pytestmark = pytest.mark.skipif(
-    not PYTHON, reason="UNDERSTUDY_LLAMAFACTORY_PYTHON names no python with LLaMA-Factory"
-)
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.skipif(not PYTHON, reason="UNDERSTUDY_LLAMAFACTORY_PYTHON names no python with LLaMA-Factory"),
+]
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "description": "Does.", "parameters": {"type": "object"}}}

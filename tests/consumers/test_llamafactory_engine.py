@@ -18,6 +18,8 @@ from understudy.train.options import LoraOptions, SFTOptions
 from support.export import put_rollouts
 from support.tiny_model import make_model, write_tokenizer
 
+pytestmark = pytest.mark.services
+
 PYTHON = os.environ.get("UNDERSTUDY_LLAMAFACTORY_PYTHON", "")
 needs_it = pytest.mark.skipif(not PYTHON, reason="UNDERSTUDY_LLAMAFACTORY_PYTHON names no python")
 

@@ -20,6 +20,8 @@ from understudy.train.sequences import Group, Sequence, TrainingRollout
 
 from support.tiny_model import write_tokenizer
 
+pytestmark = pytest.mark.services
+
 PYTHON = os.environ.get("UNDERSTUDY_VERL_PYTHON", "")
 needs_it = pytest.mark.skipif(not PYTHON, reason="UNDERSTUDY_VERL_PYTHON names no python with verl")
 

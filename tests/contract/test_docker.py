@@ -34,6 +34,8 @@ from understudy.types import ImageTree, SuiteChecks, Task
 from fakes.registry import Registry
 from support.docker_engine import Engine, InstanceImage, instance_image, test_image
 
+pytestmark = pytest.mark.services
+
 FILES = {
     "calc.py": "def shift(x):\n    return x - 1\n",
     "test_calc.py": "from calc import shift\n\n\ndef test_shift():\n    assert shift(1) == 2\n",

@@ -17,6 +17,8 @@ from understudy.types import ImageTree, Task
 
 from support import docker_engine
 
+pytestmark = pytest.mark.services
+
 TEST = """\
 #!/bin/bash
 mkdir -p /logs/verifier

@@ -18,6 +18,8 @@ from understudy.tasks.environment import TaskEnvironment
 
 from support import docker_engine, understudy
 
+pytestmark = pytest.mark.services
+
 WRONG = "def add(a, b):\n    return a - b\n"
 RIGHT = WRONG.replace("-", "+")
 TESTS = "from calc import add\n\n\ndef test_zero():\n    assert add(0, 0) == 0\n"

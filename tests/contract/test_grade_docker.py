@@ -24,7 +24,10 @@ from support.grading import CALC, CALC_MENDED, CALC_TASK, diff
 CORE = CALC["calc/core.py"]
 FILES = {path: text for path, text in CALC.items() if text}
 NOTHING = TaskEnvironment()
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.timeout(300),
+]
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,10 @@ def write(root: Path, files: dict[bytes, tuple[bytes, int]]) -> None:
         path.chmod(mode)
 
 
-@pytest.fixture(scope="module", params=["unsafe-local", "local", "docker"])
+DOCKER = pytest.param("docker", marks=pytest.mark.services)
+
+
+@pytest.fixture(scope="module", params=["unsafe-local", "local", DOCKER])
 def sandboxes(request: pytest.FixtureRequest) -> Iterator[Sandboxes]:
     options = {}
     if request.param == "docker":

@@ -16,8 +16,10 @@ from understudy.sandbox.base import Limits, Mount, Sandbox, Sandboxes, SandboxSp
 
 from support.docker_engine import test_image
 
+DOCKER = pytest.param("docker", marks=pytest.mark.services)
 
-@pytest.fixture(params=["local", "unsafe-local", "docker"])
+
+@pytest.fixture(params=["local", "unsafe-local", DOCKER])
 async def kind(request: pytest.FixtureRequest) -> AsyncIterator[Sandboxes]:
     options = {}
     if request.param == "docker":

@@ -15,7 +15,12 @@ from understudy.train.state import LoopDirectory
 from support import understudy
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("claude_code", "isolation"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.e2e,
+    pytest.mark.usefixtures("claude_code", "isolation"),
+    pytest.mark.timeout(600),
+]
 
 DEMO = Path(__file__).parents[2] / "scripts" / "demo.py"
 SMALL = ("--tasks", "2", "--evaluated", "2", "--steps", "1", "--groups", "1", "--samples", "2", "--no-check")

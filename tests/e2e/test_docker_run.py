@@ -21,7 +21,11 @@ from fakes.turns import ChatModel, MessagesModel, bash, say
 from support import UNDERSTUDY, calc_task, statuses, understudy, wait_for
 from support.docker_engine import Engine, instance_image
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("claude_code")]
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.e2e,
+    pytest.mark.usefixtures("claude_code"),
+]
 
 ACTIVATE = "set -o pipefail\nsource /opt/miniconda3/bin/activate\nconda activate testbed"
 

@@ -19,7 +19,10 @@ from understudy.tasks.records import dump
 
 from support import CLIENT, UNDERSTUDY, calc_task, kills, understudy
 
-pytestmark = pytest.mark.e2e
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.e2e,
+]
 
 KILLS = kills(8)
 

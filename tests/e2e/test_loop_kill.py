@@ -30,7 +30,10 @@ from fakes.policy import AGENT, FakePolicy
 from support import UNDERSTUDY, kills, understudy
 from support.tiny_model import make_model
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.timeout(900),
+]
 
 KILLS = kills(5)
 

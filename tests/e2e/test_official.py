@@ -17,6 +17,8 @@ from support import docker_engine, understudy
 from support.grading import diff
 from support.suite import FILES, ID, classic
 
+pytestmark = pytest.mark.services
+
 
 @pytest.fixture
 def harness() -> None:

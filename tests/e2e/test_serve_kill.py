@@ -20,6 +20,8 @@ from fakes.vllm import FakeVLLM, Say
 from support import kills
 from support.serve import Served, gateway
 
+pytestmark = pytest.mark.services
+
 KILLS = kills(20)
 CLIENTS = 12
 
