@@ -238,13 +238,15 @@ def test_a_picture_without_matplotlib_is_refused_with_what_to_install(tmp_path: 
     assert done.returncode == 2 and "understudy[train]" in done.stderr
 
 
+@pytest.mark.services
 def test_in_a_real_browser_nothing_of_it_runs(tmp_path: Path):
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         pytest.skip("there is no chromium here; the page is read by a parser above")
     file = tmp_path / "page.html"
     file.write_text(page(read([hostile(tmp_path)])), encoding="utf-8")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    quiet = ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    options = ["--headless", "--no-sandbox", "--disable-gpu", *quiet, f"--user-data-dir={tmp_path / 'profile'}"]
     done = subprocess.run(
         [browser, *options, "--dump-dom", file.as_uri()], capture_output=True, text=True, check=False, timeout=120
     )
