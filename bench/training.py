@@ -33,10 +33,10 @@ import torch
 from msgspec import Struct
 
 from understudy.model.tokenizer import shipped
-from understudy.train.forward import behaviours, masks, micro_batches, token_logprobs
-from understudy.train.losses import policy_loss, tokens_of_rollouts
+from understudy.train.algorithms.forward import behaviours, masks, micro_batches, token_logprobs
+from understudy.train.algorithms.losses import policy_loss, tokens_of_rollouts
+from understudy.train.data.groups import Sequence
 from understudy.train.options import GRPOOptions
-from understudy.train.sequences import Sequence
 from understudy.trajectory.samples import samples
 from understudy.trajectory.tree import build
 

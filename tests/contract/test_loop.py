@@ -25,13 +25,13 @@ from understudy.run.collector import Collector, Manner, Served
 from understudy.sandbox.base import usable
 from understudy.store.store import Store
 from understudy.tasks.records import dump
-from understudy.train.advantages import with_signal
-from understudy.train.curriculum import choose
-from understudy.train.data import read_groups
-from understudy.train.loop import Loop
-from understudy.train.state import GroupRef, LoopDirectory, LoopState, StepState
-from understudy.train.watcher import Watcher
-from understudy.train.waves import STALE
+from understudy.train.algorithms.advantages import with_signal
+from understudy.train.data.load import read_groups
+from understudy.train.loop.batches import STALE
+from understudy.train.loop.curriculum import choose
+from understudy.train.loop.loop import Loop
+from understudy.train.loop.state import GroupRef, LoopDirectory, LoopState, StepState
+from understudy.train.loop.watcher import Watcher
 from understudy.types import Call
 
 from fakes.control import weights_in

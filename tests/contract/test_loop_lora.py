@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from understudy.train.host import Means, serving
+from understudy.train.algorithms.updater import Updater
+from understudy.train.loop.runtime import Means, serving
+from understudy.train.loop.state import LoopConfig, LoopDirectory
 from understudy.train.options import GRPOOptions, LoraOptions
-from understudy.train.state import LoopConfig, LoopDirectory
-from understudy.train.updater import Updater
 
 from support.tiny_model import make_model
 

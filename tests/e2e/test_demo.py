@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.train.state import LoopDirectory
+from understudy.train.loop.state import LoopDirectory
 
 from support import understudy
 

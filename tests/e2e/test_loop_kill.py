@@ -19,10 +19,10 @@ import pytest
 from msgspec.structs import replace
 
 from understudy.store.store import Store
-from understudy.train.data import read_groups
-from understudy.train.host import LoopSummary
-from understudy.train.sequences import Group, Sequence, TrainingRollout
-from understudy.train.state import LoopDirectory, LoopState, StepState
+from understudy.train.data.groups import Group, Sequence, TrainingRollout
+from understudy.train.data.load import read_groups
+from understudy.train.loop.runtime import LoopSummary
+from understudy.train.loop.state import LoopDirectory, LoopState, StepState
 
 from fakes.control import weights_in
 from fakes.loop_program import Order, small_loop

@@ -17,10 +17,10 @@ from understudy.sandbox.base import usable
 from understudy.tasks.base import load_all
 from understudy.tasks.datasets.images import ImageChoice
 from understudy.tasks.records import dump
-from understudy.train.evaluate import Evaluation
-from understudy.train.host import LoopSummary, Means, carry_on
-from understudy.train.state import LoopConfig, StepState
-from understudy.train.watcher import Watcher
+from understudy.train.loop.evaluation import Evaluation
+from understudy.train.loop.runtime import LoopSummary, Means, carry_on
+from understudy.train.loop.state import LoopConfig, StepState
+from understudy.train.loop.watcher import Watcher
 from understudy.types import SuiteChecks, Task
 
 from fakes.policy import AGENT, Waits, dying_at, opener, write_weights

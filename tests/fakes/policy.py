@@ -20,9 +20,9 @@ import msgspec
 import tokenizers
 from aiohttp import web
 
-from understudy.train.data import read_groups
+from understudy.train.algorithms.updater import UpdateReport
+from understudy.train.data.load import read_groups
 from understudy.train.options import GRPOOptions
-from understudy.train.updater import UpdateReport
 
 from fakes.control import FakeVLLMControl, weights_in
 

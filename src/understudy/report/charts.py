@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from understudy.report import words
+from understudy.report import formatting
 from understudy.report.figures import Figures, Point
 from understudy.report.svg import Bar, Dot, Series, curve, forest, text
-from understudy.train.evaluate import Interval
-from understudy.train.state import number_of
+from understudy.train.loop.evaluation import Interval
+from understudy.train.loop.state import number_of
 
 Card = tuple[str, str, str]
 """Title, chart and caption; the latter two are HTML."""
@@ -40,17 +40,17 @@ def chart_cards(figures: Figures) -> list[Card]:
         for point in (*figures.points, *figures.collected)
     )
     cards = [
-        _card(figures, "Solve rate", "", lambda point: point.solve_rate, words.percent, (0.0, 1.0)),
+        _card(figures, "Solve rate", "", lambda point: point.solve_rate, formatting.percent, (0.0, 1.0)),
         _card(
             figures,
             "Mean reward",
             "every reward was 0 or 1, so this is the solve rate" if binary else "",
             lambda point: point.reward,
-            words.number,
+            formatting.number,
             (0.0, 1.0) if binary else None,
         ),
-        _card(figures, "Sampled tokens", "of a rollout", lambda point: point.sampled, words.number, None),
-        _card(figures, "Turns", "answered calls of a rollout", lambda point: point.turns, words.number, None),
+        _card(figures, "Sampled tokens", "of a rollout", lambda point: point.sampled, formatting.number, None),
+        _card(figures, "Turns", "answered calls of a rollout", lambda point: point.turns, formatting.number, None),
     ]
     return [card for card in cards if card[1]]
 
@@ -65,7 +65,7 @@ def points_chart(figures: Figures) -> str:
             value=point.solve_rate.estimate,
             low=point.solve_rate.low,
             high=point.solve_rate.high,
-            told=words.rate(point.solve_rate),
+            told=formatting.rate(point.solve_rate),
         )
         for point in figures.points
         if point.solve_rate is not None
@@ -86,14 +86,14 @@ def training_cards(figures: Figures) -> list[Card]:
     cards: list[Card] = []
     for name, title, caption in [*known, *((name, name, "") for name in others)]:
         dots = [
-            Dot(x=step.step, y=step.values[name], told=f"step {step.step}: {words.number(step.values[name])}")
+            Dot(x=step.step, y=step.values[name], told=f"step {step.step}: {formatting.number(step.values[name])}")
             for step in figures.training
             if name in step.values
         ]
         chart = curve(
-            [Series(name=name, dots=dots)], name=title, told=words.number, size=(400, 140), x_name="step"
+            [Series(name=name, dots=dots)], name=title, told=formatting.number, size=(400, 140), x_name="step"
         )
-        now = f"<em>{text(words.number(dots[-1].y))}</em>"
+        now = f"<em>{text(formatting.number(dots[-1].y))}</em>"
         cards.append((title[:80], chart, f"{now}{text(caption)}"))
     return cards
 
@@ -116,7 +116,7 @@ def _card(
     series = [Series(name="training tasks", dots=training, style="side")] if training else []
     series += [Series(name="held-out tasks", dots=held_out)] if held_out else []
     legend = "".join(f'<span class="key {one.style}">{text(one.name)}</span>' for one in reversed(series))
-    axis = words.tick if told is words.percent else told
+    axis = formatting.tick if told is formatting.percent else told
     return title, curve(series, name=title, told=axis, bounds=bounds), f"{text(caption)} {legend}"
 
 

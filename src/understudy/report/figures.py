@@ -6,9 +6,9 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from understudy.report.chance import Difference
+from understudy.report.comparison import Difference
 from understudy.store.outcomes import VersionUse
-from understudy.train.evaluate import Interval
+from understudy.train.loop.evaluation import Interval
 
 Kind = Literal["run", "runs", "loop", "training"]
 

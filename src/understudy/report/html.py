@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from understudy import __version__
-from understudy.report import words
+from understudy.report import formatting
 from understudy.report.charts import chart_cards, points_chart, training_cards
 from understudy.report.figures import Figures, Point, TaskRow
 from understudy.report.page import CLOSING, OPENING
@@ -32,7 +32,7 @@ _HOW = (
 
 def page(figures: Figures) -> str:
     """The whole document."""
-    verdict, mood = words.judged(figures)
+    verdict, mood = formatting.judged(figures)
     title = text(f"{figures.title}: {verdict}")
     parts = [
         OPENING.replace("{title}", title),
@@ -51,7 +51,7 @@ def page(figures: Figures) -> str:
         _section("What to know of these figures", _notes(figures)),
         _section("What was run", _about(figures)),
         f"<footer><p>{text(_HOW)}</p>",
-        f"<p>Understudy {text(__version__)}, {words.moment(figures.made_at)}</p></footer>",
+        f"<p>Understudy {text(__version__)}, {formatting.moment(figures.made_at)}</p></footer>",
         CLOSING,
     ]
     return "".join(parts)
@@ -70,14 +70,15 @@ def _verdict(figures: Figures, verdict: str, mood: str) -> str:
     big = body = ""
     if headline is not None:
         found = headline.difference
-        big = f'<p class="big">{words.points(found.value)}<small>points</small></p>'
+        big = f'<p class="big">{formatting.points(found.value)}<small>points</small></p>'
         bars = [
             _bar(headline.before, "side", "before: " if figures.kind == "loop" else ""),
             _bar(headline.after, mood if mood != "open" else "main", "after: " if figures.kind == "loop" else ""),
         ]
         body = f'<div class="beside">{forest(bars, name="solve rate before and after, with 95 % intervals")}</div>'
         body += '<ul class="why">' + "".join(
-            f'<li class="{"yes" if holds else "no"}">{text(line)}</li>' for holds, line in words.reasons(headline)
+            f'<li class="{"yes" if holds else "no"}">{text(line)}</li>'
+            for holds, line in formatting.reasons(headline)
         )
         body += "</ul>"
     elif figures.kind != "training" and (shown := [point for point in figures.points if point.solve_rate]):
@@ -85,13 +86,13 @@ def _verdict(figures: Figures, verdict: str, mood: str) -> str:
         body = f'<div class="beside">{bar}</div>'
     return (
         f'<section class="verdict {mood}"><div class="said">{big}<div><h2>{text(verdict)}</h2>'
-        f"<p>{text(words.sentence(figures))}</p></div></div>{body}</section>"
+        f"<p>{text(formatting.sentence(figures))}</p></div></div>{body}</section>"
     )
 
 
 def _bar(point: Point, style: str, name: str = "") -> Bar:
     assert point.solve_rate is not None
-    told = words.rate(point.solve_rate)
+    told = formatting.rate(point.solve_rate)
     return Bar(
         name=f"{name}{point.label}",
         value=point.solve_rate.estimate,
@@ -114,11 +115,11 @@ def _totals(figures: Figures) -> str:
         "infrastructure failures": sum(point.failed for point in every),
         "suspicious patches": sum(point.suspicious for point in every),
     }
-    cards = [(name, words.number(value), name in _BAD and value > 0) for name, value in told.items()]
+    cards = [(name, formatting.number(value), name in _BAD and value > 0) for name, value in told.items()]
     if cost := sum(point.cost_usd for point in every):
         cards.append(("US dollars", f"{cost:,.2f}", False))
     if pending := sum(point.pending for point in every):
-        cards.append(("pending", words.number(pending), False))
+        cards.append(("pending", formatting.number(pending), False))
     return (
         '<section class="totals">'
         + "".join(
@@ -155,7 +156,7 @@ def _skipped(figures: Figures) -> str:
     for step in figures.training:
         for reason, count in step.skipped.items():
             counted[reason] = counted.get(reason, 0.0) + count
-    rows = [(text(reason), words.number(count)) for reason, count in counted.items() if count]
+    rows = [(text(reason), formatting.number(count)) for reason, count in counted.items() if count]
     return "" if not rows else "<h3>Skipped in training</h3>" + _table(("why", "how many"), rows)
 
 
@@ -167,14 +168,14 @@ def _points(figures: Figures) -> str:
         rows = [
             (
                 text(point.label),
-                text(point.version or words.NOTHING),
+                text(point.version or formatting.NOTHING),
                 f"{point.solved} of {point.graded}",
-                text(words.rate(point.solve_rate)),
-                words.number(point.reward.estimate if point.reward else None),
-                words.number(point.turns.estimate if point.turns else None),
-                words.number(point.sampled.estimate if point.sampled else None),
-                words.duration(point.seconds.estimate if point.seconds else None),
-                text(words.state(point)),
+                text(formatting.rate(point.solve_rate)),
+                formatting.number(point.reward.estimate if point.reward else None),
+                formatting.number(point.turns.estimate if point.turns else None),
+                formatting.number(point.sampled.estimate if point.sampled else None),
+                formatting.duration(point.seconds.estimate if point.seconds else None),
+                text(formatting.state(point)),
             )
             for point in every
         ]
@@ -205,19 +206,21 @@ def _tasks(figures: Figures) -> str:
 
 
 def _task(row: TaskRow, several: bool) -> tuple[str, ...]:
-    name, turns = f"<code>{text(row.task_id[:_LONG])}</code>", words.number(row.turns)
+    name, turns = f"<code>{text(row.task_id[:_LONG])}</code>", formatting.number(row.turns)
     if not several:
         return (name, _of(row.tried[-1]), strip(row.tried), turns)
     change = gain(row)
     mood = "up" if change > 0 else "down" if change < 0 else "same"
-    shown = f'<span class="{mood}">{words.points(change)}</span>' if row.tried[0][1] and row.tried[-1][1] else "–"
+    shown = (
+        f'<span class="{mood}">{formatting.points(change)}</span>' if row.tried[0][1] and row.tried[-1][1] else "–"
+    )
     return (name, _of(row.tried[0]), _of(row.tried[-1]), shown, strip(row.tried), turns)
 
 
 def _unsolved(figures: Figures) -> str:
     most = max(figures.unsolved.values(), default=0)
     rows = [
-        (f"<code>{text(reason[:_LONG])}</code>", _measure(count / most), words.number(count))
+        (f"<code>{text(reason[:_LONG])}</code>", _measure(count / most), formatting.number(count))
         for reason, count in figures.unsolved.items()
     ]
     where = f"{figures.points[-1].label}" if figures.points else ""
@@ -232,8 +235,8 @@ def _failures(figures: Figures) -> str:
         (
             f"<b>{text(row.boundary)}</b>",
             _measure(row.attempts / most),
-            words.number(row.attempts),
-            words.number(row.given_up),
+            formatting.number(row.attempts),
+            formatting.number(row.given_up),
             f"<code>{text(row.example[:_LONG])}</code>",
         )
         for row in figures.boundaries
@@ -245,11 +248,11 @@ def _versions(figures: Figures) -> str:
     rows = [
         (
             f"<code>{text(row.version or 'not known')}</code>",
-            words.number(row.calls),
-            words.number(row.mixed),
-            words.number(row.completion_tokens),
-            words.moment(row.first_at),
-            words.moment(row.last_at),
+            formatting.number(row.calls),
+            formatting.number(row.mixed),
+            formatting.number(row.completion_tokens),
+            formatting.moment(row.first_at),
+            formatting.moment(row.last_at),
         )
         for row in figures.versions
     ]
@@ -283,7 +286,7 @@ def _measure(share: float) -> str:
 
 
 def _of(tried: tuple[int, int]) -> str:
-    return f"{tried[0]}/{tried[1]}" if tried[1] else words.NOTHING
+    return f"{tried[0]}/{tried[1]}" if tried[1] else formatting.NOTHING
 
 
 def _up(change: float) -> bool:

@@ -10,13 +10,13 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import StoreError
-from understudy.report.chance import Tried, rate
+from understudy.report.comparison import Tried, rate
 from understudy.report.figures import Point, TrainingStep
+from understudy.report.metrics import read_steps
 from understudy.report.runs import Gathered, gather
-from understudy.report.trainer import read_steps
-from understudy.train.evaluate import Evaluation, wilson
+from understudy.train.loop.evaluation import Evaluation, wilson
+from understudy.train.loop.state import LoopConfig, LoopDirectory, LoopState, StepState, read
 from understudy.train.metrics import FILE
-from understudy.train.state import LoopConfig, LoopDirectory, LoopState, StepState, read
 
 _SHOWN = (
     "model", "backend", "steps", "groups", "samples", "eval_samples", "eval_every", "asynchronous",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.errors import ConfigError
-from understudy.report import words
+from understudy.report import formatting
 from understudy.report.charts import place
 from understudy.report.figures import Figures, Point
 from understudy.util.atomic import atomic_path
@@ -31,7 +31,7 @@ def draw(figures: Figures, path: Path) -> None:
     tall = 7.6 if small else 5.2
     drawn: Any = Figure(figsize=(11.0, tall), dpi=140, facecolor="white")
     FigureCanvasAgg(drawn)
-    verdict, mood = words.judged(figures)
+    verdict, mood = formatting.judged(figures)
     grid = drawn.add_gridspec(
         2 if small else 1,
         max(1, len(small)),
@@ -43,7 +43,10 @@ def draw(figures: Figures, path: Path) -> None:
         hspace=0.42,
         wspace=0.3,
     )
-    said = [(0.52, verdict, 21, _MOODS[mood], "bold"), (0.88, words.sentence(figures), 11, "#1b1d21", "normal")]
+    said = [
+        (0.52, verdict, 21, _MOODS[mood], "bold"),
+        (0.88, formatting.sentence(figures), 11, "#1b1d21", "normal"),
+    ]
     said += [(1.14 + 0.2 * row, line, 9.5, _SOFT, "normal") for row, line in enumerate(_under(figures))]
     for below, line, size, colour, weight in said:
         place_in = {"x": 0.04, "y": 1 - below / tall, "fontsize": size, "fontweight": weight, "color": colour}
@@ -106,7 +109,7 @@ def _bars(axes: Any, points: list[Point]) -> None:
         colour = _MAIN if row == len(points) - 1 else _SIDE
         axes.hlines(row, point.solve_rate.low, point.solve_rate.high, color=colour, alpha=0.4, lw=5)
         axes.plot([point.solve_rate.estimate], [row], "o", color=colour, markersize=9)
-        told = words.rate(point.solve_rate)
+        told = formatting.rate(point.solve_rate)
         axes.text(1.02, row, _plain(told), va="center", fontsize=10, parse_math=False, clip_on=False)
     axes.set_yticks(range(len(points)), [_plain(point.label)[:28] for point in points], parse_math=False)
     axes.set_ylim(len(points) - 0.4, -0.6)
@@ -144,7 +147,7 @@ def _told(figures: Figures, name: str) -> list[tuple[float, float]]:
 
 def _under(figures: Figures) -> list[str]:
     """The title, and what speaks for the judgement, in up to two lines."""
-    said = [line for _, line in words.reasons(figures.headline)] if figures.headline else []
+    said = [line for _, line in formatting.reasons(figures.headline)] if figures.headline else []
     return ["  ·  ".join(line) for line in ([figures.title[:80], *said[:2]], said[2:]) if line]
 
 
@@ -153,7 +156,7 @@ def _as_percent(value: float, _: object) -> str:
 
 
 def _as_number(value: float, _: object) -> str:
-    return words.number(value)
+    return formatting.number(value)
 
 
 def _calm(axes: Any) -> None:

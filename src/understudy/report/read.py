@@ -9,6 +9,7 @@ from pathlib import Path
 from understudy.errors import ConfigError
 from understudy.report.figures import Figures
 from understudy.report.loops import is_loop, read_loop
+from understudy.report.metrics import metrics_file, read_steps
 from understudy.report.runs import (
     boundary_rows,
     gather,
@@ -17,7 +18,6 @@ from understudy.report.runs import (
     unsolved_reasons,
     version_rows,
 )
-from understudy.report.trainer import metrics_file, read_steps
 
 
 def read(directories: Sequence[Path], labels: Sequence[str] = ()) -> Figures:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from msgspec import Struct, structs
 
-from understudy.report.chance import Tried, difference, mean, rate
+from understudy.report.comparison import Tried, difference, mean, rate
 from understudy.report.figures import BoundaryRow, Headline, Point, TaskRow
 from understudy.store.outcomes import AttemptFault, Outcome, VersionUse
 from understudy.store.store import Store

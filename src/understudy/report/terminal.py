@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from understudy.report import words
+from understudy.report import formatting
 from understudy.report.figures import Figures, Point
 from understudy.report.runs import gain
 from understudy.util.text import visible
@@ -21,16 +21,16 @@ _PLOT = 40
 
 def terminal(figures: Figures, *, width: int = _PLOT) -> RenderableType:
     """What rich prints; nothing in it is markup, and nothing steers the terminal. `width` is the plot's own."""
-    verdict, mood = words.judged(figures)
+    verdict, mood = formatting.judged(figures)
     parts: list[RenderableType] = [
         Text(_plain(figures.title), style="bold"),
         Text(_plain(verdict), style=_MOODS[mood]),
-        Text(_plain(words.sentence(figures))),
+        Text(_plain(formatting.sentence(figures))),
     ]
     if figures.headline is not None:
         parts += [
             Text(f"  {'✓' if holds else '✗'} {_plain(line)}", style="green" if holds else "yellow")
-            for holds, line in words.reasons(figures.headline)
+            for holds, line in formatting.reasons(figures.headline)
         ]
     for title, points, style in (
         ("held-out tasks" if figures.kind == "loop" else "", figures.points, "blue"),
@@ -61,8 +61,8 @@ def _plot(title: str, points: Sequence[Point], width: int, style: str) -> Table:
         table.add_row(
             Text(_plain(point.label)),
             whisker(point.solve_rate.low, point.solve_rate.estimate, point.solve_rate.high, width, style),
-            Text(words.percent(point.solve_rate.estimate), style="bold"),
-            Text(words.spanned(point.solve_rate), style="dim"),
+            Text(formatting.percent(point.solve_rate.estimate), style="bold"),
+            Text(formatting.spanned(point.solve_rate), style="dim"),
             Text(f"{point.solved}/{point.graded}"),
         )
     return table
@@ -99,9 +99,9 @@ def _lines(figures: Figures) -> list[Text]:
         told.append(
             (
                 "in all",
-                f"{words.number(sum(point.graded for point in every))} rollouts graded, "
-                f"{words.number(sum(point.calls for point in every))} calls, "
-                f"{words.number(sum(point.completion_tokens for point in every))} sampled tokens",
+                f"{formatting.number(sum(point.graded for point in every))} rollouts graded, "
+                f"{formatting.number(sum(point.calls for point in every))} calls, "
+                f"{formatting.number(sum(point.completion_tokens for point in every))} sampled tokens",
             )
         )
     if len(figures.points) > 1 and figures.tasks:
@@ -110,7 +110,7 @@ def _lines(figures: Figures) -> list[Text]:
         told.append(("by task", f"{up} solved more often, {down} less often, of {len(changes)}"))
     for name in ("loss", "mismatch_mean", "mismatch_max"):
         if values := [step.values[name] for step in figures.training if name in step.values]:
-            told.append((name.replace("_", " "), f"{spark(values)}  {words.number(values[-1])}"))
+            told.append((name.replace("_", " "), f"{spark(values)}  {formatting.number(values[-1])}"))
     if faults := [f"{row.boundary} {row.attempts}" for row in figures.boundaries]:
         told.append(("faults of attempts by boundary", ", ".join(faults)))
     return [Text.assemble((f"{name}: ", "dim"), _plain(value)) for name, value in told]

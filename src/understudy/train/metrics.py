@@ -13,7 +13,7 @@ from typing import Any, Self
 import msgspec
 
 from understudy.errors import ConfigError
-from understudy.train.extra import need
+from understudy.train.requirements import need
 
 FILE = "metrics.jsonl"
 TRACKERS = ("tensorboard", "wandb", "mlflow")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy.errors import ConfigError
-from understudy.train.extra import need
 from understudy.train.options import LoraOptions, TrainOptions
+from understudy.train.requirements import need
 from understudy.util.atomic import atomic_path
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from understudy.cli.options import filled
 from understudy.errors import ConfigError
 from understudy.train.metrics import Metrics, chosen, read_metrics
 from understudy.train.options import GRPOOptions, LoraOptions, SFTOptions
-from understudy.train.places import claim
+from understudy.train.output_dir import claim
 
 from support import understudy
 from support.export import put_rollouts

@@ -12,8 +12,8 @@ transformers: Any = pytest.importorskip("transformers")
 
 from understudy.model.causal.engine import Engine, Limits, Weights  # noqa: E402
 from understudy.model.causal.sampling import Drawing  # noqa: E402
-from understudy.train.forward import behaviours, masks, micro_batches, token_logprobs  # noqa: E402
-from understudy.train.sequences import Sequence  # noqa: E402
+from understudy.train.algorithms.forward import behaviours, masks, micro_batches, token_logprobs  # noqa: E402
+from understudy.train.data.groups import Sequence  # noqa: E402
 
 from support.causal import ask, done, prompts  # noqa: E402
 

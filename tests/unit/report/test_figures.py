@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from understudy.errors import ConfigError, StoreError
+from understudy.report.formatting import judged, sentence
 from understudy.report.read import read
-from understudy.report.words import judged, sentence
 from understudy.store.store import Store
-from understudy.train.evaluate import wilson
+from understudy.train.loop.evaluation import wilson
 from understudy.types import PolicySpan
 
 from support.report import End, put_loop, put_run, solved

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from understudy.train.advantages import advantages, has_signal, overlong_penalty, with_signal
+from understudy.train.algorithms.advantages import advantages, has_signal, overlong_penalty, with_signal
+from understudy.train.data.groups import Group, Sequence, TrainingRollout
 from understudy.train.options import Advantage
-from understudy.train.sequences import Group, Sequence, TrainingRollout
 
 KINDS: list[Advantage] = ["group", "mean", "leave-one-out", "rloo"]
 rewards_of_a_group = st.lists(st.integers(-8, 8).map(lambda n: n / 4), min_size=1, max_size=12)

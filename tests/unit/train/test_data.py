@@ -12,9 +12,9 @@ from understudy import plugins
 from understudy.errors import ConfigError, StoreError
 from understudy.export.corpus import Corpus, Selection
 from understudy.store import Store
-from understudy.train import data
-from understudy.train.data import groups, read_groups, write_groups
-from understudy.train.vocabulary import check_vocabulary_of
+from understudy.train.data import load
+from understudy.train.data.load import groups, read_groups, write_groups
+from understudy.train.data.tokenizer_check import check_vocabulary_of
 
 from support.export import put_rollouts, wait
 from support.tiny_model import write_tokenizer
@@ -111,7 +111,7 @@ def test_sequences_without_logprobs_serve_imitation_only(tmp_path: Path, model: 
     put_training_run(tmp_path / "run", model, logprobs=None)
     left_out = Counter[str]()
     assert list(groups([tmp_path / "run"], left_out=left_out)) == []
-    assert left_out == {data.NO_LOGPROBS: 8, data.NOTHING_LEFT: 8}
+    assert left_out == {load.NO_LOGPROBS: 8, load.NOTHING_LEFT: 8}
     found = list(groups([tmp_path / "run"], logprobs=False))
     assert len(found) == 2 and found[0].rollouts[0].sequences[0].logprobs is None
 
@@ -120,14 +120,14 @@ def test_calls_without_token_ids_are_counted(tmp_path: Path):
     put_rollouts(tmp_path / "run", tokens=False)
     left_out = Counter[str]()
     assert list(groups([tmp_path / "run"], left_out=left_out)) == []
-    assert left_out == {data.NO_TOKENS: 8, data.NOTHING_LEFT: 4}
+    assert left_out == {load.NO_TOKENS: 8, load.NOTHING_LEFT: 4}
 
 
 def test_logprobs_that_are_no_numbers_are_left_out(tmp_path: Path, model: Path):
     put_training_run(tmp_path / "run", model, logprobs=-math.inf)
     left_out = Counter[str]()
     assert list(groups([tmp_path / "run"], left_out=left_out)) == []
-    assert left_out[data.BAD_LOGPROBS] == 8
+    assert left_out[load.BAD_LOGPROBS] == 8
 
 
 def test_a_suspicious_patch_is_left_out_unless_it_is_asked_for(run: Path):
@@ -137,7 +137,7 @@ def test_a_suspicious_patch_is_left_out_unless_it_is_asked_for(run: Path):
     left_out = Counter[str]()
     first = next(iter(groups([run], left_out=left_out)))
     assert rollout.id not in {each.rollout_id for each in first.rollouts}
-    assert list(groups([run], left_out=left_out)) and left_out[data.SUSPICIOUS] == 2
+    assert list(groups([run], left_out=left_out)) and left_out[load.SUSPICIOUS] == 2
     first = next(iter(groups([run], include_suspicious=True)))
     assert rollout.id in {each.rollout_id for each in first.rollouts}
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct, structs
 
-from understudy.train.forward import behaviours, masks, micro_batches, scores, token_logprobs
-from understudy.train.losses import policy_loss, tokens_of_rollouts
+from understudy.train.algorithms.forward import behaviours, masks, micro_batches, scores, token_logprobs
+from understudy.train.algorithms.losses import policy_loss, tokens_of_rollouts
+from understudy.train.data.groups import Sequence
 from understudy.train.options import GRPOOptions
-from understudy.train.sequences import Sequence
 
 from support.losses import Batch, plain_policy_loss
 from support.tiny_model import make_model

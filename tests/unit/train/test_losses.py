@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from understudy.train.losses import Sums, policy_loss, token_weights, tokens_of_rollouts
+from understudy.train.algorithms.losses import Sums, policy_loss, token_weights, tokens_of_rollouts
 from understudy.train.options import GRPOOptions
 
 from support.losses import Batch, Rows, plain_policy_loss, slopes

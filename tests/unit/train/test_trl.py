@@ -23,15 +23,15 @@ from understudy.errors import ConfigError
 from understudy.export.base import traits_of
 from understudy.export.corpus import Corpus, Selection
 from understudy.store import Store
-from understudy.train import dpo
-from understudy.train.data import groups
-from understudy.train.dpo import preferences, train_dpo
+from understudy.train.algorithms import dpo
+from understudy.train.algorithms.dpo import preferences, train_dpo
+from understudy.train.algorithms.sft import train_sft
+from understudy.train.algorithms.trl import Course, configured
+from understudy.train.data.groups import Sequence
+from understudy.train.data.load import groups
+from understudy.train.data.render import SMUGGLED, Renderer, sequences_of_export
 from understudy.train.metrics import read_metrics
 from understudy.train.options import DPOOptions, LoraOptions, SFTOptions
-from understudy.train.rendered import SMUGGLED, Renderer, sequences_of_export
-from understudy.train.sequences import Sequence
-from understudy.train.sft import train_sft
-from understudy.train.through_trl import Course, configured
 from understudy.train.weights import check_model, load_model, quiet
 
 from support import files_of_at_most
@@ -68,7 +68,7 @@ def exported(run: Path, output: Path, name: str, **options: Any) -> Path:
 
 
 def mean_logprob(model: Path, given: list[Sequence]) -> float:
-    from understudy.train.forward import token_logprobs
+    from understudy.train.algorithms.forward import token_logprobs
 
     with torch.no_grad():
         found = token_logprobs(load_model(model, SFT).eval(), given)
@@ -287,7 +287,7 @@ def test_loss_and_gradient_of_dpo_are_those_of_its_formula(
 ):
     from transformers.trainer_callback import TrainerCallback
 
-    from understudy.train.forward import token_logprobs
+    from understudy.train.algorithms.forward import token_logprobs
 
     pairs = preferences([run], model, left_out=Counter())[:3]
     options = DPOOptions(batch_pairs=3, beta=0.3, label_smoothing=smoothing)

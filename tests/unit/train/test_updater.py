@@ -13,10 +13,10 @@ pytest.importorskip("torch")
 import torch
 
 from understudy.errors import ConfigError
-from understudy.train import batch
+from understudy.train.algorithms import batch
+from understudy.train.algorithms.updater import NOT_FINITE, Updater
+from understudy.train.data.groups import Group, Sequence
 from understudy.train.options import GRPOOptions, LoraOptions
-from understudy.train.sequences import Group, Sequence
-from understudy.train.updater import NOT_FINITE, Updater
 from understudy.train.weights import check_model, load_model, memory_told, read_written, trained_weights
 
 from support.tiny_model import make_model
@@ -43,7 +43,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def test_an_update_makes_what_did_better_likelier(model: Path):
-    from understudy.train.forward import token_logprobs
+    from understudy.train.algorithms.forward import token_logprobs
 
     given = make_groups(sequences=1)
     updater = Updater(model, OPTIONS)
@@ -61,7 +61,7 @@ def test_an_update_makes_what_did_better_likelier(model: Path):
 
 
 def test_the_mismatch_is_between_what_was_sampled_with_and_what_is_recomputed(model: Path):
-    from understudy.train.forward import token_logprobs
+    from understudy.train.algorithms.forward import token_logprobs
 
     (given,) = make_groups(groups=1, sequences=1)
     updater = Updater(model, OPTIONS)
@@ -166,7 +166,7 @@ def test_what_is_saved_is_a_whole_model_with_the_tokenizer_byte_for_byte(model: 
 def test_an_adapter_is_saved_merged_and_alone(model: Path, tmp_path: Path):
     from peft import PeftModel
 
-    from understudy.train.forward import token_logprobs
+    from understudy.train.algorithms.forward import token_logprobs
 
     updater = Updater(model, structs.replace(OPTIONS, lora=LoraOptions(rank=4)))
     base = {name: value.clone() for name, value in updater.model.named_parameters() if "lora" not in name}

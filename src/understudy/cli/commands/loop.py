@@ -135,7 +135,7 @@ def _loop(
         raise ConfigError(f"--min-groups {min_groups}: a step has only {groups} groups; give it more --groups")
     if device not in DEVICES:
         raise ConfigError(f"--device {device}: the embedded server computes on {' or '.join(DEVICES)}")
-    from understudy.train.extra import need
+    from understudy.train.requirements import need
 
     need()
     from understudy.cli.commands.loop_execution import LoopOrder, carry_out, print_summary
@@ -143,7 +143,7 @@ def _loop(
     from understudy.cli.display.loop_progress import LoopDisplay
     from understudy.cli.exit_codes import EXIT_INTERRUPTED
     from understudy.run.collector import Manner
-    from understudy.train.host import Means
+    from understudy.train.loop.runtime import Means
     from understudy.train.metrics import chosen
 
     settings = filled(GRPOOptions, options, config, "grpo")

@@ -20,9 +20,9 @@ from understudy.run.config import digest, task_digests
 from understudy.sandbox.base import Sandboxes, usable
 from understudy.tasks.base import load_all
 from understudy.tasks.datasets.images import ImageChoice
-from understudy.train.host import LoopSummary, Means, carry_on, model_digest
+from understudy.train.loop.runtime import LoopSummary, Means, carry_on, model_digest
+from understudy.train.loop.state import LoopConfig
 from understudy.train.options import GRPOOptions
-from understudy.train.state import LoopConfig
 from understudy.types import Task
 
 

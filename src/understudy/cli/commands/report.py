@@ -62,7 +62,7 @@ def report(
 
 def _place(figures: Figures, directory: Path) -> Path:
     """Where the page is written unless told: what lies in a model's own directory would be taken for its part."""
-    from understudy.report.trainer import metrics_file
+    from understudy.report.metrics import metrics_file
 
     metrics = metrics_file(directory) if figures.kind == "training" else None
     return directory if metrics is None else metrics.parent

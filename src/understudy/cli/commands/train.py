@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Many
     from contextlib import AbstractContextManager
 
+    from understudy.train.algorithms.trl import Course, Trained
     from understudy.train.engines.llamafactory import Factored
-    from understudy.train.through_trl import Course, Trained
 
 app = typer.Typer(no_args_is_help=True, help="Train a model on what a run gathered: imitate, prefer, reinforce.")
 
@@ -109,8 +109,8 @@ def sft(
         return
     if engine != "trl":
         raise ConfigError(f"--engine: {engine!r} is none of trl, llamafactory")
-    from understudy.train.extra import FULL, need
-    from understudy.train.sft import train_sft
+    from understudy.train.algorithms.sft import train_sft
+    from understudy.train.requirements import FULL, need
 
     need(*FULL)
     steps = Steps("sft")
@@ -143,8 +143,8 @@ def dpo(
     From a run's output, or an export in the format trl-dpo, which may also hold what teachers prefer.
     """
     from understudy.cli.commands.loop import model_directory
-    from understudy.train.dpo import preferences, train_dpo
-    from understudy.train.extra import FULL, need
+    from understudy.train.algorithms.dpo import preferences, train_dpo
+    from understudy.train.requirements import FULL, need
 
     settings = filled(DPOOptions, options, config, "dpo")
     need(*FULL)
@@ -186,9 +186,9 @@ def grpo(
     """
     from understudy.cli.commands.loop import model_directory
     from understudy.train import metrics
-    from understudy.train.data import groups
-    from understudy.train.extra import need
-    from understudy.train.vocabulary import check_vocabulary_of
+    from understudy.train.data.load import groups
+    from understudy.train.data.tokenizer_check import check_vocabulary_of
+    from understudy.train.requirements import need
 
     settings = filled(GRPOOptions, options, config, "grpo")
     need()
@@ -207,7 +207,7 @@ def grpo(
         left_out=left_out,
     )
     found = list(read)
-    from understudy.train.grpo import train_grpo
+    from understudy.train.algorithms.grpo import train_grpo
 
     with _claim(output, (directory, *from_), checkpoint or resume, overwrite), Steps("grpo") as steps:
         made = train_grpo(
@@ -234,8 +234,8 @@ def grpo(
 
 def _course(told: Steps, resume: bool | Path, track: str, save_steps: int) -> Course:
     """How a training through TRL goes. Raises ConfigError when a tracker is none."""
+    from understudy.train.algorithms.trl import Course
     from understudy.train.metrics import chosen
-    from understudy.train.through_trl import Course
 
     return Course(resume=resume, trackers=chosen(track), told=told, save_steps=save_steps)
 
@@ -244,7 +244,7 @@ def _claim(
     output: Path, needed: tuple[Path, ...], resume: bool | Path, overwrite: bool
 ) -> AbstractContextManager[None]:
     """The output as this training's own; `resume` is a checkpoint to go on from, or whether to go on at all."""
-    from understudy.train.places import claim
+    from understudy.train.output_dir import claim
 
     needed = (*needed, resume) if isinstance(resume, Path) else needed
     return claim(output, resume=bool(resume), overwrite=overwrite, needed=needed)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, cast
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from understudy.train.sequences import Sequence
+    from understudy.train.data.groups import Sequence
     from understudy.trajectory.roles import Role
 
 
 def refuse_of_exports(sources: Many[Path], given: Mapping[str, object]) -> None:
     """Raise ConfigError when a source is an export and one of these options is given, which choose rollouts."""
-    from understudy.train.data import is_export
+    from understudy.train.data.load import is_export
 
     said = next((option for option, value in given.items() if value), None)
     if said is not None and (export := next(filter(is_export, sources), None)) is not None:
@@ -37,8 +37,8 @@ def imitated(
     left_out: Counter[str],
 ) -> list[Sequence]:
     """The sequences to imitate, from stores and exports. Raises ConfigError when there are none."""
-    from understudy.train.data import format_of, groups, told
-    from understudy.train.vocabulary import check_vocabulary_of
+    from understudy.train.data.load import format_of, groups, told
+    from understudy.train.data.tokenizer_check import check_vocabulary_of
 
     found: list[Sequence] = []
     exact: list[Path] = []
@@ -46,7 +46,7 @@ def imitated(
         if format_of(source) == "trl-sft":
             if threshold != 1.0:
                 raise ConfigError(f"--threshold: conversations of an export, as in {source}, have no rewards")
-            from understudy.train.rendered import sequences_of_export
+            from understudy.train.data.render import sequences_of_export
 
             found += sequences_of_export(source, model, left_out)
         else:

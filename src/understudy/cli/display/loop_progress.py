@@ -6,12 +6,12 @@ import threading
 from typing import TYPE_CHECKING
 
 from understudy.cli.display.live import Drawn
-from understudy.train.watcher import Watcher
+from understudy.train.loop.watcher import Watcher
 
 if TYPE_CHECKING:
-    from understudy.train.evaluate import Evaluation
-    from understudy.train.loop import Loop
-    from understudy.train.state import StepState
+    from understudy.train.loop.evaluation import Evaluation
+    from understudy.train.loop.loop import Loop
+    from understudy.train.loop.state import StepState
 
 
 class LoopDisplay(Watcher, Drawn):

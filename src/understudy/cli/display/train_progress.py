@@ -11,9 +11,9 @@ import typer
 from understudy.cli.display.output import print_json
 
 if TYPE_CHECKING:
+    from understudy.train.algorithms.grpo import Reinforced
+    from understudy.train.algorithms.trl import Trained
     from understudy.train.engines.llamafactory import Factored
-    from understudy.train.grpo import Reinforced
-    from understudy.train.through_trl import Trained
 
 
 def tell(

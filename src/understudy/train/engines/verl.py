@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import Struct
 
 from understudy.errors import ConfigError
-from understudy.train.sequences import Group, Sequence, TrainingRollout
+from understudy.train.data.groups import Group, Sequence, TrainingRollout
 
 TOO_LONG = "sequences longer than verl's prompt and response lengths"
 NOTHING_LEFT = "rollouts of which no sequence is left"

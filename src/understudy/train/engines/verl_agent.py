@@ -29,10 +29,10 @@ from typing import Any, ClassVar
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
 from understudy.errors import BackendError, ConfigError
-from understudy.train import data
+from understudy.train.data import load
+from understudy.train.data.groups import TrainingRollout
 from understudy.train.engines import verl
 from understudy.train.engines.verl_bridge import Answer, Bridge, Session
-from understudy.train.sequences import TrainingRollout
 
 _RUN = "from understudy.cli.main import main; main()"
 _LAST_WORDS = 2000
@@ -167,7 +167,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 def read(place: Path, instance: str) -> TrainingRollout:
     """The graded rollout in a run's output. Raises ConfigError when there is none that can be trained on."""
     left_out = Counter[str]()
-    found = [each for group in data.groups([place], left_out=left_out) for each in group.rollouts]
+    found = [each for group in load.groups([place], left_out=left_out) for each in group.rollouts]
     if len(found) != 1:
         raise ConfigError(f"{place}: {len(found)} rollouts of {instance} to learn from, not one; {dict(left_out)}")
     return found[0]

@@ -15,10 +15,10 @@ from understudy.export.trl_dpo import row_of
 from understudy.preference.checks import Tally
 from understudy.preference.rollouts import rollout_pairs
 from understudy.store import Store
-from understudy.train.data import format_of
+from understudy.train.algorithms.trl import Course, Trained, carry_out, configured, nothing_left
+from understudy.train.data.load import format_of
+from understudy.train.data.render import PairTokens, decoded_rows, pairs_of_rows
 from understudy.train.options import DPOOptions
-from understudy.train.rendered import PairTokens, decoded_rows, pairs_of_rows
-from understudy.train.through_trl import Course, Trained, carry_out, configured, nothing_left
 from understudy.train.weights import TRAINING, load_model, load_words, longest, rows_of
 
 _NUMBERS = ("loss", "grad_norm", "learning_rate", "epoch", "rewards/accuracies", "rewards/margins")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from understudy.errors import ConfigError
 from understudy.store import Store
-from understudy.train.data import is_export
+from understudy.train.data.load import is_export
 from understudy.types import Call
 from understudy.wire.stored import read_answer
 

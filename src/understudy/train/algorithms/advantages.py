@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
+from understudy.train.data.groups import Group
 from understudy.train.options import Advantage
-from understudy.train.sequences import Group
 
 EQUAL = 1e-9
 """Rewards no further apart than this are the same reward."""

@@ -13,14 +13,14 @@ from random import Random
 from msgspec import Struct, field, structs
 
 from understudy.errors import ConfigError
-from understudy.train.advantages import with_signal
-from understudy.train.data import told
-from understudy.train.extra import need
+from understudy.train.algorithms.advantages import with_signal
+from understudy.train.algorithms.updater import Updater, UpdateReport
+from understudy.train.data.groups import Group
+from understudy.train.data.load import told
 from understudy.train.metrics import Metrics
 from understudy.train.options import GRPOOptions
-from understudy.train.places import CHECKPOINTS, finish, last_checkpoint, put_in_place
-from understudy.train.sequences import Group
-from understudy.train.updater import Updater, UpdateReport
+from understudy.train.output_dir import CHECKPOINTS, finish, last_checkpoint, put_in_place
+from understudy.train.requirements import need
 from understudy.train.weights import TRAINING, Written
 
 _KEPT = 2

@@ -9,12 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from understudy.errors import ConfigError, StoreError, TaskError
-from understudy.train import waves
-from understudy.train.curriculum import Rate
-from understudy.train.evaluate import Evaluation
-from understudy.train.kept import prune
-from understudy.train.sequences import Group, Sequence, TrainingRollout
-from understudy.train.state import (
+from understudy.train.data.groups import Group, Sequence, TrainingRollout
+from understudy.train.loop import batches
+from understudy.train.loop.batches import age_of
+from understudy.train.loop.curriculum import Rate
+from understudy.train.loop.evaluation import Evaluation
+from understudy.train.loop.retention import prune
+from understudy.train.loop.state import (
     GroupRef,
     LoopConfig,
     LoopDirectory,
@@ -23,7 +24,6 @@ from understudy.train.state import (
     number_of,
     version_of,
 )
-from understudy.train.waves import age_of
 
 from support import files_of_at_most
 
@@ -205,11 +205,11 @@ def test_a_wave_begins_as_many_groups_as_are_not_carried_over(tmp_path: Path):
     config = replace(CONFIG, groups=3)
     tasks = ["a", "b", "c", "d", "e"]
     state = START.with_step(begun(1, "a", "b", "c", phase="published", used=(GroupRef(1, "b"),)))
-    step = waves.begun(config, LoopDirectory(tmp_path), state, 2, tasks)
+    step = batches.begun(config, LoopDirectory(tmp_path), state, 2, tasks)
     assert len(step.tasks) == 1 and step.tasks[0] in {"b", "d", "e"}
     none_left = replace(state, refused=dict.fromkeys(tasks, "its gold patch fails"))
     with pytest.raises(TaskError, match="a: its gold patch fails"):
-        waves.begun(config, LoopDirectory(tmp_path), none_left, 2, tasks)
+        batches.begun(config, LoopDirectory(tmp_path), none_left, 2, tasks)
 
 
 def test_weights_that_wait_stay_and_what_a_kill_left_goes(tmp_path: Path):

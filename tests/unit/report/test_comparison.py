@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.report.chance import Tried, difference, mean, rate, swapped
-from understudy.train.evaluate import wilson
+from understudy.report.comparison import Tried, difference, mean, rate, swapped
+from understudy.train.loop.evaluation import wilson
 
 counts = st.integers(1, 5).flatmap(lambda graded: st.builds(Tried, st.integers(0, graded), st.just(graded)))
 

@@ -19,14 +19,14 @@ from understudy.errors import ConfigError
 from understudy.model.process import start_server
 from understudy.run.collector import Collector, Manner, Served
 from understudy.sandbox.base import Sandboxes
-from understudy.train.evaluate import Evaluation, Interval, difference
-from understudy.train.loop import Loop, Stopped, Trainer, part_of
+from understudy.train.loop.evaluation import Evaluation, Interval, difference
+from understudy.train.loop.loop import Loop, Stopped, Trainer, part_of
+from understudy.train.loop.state import LoopConfig, LoopDirectory, LoopState, version_of
+from understudy.train.loop.trainer_process import start_trainer
+from understudy.train.loop.watcher import Tracking, Watcher
 from understudy.train.options import GRPOOptions
 from understudy.train.publish.base import Publisher, SeenAs
 from understudy.train.publish.choice import make_publisher
-from understudy.train.state import LoopConfig, LoopDirectory, LoopState, version_of
-from understudy.train.trainer import start_trainer
-from understudy.train.watcher import Tracking, Watcher
 from understudy.types import Task
 from understudy.util.locks import locked
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field, structs
 
 from understudy.errors import ConfigError
-from understudy.train.batch import Batch, make_batch, plan
+from understudy.train.algorithms.batch import Batch, make_batch, plan
+from understudy.train.data.groups import Group, Sequence
 from understudy.train.options import GRPOOptions
-from understudy.train.sequences import Group, Sequence
 from understudy.train.weights import (
     Written,
     in_bf16,
@@ -34,7 +34,7 @@ from understudy.train.weights import (
 if TYPE_CHECKING:
     import torch
 
-    from understudy.train.losses import Sums
+    from understudy.train.algorithms.losses import Sums
 
 NOT_FINITE = "batches whose loss or gradient is not a number"
 
@@ -181,7 +181,7 @@ class Updater:
 
     def _learn(self, batch: Batch, report: UpdateReport, skipped: Counter[str], random: Random) -> UpdateReport:
         """The optimizer steps of an update, each over all micro-batches of its mini-batch."""
-        from understudy.train.losses import Sums
+        from understudy.train.algorithms.losses import Sums
 
         steps = list(plan(batch, self.options, random))
         old = self._old(batch) if len(steps) > 1 else None
@@ -214,7 +214,7 @@ class Updater:
         """The logprobs of all sequences under the weights that the update begins with."""
         import torch
 
-        from understudy.train.forward import micro_batches, token_logprobs
+        from understudy.train.algorithms.forward import micro_batches, token_logprobs
 
         found: list[torch.Tensor] = [torch.empty(0)] * len(batch.sequences)
         self.model.eval()
@@ -233,8 +233,8 @@ class Updater:
         """One step; the gradient's norm is None where nothing was learned for want of numbers."""
         import torch
 
-        from understudy.train.forward import behaviours, masks, micro_batches, scores
-        from understudy.train.losses import Sums, policy_loss, tokens_of_rollouts
+        from understudy.train.algorithms.forward import behaviours, masks, micro_batches, scores
+        from understudy.train.algorithms.losses import Sums, policy_loss, tokens_of_rollouts
 
         options, device = self.options, self.device
         sequences = [batch.sequences[index] for index in indexes]
@@ -289,7 +289,7 @@ class Updater:
     def _held_to(self, rows: list[Sequence]) -> torch.Tensor:
         import torch
 
-        from understudy.train.forward import token_logprobs
+        from understudy.train.algorithms.forward import token_logprobs
 
         model: Any = self.model if self._reference is None else self._reference
         without = model.disable_adapter() if self._reference is None and is_adapted(model) else nullcontext()

@@ -20,8 +20,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from understudy.errors import ConfigError, StoreError
-from understudy.train.curriculum import Rate
-from understudy.train.evaluate import Evaluation
+from understudy.train.loop.curriculum import Rate
+from understudy.train.loop.evaluation import Evaluation
 from understudy.util.atomic import atomic_write, sync_tree
 
 _T = TypeVar("_T")

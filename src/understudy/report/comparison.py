@@ -9,8 +9,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from understudy.train.evaluate import Z_95, Interval, wilson
-from understudy.train.evaluate import difference as newcombe
+from understudy.train.loop.evaluation import Z_95, Interval, wilson
+from understudy.train.loop.evaluation import difference as newcombe
 
 SIGNIFICANT = 0.05
 LEAST_TASKS = 6

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from understudy.train.evaluate import Evaluation
+from understudy.train.loop.evaluation import Evaluation
+from understudy.train.loop.state import StepState, metrics_of
 from understudy.train.metrics import Trackers
-from understudy.train.state import StepState, metrics_of
 
 if TYPE_CHECKING:
-    from understudy.train.loop import Loop
+    from understudy.train.loop.loop import Loop
 
 _log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """A trainer in a process of its own: it keeps a model loaded, and makes updates as it is told on stdin.
 
-    python -m understudy.train.worker --model DIR --options JSON [--resume DIR] [--reference DIR]
+    python -m understudy.train.loop.worker --model DIR --options JSON [--resume DIR] [--reference DIR]
 
 One JSON object a line, on stdin and stdout. First it says `{"ready": …}`. Then each order is answered in turn:
 
@@ -53,7 +53,7 @@ class Order(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def main(arguments: list[str]) -> int:
     """Work until stdin ends. Exit code 2 when the model cannot be loaded; the error is on stdout."""
-    parser = argparse.ArgumentParser(prog="python -m understudy.train.worker")
+    parser = argparse.ArgumentParser(prog="python -m understudy.train.loop.worker")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--options", default="{}")
     parser.add_argument("--resume", type=Path)
@@ -88,12 +88,12 @@ def main(arguments: list[str]) -> int:
 
 
 def _load(model: Path, options: GRPOOptions, resume: Path | None, reference: Path | None) -> Any:
-    from understudy.train.extra import need
+    from understudy.train.requirements import need
 
     need()
     import torch
 
-    from understudy.train.updater import Updater
+    from understudy.train.algorithms.updater import Updater
 
     if os.environ.get(_THREADS, "").isdigit():
         torch.set_num_threads(max(1, int(os.environ[_THREADS])))
@@ -101,7 +101,7 @@ def _load(model: Path, options: GRPOOptions, resume: Path | None, reference: Pat
 
 
 def _done(updater: Any, order: Order) -> dict[str, Any]:
-    from understudy.train.data import read_groups
+    from understudy.train.data.load import read_groups
 
     if order.op != "update":
         raise ConfigError(f"op is {order.op!r}; it must be update")

@@ -13,9 +13,9 @@ import msgspec
 
 from understudy.errors import ConfigError, UnderstudyError
 from understudy.model.child import Child
+from understudy.train.algorithms.updater import UpdateReport
+from understudy.train.loop.worker import Ready
 from understudy.train.options import GRPOOptions
-from understudy.train.updater import UpdateReport
-from understudy.train.worker import Ready
 from understudy.types import ErrorInfo
 
 
@@ -88,6 +88,6 @@ async def start_trainer(
     given = dict(os.environ if environment is None else environment)
     if threads:
         given["OMP_NUM_THREADS"] = str(threads)
-    async with Trainer.running("understudy.train.worker", arguments, given) as trainer:
+    async with Trainer.running("understudy.train.loop.worker", arguments, given) as trainer:
         await trainer.start()
         yield trainer

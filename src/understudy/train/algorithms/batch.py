@@ -11,9 +11,9 @@ from random import Random
 
 from msgspec import Struct, field
 
-from understudy.train.advantages import advantages, has_signal, overlong_penalty
+from understudy.train.algorithms.advantages import advantages, has_signal, overlong_penalty
+from understudy.train.data.groups import Group, Sequence
 from understudy.train.options import GRPOOptions
-from understudy.train.sequences import Group, Sequence
 
 NO_SIGNAL = "groups whose rewards are all equal"
 BAD_REWARD = "groups with a reward that is not a number"

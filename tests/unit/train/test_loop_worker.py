@@ -18,9 +18,9 @@ pytest.importorskip("torch")
 from msgspec import structs
 
 from understudy.errors import ConfigError
-from understudy.train.data import write_groups
+from understudy.train.data.load import write_groups
+from understudy.train.loop.trainer_process import Trainer, start_trainer
 from understudy.train.options import GRPOOptions
-from understudy.train.trainer import Trainer, start_trainer
 from understudy.train.weights import read_written
 
 from support.train import make_groups
@@ -66,7 +66,7 @@ def test_it_ends_with_who_started_it(model: Path):
         "import asyncio, sys\n"
         "from pathlib import Path\n"
         "from understudy.train.options import GRPOOptions\n"
-        "from understudy.train.trainer import start_trainer\n"
+        "from understudy.train.loop.trainer_process import start_trainer\n"
         "async def main():\n"
         "    async with start_trainer(Path(sys.argv[1]), GRPOOptions(), threads=1) as trainer:\n"
         "        print(trainer.pid, flush=True)\n"
@@ -97,7 +97,7 @@ def test_a_death_long_before_the_next_order_is_said(tmp_path: Path):
 
 
 async def test_orders_that_make_no_sense_are_answered(model: Path):
-    command = [sys.executable, "-m", "understudy.train.worker", "--model", str(model)]
+    command = [sys.executable, "-m", "understudy.train.loop.worker", "--model", str(model)]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
     assert process.stdin is not None and process.stdout is not None

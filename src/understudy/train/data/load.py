@@ -16,7 +16,7 @@ from understudy.errors import ConfigError
 from understudy.export.corpus import WORK
 from understudy.export.files import read_manifest
 from understudy.store import Store
-from understudy.train.sequences import Group, Sequence, TrainingRollout
+from understudy.train.data.groups import Group, Sequence, TrainingRollout
 from understudy.trajectory.graded import graded
 from understudy.trajectory.roles import Role
 from understudy.trajectory.samples import Sample, samples

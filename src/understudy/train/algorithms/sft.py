@@ -8,10 +8,10 @@ from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.train.batch import FOREIGN, NOTHING_SAMPLED, TOO_LONG
+from understudy.train.algorithms.batch import FOREIGN, NOTHING_SAMPLED, TOO_LONG
+from understudy.train.algorithms.trl import Course, Trained, carry_out, configured, nothing_left
+from understudy.train.data.groups import Sequence
 from understudy.train.options import SFTOptions
-from understudy.train.sequences import Sequence
-from understudy.train.through_trl import Course, Trained, carry_out, configured, nothing_left
 from understudy.train.weights import TRAINING, load_words, longest, rows_of
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _trainer(
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer
 
-    from understudy.train.forward import token_logprobs
+    from understudy.train.algorithms.forward import token_logprobs
 
     class Exact(SFTTrainer):
         """Computes what the rows begin with in common once a pass; the loss is the mean over sampled tokens."""

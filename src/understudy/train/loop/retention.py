@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 
-from understudy.train.state import LoopDirectory, LoopState
+from understudy.train.loop.state import LoopDirectory, LoopState
 
 
 def prune(directory: LoopDirectory, state: LoopState, keep: int) -> None:

@@ -20,13 +20,14 @@ from msgspec.structs import replace
 
 from understudy.errors import TaskError
 from understudy.run.collector import Collector, TaskFigures, Wave
-from understudy.train.curriculum import Rate
-from understudy.train.data import write_groups
-from understudy.train.evaluate import Evaluation
-from understudy.train.kept import prune
-from understudy.train.publish.base import Publisher
-from understudy.train.sequences import Group
-from understudy.train.state import (
+from understudy.train.algorithms.updater import UpdateReport
+from understudy.train.data.groups import Group
+from understudy.train.data.load import write_groups
+from understudy.train.loop.batches import begun, harvest_enough, seed_of, usable
+from understudy.train.loop.curriculum import Rate
+from understudy.train.loop.evaluation import Evaluation
+from understudy.train.loop.retention import prune
+from understudy.train.loop.state import (
     GroupRef,
     LoopConfig,
     LoopDirectory,
@@ -36,9 +37,8 @@ from understudy.train.state import (
     settle,
     version_of,
 )
-from understudy.train.updater import UpdateReport
-from understudy.train.watcher import Watcher
-from understudy.train.waves import begun, harvest_enough, seed_of, usable
+from understudy.train.loop.watcher import Watcher
+from understudy.train.publish.base import Publisher
 from understudy.train.weights import ADAPTER
 from understudy.types import Task
 

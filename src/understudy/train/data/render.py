@@ -12,9 +12,9 @@ from typing import Any, cast
 from msgspec import Struct
 
 from understudy.errors import ConfigError
-from understudy.train.data import read_rows
-from understudy.train.extra import need
-from understudy.train.sequences import Sequence
+from understudy.train.data.groups import Sequence
+from understudy.train.data.load import read_rows
+from understudy.train.requirements import need
 from understudy.train.weights import check_model, load_words
 
 SMUGGLED = "conversations in which a special token is spelled out"

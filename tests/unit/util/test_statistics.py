@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.train.evaluate import Z_95, Evaluation, difference, wilson
+from understudy.train.loop.evaluation import Z_95, Evaluation, difference, wilson
 
 
 def counts() -> st.SearchStrategy[tuple[int, int]]:

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("accelerate")
 pytest.importorskip("tensorboard")
 
-from understudy.train.evaluate import Evaluation
-from understudy.train.state import StepState
-from understudy.train.watcher import Tracking, Watcher
+from understudy.train.loop.evaluation import Evaluation
+from understudy.train.loop.state import StepState
+from understudy.train.loop.watcher import Tracking, Watcher
 
 STEP = StepState(
     step=1, phase="published", run="r", sampled_by="step-0000", tasks=("a",), reward=0.25, report={"loss": 0.5}

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from understudy.errors import TaskError
 from understudy.run.collector import TaskFigures
 from understudy.store import Store
-from understudy.train.advantages import has_signal
-from understudy.train.batch import NO_SIGNAL, rewards_of
-from understudy.train.curriculum import choose
-from understudy.train.data import NO_VERDICT, of_store
+from understudy.train.algorithms.advantages import has_signal
+from understudy.train.algorithms.batch import NO_SIGNAL, rewards_of
+from understudy.train.data.groups import Group
+from understudy.train.data.load import NO_VERDICT, of_store
+from understudy.train.loop.curriculum import choose
+from understudy.train.loop.state import GroupRef, LoopConfig, LoopDirectory, LoopState, StepState, number_of
 from understudy.train.options import GRPOOptions
-from understudy.train.sequences import Group
-from understudy.train.state import GroupRef, LoopConfig, LoopDirectory, LoopState, StepState, number_of
 
 STALE = "groups that are too old"
 EMPTY = "groups of which nothing can be learned"

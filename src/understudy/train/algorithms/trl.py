@@ -14,11 +14,11 @@ import msgspec
 from msgspec import Struct, field
 
 from understudy.errors import ConfigError
-from understudy.train.data import told
-from understudy.train.extra import FULL, need
+from understudy.train.data.load import told
 from understudy.train.metrics import Metrics
 from understudy.train.options import TrainOptions
-from understudy.train.places import CHECKPOINTS, finish, last_checkpoint, put_in_place
+from understudy.train.output_dir import CHECKPOINTS, finish, last_checkpoint, put_in_place
+from understudy.train.requirements import FULL, need
 from understudy.train.weights import TRAINING, Written, in_bf16, load_model, memory_told, seed
 
 T = TypeVar("T")

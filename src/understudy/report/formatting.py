@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from understudy.report.chance import LEAST_TASKS, SIGNIFICANT
+from understudy.report.comparison import LEAST_TASKS, SIGNIFICANT
 from understudy.report.figures import Figures, Headline, Point
-from understudy.train.evaluate import Interval
+from understudy.train.loop.evaluation import Interval
 
 NOTHING = "–"
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

@@ -1,0 +1,1 @@
+"""How a model learns: advantages, losses, policy updates (GRPO and kin), imitation and preferences through TRL."""
