@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from understudy.ingest.formats.registry import batches
-from understudy.ingest.log_files import walk
-from understudy.redact.betterleaks import installed
+from understudy.ingest.formats.registry import group_batches
+from understudy.ingest.log_files import walk_logs
+from understudy.redact.betterleaks import is_installed
 from understudy.redact.redactor import Redactor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -68,7 +68,7 @@ def real(directory: Path) -> list[str]:
     """The different texts of the sessions below a directory, as states tell them."""
     skipped: Counter[str] = Counter()
     texts: dict[str, None] = {}
-    for batch in batches(walk([directory], skipped), skipped):
+    for batch in group_batches(walk_logs([directory], skipped), skipped):
         for trace in batch.format.read(batch.files):
             for node in trace.nodes:
                 texts.update(dict.fromkeys(strings(trace.renderer.history(node.body))))
@@ -177,7 +177,7 @@ def main() -> None:
             if survived(one, redactor.text(one.text)):
                 print(f"--- {one.kind}\n{one.text}")
     figures = {"own rules": of_redactor(False, plants, text, speed)}
-    if installed():
+    if is_installed():
         figures["own rules + pybetterleaks"] = of_redactor(True, plants, text, speed)
         figures["pybetterleaks alone"] = of_finder(betterleaks_alone, plants, text, speed)
     python = peer_python()

@@ -17,7 +17,7 @@ from understudy.export import llamafactory_files as files
 from understudy.export import llamafactory_rows as rows
 from understudy.export.examples import Example
 from understudy.export.llamafactory_templates import Template, named
-from understudy.ingest.trace import Action, tool_call
+from understudy.ingest.trace import TurnAction, tool_call
 from understudy.preference.base import Pair
 
 PYTHON = os.environ.get("UNDERSTUDY_LLAMAFACTORY_PYTHON", "")
@@ -173,7 +173,7 @@ def example(trained: tuple[int, ...], *, desirable: bool | None = None) -> Examp
     )
 
 
-def pair(chosen: Action, rejected: Action) -> Pair:
+def pair(chosen: TurnAction, rejected: TurnAction) -> Pair:
     return Pair(
         pair_id="p1",
         origin="replay",
@@ -185,8 +185,8 @@ def pair(chosen: Action, rejected: Action) -> Pair:
     )
 
 
-LISTS = Action(content="So.", tool_calls=[tool_call("x", "Bash", {"command": "ls"})])
-SAYS = Action(content="No.")
+LISTS = TurnAction(content="So.", tool_calls=[tool_call("x", "Bash", {"command": "ls"})])
+SAYS = TurnAction(content="No.")
 QWEN, BARE = named("qwen3"), named("qwen3_nothink")
 
 

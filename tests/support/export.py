@@ -12,7 +12,16 @@ from understudy.export import hf
 from understudy.export.base import Exported
 from understudy.export.corpus import Corpus, Selection
 from understudy.ingest import trace_store
-from understudy.ingest.trace import Message, Node, Plain, Shape, Signals, Trace, Turn, tool_call
+from understudy.ingest.trace import (
+    Message,
+    PlainRenderer,
+    RequestShape,
+    Trace,
+    TraceNode,
+    TraceTurn,
+    TurnSignals,
+    tool_call,
+)
 from understudy.store import Store
 from understudy.trajectory.roles import ROLES, Role
 from understudy.types import Verdict
@@ -41,19 +50,19 @@ class Log:
     """Makes a trace: what is said goes behind a node, an answer is a turn."""
 
     def __init__(self, name: str, *, project: str | None = "/home/ann/project", **more: Any) -> None:
-        more = {"shape": Shape("You code.", TOOLS), **more}
+        more = {"shape": RequestShape("You code.", TOOLS), **more}
         self.trace = Trace(
             trace_id=name,
             session_id=f"session-{name}",
             format="chat",
             source=f"/home/ann/{name}.jsonl",
-            renderer=Plain(),
+            renderer=PlainRenderer(),
             project=project,
             **more,
         )
 
     def say(self, parent: int, message: Message) -> int:
-        self.trace.nodes.append(Node(parent, message))
+        self.trace.nodes.append(TraceNode(parent, message))
         return len(self.trace.nodes) - 1
 
     def user(self, parent: int, content: Any) -> int:
@@ -69,7 +78,7 @@ class Log:
         calls: Sequence[tuple[str, str, Any]] = (),
         *,
         thinking: str | None = None,
-        signals: Signals | None = None,
+        signals: TurnSignals | None = None,
         model: str = "glm-5",
         **more: Any,
     ) -> int:
@@ -81,7 +90,9 @@ class Log:
         node = self.say(parent, message)
         number = len(self.trace.turns)
         self.trace.turns.append(
-            Turn(message_id=f"m{number}", context=parent, action=(node,), model=model, signals=signals, **more)
+            TraceTurn(
+                message_id=f"m{number}", context=parent, action=(node,), model=model, signals=signals, **more
+            )
         )
         return node
 
@@ -94,12 +105,12 @@ def session(name: str = "t", **more: Any) -> Trace:
     seen = log.result(first, "c1", "a.py")
     edit = ("c2", "Edit", {"path": "a.py", "old": "x", "new": "y"})
     second = log.answer(
-        seen, None, [edit], signals=Signals(tool_calls=1, edits=1, edits_survived=1, tests="passed")
+        seen, None, [edit], signals=TurnSignals(tool_calls=1, edits=1, edits_survived=1, tests="passed")
     )
     done = log.result(second, "c2")
-    log.answer(done, "Done ✓.", thinking="All good.", signals=Signals(commits=1))
+    log.answer(done, "Done ✓.", thinking="All good.", signals=TurnSignals(commits=1))
     other = log.user(seen, "No, another way.")
-    log.answer(other, "Then I stop.", signals=Signals(interrupted=True))
+    log.answer(other, "Then I stop.", signals=TurnSignals(interrupted=True))
     return log.trace
 
 
@@ -121,7 +132,7 @@ def export_hf(
 def put_sessions(directory: Path, traces: Sequence[Trace]) -> None:
     with Store.open(directory) as store:
         for trace in traces:
-            wait(trace_store.put(store.sessions, trace))
+            wait(trace_store.store_trace(store.sessions, trace))
 
 
 def converse(attempt_id: str, instruction: str, *, tokens: bool = True, said: str = "Done.") -> Session:

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from understudy.ingest.formats.registry import batches
-from understudy.ingest.log_files import walk
+from understudy.ingest.formats.registry import group_batches
+from understudy.ingest.log_files import walk_logs
 from understudy.ingest.trace import Trace, TraceState, expand
 
 DATA = Path(__file__).parents[1] / "data" / "ingest"
@@ -46,7 +46,9 @@ LOGS = {
 def read(path: Path) -> list[Trace]:
     skipped: Counter[str] = Counter()
     traces = [
-        trace for batch in batches(walk([path], skipped), skipped) for trace in batch.format.read(batch.files)
+        trace
+        for batch in group_batches(walk_logs([path], skipped), skipped)
+        for trace in batch.format.read(batch.files)
     ]
     assert not skipped
     return traces

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.ingest import trace_store
-from understudy.ingest.trace import Node, Plain, Shape, Trace, Turn
+from understudy.ingest.trace import PlainRenderer, RequestShape, Trace, TraceNode, TraceTurn
 from understudy.replay.plan import Options
 from understudy.replay.replay import Replay
 from understudy.replay.teachers import Teachers, read_teachers
@@ -42,8 +42,8 @@ def session(
     text: str = "",
 ) -> Trace:
     """A session in which the user asks once, and each turn calls Bash and gets its result."""
-    nodes = [Node(-1, {"role": "user", "content": f"task {name}: {text or 'look around'}"})]
-    made: list[Turn] = []
+    nodes = [TraceNode(-1, {"role": "user", "content": f"task {name}: {text or 'look around'}"})]
+    made: list[TraceTurn] = []
     for number in range(turns):
         call = {
             "id": f"call_{number}",
@@ -51,22 +51,22 @@ def session(
             "function": {"name": "Bash", "arguments": json.dumps({"command": f"ls {number}"})},
         }
         context = len(nodes) - 1
-        nodes.append(Node(context, {"role": "assistant", "content": None, "tool_calls": [call]}))
+        nodes.append(TraceNode(context, {"role": "assistant", "content": None, "tool_calls": [call]}))
         action = len(nodes) - 1
         result = {"role": "tool", "tool_call_id": f"call_{number}", "content": f"result {number} of {name}"}
-        nodes.append(Node(action, result))
-        made.append(Turn(message_id=f"{name}-{number}", context=context, action=(action,), model=model))
+        nodes.append(TraceNode(action, result))
+        made.append(TraceTurn(message_id=f"{name}-{number}", context=context, action=(action,), model=model))
     return Trace(
         trace_id=name,
         session_id=name,
         format="claude-code",
         source=f"/logs/{name}.jsonl",
-        renderer=Plain(),
+        renderer=PlainRenderer(),
         nodes=nodes,
         turns=made,
         project="/home/someone/project",
         role=role,
-        shape=Shape(None, [BASH] if tools is None else tools or None),
+        shape=RequestShape(None, [BASH] if tools is None else tools or None),
     )
 
 
@@ -74,7 +74,7 @@ def fill(directory: Path, *traces: Trace) -> Path:
     """A store with these sessions."""
     with Store.open(directory) as store:
         for trace in traces:
-            trace_store.put(store.sessions, trace).result()
+            trace_store.store_trace(store.sessions, trace).result()
     return directory
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from understudy.ingest.signals.annotate import annotate
-from understudy.ingest.trace import Message, Node, Plain, Signals, Trace, Turn, tool_call
+from understudy.ingest.trace import Message, PlainRenderer, Trace, TraceNode, TraceTurn, TurnSignals, tool_call
 
 Step = tuple[str, dict[str, Any], str | None]
 
 
 def trace_of(messages: list[Message], format: str = "codex") -> Trace:
     """A conversation of messages one after the other; each of the assistant is a turn."""
-    trace = Trace(trace_id="t", session_id="t", format=format, source="log", renderer=Plain())
+    trace = Trace(trace_id="t", session_id="t", format=format, source="log", renderer=PlainRenderer())
     for at, message in enumerate(messages):
         if message["role"] == "assistant":
-            trace.turns.append(Turn(message_id=f"m{at}", context=at - 1, action=(at,)))
-        trace.nodes.append(Node(at - 1, message))
+            trace.turns.append(TraceTurn(message_id=f"m{at}", context=at - 1, action=(at,)))
+        trace.nodes.append(TraceNode(at - 1, message))
     return trace
 
 
@@ -32,7 +32,7 @@ def turns(*steps: Step, format: str = "codex") -> Trace:
     return trace_of(messages, format)
 
 
-def annotated(trace: Trace) -> list[Signals]:
+def annotated(trace: Trace) -> list[TurnSignals]:
     """The signals of each turn, looked for now."""
     annotate(trace)
     found = [turn.signals for turn in trace.turns]
@@ -40,6 +40,6 @@ def annotated(trace: Trace) -> list[Signals]:
     return [one for one in found if one is not None]
 
 
-def signals(*steps: Step, format: str = "codex") -> list[Signals]:
+def signals(*steps: Step, format: str = "codex") -> list[TurnSignals]:
     """The signals of a turn for each call."""
     return annotated(turns(*steps, format=format))

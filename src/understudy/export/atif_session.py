@@ -11,7 +11,7 @@ from msgspec import Struct
 from understudy import __version__
 from understudy.export.atif_rollout import VERSION, Document
 from understudy.export.atif_steps import Did, plain, steps, totals
-from understudy.ingest.trace import Action, Message, Shape, Trace, Turn, state_id
+from understudy.ingest.trace import Message, RequestShape, Trace, TraceTurn, TurnAction, state_id
 
 
 class Path(Struct, frozen=True):
@@ -87,7 +87,7 @@ def _way(trace: Trace, end: int) -> list[int]:
     return way[::-1]
 
 
-def _items(trace: Trace, path: Path, shape: Shape) -> list[Message | Did]:
+def _items(trace: Trace, path: Path, shape: RequestShape) -> list[Message | Did]:
     items: list[Message | Did] = []
     if shape.system is not None:
         items.append({"role": "system", "content": shape.system})
@@ -102,8 +102,8 @@ def _items(trace: Trace, path: Path, shape: Shape) -> list[Message | Did]:
     return items
 
 
-def _did(trace: Trace, turn: Turn, *, copied: bool) -> Did:
-    action: Action = trace.renderer.action([trace.nodes[node].body for node in turn.action])
+def _did(trace: Trace, turn: TraceTurn, *, copied: bool) -> Did:
+    action: TurnAction = trace.renderer.action([trace.nodes[node].body for node in turn.action])
     message: Message = {"role": "assistant", "content": action.content or ""}
     if action.thinking:
         message["reasoning_content"] = action.thinking

@@ -18,7 +18,7 @@ from understudy.export.rollout_examples import Told, attempt_examples
 from understudy.export.session_examples import trace_examples
 from understudy.export.splits import Split, split
 from understudy.ingest import trace_store
-from understudy.ingest.redacted import redacted
+from understudy.ingest.redaction import redact_trace
 from understudy.ingest.trace import Trace
 from understudy.preference import checks
 from understudy.preference.base import Pair
@@ -238,7 +238,7 @@ class Corpus:
             elif self.selection.solved_only and trace.outcome and trace.outcome.resolved is False:
                 tally.left_out["not solved"] += len(trace.turns)
             elif trace.turns:
-                yield trace if self.redactor is None else redacted(trace, self.redactor)
+                yield trace if self.redactor is None else redact_trace(trace, self.redactor)
 
     def _rollouts(self, tally: Tally) -> Iterator[Graded]:
         if "rollouts" not in self.selection.origins:

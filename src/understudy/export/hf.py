@@ -32,7 +32,7 @@ from understudy.export.corpus import Corpus
 from understudy.export.files import Described, alone, filled, writing
 from understudy.export.parquet import Saved, schema
 from understudy.export.stream import spans
-from understudy.ingest.model_families import family
+from understudy.ingest.model_families import model_family
 from understudy.trajectory.roles import ROLES
 from understudy.trajectory.samples import NO_TOKENS, merge, usable
 from understudy.trajectory.tree import Node
@@ -183,7 +183,9 @@ def _write(
                 done.rows += 1
                 done.sources[told.source] += 1
                 done.licences[told.licence or "unknown"] += 1
-            done.families.update(family(node.call.backend_model) or "unknown" for node in nodes if usable(node))
+            done.families.update(
+                model_family(node.call.backend_model) or "unknown" for node in nodes if usable(node)
+            )
         if saved is not None:
             saved.close()
     done.files.append(stream)

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from understudy.export.examples import Example
 from understudy.export.matching import flaw, place
-from understudy.ingest.model_families import family
+from understudy.ingest.model_families import model_family
 from understudy.ingest.trace import Message
 from understudy.trajectory.graded import Graded
 from understudy.trajectory.roles import Role
@@ -110,7 +110,7 @@ def _example(
         desirable=reward >= 1,
         reward=reward,
         model=call.backend_model,
-        family=family(call.backend_model),
+        family=model_family(call.backend_model),
         source=told.source,
         licence=told.licence,
         meta={

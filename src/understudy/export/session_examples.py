@@ -9,17 +9,17 @@ from typing import Any
 
 from understudy.export.examples import Example
 from understudy.export.matching import flaw, same, textual
-from understudy.ingest.model_families import family
-from understudy.ingest.normalise import tidy
+from understudy.ingest.model_families import model_family
+from understudy.ingest.normalise import normalise_messages
 from understudy.ingest.trace import (
     SYSTEM_PROMPT,
     Message,
-    Outcome,
-    Shape,
-    Signals,
+    RequestShape,
     Trace,
+    TraceOutcome,
     TraceState,
-    Turn,
+    TraceTurn,
+    TurnSignals,
     expand,
     state_id,
 )
@@ -38,7 +38,7 @@ def trace_examples(trace: Trace, unit: str, left_out: Counter[str], notes: Count
     return _turns(trace, left_out) if unit == "turn" else _paths(trace, left_out, notes)
 
 
-def desirable(signals: Signals | None, outcome: Outcome | None = None) -> bool | None:
+def desirable(signals: TurnSignals | None, outcome: TraceOutcome | None = None) -> bool | None:
     """Whether a turn is to be learned from (True) or unlearned (False); None where nothing tells.
 
     False: the user denied a call, interrupted it, said that it was wrong, or an edit of it was undone later. True:
@@ -72,7 +72,7 @@ def _turns(trace: Trace, left_out: Counter[str]) -> Iterator[Example]:
 
 def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterator[Example]:
     rendered: dict[int, list[Message]] = {}
-    waiting: dict[int, Turn] = {}
+    waiting: dict[int, TraceTurn] = {}
     answers: dict[int, Message] = {}
     at: dict[int, list[int]] = {}
     for index, turn in enumerate(trace.turns):
@@ -100,7 +100,7 @@ def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterato
         system = SYSTEM_PROMPT if shape.system is None else shape.system
         messages: list[Message] = [{"role": "system", "content": system}]
         places: dict[int, int] = {}
-        for message in tidy(history):
+        for message in normalise_messages(history):
             where = message.pop(_AT, -1)
             if message["role"] == "assistant":
                 places.setdefault(where, len(messages))
@@ -137,17 +137,17 @@ def _says(message: Message) -> bool:
     return bool(message.get("content") or message.get("tool_calls"))
 
 
-def _alike(one: Shape, other: Shape) -> bool:
+def _alike(one: RequestShape, other: RequestShape) -> bool:
     return one is other or one == other
 
 
 class _Leaf:
     """Of a turn, what `_example` needs of a state."""
 
-    def __init__(self, trace: Trace, turn: Turn) -> None:
+    def __init__(self, trace: Trace, turn: TraceTurn) -> None:
         self.state_id = state_id(trace.trace_id, turn.message_id)
         self.source_model = turn.model
-        self.source_family = family(turn.model)
+        self.source_family = model_family(turn.model)
         self.fidelity = turn.fidelity
         self.branch = turn.branch
         self.timestamp = turn.timestamp

@@ -10,15 +10,15 @@ from typing import Any, Protocol
 
 from msgspec import Struct, field
 
-from understudy.ingest.formats.registry import Batch
-from understudy.ingest.log_files import LogFile, readable
-from understudy.ingest.log_reader import uncollected
-from understudy.ingest.model_families import family
-from understudy.ingest.redacted import redacted
+from understudy.ingest.formats.registry import LogBatch
+from understudy.ingest.log_files import LogFile, readable_files
+from understudy.ingest.log_reader import garbage_collection_paused
+from understudy.ingest.model_families import model_family
+from understudy.ingest.redaction import redact_trace
 from understudy.ingest.signals.annotate import annotate
-from understudy.ingest.trace import Action, Message, Renderer, Trace, Turn, state_identity, text_of
+from understudy.ingest.trace import Message, Trace, TraceRenderer, TraceTurn, TurnAction, state_id_bytes, text_of
 from understudy.redact.redactor import Redactor
-from understudy.redact.report import Place
+from understudy.redact.report import ReportPlace
 
 WORK = ("main", "subagent")
 """The roles of agents that did what the user wanted; the others the program started for itself."""
@@ -29,7 +29,7 @@ Kind = tuple[int, str, str, str, str]
 """What states are counted by: the number of the trace in its batch, format, role, model family, fidelity."""
 
 
-class Selection(Struct, frozen=True):
+class StateSelection(Struct, frozen=True):
     """Which states are wanted.
 
     `since` is a moment in seconds, `project` a part of the directory that the agent worked in (or, where the log
@@ -43,7 +43,7 @@ class Selection(Struct, frozen=True):
     all_roles: bool = False
 
 
-class Read(Struct):
+class BatchResult(Struct):
     """What a batch gave. `ids` are those of the states, 16 bytes each, `kinds[of[i]]` is what state `i` is.
 
     `duplicates` counts the states that the batch has twice, `redactions` what was replaced, by rule: at `places`,
@@ -60,7 +60,7 @@ class Read(Struct):
     losses: Counter[str] = field(default_factory=Counter[str])
     skipped: Counter[str] = field(default_factory=Counter[str])
     redactions: Counter[str] = field(default_factory=Counter[str])
-    places: list[Place] = field(default_factory=list[Place])
+    places: list[ReportPlace] = field(default_factory=list[ReportPlace])
     unplaced: Counter[str] = field(default_factory=Counter[str])
     at: int = 0
     size: int = 0
@@ -71,7 +71,7 @@ class Read(Struct):
             yield self.ids[place * ID_BYTES : (place + 1) * ID_BYTES], self.kinds[kind]
 
 
-class Counts(Struct):
+class IngestSummary(Struct):
     """What was read. All but `files`, `unchanged`, `traces`, `losses` and `skipped` count states.
 
     Of the `files`, `unchanged` were not read again. `duplicates` were written once, though several files have
@@ -97,7 +97,7 @@ class Counts(Struct):
     skipped: Counter[str] = field(default_factory=Counter[str])
     redactions: Counter[str] = field(default_factory=Counter[str])
 
-    def add(self, read: Read, seen: set[bytes]) -> set[int]:
+    def add(self, read: BatchResult, seen: set[bytes]) -> set[int]:
         """Count what a batch gave but for states that are `seen`, and see the others; the places of those seen."""
         self.files += read.files
         for name in ("left_out", "losses", "skipped", "redactions"):
@@ -122,7 +122,7 @@ class Counts(Struct):
         return dropped
 
 
-class Sink(Protocol):
+class StateSink(Protocol):
     """Where states go."""
 
     def tell(self) -> int:
@@ -142,9 +142,9 @@ class Sink(Protocol):
         ...
 
 
-def gather(
-    batch: Batch, selection: Selection, sink: Sink | None, key: bytes | None, tick: Callable[[], None]
-) -> Read:
+def read_batch(
+    batch: LogBatch, selection: StateSelection, sink: StateSink | None, key: bytes | None, tick: Callable[[], None]
+) -> BatchResult:
     """Write the wanted states of a batch, each once; without a sink they are only counted.
 
     With the `key` of pseudonyms they are redacted. A file that cannot be read is counted, and what it gives before
@@ -155,16 +155,16 @@ def gather(
     skipped: Counter[str] = Counter()
     broken: Counter[str] = Counter()
     for _ in range(2):
-        read = Read(files=len(files), at=place)
+        read = BatchResult(files=len(files), at=place)
         redactor = None if key is None else Redactor(key)
         try:
-            with uncollected():
+            with garbage_collection_paused():
                 _gather(batch, files, selection, sink, redactor, read, tick)
         except OSError:
             # Rare enough to begin again: only a whole look at each file tells which of them it was.
             if sink:
                 sink.back(place)
-            files = readable(files, skipped, broken)
+            files = readable_files(files, skipped, broken)
             continue
         read.skipped.update(skipped)
         read.losses.update(broken)
@@ -173,16 +173,16 @@ def gather(
             read.redactions, read.places, read.unplaced = report.counts, [*report.places()], report.more
         read.size = sink.tell() - place if sink else 0
         return read
-    return Read(skipped=Counter(unreadable_file=len(batch.files)), at=place)
+    return BatchResult(skipped=Counter(unreadable_file=len(batch.files)), at=place)
 
 
 def _gather(
-    batch: Batch,
+    batch: LogBatch,
     files: Sequence[LogFile],
-    selection: Selection,
-    sink: Sink | None,
+    selection: StateSelection,
+    sink: StateSink | None,
     redactor: Redactor | None,
-    read: Read,
+    read: BatchResult,
     tick: Callable[[], None],
 ) -> None:
     seen: set[bytes] = set()
@@ -198,7 +198,7 @@ def _gather(
         places: dict[tuple[str | None, str], int] = {}  # most turns of a trace are of one kind
         for index in _wanted(trace, selection, read.left_out):
             turn = turns[index]
-            identity = state_identity(trace_id, turn.message_id)
+            identity = state_id_bytes(trace_id, turn.message_id)
             if identity in seen:
                 read.duplicates += 1
                 continue
@@ -207,17 +207,17 @@ def _gather(
             ids += identity
             place = places.get((turn.model, turn.fidelity))
             if place is None:
-                kind = (number, trace.format, trace.role, family(turn.model) or "unknown", turn.fidelity)
+                kind = (number, trace.format, trace.role, model_family(turn.model) or "unknown", turn.fidelity)
                 place = places[turn.model, turn.fidelity] = kinds.setdefault(kind, len(kinds))
             of.append(place)
         if sink and wanted:
-            trace.renderer = Memo(trace.renderer)
+            trace.renderer = RenderCache(trace.renderer)
             annotate(trace)
-            sink.put(redacted(trace, redactor) if redactor else trace, wanted, tick)
+            sink.put(redact_trace(trace, redactor) if redactor else trace, wanted, tick)
     read.ids, read.kinds, read.of = bytes(ids), list(kinds), of.tobytes()
 
 
-def _wanted(trace: Trace, selection: Selection, left_out: Counter[str]) -> Iterable[int]:
+def _wanted(trace: Trace, selection: StateSelection, left_out: Counter[str]) -> Iterable[int]:
     """The indexes of the turns of a trace that are wanted; of the others is counted what they failed first."""
     reason = None
     if not selection.all_roles and trace.role not in WORK:
@@ -235,16 +235,16 @@ def _wanted(trace: Trace, selection: Selection, left_out: Counter[str]) -> Itera
     return list(_since(trace.turns, selection.since, left_out))
 
 
-def _since(turns: Sequence[Turn], moment_: float, left_out: Counter[str]) -> Iterator[int]:
+def _since(turns: Sequence[TraceTurn], moment_: float, left_out: Counter[str]) -> Iterator[int]:
     for index, turn in enumerate(turns):
-        at = moment(turn.timestamp)
+        at = timestamp_seconds(turn.timestamp)
         if at is None or at < moment_:
             left_out["undated" if at is None else "earlier"] += 1
         else:
             yield index
 
 
-def moment(text: str | None) -> float | None:
+def timestamp_seconds(text: str | None) -> float | None:
     """A date or a time as seconds, in this machine's zone where it names none; None where it is neither."""
     try:
         return datetime.fromisoformat(text).timestamp() if text else None
@@ -255,13 +255,13 @@ def moment(text: str | None) -> float | None:
 _ROOM = 32 << 20
 
 
-class Memo:
+class RenderCache:
     """Renders as another does, and remembers the messages of the bodies of one trace, whose nodes keep them alive.
 
     Only the first `_ROOM` characters are remembered, so that a long trace takes no more memory.
     """
 
-    def __init__(self, renderer: Renderer) -> None:
+    def __init__(self, renderer: TraceRenderer) -> None:
         self._renderer = renderer
         self._known: dict[int, list[Message]] = {}
         self._room = _ROOM
@@ -276,6 +276,6 @@ class Memo:
                 self._room -= 1000 + sum(len(text_of(message.get("content"))) for message in found)
         return found
 
-    def action(self, bodies: Sequence[Any]) -> Action:
+    def action(self, bodies: Sequence[Any]) -> TurnAction:
         """What the model did."""
         return self._renderer.action(bodies)

@@ -21,17 +21,17 @@ from msgspec import Struct, field
 
 from understudy.errors import ConfigError
 from understudy.ingest import manifest
-from understudy.ingest.batch_reader import ID_BYTES, Counts, Read, Selection
+from understudy.ingest.batch_reader import ID_BYTES, BatchResult, IngestSummary, StateSelection
 from understudy.ingest.formats.base import LogFormat
-from understudy.ingest.formats.registry import Batch, batches
-from understudy.ingest.jsonl import NewFile, unwritable
-from understudy.ingest.log_files import INSIDE, LogFile, walk
-from understudy.ingest.manifest import Kept
-from understudy.ingest.parquet import ParquetFile, part
-from understudy.ingest.processes import Job, Progress, Report, held, results
-from understudy.ingest.spool import Shelf
-from understudy.redact.report import Report as Replaced
-from understudy.redact.report import put_beside
+from understudy.ingest.formats.registry import LogBatch, group_batches
+from understudy.ingest.jsonl import PrivateFile, unwritable_error
+from understudy.ingest.log_files import INSIDE, LogFile, walk_logs
+from understudy.ingest.manifest import IngestedBatch
+from understudy.ingest.parquet import ParquetWriter, part_path
+from understudy.ingest.processes import IngestJob, IngestProgress, ProgressCallback, read_batches, signals_blocked
+from understudy.ingest.spool import SpoolLoader
+from understudy.redact.report import RedactionReport as Replaced
+from understudy.redact.report import write_report_beside
 from understudy.store import Store
 from understudy.util.locks import locked
 
@@ -41,26 +41,28 @@ _SUFFIX = ".understudy-part"
 _LOCK = "lock"
 
 
-class Logs(Struct):
+class FoundLogs(Struct):
     """The logs below some paths; `skipped` counts by reason the files that are none."""
 
-    batches: list[Batch]
+    batches: list[LogBatch]
     files: int
     skipped: Counter[str] = field(default_factory=Counter[str])
 
 
-def find(paths: Sequence[Path], only: LogFormat | None, output: Path | None, report: Report) -> Logs:
+def find_logs(
+    paths: Sequence[Path], only: LogFormat | None, output: Path | None, report: ProgressCallback
+) -> FoundLogs:
     """The logs at and below the paths. With `only` those of one format; a file given itself is taken for one.
 
     Raises ConfigError when a path cannot be read, or `output` is one of the logs.
     """
     skipped: Counter[str] = Counter()
-    progress = Progress()
+    progress = IngestProgress()
     given = {str(path.absolute()) for path in paths if path.is_file() and path.suffix.lower() != ".zip"}
     own = _identity(output) if output else None
 
     def seen() -> Iterator[LogFile]:
-        for file in walk(paths, skipped):
+        for file in walk_logs(paths, skipped):
             if own is not None and _identity(Path(file.path.partition(INSIDE)[0])) == own:
                 raise ConfigError(f"--output: {output} is one of the files to be read; give another one.")
             progress.found += 1
@@ -68,29 +70,29 @@ def find(paths: Sequence[Path], only: LogFormat | None, output: Path | None, rep
             yield file
 
     if only is None:
-        found = batches(seen(), skipped)
-        return Logs(found, progress.found, skipped)
+        found = group_batches(seen(), skipped)
+        return FoundLogs(found, progress.found, skipped)
     named: list[LogFile] = []
     others: list[LogFile] = []
     for file in seen():
         (named if str(Path(file.path).absolute()) in given else others).append(file)
-    found = {batch.key: batch for batch in batches(named, skipped, only)}
-    for batch in batches(others, skipped):
+    found = {batch.key: batch for batch in group_batches(named, skipped, only)}
+    for batch in group_batches(others, skipped):
         if batch.format.name != only.name:
             skipped["other_format"] += len(batch.files)
         elif batch.key in found:
             found[batch.key].files.extend(batch.files)
         else:
             found[batch.key] = batch
-    return Logs(list(found.values()), progress.found, skipped)
+    return FoundLogs(list(found.values()), progress.found, skipped)
 
 
-def count(logs: Logs, selection: Selection, jobs: int, report: Report) -> Counts:
+def count_states(logs: FoundLogs, selection: StateSelection, jobs: int, report: ProgressCallback) -> IngestSummary:
     """What the states are that are wanted; nothing is written."""
-    total = Counts(skipped=logs.skipped.copy())
+    total = IngestSummary(skipped=logs.skipped.copy())
     progress = _progress(logs)
     seen: set[bytes] = set()
-    for read, _ in results(logs.batches, Job(selection), jobs, None, progress, report):
+    for read, _ in read_batches(logs.batches, IngestJob(selection), jobs, None, progress, report):
         total.add(read, seen)
     return total
 
@@ -98,9 +100,14 @@ def count(logs: Logs, selection: Selection, jobs: int, report: Report) -> Counts
 # --- into a file ---------------------------------------------------------------------------------------
 
 
-def collect(
-    logs: Logs, selection: Selection, output: Path, jobs: int, report: Report, key: bytes | None = None
-) -> Counts:
+def collect_to_file(
+    logs: FoundLogs,
+    selection: StateSelection,
+    output: Path,
+    jobs: int,
+    report: ProgressCallback,
+    key: bytes | None = None,
+) -> IngestSummary:
     """Write the states that are wanted to `output`, each once, in the order of the logs, readable by its owner.
 
     One that ends in `.parquet` is Parquet, else each state is a line of JSON. With the `key` of pseudonyms they
@@ -111,11 +118,11 @@ def collect(
     output = output.resolve()
     if output.exists() and not output.is_file():
         raise ConfigError(f"--output: {output} is there and is no regular file; give the name of a file.")
-    job = Job(selection, "parquet" if output.suffix == ".parquet" else "lines", key)
+    job = IngestJob(selection, "parquet" if output.suffix == ".parquet" else "lines", key)
     now = [_identities(batch) for batch in logs.batches]
     before = manifest.load(output, job)
     old = manifest.reusable(logs.batches, now, before)
-    total = Counts(skipped=logs.skipped.copy())
+    total = IngestSummary(skipped=logs.skipped.copy())
     replaced = None if key is None else Replaced()
     if before is not None and [*old] == before.batches:
         seen: set[bytes] = set()
@@ -123,13 +130,13 @@ def collect(
             _add(total, kept, seen)
             if replaced:
                 replaced.merge(kept.read.places, kept.read.unplaced)
-        put_beside(output, replaced)
+        write_report_beside(output, replaced)
         return total
     if job.form == "parquet":
         # Rows cannot be copied without being read.
         old = [None for _ in old]
     with _workplace(output.parent, f".{output.name[:100]}.") as directory:
-        writing = _Parquet(directory) if job.form == "parquet" else _Lines(directory, output)
+        writing = _ParquetOutput(directory) if job.form == "parquet" else _JsonlOutput(directory, output)
         try:
             written = _write(logs, job, jobs, report, now, old, directory, writing, total, replaced)
         finally:
@@ -140,56 +147,56 @@ def collect(
             whole.replace(output)
             (directory / _MANIFEST).replace(manifest.beside(output))
         except OSError as error:
-            raise unwritable(output, error) from error
-    put_beside(output, replaced)
+            raise unwritable_error(output, error) from error
+    write_report_beside(output, replaced)
     return total
 
 
-class _Lines:
+class _JsonlOutput:
     """The new file of lines, of the old one and of parts."""
 
     def __init__(self, directory: Path, old: Path) -> None:
-        self.file = NewFile(directory / _WHOLE)
+        self.file = PrivateFile(directory / _WHOLE)
         self._old = old
 
-    def take(self, read: Read, source: Path | None, dropped: set[int]) -> tuple[int, int]:
+    def take(self, read: BatchResult, source: Path | None, dropped: set[int]) -> tuple[int, int]:
         """Write a batch, from a part or else the old file, but for the states `dropped`; where it is, how long."""
         at = self.file.tell()
         return at, self.file.copy(source or self._old, read.at, read.size, dropped)
 
 
-class _Parquet:
+class _ParquetOutput:
     """The new file of Parquet, of parts."""
 
     def __init__(self, directory: Path) -> None:
-        self.file = ParquetFile(directory / _WHOLE)
+        self.file = ParquetWriter(directory / _WHOLE)
 
-    def take(self, read: Read, source: Path | None, dropped: set[int]) -> tuple[int, int]:
+    def take(self, read: BatchResult, source: Path | None, dropped: set[int]) -> tuple[int, int]:
         """Write a batch but for the states `dropped`."""
         if read.size and source is not None:
-            self.file.copy(part(source, read.at), dropped)
+            self.file.copy(part_path(source, read.at), dropped)
         return 0, 0
 
 
 def _write(
-    logs: Logs,
-    job: Job,
+    logs: FoundLogs,
+    job: IngestJob,
     jobs: int,
-    report: Report,
-    now: Sequence[list[manifest.Identity] | None],
-    old: Sequence[Kept | None],
+    report: ProgressCallback,
+    now: Sequence[list[manifest.LogIdentity] | None],
+    old: Sequence[IngestedBatch | None],
     directory: Path,
-    writing: _Lines | _Parquet,
-    total: Counts,
+    writing: _JsonlOutput | _ParquetOutput,
+    total: IngestSummary,
     replaced: Replaced | None,
-) -> list[Kept]:
+) -> list[IngestedBatch]:
     """Write all batches, those that are in the `old` file from there; what is to be remembered of them."""
     progress = _progress(logs)
     progress.read = sum(len(kept.files) for kept in old if kept is not None)
     fresh = [batch for batch, kept in zip(logs.batches, old, strict=True) if kept is None]
-    reading = results(fresh, job, jobs, directory, progress, report)
+    reading = read_batches(fresh, job, jobs, directory, progress, report)
     seen: set[bytes] = set()
-    written: list[Kept] = []
+    written: list[IngestedBatch] = []
     for batch, files, kept in zip(logs.batches, now, old, strict=True):
         if kept is not None:
             dropped, gone = _add(total, kept, seen), kept.dropped
@@ -202,14 +209,14 @@ def _write(
         at, size = writing.take(read, source, dropped)
         read, more = manifest.without(read, dropped, at, size)
         if files is not None and not _unread(read):
-            written.append(Kept(batch.format.name, files, read, gone + more))
-        progress.written = writing.file.tell() if isinstance(writing, _Lines) else 0
+            written.append(IngestedBatch(batch.format.name, files, read, gone + more))
+        progress.written = writing.file.tell() if isinstance(writing, _JsonlOutput) else 0
         report(progress)
     reading.close()
     return written
 
 
-def _add(total: Counts, kept: Kept, seen: set[bytes]) -> set[int]:
+def _add(total: IngestSummary, kept: IngestedBatch, seen: set[bytes]) -> set[int]:
     """Count what was written before."""
     total.unchanged += len(kept.files)
     total.duplicates += len(kept.dropped) // ID_BYTES
@@ -219,18 +226,20 @@ def _add(total: Counts, kept: Kept, seen: set[bytes]) -> set[int]:
 # --- into a store --------------------------------------------------------------------------------------
 
 
-def keep(logs: Logs, selection: Selection, directory: Path, jobs: int, report: Report) -> Counts:
+def collect_to_store(
+    logs: FoundLogs, selection: StateSelection, directory: Path, jobs: int, report: ProgressCallback
+) -> IngestSummary:
     """Put the states that are wanted into the store of a directory, which is made where there is none.
 
     Logs that were read before and are as they were are left alone. Stopped at any moment, whole traces are in the
     store, and the same again goes on. Raises ConfigError and StoreError.
     """
-    job = Job(selection, "rows")
+    job = IngestJob(selection, "rows")
     _make(directory)
     with Store.open(directory) as store:
         stored = store.sessions.sources()
-        total = Counts(skipped=logs.skipped.copy())
-        fresh: list[Batch] = []
+        total = IngestSummary(skipped=logs.skipped.copy())
+        fresh: list[LogBatch] = []
         sources: list[list[manifest.Source]] = []
         progress = _progress(logs)
         for batch in logs.batches:
@@ -246,9 +255,9 @@ def keep(logs: Logs, selection: Selection, directory: Path, jobs: int, report: R
         if not fresh:
             return total
         seen: set[bytes] = set()
-        shelf = Shelf(store.sessions)
+        shelf = SpoolLoader(store.sessions)
         with _workplace(directory, ".reading.") as place:
-            reading = results(fresh, job, jobs, place, progress, report)
+            reading = read_batches(fresh, job, jobs, place, progress, report)
             for of_batch, (read, source) in zip(sources, reading, strict=True):
                 dropped = total.add(read, seen)
                 if source is not None:
@@ -272,16 +281,16 @@ def _make(directory: Path) -> None:
 # --- both ----------------------------------------------------------------------------------------------
 
 
-def _progress(logs: Logs) -> Progress:
-    return Progress(found=logs.files, of=sum(len(batch.files) for batch in logs.batches))
+def _progress(logs: FoundLogs) -> IngestProgress:
+    return IngestProgress(found=logs.files, of=sum(len(batch.files) for batch in logs.batches))
 
 
-def _unread(read: Read) -> bool:
+def _unread(read: BatchResult) -> bool:
     """Whether a file could not be read, which may be other next time though the file is not."""
     return bool(read.skipped)
 
 
-def _identities(batch: Batch) -> list[manifest.Identity] | None:
+def _identities(batch: LogBatch) -> list[manifest.LogIdentity] | None:
     try:
         return manifest.identities(batch)
     except OSError:
@@ -303,7 +312,7 @@ def _workplace(parent: Path, prefix: str) -> Generator[Path]:
         with locked(directory / _LOCK):
             yield directory
     finally:
-        with held(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        with signals_blocked(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             shutil.rmtree(directory)
 
 

@@ -6,27 +6,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from understudy.errors import ConfigError
-from understudy.ingest.jsonl import NewFile, line, unwritable
-from understudy.ingest.parquet import ParquetFile, needs
-from understudy.ingest.redacted import redacted
+from understudy.ingest.jsonl import PrivateFile, state_line, unwritable_error
+from understudy.ingest.parquet import ParquetWriter, require_pyarrow
+from understudy.ingest.redaction import redact_trace
 from understudy.ingest.trace import Trace, TraceState, expand
-from understudy.ingest.trace_store import Library, traces
+from understudy.ingest.trace_store import TraceSource, traces
 from understudy.redact.redactor import Redactor
 from understudy.util.atomic import atomic_path
 
 
-def stored(
-    library: Library, where: str | None, limit: int | None, redactor: Redactor | None
+def stored_states(
+    library: TraceSource, where: str | None, limit: int | None, redactor: Redactor | None
 ) -> Iterator[tuple[TraceState, Trace]]:
     """The states that `where` is true of, each with its trace, redacted where there is a redactor."""
     for trace in traces(library, where, limit=limit):
-        clean = redacted(trace, redactor) if redactor else trace
+        clean = redact_trace(trace, redactor) if redactor else trace
         for state in expand(clean):
             yield state, clean
 
 
-def extract(
-    library: Library, output: Path, where: str | None, limit: int | None, redactor: Redactor | None
+def extract_states(
+    library: TraceSource, output: Path, where: str | None, limit: int | None, redactor: Redactor | None
 ) -> int:
     """Write states to a file that only its owner can read: Parquet by its name, else lines of JSON; how many.
 
@@ -34,22 +34,22 @@ def extract(
     """
     parquet = output.suffix == ".parquet"
     if parquet:
-        needs(output)
+        require_pyarrow(output)
     if output.exists() and not output.is_file():
         raise ConfigError(f"--output: {output} is there and is no regular file; give the name of a file.")
     number = 0
     try:
         with atomic_path(output) as path:
-            file = ParquetFile(path) if parquet else NewFile(path)
+            file = ParquetWriter(path) if parquet else PrivateFile(path)
             try:
-                for state, trace in stored(library, where, limit, redactor):
-                    if isinstance(file, ParquetFile):
+                for state, trace in stored_states(library, where, limit, redactor):
+                    if isinstance(file, ParquetWriter):
                         file.add(state, trace)
                     else:
-                        file.write(line(state, trace))
+                        file.write(state_line(state, trace))
                     number += 1
             finally:
                 file.close()
     except OSError as error:
-        raise unwritable(output, error) from error
+        raise unwritable_error(output, error) from error
     return number

@@ -16,7 +16,7 @@ from understudy.ingest.trace import Trace, TraceState, expand
 _PIECE = 1 << 20
 
 
-def record(state: TraceState, trace: Trace) -> dict[str, Any]:
+def state_record(state: TraceState, trace: Trace) -> dict[str, Any]:
     """What is written of a state: all the keys, always."""
     action = state.student_action
     return {
@@ -48,9 +48,9 @@ def record(state: TraceState, trace: Trace) -> dict[str, Any]:
     }
 
 
-def line(state: TraceState, trace: Trace) -> bytes:
+def state_line(state: TraceState, trace: Trace) -> bytes:
     """A state as a line of JSON."""
-    value = record(state, trace)
+    value = state_record(state, trace)
     try:
         return msgspec.json.encode(value) + b"\n"
     except UnicodeEncodeError:
@@ -59,19 +59,19 @@ def line(state: TraceState, trace: Trace) -> bytes:
         return text.encode(errors="replace") + b"\n"
 
 
-def only(trace: Trace, wanted: Sequence[int]) -> Trace:
+def with_turns(trace: Trace, wanted: Sequence[int]) -> Trace:
     """The trace with the wanted of its turns."""
     if len(wanted) == len(trace.turns):
         return trace
     return msgspec.structs.replace(trace, turns=[trace.turns[index] for index in wanted])
 
 
-def unwritable(path: Path, error: OSError) -> ConfigError:
+def unwritable_error(path: Path, error: OSError) -> ConfigError:
     """What to raise when a file cannot be written."""
     return ConfigError(f"{path} cannot be written: {error.strerror}; make room, or write elsewhere.")
 
 
-class NewFile:
+class PrivateFile:
     """A new file that nobody else may read; its errors are ConfigErrors."""
 
     def __init__(self, path: Path) -> None:
@@ -80,7 +80,7 @@ class NewFile:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise unwritable(path, error) from error
+            raise unwritable_error(path, error) from error
         self._stream = open(descriptor, "wb", buffering=1 << 20)  # noqa: PTH123, SIM115
 
     def tell(self) -> int:
@@ -92,7 +92,7 @@ class NewFile:
         try:
             self._at += self._stream.write(line)
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            raise unwritable_error(self.path, error) from error
 
     def back(self, place: int) -> None:
         """Cut the file. Raises ConfigError."""
@@ -100,7 +100,7 @@ class NewFile:
             self._stream.seek(place)
             self._stream.truncate()
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            raise unwritable_error(self.path, error) from error
         self._at = place
 
     def copy(self, source: Path, at: int, size: int, without: Set[int] = frozenset()) -> int:
@@ -118,7 +118,7 @@ class NewFile:
                     self._at += self._stream.write(piece)
                     size -= len(piece)
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            raise unwritable_error(self.path, error) from error
         return self._at - before
 
     def close(self) -> None:
@@ -126,16 +126,16 @@ class NewFile:
         try:
             self._stream.close()
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            raise unwritable_error(self.path, error) from error
 
 
-class Lines(NewFile):
+class JsonlSink(PrivateFile):
     """States, a line each."""
 
     def put(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
         """Write some of a trace's turns. Raises ConfigError."""
-        for state in expand(only(trace, wanted)):
-            self.write(line(state, trace))
+        for state in expand(with_turns(trace, wanted)):
+            self.write(state_line(state, trace))
             tick()
 
 

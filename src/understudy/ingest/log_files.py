@@ -56,11 +56,11 @@ class LogFile(Struct, frozen=True):
         return cls(str(path), path.stat().st_size, lambda: path.open("rb", buffering=_DISK_BUFFER))
 
 
-class Oversized(OSError):
+class OversizedLog(OSError):
     """A compressed log that grows beyond what it can honestly hold, or an archive with too much in it."""
 
 
-def walk(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[LogFile]:
+def walk_logs(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[LogFile]:
     """The files at and below the paths in the order of their names, those in zips too.
 
     No symbolic link is followed but a path given itself. What is left out is counted in `skipped` by its reason.
@@ -93,7 +93,7 @@ def _walk(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[LogFile]:
             raise ConfigError(f"{path} is neither a file nor a directory; give a log, a directory or a zip.")
 
 
-def locate(path: str) -> LogFile:
+def log_file_at(path: str) -> LogFile:
     """The log that `path` names, as `LogFile.path` has it. Raises OSError where there is none."""
     archive, inside, member = path.partition(INSIDE)
     if inside and archive.lower().endswith(".zip"):
@@ -103,7 +103,7 @@ def locate(path: str) -> LogFile:
     return LogFile(path, size, partial(_open_gzip if path.endswith(".gz") else _open_plain, path))
 
 
-def head(file: LogFile) -> bytes:
+def read_head(file: LogFile) -> bytes:
     """The first 64 KB of a log. Raises OSError where nothing of it can be read."""
     pieces: list[bytes] = []
     held = 0
@@ -147,13 +147,13 @@ def _tree(top: Path, skipped: Counter[str]) -> Iterator[LogFile]:
 def _file(path: str, skipped: Counter[str]) -> Iterator[LogFile]:
     if not path.lower().endswith(".zip"):
         try:
-            yield locate(path)
+            yield log_file_at(path)
         except OSError:
             skipped["unreadable_file"] += 1
         return
     try:
         members = sorted(_archive(*_state(path)).infolist(), key=lambda info: info.filename)
-    except Oversized:
+    except OversizedLog:
         skipped["oversized_archive"] += 1
         return
     except _BROKEN:
@@ -166,7 +166,7 @@ def _file(path: str, skipped: Counter[str]) -> Iterator[LogFile]:
             skipped[reason] += 1
         elif not info.is_dir():
             seen.add(info.filename)
-            yield locate(f"{path}{INSIDE}{info.filename}")
+            yield log_file_at(f"{path}{INSIDE}{info.filename}")
 
 
 def _refused(info: zipfile.ZipInfo, seen: set[str]) -> str | None:
@@ -210,15 +210,15 @@ def _archive(archive: str, size: int, changed: int) -> zipfile.ZipFile:
     at = tail.rfind(_END_RECORD)
     if at >= 0 and (directory := int.from_bytes(tail[at + 12 : at + 16], "little")) != 0xFFFFFFFF:
         if directory > _LARGEST_DIRECTORY:
-            raise Oversized(f"{archive}: its directory alone has {directory} bytes")
+            raise OversizedLog(f"{archive}: its directory alone has {directory} bytes")
     elif size > _LARGEST_DIRECTORY:
         # A directory in the form for large archives tells its size elsewhere; the archive bounds it.
         at64 = tail.rfind(b"PK\x06\x06")
         if at64 < 0 or int.from_bytes(tail[at64 + 40 : at64 + 48], "little") > _LARGEST_DIRECTORY:
-            raise Oversized(f"{archive}: its directory is too large")
+            raise OversizedLog(f"{archive}: its directory is too large")
     opened = zipfile.ZipFile(archive)
     if len(opened.filelist) > _MOST_MEMBERS:
-        raise Oversized(f"{archive} has more than {_MOST_MEMBERS} members")
+        raise OversizedLog(f"{archive} has more than {_MOST_MEMBERS} members")
     return opened
 
 
@@ -294,7 +294,7 @@ class _Bounded(RawIOBase):
             raise OSError(f"{self._path} cannot be unpacked: {error}") from error
         self._left -= len(data)
         if self._left < 0:
-            raise Oversized(f"{self._path} unpacks to far more than its size promises; it is not read further")
+            raise OversizedLog(f"{self._path} unpacks to far more than its size promises; it is not read further")
         buffer[: len(data)] = data
         return len(data)
 
@@ -311,7 +311,7 @@ def _bounded(stream: BinaryIO, allowed: int, path: str) -> BinaryIO:
 _PIECE = 1 << 20
 
 
-def readable(files: Sequence[LogFile], skipped: Counter[str], broken: Counter[str]) -> list[LogFile]:
+def readable_files(files: Sequence[LogFile], skipped: Counter[str], broken: Counter[str]) -> list[LogFile]:
     """The files that can be read; one that breaks off ends there."""
     kept: list[LogFile] = []
     for file in files:

@@ -26,7 +26,7 @@ _ROWS_SEEN = 40
 
 
 @contextmanager
-def uncollected() -> Generator[None]:
+def garbage_collection_paused() -> Generator[None]:
     """No search for garbage meanwhile: reading makes very many objects, and no circles of them."""
     was = gc.isenabled()
     gc.disable()
@@ -52,7 +52,7 @@ def string(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def parse(data: bytes, losses: Counter[str]) -> Any:
+def parse_json(data: bytes, losses: Counter[str]) -> Any:
     """The JSON value in `data`, None (and `bad_json` counted) where there is none.
 
     Bytes that are no UTF-8 and halves of surrogate pairs are replaced, which is counted as `bad_text`.
@@ -71,23 +71,23 @@ def parse(data: bytes, losses: Counter[str]) -> Any:
     return value
 
 
-def taken(losses: Counter[str]) -> Counter[str]:
+def take_losses(losses: Counter[str]) -> Counter[str]:
     """What was counted so far, to be the next trace's; the counter begins anew."""
     own = losses.copy()
     losses.clear()
     return own
 
 
-def document(file: LogFile, losses: Counter[str]) -> Any:
+def read_document(file: LogFile, losses: Counter[str]) -> Any:
     """The one JSON value that a file is, None where it is none or too large (`large_document`)."""
     data = _whole(file, losses)
     if not data.strip():
         losses["empty_file"] += 1
         return None
-    return parse(data.removeprefix(_MARK), losses)
+    return parse_json(data.removeprefix(_MARK), losses)
 
 
-def text(file: LogFile, losses: Counter[str]) -> str:
+def read_text(file: LogFile, losses: Counter[str]) -> str:
     """A file's text; "" where it is too large (`large_document`)."""
     data = _whole(file, losses)
     try:
@@ -97,7 +97,7 @@ def text(file: LogFile, losses: Counter[str]) -> str:
         return data.decode("utf-8-sig", errors="replace")
 
 
-def lines(file: LogFile, losses: Counter[str]) -> Iterator[bytes]:
+def read_lines(file: LogFile, losses: Counter[str]) -> Iterator[bytes]:
     """The lines of a file that are not blank, without their ends; longer ones are counted as `long_line`."""
     rest: list[bytes] = []
     held = 0
@@ -152,10 +152,10 @@ def _chunks(stream: BinaryIO, losses: Counter[str]) -> Iterator[bytes]:
         yield chunk
 
 
-def records(file: LogFile, losses: Counter[str]) -> Iterator[dict[str, Any]]:
+def read_records(file: LogFile, losses: Counter[str]) -> Iterator[dict[str, Any]]:
     """The objects of a file of JSON lines; other values are counted as `not_an_object`."""
-    for line in lines(file, losses):
-        value = parse(line.removeprefix(_MARK), losses)
+    for line in read_lines(file, losses):
+        value = parse_json(line.removeprefix(_MARK), losses)
         if isinstance(value, dict):
             yield cast("dict[str, Any]", value)
         elif value is not None:
@@ -180,7 +180,7 @@ class Outline:
         rows: list[dict[str, Any]] = []
         for line in self._start.split(b"\n", _ROWS_SEEN)[:_ROWS_SEEN]:
             if line.startswith(b"{"):
-                value = parse(line, Counter())
+                value = parse_json(line, Counter())
                 if isinstance(value, dict):
                     rows.append(cast("dict[str, Any]", value))
         return tuple(rows)
@@ -221,11 +221,11 @@ def _keys(start: bytes) -> dict[str, str]:
     return keys
 
 
-def folder(path: str) -> str:
+def parent_directory(path: str) -> str:
     """The directory part of a log's path, "" where it has none."""
     return path.replace("\\", "/").rpartition("/")[0]
 
 
-def name(path: str) -> str:
+def file_name(path: str) -> str:
     """The last part of a log's path, without what says that it is compressed."""
     return path.replace("\\", "/").rpartition("/")[2].removesuffix(".gz")

@@ -13,11 +13,11 @@ import msgspec
 from msgspec import Struct
 
 from understudy import __version__
-from understudy.ingest.batch_reader import ID_BYTES, Kind, Read
-from understudy.ingest.formats.registry import Batch
+from understudy.ingest.batch_reader import ID_BYTES, BatchResult, Kind
+from understudy.ingest.formats.registry import LogBatch
 from understudy.ingest.log_files import INSIDE, LogFile
-from understudy.ingest.processes import Job
-from understudy.redact.betterleaks import installed
+from understudy.ingest.processes import IngestJob
+from understudy.redact.betterleaks import is_installed
 from understudy.store.sessions import Source, Words
 
 _READER = "2"
@@ -26,7 +26,7 @@ _READER = "2"
 _FORMAT = 1
 
 
-class Identity(Struct, frozen=True, array_like=True):
+class LogIdentity(Struct, frozen=True, array_like=True):
     """A log as it was before it was read."""
 
     path: bytes
@@ -34,23 +34,23 @@ class Identity(Struct, frozen=True, array_like=True):
     modified_ns: int
 
 
-class Kept(Struct, array_like=True):
+class IngestedBatch(Struct, array_like=True):
     """A batch that was read. `read` tells its states and where they are, `dropped` those that others gave."""
 
     format: str
-    files: list[Identity]
-    read: Read
+    files: list[LogIdentity]
+    read: BatchResult
     dropped: bytes = b""
 
 
-class Manifest(Struct, array_like=True):
+class OutputManifest(Struct, array_like=True):
     """What was written to a file, which was `size` bytes then, and last changed at `modified_ns`."""
 
     version: int
     reader: str
     size: int
     modified_ns: int
-    batches: list[Kept]
+    batches: list[IngestedBatch]
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -60,29 +60,29 @@ def _counter(kind: Any, value: Any) -> Any:
     return Counter[str](value)
 
 
-_decode = msgspec.msgpack.Decoder(Manifest, dec_hook=_counter).decode
+_decode = msgspec.msgpack.Decoder(OutputManifest, dec_hook=_counter).decode
 
 
-def reader_of(job: Job) -> str:
+def reader_of(job: IngestJob) -> str:
     """Who reads, and how: what was read by another is read again."""
     key = None
     if job.key is not None:
         # What the rules find depends on what is installed.
-        key = (hashlib.blake2b(job.key, digest_size=8).hexdigest(), installed())
+        key = (hashlib.blake2b(job.key, digest_size=8).hexdigest(), is_installed())
     options = hashlib.blake2b(msgspec.json.encode((job.selection, job.form, key)), digest_size=8).hexdigest()
     return f"{__version__}/{_READER}/{options}"
 
 
-def identities(batch: Batch) -> list[Identity]:
+def identities(batch: LogBatch) -> list[LogIdentity]:
     """The logs of a batch as they are now. Raises OSError when one is gone."""
     return [_identity(file) for file in batch.files]
 
 
-def _identity(file: LogFile) -> Identity:
+def _identity(file: LogFile) -> LogIdentity:
     archive, inside, _ = file.path.partition(INSIDE)
     found = Path(archive).stat()
     # What lies in an archive is as old as that.
-    return Identity(path_bytes(file.path), file.size if inside else found.st_size, found.st_mtime_ns)
+    return LogIdentity(path_bytes(file.path), file.size if inside else found.st_size, found.st_mtime_ns)
 
 
 def path_bytes(path: str) -> bytes:
@@ -98,7 +98,7 @@ def beside(output: Path) -> Path:
     return output.with_name(f".{output.name[:200]}.understudy")
 
 
-def load(output: Path, job: Job) -> Manifest | None:
+def load(output: Path, job: IngestJob) -> OutputManifest | None:
     """What is remembered of a file; None where that is nothing, the file was changed, or another wrote it."""
     try:
         manifest = _decode(beside(output).read_bytes())
@@ -111,16 +111,16 @@ def load(output: Path, job: Job) -> Manifest | None:
     )
 
 
-def save(to: Path, whole: Path, job: Job, batches: list[Kept]) -> None:
+def save(to: Path, whole: Path, job: IngestJob, batches: list[IngestedBatch]) -> None:
     """Write the manifest of the file `whole`. Raises OSError."""
     found = whole.stat()
     to.touch(0o600)
-    to.write_bytes(_encode(Manifest(_FORMAT, reader_of(job), found.st_size, found.st_mtime_ns, batches)))
+    to.write_bytes(_encode(OutputManifest(_FORMAT, reader_of(job), found.st_size, found.st_mtime_ns, batches)))
 
 
 def reusable(
-    batches: Sequence[Batch], now: Sequence[list[Identity] | None], manifest: Manifest | None
-) -> list[Kept | None]:
+    batches: Sequence[LogBatch], now: Sequence[list[LogIdentity] | None], manifest: OutputManifest | None
+) -> list[IngestedBatch | None]:
     """For each batch what was written of it, where its logs are as they were.
 
     A batch of which states were left out for being those of others is reusable only where those are sure to be
@@ -128,7 +128,7 @@ def reusable(
     """
     known = {(kept.format, tuple(kept.files)): kept for kept in manifest.batches} if manifest else {}
     sure: set[bytes] = set()
-    found: list[Kept | None] = []
+    found: list[IngestedBatch | None] = []
     for batch, files in zip(batches, now, strict=True):
         kept = None if files is None else known.get((batch.format.name, tuple(files)))
         if kept is not None:
@@ -140,7 +140,7 @@ def reusable(
     return found
 
 
-def without(read: Read, dropped: Set[int], at: int, size: int) -> tuple[Read, bytes]:
+def without(read: BatchResult, dropped: Set[int], at: int, size: int) -> tuple[BatchResult, bytes]:
     """What is remembered of a batch that states were left out of, now at another place; and the ids left out."""
     ids: list[bytes] = []
     of = array("I")
@@ -163,7 +163,7 @@ def _split(ids: bytes) -> Iterable[bytes]:
 # --- in a store ----------------------------------------------------------------------------------------
 
 
-def sources_of(batch: Batch, files: Sequence[Identity], job: Job) -> list[Source]:
+def sources_of(batch: LogBatch, files: Sequence[LogIdentity], job: IngestJob) -> list[Source]:
     """What a store remembers of the logs of a batch."""
     reader = f"{reader_of(job)}/{batch.format.name}"
     return [

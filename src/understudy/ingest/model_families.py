@@ -33,7 +33,7 @@ _PATTERN = re.compile("|".join(f"(?P<{name}>(?<![a-z0-9])(?:{words}))" for name,
 _ORDER = {name: at for at, (name, _) in enumerate(_FAMILIES)}
 
 
-def family(model: str | None) -> str | None:
+def model_family(model: str | None) -> str | None:
     """The family of a model by its name ("anthropic/claude-opus-4-7" → "claude"), None where none is known."""
     # Few names, very many turns; a log may have anything for a name, though.
     return None if not model else _family(model) if len(model) > _LONG else _remembered(model)

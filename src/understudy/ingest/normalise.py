@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-MISSING = "[Tool result missing due to internal error]"
+MISSING_RESULT = "[Tool result missing due to internal error]"
 """What stands for a result that a log does not hold. Claude Code sends these words when it has none itself."""
 
 
-def tidy(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def normalise_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with neighbours of one role joined, and each run of tool results before the user's words.
 
     Every tool call has one result: one that is not there is `MISSING`, and one without its call is the user's
@@ -45,7 +45,7 @@ def tidy(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _flush(done: list[dict[str, Any]], users: list[dict[str, Any]], calls: list[str]) -> None:
-    done += [{"role": "tool", "tool_call_id": call, "content": MISSING} for call in calls]
+    done += [{"role": "tool", "tool_call_id": call, "content": MISSING_RESULT} for call in calls]
     calls.clear()
     said = [message for message in users if message.get("content")]
     users.clear()

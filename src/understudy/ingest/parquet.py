@@ -15,15 +15,15 @@ from typing import Any, cast
 import msgspec
 
 from understudy.errors import ConfigError
-from understudy.ingest.jsonl import only, record, unwritable
-from understudy.ingest.trace import Message, Outcome, Parent, Signals, Trace, TraceState, expand
+from understudy.ingest.jsonl import state_record, unwritable_error, with_turns
+from understudy.ingest.trace import Message, Trace, TraceOutcome, TraceParent, TraceState, TurnSignals, expand
 
 _HELD = 8 << 20  # bytes of text that are held before they are written
 _GROUP = 64 << 20  # bytes of a row group
 _USUAL = frozenset({"role", "content", "tool_calls", "tool_call_id"})
 
 
-def needs(path: str | Path) -> None:
+def require_pyarrow(path: str | Path) -> None:
     """Raises ConfigError when pyarrow, which `path` is written with, is not installed."""
     _frugal()
     try:
@@ -65,7 +65,7 @@ def schema() -> Any:
     )
     action = [("content", text), ("thinking", text), ("thinking_hidden", flag), ("tool_calls", calls)]
     types = {"tests": text, "feedback": text, "interrupted": flag}
-    signals = [(name, types.get(name, integer)) for name in Signals.__struct_fields__]
+    signals = [(name, types.get(name, integer)) for name in TurnSignals.__struct_fields__]
     outcome = [("resolved", flag), ("reward", arrow.float64()), ("task", text), ("exit_status", text)]
     parent = [("session_id", text), ("tool_use_id", text), ("depth", integer)]
     nested = {
@@ -81,12 +81,12 @@ def schema() -> Any:
 
 def row(state: TraceState, trace: Trace) -> dict[str, Any]:
     """A state as a row of `schema`."""
-    value = record(state, trace)
+    value = state_record(state, trace)
     value["messages"] = [_message(message) for message in state.messages]
     value["tools"] = None if state.tools is None else msgspec.json.encode(state.tools).decode()
     value["notes"] = list(state.notes)
     for name in ("parent", "signals", "outcome"):
-        struct: Parent | Signals | Outcome | None = value[name]
+        struct: TraceParent | TurnSignals | TraceOutcome | None = value[name]
         value[name] = None if struct is None else msgspec.structs.asdict(struct)
     return value
 
@@ -112,7 +112,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-class ParquetFile:
+class ParquetWriter:
     """A new file of states that nobody else may read; row groups are written as they fill."""
 
     def __init__(self, path: Path) -> None:
@@ -127,7 +127,7 @@ class ParquetFile:
             self._sink = os.fdopen(descriptor, "wb")
             self._writer = parquet.ParquetWriter(self._sink, self._schema, compression="zstd")
         except OSError as error:
-            raise unwritable(path, error) from error
+            raise unwritable_error(path, error) from error
         self._tables: list[Any] = []
         self._rows: list[dict[str, Any]] = []
         self._held = 0
@@ -163,7 +163,7 @@ class ParquetFile:
             self._writer.close()
             self._sink.close()
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            raise unwritable_error(self.path, error) from error
 
     def _flush(self) -> None:
         rows, self._rows = self._rows, []
@@ -183,20 +183,20 @@ class ParquetFile:
         try:
             self._writer.write_table(self._arrow.concat_tables(tables))
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            raise unwritable_error(self.path, error) from error
 
 
-class ParquetParts:
+class ParquetSink:
     """A directory with a file of each batch that has states: a batch can be taken back."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._number = 0
-        self._file: ParquetFile | None = None
+        self._file: ParquetWriter | None = None
         try:
             path.mkdir(mode=0o700)
         except OSError as error:
-            raise unwritable(path, error) from error
+            raise unwritable_error(path, error) from error
 
     def tell(self) -> int:
         """The number of the next file; the last one is whole then."""
@@ -206,9 +206,9 @@ class ParquetParts:
     def put(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
         """Write some of a trace's turns. Raises ConfigError."""
         if self._file is None:
-            self._file = ParquetFile(part(self.path, self._number))
+            self._file = ParquetWriter(part_path(self.path, self._number))
             self._number += 1
-        for state in expand(only(trace, wanted)):
+        for state in expand(with_turns(trace, wanted)):
             self._file.add(state, trace)
             tick()
 
@@ -216,7 +216,7 @@ class ParquetParts:
         """Take back the files from a number on."""
         self.close()
         for number in range(place, self._number):
-            part(self.path, number).unlink()
+            part_path(self.path, number).unlink()
         self._number = place
 
     def close(self) -> None:
@@ -226,7 +226,7 @@ class ParquetParts:
             file.close()
 
 
-def part(directory: Path, number: int) -> Path:
+def part_path(directory: Path, number: int) -> Path:
     """The file of that number among parts."""
     return directory / f"{number}.parquet"
 

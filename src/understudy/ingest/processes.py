@@ -18,20 +18,20 @@ from typing import Literal
 from msgspec import Struct
 
 from understudy.errors import ConfigError
-from understudy.ingest.batch_reader import Read, Selection, Sink, gather
-from understudy.ingest.formats.registry import Batch
-from understudy.ingest.jsonl import Lines
-from understudy.ingest.parquet import ParquetParts
-from understudy.ingest.spool import RowsFile
+from understudy.ingest.batch_reader import BatchResult, StateSelection, StateSink, read_batch
+from understudy.ingest.formats.registry import LogBatch
+from understudy.ingest.jsonl import JsonlSink
+from understudy.ingest.parquet import ParquetSink
+from understudy.ingest.spool import SpoolSink
 
 _UNIT = 8 << 20  # bytes of small logs that are read in one go
 _LOOK_S = 0.2
 
 Form = Literal["lines", "parquet", "rows"]
-_SINKS: dict[Form, Callable[[Path], Sink]] = {"lines": Lines, "parquet": ParquetParts, "rows": RowsFile}
+_SINKS: dict[Form, Callable[[Path], StateSink]] = {"lines": JsonlSink, "parquet": ParquetSink, "rows": SpoolSink}
 
 
-class Progress(Struct):
+class IngestProgress(Struct):
     """Where the reading stands: files found so far, then files read of those, and bytes written."""
 
     found: int = 0
@@ -40,20 +40,25 @@ class Progress(Struct):
     written: int = 0
 
 
-Report = Callable[[Progress], None]
+ProgressCallback = Callable[[IngestProgress], None]
 
 
-class Job(Struct, frozen=True):
+class IngestJob(Struct, frozen=True):
     """What is done with each batch. Without a `form` states are only counted; `key` is that of pseudonyms."""
 
-    selection: Selection
+    selection: StateSelection
     form: Form | None = None
     key: bytes | None = None
 
 
-def results(
-    batches: Iterable[Batch], job: Job, jobs: int, directory: Path | None, progress: Progress, report: Report
-) -> Generator[tuple[Read, Path | None]]:
+def read_batches(
+    batches: Iterable[LogBatch],
+    job: IngestJob,
+    jobs: int,
+    directory: Path | None,
+    progress: IngestProgress,
+    report: ProgressCallback,
+) -> Generator[tuple[BatchResult, Path | None]]:
     """What each batch gave, in their order, and the file with its states: there until the next is asked for.
 
     The files are written in `directory`. Raises ConfigError where they cannot be, or a process is killed.
@@ -70,13 +75,13 @@ def results(
 
 
 def _here(
-    units: Sequence[Sequence[Batch]],
-    job: Job,
+    units: Sequence[Sequence[LogBatch]],
+    job: IngestJob,
     jobs: int,
     parts: Sequence[Path | None],
-    progress: Progress,
-    report: Report,
-) -> Generator[list[Read]]:
+    progress: IngestProgress,
+    report: ProgressCallback,
+) -> Generator[list[BatchResult]]:
     following = 0.0
     written = 0
     for unit, part in zip(units, parts, strict=True):
@@ -88,7 +93,7 @@ def _here(
                 progress.written = written + _grown(part)
                 report(progress)
 
-        def done(batch: Batch) -> None:
+        def done(batch: LogBatch) -> None:
             progress.read += len(batch.files)
 
         reads = _work(unit, job, part, tick, done)
@@ -97,24 +102,24 @@ def _here(
 
 
 def _in_processes(
-    units: Sequence[Sequence[Batch]],
-    job: Job,
+    units: Sequence[Sequence[LogBatch]],
+    job: IngestJob,
     jobs: int,
     parts: Sequence[Path | None],
-    progress: Progress,
-    report: Report,
-) -> Generator[list[Read]]:
+    progress: IngestProgress,
+    report: ProgressCallback,
+) -> Generator[list[BatchResult]]:
     others = set(multiprocessing.active_children())
     # Not by fork: this process may have threads.
     context = multiprocessing.get_context("spawn")
     executor = ProcessPoolExecutor(min(jobs, len(units)), mp_context=context, initializer=_begin)
     try:
-        waiting: dict[Future[list[Read]], int] = {}
+        waiting: dict[Future[list[BatchResult]], int] = {}
         # A Ctrl-C is for this process alone to hear; the others inherit that they do not.
-        with held(signal.SIGINT):
+        with signals_blocked(signal.SIGINT):
             for at in sorted(range(len(units)), key=lambda at: -_size(units[at])):
                 waiting[executor.submit(_work, units[at], job, parts[at])] = at
-        done: dict[int, list[Read]] = {}
+        done: dict[int, list[BatchResult]] = {}
         following = written = 0
         while following < len(units):
             if following in done:
@@ -158,17 +163,17 @@ def _nothing() -> None: ...
 
 
 def _work(
-    unit: Sequence[Batch],
-    job: Job,
+    unit: Sequence[LogBatch],
+    job: IngestJob,
     part: Path | None,
     tick: Callable[[], None] = _nothing,
-    done: Callable[[Batch], None] | None = None,
-) -> list[Read]:
+    done: Callable[[LogBatch], None] | None = None,
+) -> list[BatchResult]:
     sink = _SINKS[job.form](part) if part and job.form else None
-    reads: list[Read] = []
+    reads: list[BatchResult] = []
     try:
         for batch in unit:
-            reads.append(gather(batch, job.selection, sink, job.key, tick))
+            reads.append(read_batch(batch, job.selection, sink, job.key, tick))
             if done:
                 done(batch)
     finally:
@@ -177,9 +182,9 @@ def _work(
     return reads
 
 
-def _units(found: Iterable[Batch]) -> Iterator[list[Batch]]:
+def _units(found: Iterable[LogBatch]) -> Iterator[list[LogBatch]]:
     """The batches, small neighbours together."""
-    unit: list[Batch] = []
+    unit: list[LogBatch] = []
     size = 0
     for batch in found:
         more = _size([batch])
@@ -192,7 +197,7 @@ def _units(found: Iterable[Batch]) -> Iterator[list[Batch]]:
         yield unit
 
 
-def _size(unit: Iterable[Batch]) -> int:
+def _size(unit: Iterable[LogBatch]) -> int:
     return sum(file.size for batch in unit for file in batch.files)
 
 
@@ -211,7 +216,7 @@ def _remove(part: Path) -> None:
 
 
 @contextmanager
-def held(*signals: signal.Signals) -> Generator[None]:
+def signals_blocked(*signals: signal.Signals) -> Generator[None]:
     """Hold signals back meanwhile."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:

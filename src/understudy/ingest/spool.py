@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from understudy.ingest.jsonl import NewFile
+from understudy.ingest.jsonl import PrivateFile
 from understudy.ingest.trace import Trace
-from understudy.ingest.trace_store import rows
+from understudy.ingest.trace_store import trace_rows
 from understudy.store.blobs import Packer
 from understudy.store.sessions import Item, Put, Sessions, Source
 
@@ -20,7 +20,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Item).decode
 
 
-class RowsFile(NewFile):
+class SpoolSink(PrivateFile):
     """The rows and contents of traces; a content that the file had before is only named."""
 
     def __init__(self, path: Path) -> None:
@@ -29,7 +29,7 @@ class RowsFile(NewFile):
 
     def put(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
         """Write some of a trace's turns. Raises ConfigError."""
-        data = _encode(rows(trace, self._packer, wanted))
+        data = _encode(trace_rows(trace, self._packer, wanted))
         self.write(len(data).to_bytes(_LENGTH, "little"))
         self.write(data)
         tick()
@@ -40,7 +40,7 @@ class RowsFile(NewFile):
         self._packer = Packer()
 
 
-class Shelf:
+class SpoolLoader:
     """Stores what `RowsFile` wrote. Logs are noted as read with the last that was in them."""
 
     def __init__(self, sessions: Sessions) -> None:

@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol, cast
 import msgspec
 from msgspec import Struct, field
 
-from understudy.ingest.model_families import family
-from understudy.ingest.normalise import tidy
+from understudy.ingest.model_families import model_family
+from understudy.ingest.normalise import normalise_messages
 
 Message = dict[str, Any]
 """A message as in OpenAI's chat completions.
@@ -41,7 +41,7 @@ SYSTEM_PROMPT = (
 """What stands first in a state whose log does not hold the real system prompt."""
 
 
-class Parent(Struct, frozen=True):
+class TraceParent(Struct, frozen=True):
     """What started a subagent: the session, the tool call (None where the log does not tell), the depth from 1."""
 
     session_id: str
@@ -49,14 +49,14 @@ class Parent(Struct, frozen=True):
     depth: int = 1
 
 
-class Shape(Struct, frozen=True):
+class RequestShape(Struct, frozen=True):
     """The real system prompt and tools (OpenAI form) of a request, each None where the log does not hold it."""
 
     system: str | None = None
     tools: list[dict[str, Any]] | None = None
 
 
-class Node(Struct, frozen=True, gc=False):
+class TraceNode(Struct, frozen=True, gc=False):
     """A piece of a conversation behind its `parent` (index of a node, -1 for the beginning).
 
     What `body` is, the format's renderer knows.
@@ -66,7 +66,7 @@ class Node(Struct, frozen=True, gc=False):
     body: Any
 
 
-class Signals(Struct, kw_only=True, gc=False, frozen=True):
+class TurnSignals(Struct, kw_only=True, gc=False, frozen=True):
     """What became of a turn, as far as the log tells: columns to choose states by.
 
     `tool_errors` and `denied` (by the user) are of its `tool_calls`. `interrupted`: the user stopped it, or what
@@ -86,7 +86,7 @@ class Signals(Struct, kw_only=True, gc=False, frozen=True):
     feedback: Literal["positive", "negative"] | None = None
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class TraceOutcome(Struct, frozen=True, kw_only=True):
     """How a conversation ended, where its log says: whether its task was solved, and the reward.
 
     `task` is the instance's id, `exit_status` the harness's own word.
@@ -98,7 +98,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     exit_status: str | None = None
 
 
-class Turn(Struct, kw_only=True, gc=False):
+class TraceTurn(Struct, kw_only=True, gc=False):
     """One answer of the model. `context` is the last node before it (-1: none), `action` the nodes it is made of.
 
     `message_id` is unique in the trace. `branch` is "active" where the turn lies on the path of the trace's last
@@ -114,11 +114,11 @@ class Turn(Struct, kw_only=True, gc=False):
     branch: Literal["active", "branch"] = "active"
     fidelity: Fidelity = "exact"
     notes: tuple[str, ...] = ()
-    shape: Shape | None = None
-    signals: Signals | None = None
+    shape: RequestShape | None = None
+    signals: TurnSignals | None = None
 
 
-class Action(Struct, kw_only=True, omit_defaults=True):
+class TurnAction(Struct, kw_only=True, omit_defaults=True):
     """What the model did in one turn. `thinking_hidden`: it thought, but the log holds nothing of it."""
 
     content: str | None = None
@@ -127,14 +127,14 @@ class Action(Struct, kw_only=True, omit_defaults=True):
     tool_calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
-class Renderer(Protocol):
+class TraceRenderer(Protocol):
     """Makes messages of the bodies of a format's nodes, when they are asked for."""
 
     def history(self, body: Any) -> list[Message]:
         """The messages of a node as later turns see them: without thinking."""
         ...
 
-    def action(self, bodies: Sequence[Any]) -> Action:
+    def action(self, bodies: Sequence[Any]) -> TurnAction:
         """What the model did, of the bodies of a turn's action."""
         ...
 
@@ -152,16 +152,16 @@ class Trace(Struct, kw_only=True, eq=False):
     session_id: str
     format: str
     source: str
-    renderer: Renderer
-    nodes: list[Node] = field(default_factory=list[Node])
-    turns: list[Turn] = field(default_factory=list[Turn])
+    renderer: TraceRenderer
+    nodes: list[TraceNode] = field(default_factory=list[TraceNode])
+    turns: list[TraceTurn] = field(default_factory=list[TraceTurn])
     project: str | None = None
-    parent: Parent | None = None
+    parent: TraceParent | None = None
     role: str = "main"
     agent: str | None = None
     version: str | None = None
-    shape: Shape = Shape()
-    outcome: Outcome | None = None
+    shape: RequestShape = RequestShape()
+    outcome: TraceOutcome | None = None
     losses: Counter[str] = field(default_factory=Counter[str])
 
 
@@ -173,7 +173,7 @@ class TraceState(Struct, kw_only=True):
     session_id: str
     message_id: str
     messages: list[Message]
-    student_action: Action
+    student_action: TurnAction
     tools: list[dict[str, Any]] | None
     source_model: str | None
     source_family: str | None
@@ -181,25 +181,25 @@ class TraceState(Struct, kw_only=True):
     project: str | None
     role: str
     branch: Literal["active", "branch"]
-    parent: Parent | None
+    parent: TraceParent | None
     fidelity: Fidelity
     notes: tuple[str, ...]
-    signals: Signals | None = None
-    outcome: Outcome | None = None
+    signals: TurnSignals | None = None
+    outcome: TraceOutcome | None = None
 
 
-class Plain:
+class PlainRenderer:
     """The renderer of formats whose node bodies are messages already, thinking in `reasoning_content`."""
 
     def history(self, body: Message) -> list[Message]:
         """The message without its thinking."""
         return [{key: value for key, value in body.items() if key not in ("reasoning_content", "thinking_hidden")}]
 
-    def action(self, bodies: Sequence[Message]) -> Action:
+    def action(self, bodies: Sequence[Message]) -> TurnAction:
         """The messages as one action."""
         texts = [text for body in bodies if (text := text_of(body.get("content")))]
         thoughts = [thought for body in bodies if (thought := body.get("reasoning_content"))]
-        return Action(
+        return TurnAction(
             content="\n".join(texts) if texts else None,
             thinking="\n".join(thoughts) if thoughts else None,
             thinking_hidden=not thoughts and any(body.get("thinking_hidden") for body in bodies),
@@ -236,10 +236,10 @@ def _json(value: Any) -> str:
 
 def state_id(trace_id: str, message_id: str) -> str:
     """The id of a state: 32 hex digits that stay the same when the log grows."""
-    return state_identity(trace_id, message_id).hex()
+    return state_id_bytes(trace_id, message_id).hex()
 
 
-def state_identity(trace_id: str, message_id: str) -> bytes:
+def state_id_bytes(trace_id: str, message_id: str) -> bytes:
     """The 16 bytes that the id of a state is written of."""
     return _blake2b(f"{trace_id}\0{message_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
@@ -268,11 +268,11 @@ def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[Trac
             trace_id=trace.trace_id,
             session_id=trace.session_id,
             message_id=turn.message_id,
-            messages=first + tidy(history),
+            messages=first + normalise_messages(history),
             student_action=trace.renderer.action([trace.nodes[index].body for index in turn.action]),
             tools=shape.tools,
             source_model=turn.model,
-            source_family=family(turn.model),
+            source_family=model_family(turn.model),
             timestamp=turn.timestamp,
             project=trace.project,
             role=trace.role,
@@ -285,7 +285,7 @@ def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[Trac
         )
 
 
-def _path(nodes: Sequence[Node], end: int, last: list[int]) -> list[int]:
+def _path(nodes: Sequence[TraceNode], end: int, last: list[int]) -> list[int]:
     """The nodes from the beginning to `end`. Cheap where they go on from those of `last`."""
     steps: list[int] = []
     known = {node: at for at, node in enumerate(last[-64:], max(len(last) - 64, 0))}

@@ -12,7 +12,7 @@ import msgspec
 
 from understudy.ingest.chat import chat
 from understudy.ingest.log_reader import mapping, string
-from understudy.ingest.trace import Fidelity, Message, Node, Plain, Shape, Trace, Turn
+from understudy.ingest.trace import Fidelity, Message, PlainRenderer, RequestShape, Trace, TraceNode, TraceTurn
 
 _INSTANCE = re.compile(r"([\w.-]+?)__([\w.-]+?)(?:-\d+|\.[0-9a-f]{6,}(?:[._].*)?)")
 
@@ -20,7 +20,7 @@ _LONGEST_INSTANCE = 200
 _MOST_REPEATED = 10
 
 
-class Story:
+class TraceBuilder:
     """A trace in the making. What is added follows `tip`, which may be set back to grow a branch.
 
     A compaction starts a new path with `fresh`, and the turns before it still belong to the active one.
@@ -43,7 +43,7 @@ class Story:
             session_id=session_id,
             format=format,
             source=source,
-            renderer=Plain(),
+            renderer=PlainRenderer(),
             losses=losses,
         )
         self.tip = -1
@@ -60,7 +60,7 @@ class Story:
     def add(self, body: Any) -> int:
         """The index of a new node with the message (or what the trace's renderer takes), which is the tip now."""
         nodes = self.trace.nodes
-        nodes.append(Node(self.tip, body))
+        nodes.append(TraceNode(self.tip, body))
         self.tip = len(nodes) - 1
         if self._fresh is not None:
             self._before[self.tip] = self._fresh
@@ -94,7 +94,7 @@ class Story:
             key = (at, hashlib.blake2b(msgspec.json.encode(message), digest_size=16).digest())
             found = self._shared.get(key)
             if found is None:
-                self.trace.nodes.append(Node(at, message))
+                self.trace.nodes.append(TraceNode(at, message))
                 found = self._shared[key] = len(self.trace.nodes) - 1
             at = found
         return at
@@ -109,8 +109,8 @@ class Story:
         context: int | None = None,
         fidelity: Fidelity | None = None,
         notes: tuple[str, ...] = (),
-        shape: Shape | None = None,
-    ) -> Turn:
+        shape: RequestShape | None = None,
+    ) -> TraceTurn:
         """A turn of these nodes, added at the tip; `context` where it is another node than the tip.
 
         An id that was there already is made unique, and counted as `repeated_id`.
@@ -122,7 +122,7 @@ class Story:
         self.losses["repeated_id"] += message_id != own
         self._ids.add(message_id)
         before = self.tip
-        turn = Turn(
+        turn = TraceTurn(
             message_id=message_id,
             context=before if context is None else context,
             action=tuple([self.add(body) for body in bodies]),
@@ -139,13 +139,13 @@ class Story:
         """Adds to the system prompt that stands first."""
         if prompt:
             shape = self.trace.shape
-            self.trace.shape = Shape(f"{shape.system}\n\n{prompt}" if shape.system else prompt, shape.tools)
+            self.trace.shape = RequestShape(f"{shape.system}\n\n{prompt}" if shape.system else prompt, shape.tools)
 
     def tools(self, tools: Sequence[Any]) -> None:
         """Sets the tools, those that are in OpenAI's form."""
         good = [tool for raw in tools if mapping((tool := mapping(raw)).get("function"))]
         self.losses["unknown_tool"] += len(tools) - len(good)
-        self.trace.shape = Shape(self.trace.shape.system, good or None)
+        self.trace.shape = RequestShape(self.trace.shape.system, good or None)
 
     def finish(self) -> Trace:
         """The trace, its turns marked as of the active path or of a branch."""
@@ -161,8 +161,8 @@ class Story:
         return trace
 
 
-def converse(
-    story: Story,
+def add_messages(
+    story: TraceBuilder,
     messages: Iterable[Any],
     *,
     model: str | None = None,

@@ -17,19 +17,19 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct, field
 
-from understudy.ingest.model_families import family
+from understudy.ingest.model_families import model_family
 from understudy.ingest.trace import (
     SYSTEM_PROMPT,
-    Action,
     Message,
-    Node,
-    Outcome,
-    Parent,
-    Shape,
-    Signals,
+    RequestShape,
     Trace,
+    TraceNode,
+    TraceOutcome,
+    TraceParent,
     TraceState,
-    Turn,
+    TraceTurn,
+    TurnAction,
+    TurnSignals,
     expand,
     state_id,
 )
@@ -37,26 +37,26 @@ from understudy.store import Store
 from understudy.store.blobs import Packed, Packer
 from understudy.store.sessions import Put, Sessions, TraceRow, TurnRow, Words
 
-Library = Store | Sessions | Path | str
+TraceSource = Store | Sessions | Path | str
 """Where traces are: an open store, its sessions, or the directory of a store, which is opened meanwhile."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
-_parent = msgspec.json.Decoder(Parent).decode
-_outcome = msgspec.json.Decoder(Outcome).decode
+_parent = msgspec.json.Decoder(TraceParent).decode
+_outcome = msgspec.json.Decoder(TraceOutcome).decode
 _losses = msgspec.json.Decoder(dict[str, int]).decode
 _notes = msgspec.json.Decoder(tuple[str, ...]).decode
-_SIGNALS = Signals.__struct_fields__
+_SIGNALS = TurnSignals.__struct_fields__
 
 
-class Stored(Struct, frozen=True, gc=False):
+class StoredBody(Struct, frozen=True, gc=False):
     """The body of a node that was read from a store: its messages and, where a turn ends in it, the action."""
 
     messages: bytes
     action: bytes | None = None
 
 
-class _Kept(Struct, kw_only=True, omit_defaults=True):
+class _StoredAction(Struct, kw_only=True, omit_defaults=True):
     """An action as it is stored: with `seen`, its text and calls are those of the message that later turns see."""
 
     seen: bool = False
@@ -69,39 +69,39 @@ class _Kept(Struct, kw_only=True, omit_defaults=True):
 class StoredRenderer:
     """Renders what was rendered before it was stored."""
 
-    def history(self, body: Stored) -> list[Message]:
+    def history(self, body: StoredBody) -> list[Message]:
         """The messages."""
         return _loaded(body.messages)
 
-    def action(self, bodies: Sequence[Stored]) -> Action:
+    def action(self, bodies: Sequence[StoredBody]) -> TurnAction:
         """The action of the turn that these bodies are of."""
         body = next(body for body in reversed(bodies) if body.action is not None)
-        kept: _Kept = _struct(_kept, body.action or b"", _Kept)
+        kept: _StoredAction = _struct(_kept, body.action or b"", _StoredAction)
         content, calls = kept.content, kept.tool_calls
         if kept.seen:
             (message,) = _loaded(body.messages)
             content, calls = message["content"], message.get("tool_calls", [])
-        return Action(
+        return TurnAction(
             content=content, thinking=kept.thinking, thinking_hidden=kept.thinking_hidden, tool_calls=calls
         )
 
 
-_kept = msgspec.json.Decoder(_Kept).decode
+_kept = msgspec.json.Decoder(_StoredAction).decode
 _RENDERER = StoredRenderer()
 
 
 # --- into the store ------------------------------------------------------------------------------------
 
 
-def put(sessions: Sessions, trace: Trace) -> Future[Put]:
+def store_trace(sessions: Sessions, trace: Trace) -> Future[Put]:
     """Store a trace with all its turns. Turns that are there are brought up to date, others stay."""
-    return sessions.put([rows(trace, Packer())])
+    return sessions.put([trace_rows(trace, Packer())])
 
 
-def rows(trace: Trace, packer: Packer, wanted: Iterable[int] | None = None) -> tuple[TraceRow, list[Packed]]:
+def trace_rows(trace: Trace, packer: Packer, wanted: Iterable[int] | None = None) -> tuple[TraceRow, list[Packed]]:
     """What is stored of a trace, and its contents. `wanted` are the indexes of its turns [default: all]."""
-    contents = _Contents(packer)
-    nodes = _Nodes(trace, contents)
+    contents = _ContentTable(packer)
+    nodes = _NodeTable(trace, contents)
     turns = [
         _turn_row(trace, index, contents, nodes)
         for index in (range(len(trace.turns)) if wanted is None else wanted)
@@ -126,7 +126,7 @@ def rows(trace: Trace, packer: Packer, wanted: Iterable[int] | None = None) -> t
     return row, contents.packed
 
 
-def _turn_row(trace: Trace, index: int, contents: _Contents, nodes: _Nodes) -> TurnRow:
+def _turn_row(trace: Trace, index: int, contents: _ContentTable, nodes: _NodeTable) -> TurnRow:
     turn = trace.turns[index]
     shape = turn.shape
     action = trace.renderer.action([trace.nodes[node].body for node in turn.action])
@@ -143,7 +143,7 @@ def _turn_row(trace: Trace, index: int, contents: _Contents, nodes: _Nodes) -> T
         fidelity=turn.fidelity,
         notes=_json(turn.notes).decode(),
         model=_word(turn.model),
-        family=family(turn.model),
+        family=model_family(turn.model),
         timestamp=_word(turn.timestamp),
         system=None if shape is None else contents.add(_json(shape.system)),
         tools=None if shape is None else contents.add(_json(shape.tools)),
@@ -151,22 +151,22 @@ def _turn_row(trace: Trace, index: int, contents: _Contents, nodes: _Nodes) -> T
     )
 
 
-def _to_keep(action: Action, seen: Sequence[Message]) -> Action | _Kept:
+def _to_keep(action: TurnAction, seen: Sequence[Message]) -> TurnAction | _StoredAction:
     said: Message = {"role": "assistant", "content": action.content}
     if action.tool_calls:
         said["tool_calls"] = action.tool_calls
     if len(seen) != 1 or seen[0] != said:
         return action
-    return _Kept(seen=True, thinking=action.thinking, thinking_hidden=action.thinking_hidden)
+    return _StoredAction(seen=True, thinking=action.thinking, thinking_hidden=action.thinking_hidden)
 
 
-def _columns(signals: Signals) -> dict[str, Any]:
+def _columns(signals: TurnSignals) -> dict[str, Any]:
     columns: dict[str, Any] = {name: getattr(signals, name) for name in _SIGNALS}
     columns["interrupted"] = int(signals.interrupted)
     return columns
 
 
-class _Contents:
+class _ContentTable:
     """The contents of a trace, each once."""
 
     def __init__(self, packer: Packer) -> None:
@@ -183,10 +183,10 @@ class _Contents:
         return place
 
 
-class _Nodes:
+class _NodeTable:
     """The nodes that turns need, each rendered once, when it is first needed."""
 
-    def __init__(self, trace: Trace, contents: _Contents) -> None:
+    def __init__(self, trace: Trace, contents: _ContentTable) -> None:
         self._trace = trace
         self._contents = contents
         self._places = {-1: -1}
@@ -235,7 +235,7 @@ class _Nodes:
 # --- out of the store ----------------------------------------------------------------------------------
 
 
-def traces(library: Library, where: str | None = None, *, limit: int | None = None) -> Iterator[Trace]:
+def traces(library: TraceSource, where: str | None = None, *, limit: int | None = None) -> Iterator[Trace]:
     """The stored traces, each with those of its turns that `where` is true of; one at a time is read.
 
     `where` is an SQL expression over `understudy.store.choosing.COLUMNS`, `limit` the most turns of all traces
@@ -247,18 +247,18 @@ def traces(library: Library, where: str | None = None, *, limit: int | None = No
 
 
 def states(
-    library: Library, where: str | None = None, *, limit: int | None = None, system: str | None = SYSTEM_PROMPT
+    library: TraceSource, where: str | None = None, *, limit: int | None = None, system: str | None = SYSTEM_PROMPT
 ) -> Iterator[TraceState]:
     """The stored states that `where` is true of, as `traces` takes it; `system` as `trace.expand` takes it.
 
-    Nothing is redacted: see `ingest.redacted` before they leave this machine.
+    Nothing is redacted: see `ingest.redaction` before they leave this machine.
     """
     for trace in traces(library, where, limit=limit):
         yield from expand(trace, system=system)
 
 
 @contextmanager
-def _opened(library: Library) -> Generator[Sessions]:
+def _opened(library: TraceSource) -> Generator[Sessions]:
     if isinstance(library, Sessions):
         yield library
     elif isinstance(library, Store):
@@ -269,7 +269,7 @@ def _opened(library: Library) -> Generator[Sessions]:
 
 
 def _trace(row: TraceRow, contents: Sequence[bytes]) -> Trace:
-    nodes = [Node(before, Stored(contents[content])) for before, content in row.nodes]
+    nodes = [TraceNode(before, StoredBody(contents[content])) for before, content in row.nodes]
     return Trace(
         trace_id=_said(row.id),
         session_id=_said(row.session_id),
@@ -279,23 +279,23 @@ def _trace(row: TraceRow, contents: Sequence[bytes]) -> Trace:
         nodes=nodes,
         turns=[_turn(turn, nodes, contents) for turn in row.turns],
         project=_say(row.project),
-        parent=None if row.parent is None else _struct(_parent, row.parent, Parent),
+        parent=None if row.parent is None else _struct(_parent, row.parent, TraceParent),
         role=row.role,
         agent=_say(row.agent),
         version=_say(row.version),
-        shape=Shape(
+        shape=RequestShape(
             None if row.system is None else _loaded(contents[row.system]),
             None if row.tools is None else _loaded(contents[row.tools]),
         ),
-        outcome=None if row.outcome is None else _struct(_outcome, row.outcome, Outcome),
+        outcome=None if row.outcome is None else _struct(_outcome, row.outcome, TraceOutcome),
         losses=Counter(_struct(_losses, row.losses, dict[str, int])),
     )
 
 
-def _turn(row: TurnRow, nodes: list[Node], contents: Sequence[bytes]) -> Turn:
+def _turn(row: TurnRow, nodes: list[TraceNode], contents: Sequence[bytes]) -> TraceTurn:
     signals: dict[str, Any] = {name: getattr(row, name) for name in _SIGNALS}
     signals["interrupted"] = bool(row.interrupted)
-    return Turn(
+    return TraceTurn(
         message_id=_said(row.message_id),
         context=row.node,
         action=_action_nodes(row, nodes, contents[row.action]),
@@ -307,13 +307,13 @@ def _turn(row: TurnRow, nodes: list[Node], contents: Sequence[bytes]) -> Turn:
         shape=(
             None
             if row.system is None or row.tools is None
-            else Shape(_loaded(contents[row.system]), _loaded(contents[row.tools]))
+            else RequestShape(_loaded(contents[row.system]), _loaded(contents[row.tools]))
         ),
-        signals=Signals(**signals),
+        signals=TurnSignals(**signals),
     )
 
 
-def _action_nodes(row: TurnRow, nodes: list[Node], action: bytes) -> tuple[int, ...]:
+def _action_nodes(row: TurnRow, nodes: list[TraceNode], action: bytes) -> tuple[int, ...]:
     """The nodes of a turn's action, the last of which bears it: those on the tree, else one of its own."""
     way: list[int] = []
     node = -1 if row.answer is None else row.answer
@@ -323,11 +323,11 @@ def _action_nodes(row: TurnRow, nodes: list[Node], action: bytes) -> tuple[int, 
     if way and node == row.node:
         last = nodes[way[0]]
         if last.body.action is None:
-            nodes[way[0]] = Node(last.parent, Stored(last.body.messages, action))
+            nodes[way[0]] = TraceNode(last.parent, StoredBody(last.body.messages, action))
             return tuple(reversed(way))
-        nodes.append(Node(last.parent, Stored(last.body.messages, action)))
+        nodes.append(TraceNode(last.parent, StoredBody(last.body.messages, action)))
         return (*reversed(way[1:]), len(nodes) - 1)
-    nodes.append(Node(row.node, Stored(b"[]", action)))
+    nodes.append(TraceNode(row.node, StoredBody(b"[]", action)))
     return (len(nodes) - 1,)
 
 

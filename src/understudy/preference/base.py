@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from understudy.ingest.trace import Action, Message
+from understudy.ingest.trace import Message, TurnAction
 
 
 class Proposal(Struct, frozen=True, kw_only=True):
@@ -17,7 +17,7 @@ class Proposal(Struct, frozen=True, kw_only=True):
     teacher: str
     model: str
     family: str | None
-    action: Action
+    action: TurnAction
     cost_usd: float | None = None
 
 
@@ -28,7 +28,7 @@ class Consensus(Struct, frozen=True, kw_only=True):
     the share of those asked, in [0, 1].
     """
 
-    action: Action
+    action: TurnAction
     teacher: str
     supporters: tuple[str, ...]
     asked: tuple[str, ...]
@@ -49,8 +49,8 @@ class Pair(Struct, frozen=True, kw_only=True):
     group: str
     messages: list[Message]
     tools: list[dict[str, Any]] | None
-    chosen: Action
-    rejected: Action
+    chosen: TurnAction
+    rejected: TurnAction
     state_id: str | None = None
     model: str | None = None
     family: str | None = None

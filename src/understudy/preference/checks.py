@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct, field
 
-from understudy.ingest.trace import Action, Message, text_of
+from understudy.ingest.trace import Message, TurnAction, text_of
 from understudy.preference.base import Pair
 from understudy.preference.normalise import NOWHERE, Place, unreadable
 from understudy.preference.prefixes import digest, stable
@@ -141,7 +141,7 @@ def in_turns(messages: Sequence[Message]) -> bool:
     return bool(rest) and last != "assistant" and not waiting
 
 
-def message_of(action: Action) -> Message:
+def message_of(action: TurnAction) -> Message:
     """An action as the assistant's message, thinking in `reasoning_content`."""
     message: Message = {"role": "assistant", "content": action.content or ""}
     if action.thinking:

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import Struct
 
-from understudy.ingest.trace import Action
+from understudy.ingest.trace import TurnAction
 from understudy.preference.normalise import NOWHERE, Doing, Place
 from understudy.preference.substance import Substance, alike, similarity, substance
 
@@ -41,7 +41,7 @@ def told(difference: Difference) -> dict[str, Any]:
     return msgspec.json.decode(msgspec.json.encode(difference))
 
 
-def differ(a: Action, b: Action, place: Place = NOWHERE) -> Difference | None:
+def differ(a: TurnAction, b: TurnAction, place: Place = NOWHERE) -> Difference | None:
     """What differs in substance; None where they come to the same.
 
     What is said before the same tool call, and what of its arguments does not count, is no difference.

@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
-from understudy.ingest.trace import Action
+from understudy.ingest.trace import TurnAction
 from understudy.preference.known_tools import ALIASES, TOOLS, Kind, Known
 from understudy.preference.shell import script, spelled
 from understudy.wire.blocks import canonical, decoded
@@ -78,7 +78,7 @@ def of_name(name: Any, arguments: Any, place: Place = NOWHERE) -> Doing:
         return _done(called, str(arguments))
 
 
-def doings(action: Action, place: Place = NOWHERE) -> tuple[Doing, ...]:
+def doings(action: TurnAction, place: Place = NOWHERE) -> tuple[Doing, ...]:
     """What an action does: its calls as a set, in an order of their own.
 
     A call that is made twice counts twice, unless its tool only reads. What an agent notes for itself counts only
@@ -98,7 +98,7 @@ def _traits(call: Doing) -> Known:
     return TOOLS.get(call.name, _UNKNOWN)
 
 
-def unreadable(action: Action) -> bool:
+def unreadable(action: TurnAction) -> bool:
     """Whether the arguments of any call of an action are no JSON object."""
     return any(not doing(call).readable for call in action.tool_calls)
 

@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from understudy.errors import ConfigError
 from understudy.ingest import trace_store
-from understudy.ingest.redacted import redacted
-from understudy.ingest.trace import Action, Trace, TraceState, expand, state_id
+from understudy.ingest.redaction import redact_trace
+from understudy.ingest.trace import Trace, TraceState, TurnAction, expand, state_id
 from understudy.preference import checks
 from understudy.preference.base import Consensus, Pair, Proposal
 from understudy.preference.checks import Checks, Tally
@@ -22,7 +22,7 @@ from understudy.preference.normalise import Place, unreadable
 from understudy.preference.prefixes import digest
 from understudy.preference.proposals import judge_of, names_in, proposals
 from understudy.preference.substance import alike, substance
-from understudy.redact.heuristics import OURS
+from understudy.redact.heuristics import PSEUDONYM
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 from understudy.store.asks import Replay
@@ -77,7 +77,7 @@ def replay_pairs(
             given = {each: proposals(store, each, names=names, left_out=tally.answers) for each in ids}
             exported = trace
             if redactor is not None:
-                exported = redacted(trace, redactor)
+                exported = redact_trace(trace, redactor)
                 given = _redacted(trace, given, redactor)
             # The ids are those of the trace as it is stored: asks are kept by them.
             for own, state in zip(ids, expand(exported), strict=True):
@@ -127,7 +127,7 @@ def _allowed(replay: Replay) -> _Allowed:
 
 def _foreign(state: TraceState, proposal: Proposal) -> bool:
     """Whether a proposal has a pseudonym that does not stand in the conversation."""
-    names = {found[0] for found in OURS.finditer(_text(proposal.action))}
+    names = {found[0] for found in PSEUDONYM.finditer(_text(proposal.action))}
     if not names:
         return False
     told = repr((state.messages, state.tools)) + _text(state.student_action)
@@ -217,7 +217,7 @@ def _chosen(state_ids: Sequence[str], where: str | None) -> str:
     return of_replays if where is None else f"(\n{where}\n) AND {of_replays}"
 
 
-def _offered(state: TraceState, action: Action) -> bool:
+def _offered(state: TraceState, action: TurnAction) -> bool:
     """Whether the state offers what an action calls. Where its tools are not known, the request told of some."""
     if state.tools is None:
         return True
@@ -240,13 +240,15 @@ def _redacted(trace: Trace, given: dict[str, list[Proposal]], redactor: Redactor
     """The proposals without what is a secret in them or in their trace: a teacher may have been shown it."""
     said = {each.ask_id: msgspec.to_builtins(each.action) for some in given.values() for each in some}
     histories = (trace.renderer.history(node.body) for node in trace.nodes)
-    knowing = redactor.knowing(chain(histories, said.values()))
-    clean = {ask: msgspec.convert(knowing.value(action, f"answer {ask}"), Action) for ask, action in said.items()}
+    knowing = redactor.scoped_to(chain(histories, said.values()))
+    clean = {
+        ask: msgspec.convert(knowing.value(action, f"answer {ask}"), TurnAction) for ask, action in said.items()
+    }
     return {
         own: [msgspec.structs.replace(each, action=clean[each.ask_id]) for each in some]
         for own, some in given.items()
     }
 
 
-def _text(action: Action) -> str:
+def _text(action: TurnAction) -> str:
     return repr(msgspec.to_builtins(action))

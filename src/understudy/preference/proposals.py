@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from understudy.ingest.trace import Action, Message, tool_call
+from understudy.ingest.trace import Message, TurnAction, tool_call
 from understudy.preference.base import Proposal
 from understudy.preference.consensus import Judge
 from understudy.preference.normalise import unreadable
@@ -106,7 +106,7 @@ def names_in(messages: Iterable[Message], tools: Iterable[dict[str, Any]] | None
     return {name for function in functions if isinstance(name := function.get("name"), str)}
 
 
-def action_of(call: Call, sent: Mapping[str, str]) -> tuple[Action | None, str]:
+def action_of(call: Call, sent: Mapping[str, str]) -> tuple[TurnAction | None, str]:
     """What an answered call does; None with the reason where it cannot be proposed (see `proposals`).
 
     `sent` gives the names of tools by what the teacher was told that they are.
@@ -128,12 +128,12 @@ def action_of(call: Call, sent: Mapping[str, str]) -> tuple[Action | None, str]:
     return (None, "unknown_tool") if lost or not names <= _tools_of(call) else (action, "")
 
 
-def action_in(blocks: Sequence[Block], names: Mapping[str, str] = MappingProxyType({})) -> Action:
+def action_in(blocks: Sequence[Block], names: Mapping[str, str] = MappingProxyType({})) -> TurnAction:
     """What an answer does. `names` gives tools other names."""
     said = [block.text for block in blocks if block.kind == "text" and block.text]
     thought = [block.text for block in blocks if block.kind == "thinking" and block.text]
     hidden = any(block.kind == "thinking" or block.name == "redacted_thinking" for block in blocks)
-    return Action(
+    return TurnAction(
         content="\n".join(said) or None,
         thinking="\n".join(thought) or None,
         thinking_hidden=hidden and not thought,

@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import ConfigError
-from understudy.ingest.model_families import family
-from understudy.ingest.normalise import tidy
-from understudy.ingest.trace import Action, Message
+from understudy.ingest.model_families import model_family
+from understudy.ingest.normalise import normalise_messages
+from understudy.ingest.trace import Message, TurnAction
 from understudy.preference import prefixes
 from understudy.preference.base import Pair
 from understudy.preference.checks import SAME, Checks, Tally
@@ -201,7 +201,7 @@ def _pair(
         clean: dict[str, Any] = redactor.value(
             {"messages": messages, "actions": msgspec.to_builtins(actions)}, f"rollout {good.graded.rollout.id}"
         )
-        messages, actions = clean["messages"], msgspec.convert(clean["actions"], list[Action])
+        messages, actions = clean["messages"], msgspec.convert(clean["actions"], list[TurnAction])
     difference = between(*(substance(action, place) for action in actions))
     if difference is None:
         return SAME  # they differed in what is no secret any more
@@ -215,7 +215,7 @@ def _pair(
         chosen=actions[0],
         rejected=actions[1],
         model=other.call.backend_model,
-        family=family(other.call.backend_model),
+        family=model_family(other.call.backend_model),
         evidence={
             "task": task.instance_id,
             "turn": depth,
@@ -292,4 +292,4 @@ def _messages(node: Node) -> list[Message]:
         if message.tool_call_id is not None:
             plain["tool_call_id"] = message.tool_call_id
         told.append(plain)
-    return tidy(told)
+    return normalise_messages(told)

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from understudy.ingest.trace import Action
+from understudy.ingest.trace import TurnAction
 from understudy.preference.normalise import NOWHERE, Doing, Place, doings
 
 SIMILAR = 0.6
@@ -51,7 +51,7 @@ class Substance(Struct, frozen=True):
         return ("tools", *(each.key for each in self.doings)) if self.doings else ("text", self.text)
 
 
-def substance(action: Action, place: Place = NOWHERE) -> Substance:
+def substance(action: TurnAction, place: Place = NOWHERE) -> Substance:
     """What an action comes to."""
     found = doings(action, place)
     if found:

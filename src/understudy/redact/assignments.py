@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import re
 
-from understudy.redact.heuristics import ANSI, dummy, password, random, reference, sorts
+from understudy.redact.heuristics import (
+    ANSI,
+    count_character_classes,
+    is_password,
+    is_placeholder,
+    is_reference,
+    looks_random,
+)
 
 _STRONG = re.compile(r"(?i)passw|pwd|passphr|secret|identified")
 _AFTER = re.compile(
@@ -60,7 +67,7 @@ _NOT = re.compile(
 )
 
 
-def assigned(text: str, place: int) -> tuple[int, int] | None:
+def find_assigned(text: str, place: int) -> tuple[int, int] | None:
     """Where the secret lies that is assigned to a name in which a word for secrets stands at `place`."""
     word = _WORD.match(text, place)
     match = _AFTER.match(text, word.end()) if word else None
@@ -85,17 +92,17 @@ def assigned(text: str, place: int) -> tuple[int, int] | None:
         behind = text[start + len(said) : start + len(said) + 1]
         if not _spaced(word.group(), before, quote) and not _netrc(word.group(), before, said, behind):
             return None
-    if match["comma"] is not None and not random(said):
+    if match["comma"] is not None and not looks_random(said):
         return None
     name = word.group().lower()
     if len(said) < 6 or _PUBLIC.search(before):
         return None
-    if reference(said) and (dummy(said) or not _BASE64.fullmatch(said)):
+    if is_reference(said) and (is_placeholder(said) or not _BASE64.fullmatch(said)):
         return None
     if name == "key" and _KEY.search(before) is None:
         return None
     rest = _REST.match(text, place)
-    if rest is None or _NOT.search(rest.group()) or not secretlike(name, said, quoted=bool(quote)):
+    if rest is None or _NOT.search(rest.group()) or not is_secret_value(name, said, quoted=bool(quote)):
         return None
     if match["prose"] is not None and not any(one.isdigit() for one in said):
         return None
@@ -123,25 +130,25 @@ def _netrc(word: str, before: str, value: str, behind: str) -> bool:
         word == "password"
         and behind in ("", "\n", "\r", "\\")
         and _LINE.search(before) is not None
-        and (random(value) or sorts(value) > 2)
+        and (looks_random(value) or count_character_classes(value) > 2)
     )
 
 
-def secretlike(name: str, value: str, *, quoted: bool) -> bool:
+def is_secret_value(name: str, value: str, *, quoted: bool) -> bool:
     """Whether a value is a secret, under a name that says so: a password may be simple, a token looks random."""
     if name == "pass":
-        return password(value, quoted) and (random(value) or sorts(value) > 2)
+        return is_password(value, quoted) and (looks_random(value) or count_character_classes(value) > 2)
     if _STRONG.search(name):
-        return password(value, quoted)
-    return len(value) >= 16 and random(value)
+        return is_password(value, quoted)
+    return len(value) >= 16 and looks_random(value)
 
 
-def under(name: str, value: str) -> bool:
+def is_secret_field(name: str, value: str) -> bool:
     """Whether a value is a secret that stands in a field of this name."""
     if len(value) < 6 or len(value) > 4096 or len(name) > 100 or any(one.isspace() for one in value):
         return False
     if _COOKIE.search(name) is not None:
-        return len(value) >= 16 and random(value)
-    if _NAME.search(name) is None or _NOT.search(name) or "public" in name.lower() or reference(value):
+        return len(value) >= 16 and looks_random(value)
+    if _NAME.search(name) is None or _NOT.search(name) or "public" in name.lower() or is_reference(value):
         return False
-    return secretlike(name, value, quoted=True)
+    return is_secret_value(name, value, quoted=True)

@@ -24,12 +24,12 @@ _PUBLIC = re.compile(
 
 
 @cache
-def installed() -> bool:
+def is_installed() -> bool:
     """Whether `pybetterleaks` is there."""
     return find_spec("pybetterleaks") is not None
 
 
-def leaks(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+def find_leaks(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
     """The rule and the secret of all that is found in the texts. Raises ConfigError when the library fails.
 
     It is slow, so it is shown only the lines with what could be a token: sixteen characters with a digit among

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from understudy.redact.heuristics import password, reference
+from understudy.redact.heuristics import is_password, is_reference
 
 _VALUE = r"""\\{0,7}["']?([^\s"'\\;|&<>\0\x1b]{6,256})"""
 _OF = r"[^\n|;&]{0,160}?[ \t]"
@@ -26,13 +26,13 @@ _PIPED = re.compile(
 )
 
 
-def given(text: str, place: int, needle: bytes) -> tuple[int, int] | None:
+def find_argument(text: str, place: int, needle: bytes) -> tuple[int, int] | None:
     """Where the password lies that is given to a program whose needle stands at `place`."""
     match = AFTER[needle].match(text, place)
     return None if match is None else _judged(*match.span(match.re.groups), text)
 
 
-def piped(text: str, place: int) -> tuple[int, int] | None:
+def find_piped(text: str, place: int) -> tuple[int, int] | None:
     """Where the password lies that is piped into `chpasswd`, which stands at `place`."""
     left = max(place - 240, 0)
     match = _PIPED.search(text[left:place])
@@ -41,6 +41,6 @@ def piped(text: str, place: int) -> tuple[int, int] | None:
 
 def _judged(start: int, end: int, text: str) -> tuple[int, int] | None:
     value = text[start:end].rstrip(",.)]}")
-    if len(value) < 6 or reference(value) or not password(value, quoted=False):
+    if len(value) < 6 or is_reference(value) or not is_password(value, quoted=False):
         return None
     return start, start + len(value)

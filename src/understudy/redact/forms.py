@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from understudy.redact.heuristics import dummy, random
+from understudy.redact.heuristics import is_placeholder, looks_random
 
 
-class Form(NamedTuple):
+class TokenForm(NamedTuple):
     """A kind of token: the name of its rule, the word in its pseudonym, and what it looks like."""
 
     rule: str
@@ -17,69 +17,71 @@ class Form(NamedTuple):
 
 
 FORMS = (
-    Form("aws-key-id", "AWS_KEY", r"(?:AKIA|ASIA|ABIA|ACCA|A3T[A-Z0-9])[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    Form("github-token", "GITHUB_TOKEN", r"gh[pousr]_[A-Za-z0-9]{30,255}|github_pat_[A-Za-z0-9_]{22,255}"),
-    Form(
+    TokenForm("aws-key-id", "AWS_KEY", r"(?:AKIA|ASIA|ABIA|ACCA|A3T[A-Z0-9])[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    TokenForm("github-token", "GITHUB_TOKEN", r"gh[pousr]_[A-Za-z0-9]{30,255}|github_pat_[A-Za-z0-9_]{22,255}"),
+    TokenForm(
         "gitlab-token",
         "GITLAB_TOKEN",
         r"(?:gl(?:pat|ptt|dt|rt|cbt|oas|soat|ft|imt|agent|ffct)-|GR1348941)[\w-]{20,200}",
     ),
-    Form("slack-token", "SLACK_TOKEN", r"xox[abceoprs]-[A-Za-z0-9-]{15,250}|xapp-\d-[A-Za-z0-9-]{20,250}"),
-    Form("stripe-key", "STRIPE_KEY", r"[sr]k_(?:live|test|prod)_[A-Za-z0-9]{12,250}|whsec_[A-Za-z0-9]{20,100}"),
-    Form("anthropic-key", "ANTHROPIC_KEY", r"sk-ant-[a-z]+\d*-[\w-]{20,250}"),
-    Form("openrouter-key", "OPENROUTER_KEY", r"sk-or-v1-[0-9a-f]{40,80}"),
-    Form("openai-key", "OPENAI_KEY", r"sk-(?:proj-|svcacct-|admin-|None-)?[A-Za-z0-9][\w-]{18,250}"),
-    Form("google-key", "GOOGLE_KEY", r"AIza[\w-]{35}(?![\w-])|GOCSPX-[\w-]{20,40}"),
-    Form("npm-token", "NPM_TOKEN", r"npm_[A-Za-z0-9]{36,64}"),
-    Form("pypi-token", "PYPI_TOKEN", r"pypi-[A-Za-z0-9_-]{50,1000}"),
-    Form("huggingface-token", "HUGGINGFACE_TOKEN", r"(?:hf_|api_org_)[A-Za-z0-9]{30,80}"),
-    Form("twilio-key", "TWILIO_KEY", r"SK[0-9a-f]{32}(?![A-Za-z0-9])"),
-    Form("twilio-account", "TWILIO_ACCOUNT", r"AC[0-9a-f]{32}(?![A-Za-z0-9])"),
-    Form("digitalocean-token", "DIGITALOCEAN_TOKEN", r"do[oprt]_v1_[0-9a-f]{64}"),
-    Form("shopify-token", "SHOPIFY_TOKEN", r"shp(?:at|ca|pa|ss|tka)_[0-9a-fA-F]{32}"),
-    Form("databricks-token", "DATABRICKS_TOKEN", r"dapi[0-9a-f]{32}(?:-\d)?(?![A-Za-z0-9])"),
-    Form("linear-key", "LINEAR_KEY", r"lin_(?:api|oauth)_[A-Za-z0-9]{32,64}"),
-    Form("notion-token", "NOTION_TOKEN", r"(?:ntn_|secret_)[A-Za-z0-9]{40,50}(?![A-Za-z0-9])"),
-    Form("atlassian-token", "ATLASSIAN_TOKEN", r"AT[ACB]TT3[\w-]{20,250}"),
-    Form("square-token", "SQUARE_TOKEN", r"sq0(?:atp|csp|idp)-[\w-]{22,60}|EAAA[\w-]{60}(?![\w-])"),
-    Form("sendinblue-key", "BREVO_KEY", r"xkeysib-[0-9a-f]{64}-[A-Za-z0-9]{16}"),
-    Form("mailgun-key", "MAILGUN_KEY", r"key-[0-9a-z]{32}(?![A-Za-z0-9])"),
-    Form("groq-key", "GROQ_KEY", r"gsk_[A-Za-z0-9]{40,64}"),
-    Form("xai-key", "XAI_KEY", r"xai-[A-Za-z0-9_-]{60,100}"),
-    Form("perplexity-key", "PERPLEXITY_KEY", r"pplx-[A-Za-z0-9]{32,64}"),
-    Form("replicate-token", "REPLICATE_TOKEN", r"r8_[A-Za-z0-9]{36,42}"),
-    Form("supabase-token", "SUPABASE_TOKEN", r"sb(?:p|_secret|_service)_[\w-]{30,64}"),
-    Form("docker-token", "DOCKER_TOKEN", r"dckr_(?:pat|oat)_[\w-]{24,64}"),
-    Form("grafana-token", "GRAFANA_TOKEN", r"gl(?:sa|c)_[\w+/=-]{32,250}"),
-    Form("newrelic-key", "NEWRELIC_KEY", r"NR(?:AK|JS|II|RA)-[A-Za-z0-9-]{20,50}"),
-    Form("sentry-token", "SENTRY_TOKEN", r"sntry[su]_[\w+/=-]{40,250}"),
-    Form("postman-key", "POSTMAN_KEY", r"PMAK-[0-9a-f]{24}-[0-9a-f]{34}"),
-    Form("langsmith-key", "LANGSMITH_KEY", r"lsv2_(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{10}"),
-    Form("figma-token", "FIGMA_TOKEN", r"fig[duo]r?_[\w-]{38,64}"),
-    Form("planetscale-token", "PLANETSCALE_TOKEN", r"pscale_(?:tkn|pw|oauth)_[\w=.-]{32,64}"),
-    Form("rubygems-key", "RUBYGEMS_KEY", r"rubygems_[0-9a-f]{48}"),
-    Form("tailscale-key", "TAILSCALE_KEY", r"tskey-[a-z]+-[A-Za-z0-9-]{16,100}"),
-    Form("age-key", "AGE_KEY", r"AGE-SECRET-KEY-1[A-Z0-9]{58}"),
-    Form("pulumi-token", "PULUMI_TOKEN", r"pul-[0-9a-f]{40}"),
-    Form("heroku-key", "HEROKU_KEY", r"HRKU-[\w-]{36,64}"),
-    Form("netlify-token", "NETLIFY_TOKEN", r"nfp_[A-Za-z0-9]{36,64}"),
-    Form("circleci-token", "CIRCLECI_TOKEN", r"CCI(?:PAT|PRJ)_[A-Za-z0-9_]{40,100}"),
-    Form("render-key", "RENDER_KEY", r"rnd_[A-Za-z0-9]{26,40}"),
-    Form("posthog-key", "POSTHOG_KEY", r"ph[cx]_[A-Za-z0-9]{40,64}"),
-    Form("nvidia-key", "NVIDIA_KEY", r"nvapi-[\w-]{40,100}"),
-    Form("tavily-key", "TAVILY_KEY", r"tvly-(?:dev-|prod-)?[A-Za-z0-9]{28,64}"),
-    Form("sonar-token", "SONAR_TOKEN", r"sq[pua]_[0-9a-f]{40}"),
-    Form("discord-token", "DISCORD_TOKEN", r"[MNO][\w-]{22,28}\.[\w-]{6}\.[\w-]{27,40}"),
-    Form("telegram-token", "TELEGRAM_TOKEN", r"\d{8,10}:AA[\w-]{33}(?![\w-])"),
-    Form("sendgrid-key", "SENDGRID_KEY", r"SG\.[\w-]{16,32}\.[\w-]{16,64}"),
-    Form(
+    TokenForm("slack-token", "SLACK_TOKEN", r"xox[abceoprs]-[A-Za-z0-9-]{15,250}|xapp-\d-[A-Za-z0-9-]{20,250}"),
+    TokenForm(
+        "stripe-key", "STRIPE_KEY", r"[sr]k_(?:live|test|prod)_[A-Za-z0-9]{12,250}|whsec_[A-Za-z0-9]{20,100}"
+    ),
+    TokenForm("anthropic-key", "ANTHROPIC_KEY", r"sk-ant-[a-z]+\d*-[\w-]{20,250}"),
+    TokenForm("openrouter-key", "OPENROUTER_KEY", r"sk-or-v1-[0-9a-f]{40,80}"),
+    TokenForm("openai-key", "OPENAI_KEY", r"sk-(?:proj-|svcacct-|admin-|None-)?[A-Za-z0-9][\w-]{18,250}"),
+    TokenForm("google-key", "GOOGLE_KEY", r"AIza[\w-]{35}(?![\w-])|GOCSPX-[\w-]{20,40}"),
+    TokenForm("npm-token", "NPM_TOKEN", r"npm_[A-Za-z0-9]{36,64}"),
+    TokenForm("pypi-token", "PYPI_TOKEN", r"pypi-[A-Za-z0-9_-]{50,1000}"),
+    TokenForm("huggingface-token", "HUGGINGFACE_TOKEN", r"(?:hf_|api_org_)[A-Za-z0-9]{30,80}"),
+    TokenForm("twilio-key", "TWILIO_KEY", r"SK[0-9a-f]{32}(?![A-Za-z0-9])"),
+    TokenForm("twilio-account", "TWILIO_ACCOUNT", r"AC[0-9a-f]{32}(?![A-Za-z0-9])"),
+    TokenForm("digitalocean-token", "DIGITALOCEAN_TOKEN", r"do[oprt]_v1_[0-9a-f]{64}"),
+    TokenForm("shopify-token", "SHOPIFY_TOKEN", r"shp(?:at|ca|pa|ss|tka)_[0-9a-fA-F]{32}"),
+    TokenForm("databricks-token", "DATABRICKS_TOKEN", r"dapi[0-9a-f]{32}(?:-\d)?(?![A-Za-z0-9])"),
+    TokenForm("linear-key", "LINEAR_KEY", r"lin_(?:api|oauth)_[A-Za-z0-9]{32,64}"),
+    TokenForm("notion-token", "NOTION_TOKEN", r"(?:ntn_|secret_)[A-Za-z0-9]{40,50}(?![A-Za-z0-9])"),
+    TokenForm("atlassian-token", "ATLASSIAN_TOKEN", r"AT[ACB]TT3[\w-]{20,250}"),
+    TokenForm("square-token", "SQUARE_TOKEN", r"sq0(?:atp|csp|idp)-[\w-]{22,60}|EAAA[\w-]{60}(?![\w-])"),
+    TokenForm("sendinblue-key", "BREVO_KEY", r"xkeysib-[0-9a-f]{64}-[A-Za-z0-9]{16}"),
+    TokenForm("mailgun-key", "MAILGUN_KEY", r"key-[0-9a-z]{32}(?![A-Za-z0-9])"),
+    TokenForm("groq-key", "GROQ_KEY", r"gsk_[A-Za-z0-9]{40,64}"),
+    TokenForm("xai-key", "XAI_KEY", r"xai-[A-Za-z0-9_-]{60,100}"),
+    TokenForm("perplexity-key", "PERPLEXITY_KEY", r"pplx-[A-Za-z0-9]{32,64}"),
+    TokenForm("replicate-token", "REPLICATE_TOKEN", r"r8_[A-Za-z0-9]{36,42}"),
+    TokenForm("supabase-token", "SUPABASE_TOKEN", r"sb(?:p|_secret|_service)_[\w-]{30,64}"),
+    TokenForm("docker-token", "DOCKER_TOKEN", r"dckr_(?:pat|oat)_[\w-]{24,64}"),
+    TokenForm("grafana-token", "GRAFANA_TOKEN", r"gl(?:sa|c)_[\w+/=-]{32,250}"),
+    TokenForm("newrelic-key", "NEWRELIC_KEY", r"NR(?:AK|JS|II|RA)-[A-Za-z0-9-]{20,50}"),
+    TokenForm("sentry-token", "SENTRY_TOKEN", r"sntry[su]_[\w+/=-]{40,250}"),
+    TokenForm("postman-key", "POSTMAN_KEY", r"PMAK-[0-9a-f]{24}-[0-9a-f]{34}"),
+    TokenForm("langsmith-key", "LANGSMITH_KEY", r"lsv2_(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{10}"),
+    TokenForm("figma-token", "FIGMA_TOKEN", r"fig[duo]r?_[\w-]{38,64}"),
+    TokenForm("planetscale-token", "PLANETSCALE_TOKEN", r"pscale_(?:tkn|pw|oauth)_[\w=.-]{32,64}"),
+    TokenForm("rubygems-key", "RUBYGEMS_KEY", r"rubygems_[0-9a-f]{48}"),
+    TokenForm("tailscale-key", "TAILSCALE_KEY", r"tskey-[a-z]+-[A-Za-z0-9-]{16,100}"),
+    TokenForm("age-key", "AGE_KEY", r"AGE-SECRET-KEY-1[A-Z0-9]{58}"),
+    TokenForm("pulumi-token", "PULUMI_TOKEN", r"pul-[0-9a-f]{40}"),
+    TokenForm("heroku-key", "HEROKU_KEY", r"HRKU-[\w-]{36,64}"),
+    TokenForm("netlify-token", "NETLIFY_TOKEN", r"nfp_[A-Za-z0-9]{36,64}"),
+    TokenForm("circleci-token", "CIRCLECI_TOKEN", r"CCI(?:PAT|PRJ)_[A-Za-z0-9_]{40,100}"),
+    TokenForm("render-key", "RENDER_KEY", r"rnd_[A-Za-z0-9]{26,40}"),
+    TokenForm("posthog-key", "POSTHOG_KEY", r"ph[cx]_[A-Za-z0-9]{40,64}"),
+    TokenForm("nvidia-key", "NVIDIA_KEY", r"nvapi-[\w-]{40,100}"),
+    TokenForm("tavily-key", "TAVILY_KEY", r"tvly-(?:dev-|prod-)?[A-Za-z0-9]{28,64}"),
+    TokenForm("sonar-token", "SONAR_TOKEN", r"sq[pua]_[0-9a-f]{40}"),
+    TokenForm("discord-token", "DISCORD_TOKEN", r"[MNO][\w-]{22,28}\.[\w-]{6}\.[\w-]{27,40}"),
+    TokenForm("telegram-token", "TELEGRAM_TOKEN", r"\d{8,10}:AA[\w-]{33}(?![\w-])"),
+    TokenForm("sendgrid-key", "SENDGRID_KEY", r"SG\.[\w-]{16,32}\.[\w-]{16,64}"),
+    TokenForm(
         "jwt",
         "JWT",
         r"eyJ[\w-]{10,}\.eyJ[\w-]{8,}(?:\.[\w-]+)?|eyJ[\w-]{10,}\.[\w-]*\.[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}",
     ),
-    Form("google-token", "GOOGLE_TOKEN", r"ya29\.[\w-]{20,1000}"),
-    Form("vault-token", "VAULT_TOKEN", r"hv[sbr]\.[\w-]{20,300}"),
-    Form("doppler-token", "DOPPLER_TOKEN", r"dp\.(?:pt|st|ct|sa|scim|audit)\.[\w.-]{30,64}"),
+    TokenForm("google-token", "GOOGLE_TOKEN", r"ya29\.[\w-]{20,1000}"),
+    TokenForm("vault-token", "VAULT_TOKEN", r"hv[sbr]\.[\w-]{20,300}"),
+    TokenForm("doppler-token", "DOPPLER_TOKEN", r"dp\.(?:pt|st|ct|sa|scim|audit)\.[\w.-]{30,64}"),
 )
 """All of them. Where two fit, the first names the token."""
 
@@ -102,7 +104,7 @@ _STARTS = frozenset(_STARTS_TEXT.split())
 """What a token's first letters are, or all of them where `_` or `-` comes sooner: three small letters."""
 
 
-def _any(before: str, forms: tuple[Form, ...]) -> re.Pattern[str]:
+def _any(before: str, forms: tuple[TokenForm, ...]) -> re.Pattern[str]:
     return re.compile(before + "(?:" + "|".join(f"({form.pattern})" for form in forms) + ")", re.ASCII)
 
 
@@ -115,7 +117,7 @@ _dot = re.compile(r"(?:SG|ya29|hv[sbr]|dp\.[a-z]{2,5})\.$|[0-9]{8,10}:$", re.ASC
 _whole = re.compile("|".join(f"({form.pattern})" for form in FORMS), re.ASCII)
 
 
-def in_run(text: str, start: int, end: int) -> list[tuple[int, int, str]]:
+def tokens_in_run(text: str, start: int, end: int) -> list[tuple[int, int, str]]:
     """The tokens in a run of letters, digits, `_` and `-`: where they begin and end, and their rule.
 
     Tokens of several runs, with dots between, are found by their first or second.
@@ -138,23 +140,23 @@ def in_run(text: str, start: int, end: int) -> list[tuple[int, int, str]]:
     for match in pattern.finditer(text, start, end):
         rule = _IN_RUN[(match.lastindex or 1) - 1].rule
         # `sk-` begins names of CSS classes too.
-        if not dummy(match.group()) and (rule != "openai-key" or random(match.group())):
+        if not is_placeholder(match.group()) and (rule != "openai-key" or looks_random(match.group())):
             spans.append((match.start(), match.end(), rule))
     return spans
 
 
 def _dotted_at(text: str, at: int, spans: list[tuple[int, int, str]]) -> None:
     match = _dotted.match(text, at)
-    if match is not None and not dummy(match.group()):
+    if match is not None and not is_placeholder(match.group()):
         spans.append((match.start(), match.end(), _DOTTED[(match.lastindex or 1) - 1].rule))
 
 
-def label(value: str) -> str:
+def pseudonym_label(value: str) -> str:
     """The word for a value's pseudonym: that of its form, else SECRET."""
     match = _whole.fullmatch(value)
     return "SECRET" if match is None else FORMS[(match.lastindex or 1) - 1].label
 
 
-def formed(value: str) -> bool:
+def has_token_form(value: str) -> bool:
     """Whether the whole value has one of the forms."""
     return _whole.fullmatch(value) is not None

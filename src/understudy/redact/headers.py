@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from understudy.redact.heuristics import ANSI, random, reference
+from understudy.redact.heuristics import ANSI, is_reference, looks_random
 
 _AUTHORIZATION = re.compile(
     r"uthorization\\{0,7}[\"']?[ \t]{0,4}[:=,][ \t]{0,4}[fb]?(?:\\{0,7}[\"'`])?(?:" + ANSI + r")?"
@@ -31,7 +31,7 @@ def authorization(text: str, place: int) -> Iterator[tuple[int, int]]:
         start, end = match.span("said")
         for part in _PART.finditer(text, start, _before(text, "uthorization", start, end)):
             value = part.group()
-            if not reference(value) and (random(value) or _HEX.fullmatch(value)):
+            if not is_reference(value) and (looks_random(value) or _HEX.fullmatch(value)):
                 yield part.span()
     digest = _DIGEST.match(text, place)
     if digest is not None:
@@ -48,7 +48,7 @@ def cookies(text: str, place: int) -> Iterator[tuple[int, int]]:
 def pairs(text: str, start: int, end: int, needle: str) -> Iterator[tuple[int, int]]:
     """Where values that look drawn by lot stand behind a name, as far as the next needle, which looks itself."""
     for pair in _PAIR.finditer(text, start, _before(text, needle, start, end)):
-        if not reference(pair[1]) and random(_ESCAPED.sub("-", pair[1])):
+        if not is_reference(pair[1]) and looks_random(_ESCAPED.sub("-", pair[1])):
             yield pair.span(1)
 
 
@@ -60,14 +60,14 @@ def _before(text: str, needle: str, start: int, end: int) -> int:
 def jar(text: str, place: int) -> Iterator[tuple[int, int]]:
     """Where the value of a cookie lies in a line of a cookie file, which has a tab and TRUE at `place`."""
     match = _JAR.match(text, place)
-    if match is not None and random(match[1]):
+    if match is not None and looks_random(match[1]):
         yield match.span(1)
 
 
 def signed(text: str, place: int) -> Iterator[tuple[int, int]]:
     """Where the signature of an address lies that `sig=` stands in, at `place`."""
     match = _SIGNED.match(text, max(place - 1, 0))
-    if match is not None and random(_ESCAPED.sub("-", match[1])):
+    if match is not None and looks_random(_ESCAPED.sub("-", match[1])):
         yield match.span(1)
 
 

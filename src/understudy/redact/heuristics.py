@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from math import log2
 
-OURS = re.compile(r"\[[A-Z][A-Z0-9_]*_[0-9a-f]{6}\]|user_[0-9a-f]{6}(?:@example\.com)?")
+PSEUDONYM = re.compile(r"\[[A-Z][A-Z0-9_]*_[0-9a-f]{6}\]|user_[0-9a-f]{6}(?:@example\.com)?")
 """A pseudonym of ours."""
 
 ANSI = r"(?:\x1b|\\{1,8}(?:u001b|x1b|033|e))\[[\d;]{0,16}m"
@@ -62,25 +62,25 @@ def entropy(value: str) -> float:
     return -sum((count := value.count(one)) / size * log2(count / size) for one in set(value)) if size else 0.0
 
 
-def dummy(value: str) -> bool:
+def is_placeholder(value: str) -> bool:
     """Whether a value with the form of a secret is one of the documentation's, or a row of a few letters."""
     return _DUMMY.search(value) is not None or len(set(value[-16:])) < 5
 
 
-def reference(value: str) -> bool:
+def is_reference(value: str) -> bool:
     """Whether it is a pseudonym, a placeholder, a variable, a path, a call: something that is no value itself."""
     value = value[:256]
     return (
         _REFERENCE.match(value) is not None
         or _CODE.match(value) is not None
         or "://" in value
-        or OURS.search(value) is not None
+        or PSEUDONYM.search(value) is not None
         or _DUMMY.search(value) is not None
         or value.lower() in GENERIC_PASSWORDS
     )
 
 
-def random(value: str) -> bool:
+def looks_random(value: str) -> bool:
     """Whether its letters and digits look drawn by lot: at least ten of them where no word would be so."""
     if len(value) < 12:
         return False
@@ -98,17 +98,17 @@ def random(value: str) -> bool:
     return mixed >= 10 and entropy(value) > 2.9
 
 
-def sorts(value: str) -> int:
+def count_character_classes(value: str) -> int:
     """How many sorts of characters are in the value: small letters, capitals, digits, signs."""
     return sum(sort.search(value) is not None for sort in (_SMALL, _CAPITAL, _DIGIT, _SIGN))
 
 
-def password(value: str, quoted: bool) -> bool:
+def is_password(value: str, quoted: bool) -> bool:
     """Whether a value that is said to be a secret is one: of two sorts of characters, and no mere words."""
-    if random(value):
+    if looks_random(value):
         return True
     value = value[:80]
-    several = sorts(value)
+    several = count_character_classes(value)
     if several < 2 or len(value) < (6 if quoted else 8):
         return False
     # Letters of two cases, and no more: a name in code more often than not.
@@ -119,11 +119,11 @@ def password(value: str, quoted: bool) -> bool:
     return len(_WORDS.sub("", value)) >= 4
 
 
-def memorable(value: str) -> bool:
+def is_distinctive(value: str) -> bool:
     """Whether a value, once found, can be looked for wherever it stands without hitting ordinary words."""
     if len(value) < 8:
         return False
-    return random(value) or (
+    return looks_random(value) or (
         not value.isdigit()
         and _DIGIT.search(value) is not None
         and len(set(value[:200])) >= 5

@@ -10,7 +10,7 @@ _FEW = 24
 _GRAM = 8
 
 
-class Known:
+class KnownSecrets:
     """A set of values of eight characters or more, each with what the value is that it stands for."""
 
     def __init__(self) -> None:

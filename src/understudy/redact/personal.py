@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from understudy.redact.heuristics import ANSI, OURS
+from understudy.redact.heuristics import ANSI, PSEUDONYM
 
 _DOMAIN = re.compile(
     r"(?:@|%40)((?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8})(xn--[a-z0-9]{2,30}|[A-Za-z]{2,18})"
@@ -62,7 +62,7 @@ dashboard node_modules dist staging
 _HOMES = frozenset(_HOMES_TEXT.split())
 
 
-def email(text: str, place: int) -> tuple[int, int] | None:
+def find_email(text: str, place: int) -> tuple[int, int] | None:
     """Where the address lies whose `@` is at `place`; None where there is none, or one that names nobody."""
     domain = _DOMAIN.match(text, place)
     if domain is None or _NOWHERE.search(domain[1]):
@@ -84,14 +84,14 @@ def email(text: str, place: int) -> tuple[int, int] | None:
         escaped = re.match(r"%[0-9A-Fa-f]{2}|[=.%-]+", text[start:place])
     name = text[start:place].rpartition("=")[2]
     start = place - len(name)
-    if not name or name.lower() in _NOBODY or OURS.fullmatch(name):
+    if not name or name.lower() in _NOBODY or PSEUDONYM.fullmatch(name):
         return None
     if _IN_URL.search(text[max(start - 256, 0) : start]):
         return None
     return start, domain.end()
 
 
-def home(text: str, place: int) -> tuple[int, int] | None:
+def find_home_user(text: str, place: int) -> tuple[int, int] | None:
     """Where the user's name lies in the path of a home directory in which `home` or `Users` stands at `place`.
 
     Also as Claude Code writes a directory into the name of another, `-home-NAME-project`, and as URLs do.
@@ -110,7 +110,7 @@ def home(text: str, place: int) -> tuple[int, int] | None:
     if match is None:
         return None
     name = match[1].rstrip(".")
-    if not name or name.lower() in _HOMES or OURS.fullmatch(name) or not any(one.isalnum() for one in name):
+    if not name or name.lower() in _HOMES or PSEUDONYM.fullmatch(name) or not any(one.isalnum() for one in name):
         return None
     if name[0] == "." or _FILE.search(name):
         return None

@@ -5,19 +5,19 @@ from __future__ import annotations
 import hmac
 from typing import Literal
 
-from understudy.redact.forms import label
+from understudy.redact.forms import pseudonym_label
 
-Kind = Literal["secret", "private-key", "user", "email"]
+SecretKind = Literal["secret", "private-key", "user", "email"]
 
 
-class Names:
+class Pseudonyms:
     """Makes pseudonyms under a key."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self._made: dict[tuple[Kind, str], str] = {}
+        self._made: dict[tuple[SecretKind, str], str] = {}
 
-    def name(self, kind: Kind, value: str) -> str:
+    def name(self, kind: SecretKind, value: str) -> str:
         """The pseudonym of a value: `[GITHUB_TOKEN_3f2a91]`, `user_1c2d3e`, `user_1c2d3e@example.com`."""
         made = self._made.get((kind, value))
         if made is None:
@@ -26,7 +26,7 @@ class Names:
                 self._made[kind, value] = made
         return made
 
-    def _make(self, kind: Kind, value: str) -> str:
+    def _make(self, kind: SecretKind, value: str) -> str:
         if kind == "email":
             value = value.lower()
         sort = "secret" if kind == "private-key" else kind
@@ -36,4 +36,4 @@ class Names:
             return f"user_{digits}"
         if kind == "email":
             return f"user_{digits}@example.com"
-        return f"[{'PRIVATE_KEY' if kind == 'private-key' else label(value)}_{digits}]"
+        return f"[{'PRIVATE_KEY' if kind == 'private-key' else pseudonym_label(value)}_{digits}]"

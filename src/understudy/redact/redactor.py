@@ -10,16 +10,16 @@ from typing import Any, Self, cast
 
 import msgspec
 
-from understudy.redact.assignments import under
-from understudy.redact.betterleaks import installed, leaks
-from understudy.redact.forms import formed
-from understudy.redact.heuristics import OURS, memorable, reference
+from understudy.redact.assignments import is_secret_field
+from understudy.redact.betterleaks import find_leaks, is_installed
+from understudy.redact.forms import has_token_form
+from understudy.redact.heuristics import PSEUDONYM, is_distinctive, is_reference
 from understudy.redact.key import load_key
-from understudy.redact.known_secrets import Known
+from understudy.redact.known_secrets import KnownSecrets
 from understudy.redact.pem import pieces
-from understudy.redact.pseudonyms import Names
-from understudy.redact.report import Report
-from understudy.redact.rules import Found, found
+from understudy.redact.pseudonyms import Pseudonyms
+from understudy.redact.report import RedactionReport
+from understudy.redact.rules import SecretMatch, find_secrets
 
 _ROUNDS = 6
 _NESTED = 6
@@ -47,22 +47,24 @@ class Redactor:
     replaced where is in `report`; redactors made by `knowing` share it.
     """
 
-    def __init__(self, key: bytes, *, betterleaks: bool | None = None, report: Report | None = None) -> None:
-        self.report = report if report is not None else Report()
-        self._names = Names(key)
-        self._betterleaks = installed() if betterleaks is None else betterleaks
-        self._known: Known | None = None
+    def __init__(
+        self, key: bytes, *, betterleaks: bool | None = None, report: RedactionReport | None = None
+    ) -> None:
+        self.report = report if report is not None else RedactionReport()
+        self._names = Pseudonyms(key)
+        self._betterleaks = is_installed() if betterleaks is None else betterleaks
+        self._known: KnownSecrets | None = None
         self._sources: dict[str, str] = {}
         # What was seen before is not looked at again, as what one conversation has of another.
         self._clean: set[int] = set()
         self._leaked: dict[int, tuple[tuple[str, str], ...]] = {}
 
     @classmethod
-    def of_user(cls) -> Self:
+    def from_user_key(cls) -> Self:
         """One under the user's own key, which is made where there is none yet. Raises ConfigError."""
         return cls(load_key())
 
-    def knowing(self, values: Iterable[Any]) -> Redactor:
+    def scoped_to(self, values: Iterable[Any]) -> Redactor:
         """A redactor for what belongs together, as all of one conversation.
 
         It replaces the secrets found in `values` wherever they stand, also where nothing tells that they are ones.
@@ -73,13 +75,13 @@ class Redactor:
         one.report, one._names, one._betterleaks = self.report, self._names, self._betterleaks
         if len(self._clean) + len(self._leaked) > _SEEN:
             self._clean, self._leaked = set(), {}
-        one._known, one._sources, one._clean, one._leaked = Known(), {}, self._clean, self._leaked
+        one._known, one._sources, one._clean, one._leaked = KnownSecrets(), {}, self._clean, self._leaked
         one._learn(values)
         return one
 
     def text(self, text: str, where: str = "") -> str:
         """The text without secrets. `where` names it in the report."""
-        scope = self if self._known is not None else self.knowing([text])
+        scope = self if self._known is not None else self.scoped_to([text])
         return scope._text(text, where)
 
     def value(self, value: Any, where: str = "") -> Any:
@@ -87,12 +89,12 @@ class Redactor:
 
         Ids, hashes and signatures are left alone where they look like such.
         """
-        scope = self if self._known is not None else self.knowing([value])
+        scope = self if self._known is not None else self.scoped_to([value])
         return scope._value(value, where)
 
     def name(self, value: str, where: str = "") -> str:
         """An id or a name, which stays as it is unless a secret hides in it."""
-        scope = self if self._known is not None else self.knowing([])
+        scope = self if self._known is not None else self.scoped_to([])
         return scope._text(value, where)
 
     # --- looking
@@ -103,7 +105,7 @@ class Redactor:
         seen: set[int] = set()
         for value in values:
             for text, name in _strings(value):
-                if name is not None and under(name, text):
+                if name is not None and is_secret_field(name, text):
                     self._remember(text, "field")
                 mark = hash(text)
                 if mark in seen:
@@ -121,42 +123,44 @@ class Redactor:
         for plain in (True, False):
             some = [text for text in texts if text.isascii() is plain and hash(text) not in self._clean]
             # One long text is searched quicker than many short ones; nothing is found across a NUL.
-            suspects = _touched(some, found("\0".join(some))) if len(some) > 1 else set(range(len(some)))
+            suspects = _touched(some, find_secrets("\0".join(some))) if len(some) > 1 else set(range(len(some)))
             for number, text in enumerate(some):
-                hits = found(text) if number in suspects else ()
+                hits = find_secrets(text) if number in suspects else ()
                 if not hits:
                     self._clean.add(hash(text))
                 for hit in hits:
                     self._note(text, hit)
         if self._betterleaks:
             new = [text for text in texts if hash(text) not in self._leaked and not _idlike(text)]
-            told = [*leaks(new)]
+            told = [*find_leaks(new)]
             for text in new:
                 self._leaked[hash(text)] = tuple(one for one in told if one[1] in text)
             for text in texts:
                 for rule, secret in self._leaked.get(hash(text), ()):
                     secret = secret.strip()
-                    if secret and not reference(secret):
+                    if secret and not is_reference(secret):
                         self._remember(secret, f"betterleaks:{rule}")
 
-    def _note(self, text: str, hit: Found) -> None:
+    def _note(self, text: str, hit: SecretMatch) -> None:
         if hit.kind == "private-key":
             self._sources.setdefault(hit.value, hit.rule)
             for piece in pieces(text[hit.start : hit.end]):
-                cast(Known, self._known).add(piece, hit.value)
+                cast(KnownSecrets, self._known).add(piece, hit.value)
         elif hit.kind == "secret":
             self._remember(hit.value, hit.rule)
 
     def _remember(self, value: str, rule: str) -> None:
-        if memorable(value) or (len(value) >= 8 and (formed(value) or rule.startswith("betterleaks:"))):
+        if is_distinctive(value) or (
+            len(value) >= 8 and (has_token_form(value) or rule.startswith("betterleaks:"))
+        ):
             self._sources.setdefault(value, rule)
-            cast(Known, self._known).add(value)
+            cast(KnownSecrets, self._known).add(value)
 
-    def _hits(self, text: str) -> list[Found]:
-        hits = [] if hash(text) in self._clean else found(text)
-        for start, end, whole in cast(Known, self._known).find(text):
+    def _hits(self, text: str) -> list[SecretMatch]:
+        hits = [] if hash(text) in self._clean else find_secrets(text)
+        for start, end, whole in cast(KnownSecrets, self._known).find(text):
             rule = self._sources.get(whole, "known")
-            hits.append(Found(start, end, rule, "private-key" if rule == "private-key" else "secret", whole))
+            hits.append(SecretMatch(start, end, rule, "private-key" if rule == "private-key" else "secret", whole))
         return hits
 
     # --- replacing
@@ -215,14 +219,14 @@ class Redactor:
             except (ValueError, RecursionError):
                 pass
         new = self._text(text, where)
-        if new == text and name is not None and under(name, text) and OURS.search(text) is None:
+        if new == text and name is not None and is_secret_field(name, text) and PSEUDONYM.search(text) is None:
             pseudonym = self._names.name("secret", text)
             self.report.add(where, "field", pseudonym)
             return pseudonym
         return new
 
 
-def _touched(texts: list[str], hits: list[Found]) -> set[int]:
+def _touched(texts: list[str], hits: list[SecretMatch]) -> set[int]:
     """The numbers of the texts that hits in them, joined by a character, reach into."""
     if not hits:
         return set()
@@ -269,11 +273,11 @@ def _idlike(text: str) -> bool:
     return _ID.fullmatch(text) is not None or _SIGNATURE.fullmatch(text) is not None
 
 
-def _apart(text: str, hits: list[Found]) -> list[Found]:
+def _apart(text: str, hits: list[SecretMatch]) -> list[SecretMatch]:
     """The hits in order, none over another: what overlaps is one, named by what tells most."""
     if len(hits) < 2:
         return hits
-    apart: list[Found] = []
+    apart: list[SecretMatch] = []
     for hit in sorted(hits, key=lambda one: (one.start, -one.end)):
         last = apart[-1] if apart else None
         if last is None or hit.start >= last.end:
@@ -281,7 +285,12 @@ def _apart(text: str, hits: list[Found]) -> list[Found]:
             continue
         # A token inside a longer value: the token alone, unless something else of weight would be left.
         inside = hit.end <= last.end
-        if inside and last.rule in ("assignment", "url-login") and hit.rule != last.rule and formed(hit.value):
+        if (
+            inside
+            and last.rule in ("assignment", "url-login")
+            and hit.rule != last.rule
+            and has_token_form(hit.value)
+        ):
             left = len(text[last.start : hit.start]) + len(text[hit.end : last.end])
             if left < 8:
                 apart[-1] = hit

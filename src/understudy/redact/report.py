@@ -11,20 +11,20 @@ from typing import Any
 from understudy.errors import ConfigError
 from understudy.util.atomic import atomic_write
 
-Place = tuple[str, str, str, int]
+ReportPlace = tuple[str, str, str, int]
 """Where, by which rule, which pseudonym, and how often."""
 
-PLACES = 100_000
+MAX_PLACES = 100_000
 """How many places a report names; what is found beyond them is only counted."""
 
 
-class Report:
+class RedactionReport:
     """Counts by rule, and the places: where, which rule, which pseudonym. Never the secret.
 
     The same place told twice, as when the same text is redacted again, counts once while there is room for places.
     """
 
-    def __init__(self, places: int = PLACES) -> None:
+    def __init__(self, places: int = MAX_PLACES) -> None:
         self._room = places
         self._places: dict[tuple[str, str, str], int] = {}
         self._more: Counter[str] = Counter()
@@ -37,13 +37,13 @@ class Report:
         else:
             self._more[rule] += times
 
-    def merge(self, places: Iterable[Place], more: Counter[str]) -> None:
+    def merge(self, places: Iterable[ReportPlace], more: Counter[str]) -> None:
         """Take over what the report of another process says: its places, and what it only counted."""
         for place in places:
             self.add(*place)
         self._more.update(more)
 
-    def places(self) -> Iterator[Place]:
+    def places(self) -> Iterator[ReportPlace]:
         """The places, in the order in which they were found."""
         return ((*place, times) for place, times in self._places.items())
 
@@ -87,7 +87,7 @@ class Report:
             raise ConfigError(f"{path}: the report of redaction cannot be written: {error.strerror}") from error
 
 
-def put_beside(output: Path, report: Report | None) -> Path | None:
+def write_report_beside(output: Path, report: RedactionReport | None) -> Path | None:
     """Write the report of a file as `FILE.redaction.json`, and return its path.
 
     Without a report, as of a file that was not redacted, one that is left there of an earlier file is removed.

@@ -15,29 +15,29 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from understudy.redact import headers, pem
-from understudy.redact.assignments import assigned
-from understudy.redact.commands import AFTER, given, piped
-from understudy.redact.forms import in_run
-from understudy.redact.heuristics import GENERIC_PASSWORDS, OURS, random, reference
-from understudy.redact.personal import email, home
-from understudy.redact.pseudonyms import Kind
+from understudy.redact.assignments import find_assigned
+from understudy.redact.commands import AFTER, find_argument, find_piped
+from understudy.redact.forms import tokens_in_run
+from understudy.redact.heuristics import GENERIC_PASSWORDS, PSEUDONYM, is_reference, looks_random
+from understudy.redact.personal import find_email, find_home_user
+from understudy.redact.pseudonyms import SecretKind
 
 
-class Found(NamedTuple):
+class SecretMatch(NamedTuple):
     """A secret in a text: where, by which rule, what kind of pseudonym it gets, and what the secret is."""
 
     start: int
     end: int
     rule: str
-    kind: Kind
+    kind: SecretKind
     value: str
 
 
-class Rule(NamedTuple):
+class RedactionRule(NamedTuple):
     """What is tried where a needle (in small letters) stands: the text and the needle's place go in."""
 
     needles: tuple[bytes, ...]
-    look: Callable[[str, int], Sequence[Found]]
+    look: Callable[[str, int], Sequence[SecretMatch]]
 
 
 _URL = re.compile(r"""://([^\s/?#@:"'<>`\\\0]{0,128})(?::([^\s/"'<>`\\\0]{1,256}))?@(?=[\w\[.$%{-])""")
@@ -76,7 +76,7 @@ myuser dbadmin service rabbitmq
 GENERIC_USERS = frozenset(_GENERIC_USERS_TEXT.split())
 
 
-Hits = Sequence[Found]
+Hits = Sequence[SecretMatch]
 _NONE: Hits = ()
 
 
@@ -91,7 +91,7 @@ def _pem(text: str, place: int) -> Hits:
         span = pem.key_until(text, start)
     if span is None:
         return _NONE
-    return (Found(*span, "private-key", "private-key", pem.bare(text[slice(*span)])),)
+    return (SecretMatch(*span, "private-key", "private-key", pem.bare(text[slice(*span)])),)
 
 
 def _url(text: str, place: int) -> Hits:
@@ -104,19 +104,19 @@ def _url(text: str, place: int) -> Hits:
         return _NONE
     user, secret = match.groups()
     rule = "database-url" if scheme else "url-login"
-    if secret is not None and reference(secret) and not _odd(secret):
+    if secret is not None and is_reference(secret) and not _odd(secret):
         return _NONE
-    hits = [] if secret is None else [Found(match.start(2), match.end(2), rule, "secret", unquote(secret))]
-    if user and user.lower() not in GENERIC_USERS and not reference(user):
+    hits = [] if secret is None else [SecretMatch(match.start(2), match.end(2), rule, "secret", unquote(secret))]
+    if user and user.lower() not in GENERIC_USERS and not is_reference(user):
         # https://TOKEN@host, or a person's name
-        hits.append(Found(*match.span(1), rule, "secret" if random(user) else "user", unquote(user)))
+        hits.append(SecretMatch(*match.span(1), rule, "secret" if looks_random(user) else "user", unquote(user)))
     return hits
 
 
 def _odd(secret: str) -> bool:
     """Whether a password in a URL is one although it looks like code or a path."""
     return (
-        OURS.search(secret) is None
+        PSEUDONYM.search(secret) is None
         and secret.lower() not in GENERIC_PASSWORDS
         and not re.match(r"[$<{%*\[.]|x{3,}|(?:your|my)[-_]", secret, re.I)
         and not re.search(r"[${}<>]", secret)
@@ -126,9 +126,9 @@ def _odd(secret: str) -> bool:
 
 def _bearer(text: str, place: int) -> Hits:
     match = _BEARER.match(text, place)
-    if match is None or reference(match[1]) or not random(match[1]):
+    if match is None or is_reference(match[1]) or not looks_random(match[1]):
         return _NONE
-    return (Found(*match.span(1), "bearer", "secret", match[1]),)
+    return (SecretMatch(*match.span(1), "bearer", "secret", match[1]),)
 
 
 def _basic(text: str, place: int) -> Hits:
@@ -141,17 +141,17 @@ def _basic(text: str, place: int) -> Hits:
         return _NONE
     if b":" not in said[1:] or not all(32 <= byte < 127 for byte in said):
         return _NONE
-    return (Found(*match.span(1), "basic-auth", "secret", match[1]),)
+    return (SecretMatch(*match.span(1), "basic-auth", "secret", match[1]),)
 
 
 def _curl(text: str, place: int) -> Hits:
-    hits: list[Found] = []
+    hits: list[SecretMatch] = []
     match = _CURL.search(text, place, place + 600)
     if match is not None:
         for group in (1, 2):
             value = match[group]
-            if value and not reference(value) and (group == 2 or random(value)):
-                hits.append(Found(*match.span(group), "basic-auth", "secret", value))
+            if value and not is_reference(value) and (group == 2 or looks_random(value)):
+                hits.append(SecretMatch(*match.span(group), "basic-auth", "secret", value))
     match = _CURL_COOKIES.search(text, place, place + 600)
     if match is not None:
         end = text.find("\n", match.end(), match.end() + 4096)
@@ -163,18 +163,18 @@ def _curl(text: str, place: int) -> Hits:
 def _webhook(text: str, place: int) -> Hits:
     match = _WEBHOOK.match(text, place)
     value = match and (match[1] or match[2])
-    if not match or not value or reference(value) or not random(value):
+    if not match or not value or is_reference(value) or not looks_random(value):
         return _NONE
-    return (Found(*match.span(1 if match[1] else 2), "webhook", "secret", value),)
+    return (SecretMatch(*match.span(1 if match[1] else 2), "webhook", "secret", value),)
 
 
 def _assigned(text: str, place: int) -> Hits:
-    span = assigned(text, place)
-    return (Found(*span, "assignment", "secret", text[slice(*span)]),) if span else _NONE
+    span = find_assigned(text, place)
+    return (SecretMatch(*span, "assignment", "secret", text[slice(*span)]),) if span else _NONE
 
 
 def _secrets(text: str, spans: Iterator[tuple[int, int]], rule: str) -> Hits:
-    return [Found(start, end, rule, "secret", text[start:end]) for start, end in spans]
+    return [SecretMatch(start, end, rule, "secret", text[start:end]) for start, end in spans]
 
 
 def _spans(look: Callable[[str, int], Iterator[tuple[int, int]]], rule: str) -> Callable[[str, int], Hits]:
@@ -182,45 +182,45 @@ def _spans(look: Callable[[str, int], Iterator[tuple[int, int]]], rule: str) -> 
 
 
 def _given(needle: bytes, text: str, place: int) -> Hits:
-    span = given(text, place, needle)
-    return (Found(*span, "command-line", "secret", text[slice(*span)]),) if span else _NONE
+    span = find_argument(text, place, needle)
+    return (SecretMatch(*span, "command-line", "secret", text[slice(*span)]),) if span else _NONE
 
 
 def _piped(text: str, place: int) -> Hits:
-    span = piped(text, place)
-    return (Found(*span, "command-line", "secret", text[slice(*span)]),) if span else _NONE
+    span = find_piped(text, place)
+    return (SecretMatch(*span, "command-line", "secret", text[slice(*span)]),) if span else _NONE
 
 
 def _email(text: str, place: int) -> Hits:
-    span = email(text, place)
-    return (Found(*span, "email", "email", text[slice(*span)]),) if span else _NONE
+    span = find_email(text, place)
+    return (SecretMatch(*span, "email", "email", text[slice(*span)]),) if span else _NONE
 
 
 def _home(text: str, place: int) -> Hits:
-    span = home(text, place) if place else None
-    return (Found(*span, "home-path", "user", text[slice(*span)]),) if span else _NONE
+    span = find_home_user(text, place) if place else None
+    return (SecretMatch(*span, "home-path", "user", text[slice(*span)]),) if span else _NONE
 
 
 RULES = (
-    Rule((b"private key",), _pem),
-    Rule((b"://",), _url),
-    Rule((b"earer",), _bearer),
-    Rule((b"basic ",), _basic),
-    Rule((b"curl",), _curl),
-    Rule((b"hooks",), _webhook),
-    Rule((b"uthorization",), _spans(headers.authorization, "authorization")),
-    Rule((b"ookie",), _spans(headers.cookies, "cookie")),
-    Rule((b"\ttrue\t",), _spans(headers.jar, "cookie")),
-    Rule((b"sig=",), _spans(headers.signed, "signed-url")),
-    Rule((b"q~",), _spans(headers.joined, "azure-secret")),
-    *(Rule((needle,), partial(_given, needle)) for needle in AFTER),
-    Rule((b"chpasswd",), _piped),
-    Rule(
+    RedactionRule((b"private key",), _pem),
+    RedactionRule((b"://",), _url),
+    RedactionRule((b"earer",), _bearer),
+    RedactionRule((b"basic ",), _basic),
+    RedactionRule((b"curl",), _curl),
+    RedactionRule((b"hooks",), _webhook),
+    RedactionRule((b"uthorization",), _spans(headers.authorization, "authorization")),
+    RedactionRule((b"ookie",), _spans(headers.cookies, "cookie")),
+    RedactionRule((b"\ttrue\t",), _spans(headers.jar, "cookie")),
+    RedactionRule((b"sig=",), _spans(headers.signed, "signed-url")),
+    RedactionRule((b"q~",), _spans(headers.joined, "azure-secret")),
+    *(RedactionRule((needle,), partial(_given, needle)) for needle in AFTER),
+    RedactionRule((b"chpasswd",), _piped),
+    RedactionRule(
         (b"pass", b"pwd", b"secret", b"token", b"key", b"credential", b"auth", b"identified by", b"dockerc"),
         _assigned,
     ),
-    Rule((b"@", b"%40"), _email),
-    Rule((b"home", b"users"), _home),
+    RedactionRule((b"@", b"%40"), _email),
+    RedactionRule((b"home", b"users"), _home),
 )
 """What is looked for by its surroundings; what has a form is looked for in `forms`."""
 
@@ -231,14 +231,14 @@ _RUN = bytes(
 _LONG = b"w" * 20
 
 
-def found(text: str) -> list[Found]:
+def find_secrets(text: str) -> list[SecretMatch]:
     """All that the rules find in a text, in no order; spans may overlap."""
     if len(text) < 6:
         return []
     # One byte a character, so that places are the same.
     small = text.encode("latin-1", "replace").lower()
     find = small.find
-    hits: list[Found] = []
+    hits: list[SecretMatch] = []
     for needles, look in RULES:
         for needle in needles:
             place = find(needle)
@@ -250,22 +250,25 @@ def found(text: str) -> list[Found]:
     while start >= 0:
         end = runs.find(b".", start)
         end = len(runs) if end < 0 else end
-        hits += [Found(one, two, rule, "secret", text[one:two]) for one, two, rule in in_run(text, start, end)]
+        hits += [
+            SecretMatch(one, two, rule, "secret", text[one:two])
+            for one, two, rule in tokens_in_run(text, start, end)
+        ]
         start = runs.find(_LONG, end)
     if hits:
         hits += _beside_ids(text, hits)
     return hits
 
 
-def _beside_ids(text: str, hits: list[Found]) -> list[Found]:
+def _beside_ids(text: str, hits: list[SecretMatch]) -> list[SecretMatch]:
     """Secrets without a form of their own, near the ids that they belong to."""
-    near: list[Found] = []
+    near: list[SecretMatch] = []
     for of, (rule, pattern, around) in _BESIDE.items():
         reached = 0
         for hit in sorted(hit for hit in hits if hit.rule == of):
             begin = max(hit.start - around, reached)
             for match in pattern.finditer(text, begin, min(hit.end + around, len(text))):
-                if random(match.group()):
-                    near.append(Found(match.start(), match.end(), rule, "secret", match.group()))
+                if looks_random(match.group()):
+                    near.append(SecretMatch(match.start(), match.end(), rule, "secret", match.group()))
             reached = max(reached, hit.end)
     return near

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from understudy.ingest.trace import Action, Message, text_of
+from understudy.ingest.trace import Message, TurnAction, text_of
 from understudy.preference.base import Proposal
 from understudy.preference.consensus import Group, consensus
 from understudy.preference.normalise import Place
@@ -71,7 +71,7 @@ def _message(message: Message) -> str:
     return "\n".join(part for part in (*told, *map(_call, message.get("tool_calls") or ())) if part)
 
 
-def _said(action: Action) -> str:
+def _said(action: TurnAction) -> str:
     return "\n".join(part for part in (action.content or "", *map(_call, action.tool_calls)) if part)
 
 

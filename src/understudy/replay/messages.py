@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from msgspec import Raw
 
-from understudy.ingest.normalise import MISSING
+from understudy.ingest.normalise import MISSING_RESULT
 from understudy.ingest.trace import Message, text_of
 from understudy.wire.arguments import tool_input
 
@@ -95,7 +95,7 @@ class _Built:
         wanted = [block["id"] for block in last["content"] if block["type"] == "tool_use"] if last else []
         have = {block["tool_use_id"] for block in self._results}
         missing = [id_ for id_ in wanted if id_ not in have]
-        results = [{"type": "tool_result", "tool_use_id": id_, "content": MISSING} for id_ in missing]
+        results = [{"type": "tool_result", "tool_use_id": id_, "content": MISSING_RESULT} for id_ in missing]
         blocks = [*self._results, *results, *self._words]
         self._open.clear()
         self._results, self._words = [], []

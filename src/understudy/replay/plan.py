@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct, field, structs
 
 from understudy.ingest.batch_reader import WORK
-from understudy.ingest.redacted import redacted
+from understudy.ingest.redaction import redact_trace
 from understudy.ingest.trace import Trace, TraceState, expand
 from understudy.ingest.trace_store import traces
 from understudy.preference.checks import length_of, message_of
@@ -112,7 +112,7 @@ class Sessions:
         """The trace as it may be sent. Its ids, and who wrote its turns, are only for us, and stay as they are."""
         if self._redactor is None:
             return trace
-        sent = redacted(trace, self._redactor)
+        sent = redact_trace(trace, self._redactor)
         turns = [
             structs.replace(turn, message_id=own.message_id, model=own.model)
             for turn, own in zip(sent.turns, trace.turns, strict=True)

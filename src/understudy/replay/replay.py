@@ -91,7 +91,7 @@ class Replay:
         self._options = options
         self._stopped = asyncio.Event()
         self._asking = self._asker(0.0)
-        self._sessions = Sessions(store, options.where, Redactor.of_user() if options.redacted else None)
+        self._sessions = Sessions(store, options.where, Redactor.from_user_key() if options.redacted else None)
         self._seats = {teacher.name: Seat(teacher) for teacher in teachers.teachers}
         self._judge = None if teachers.judge is None else Seat(teachers.judge)
         self._judged: Counter[str] = Counter()

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, field
 from understudy.errors import ConfigError
 from understudy.gateway.config import TIMEOUT_S, GatewayConfig, ModelConfig, ModelsConfig, check
 from understudy.gateway.prices import Price
-from understudy.ingest.model_families import family
+from understudy.ingest.model_families import model_family
 
 Kind = Literal["openai", "anthropic", "vllm", "sglang"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -133,7 +133,7 @@ def _teacher(path: Path, key: str, name: str, table: Any) -> Teacher:
         raise ConfigError(f"{path}: {_located(key, str(error))}") from error
     if not config.model.strip():
         raise ConfigError(f"{path}: {key}.model: expected the name of a model")
-    known = config.family.strip().lower() if config.family is not None else family(config.model)
+    known = config.family.strip().lower() if config.family is not None else model_family(config.model)
     teacher = Teacher(name=name, config=config, family=known or None)
     try:
         check(GatewayConfig(models=ModelsConfig(high=teacher.model)))

@@ -16,7 +16,7 @@ from understudy.export.atif import export, named, of_session, version_of
 from understudy.export.atif_rollout import documents
 from understudy.export.base import Graded
 from understudy.export.corpus import Corpus, Selection
-from understudy.ingest.trace import Outcome, Parent, Trace, expand
+from understudy.ingest.trace import Trace, TraceOutcome, TraceParent, expand
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 from understudy.trajectory.roles import Role
@@ -93,7 +93,7 @@ def test_a_rollout_has_its_tokens_reward_mask_and_policy_version(tmp_path: Path)
     assert last["message"] == "Done."
     assert good["final_metrics"]["total_completion_tokens"] == 5
     (trace,) = back(good)
-    assert trace.outcome == Outcome(resolved=True, reward=1.0, task="calc-0", exit_status="succeeded")
+    assert trace.outcome == TraceOutcome(resolved=True, reward=1.0, task="calc-0", exit_status="succeeded")
 
 
 def test_tokens_can_be_left_out(tmp_path: Path):
@@ -117,7 +117,7 @@ def test_subagents_are_in_the_trajectory_that_started_them():
     assert first["subagent_trajectory_ref"] == [{"trajectory_id": "agent-7"}]
     assert "subagent_trajectory_ref" not in second
     main, sub = back(document)
-    assert sub.parent == Parent("s1", "t1", 1) and len(main.turns) == 2
+    assert sub.parent == TraceParent("s1", "t1", 1) and len(main.turns) == 2
     assert "subagent_trajectories" not in next(iter(told(log, roles=("main",)).values()))
 
 
@@ -166,7 +166,7 @@ def test_a_way_that_was_given_up_is_a_file_of_its_own():
 
 
 def test_every_turn_of_a_session_is_learned_once_and_redacted(tmp_path: Path):
-    log = session("s", project="/home/ann/project", outcome=Outcome(resolved=False, reward=0.0, task="t-1"))
+    log = session("s", project="/home/ann/project", outcome=TraceOutcome(resolved=False, reward=0.0, task="t-1"))
     log.turns[0].timestamp, log.turns[1].timestamp = "2026-10-03T09:00:00Z", "yesterday"
     put_sessions(tmp_path / "store", [log])
     found = exported(tmp_path / "store", tmp_path / "out", origins=("sessions",))
@@ -204,7 +204,7 @@ def test_a_session_that_was_compacted_goes_on_in_the_file_that_the_first_one_nam
 
 def test_subagents_of_sessions_are_named_by_the_call_that_started_them(tmp_path: Path):
     main = session("m")
-    sub = session("sub/agent", parent=Parent(main.session_id, "c1"), role="subagent")
+    sub = session("sub/agent", parent=TraceParent(main.session_id, "c1"), role="subagent")
     put_sessions(tmp_path / "store", [main, sub])
     found = exported(tmp_path / "store", tmp_path / "out", origins=("sessions",), test_share=0.0)
     results = found["m.json"]["steps"][2]["observation"]["results"]

@@ -15,7 +15,7 @@ from understudy.export.matching import arguments_of, place, textual
 from understudy.export.session_examples import desirable, trace_examples
 from understudy.export.splits import split
 from understudy.export.trl_sft import runs
-from understudy.ingest.trace import Outcome, Shape, Signals, expand, tool_call
+from understudy.ingest.trace import RequestShape, TraceOutcome, TurnSignals, expand, tool_call
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 
@@ -107,7 +107,7 @@ def test_every_chosen_turn_is_learned_exactly_once_whatever_the_tree(parents: li
 
 
 def test_what_is_nothing_to_learn_from_is_left_out(tmp_path: Path):
-    log = Log("t", shape=Shape())
+    log = Log("t", shape=RequestShape())
     ask = log.user(-1, [{"type": "text", "text": "See:"}, {"type": "image_url", "image_url": {"url": "data:,"}}])
     broken = log.answer(ask, "I try.", [("c1", "Bash", '{"command": "l')])
     seen = log.result(broken, "c1", "no")
@@ -149,7 +149,7 @@ def test_where_and_roles_choose(tmp_path: Path):
     helper.answer(helper.user(-1, "Help."), "Here.")
     warmup = Log("warm", role="warmup")
     warmup.answer(warmup.user(-1, "Warm."), "Up.")
-    failed = session("u", outcome=Outcome(resolved=False, task="u-1"), project=None)
+    failed = session("u", outcome=TraceOutcome(resolved=False, task="u-1"), project=None)
     put_sessions(tmp_path, [session(), helper.trace, warmup.trace, failed])
 
     def count(**chosen) -> int:
@@ -212,22 +212,22 @@ def test_rollouts_give_their_branches_and_their_calls(tmp_path: Path):
     ("signals", "outcome", "label"),
     [
         (None, None, None),
-        (Signals(tool_calls=3), None, None),
-        (Signals(tests="passed"), None, True),
-        (Signals(tests="failed"), None, None),
-        (Signals(commits=1), None, True),
-        (Signals(feedback="positive"), None, True),
-        (Signals(feedback="negative", commits=1), None, False),
-        (Signals(tests="passed", denied=1), None, False),
-        (Signals(interrupted=True), None, False),
-        (Signals(edits=2, edits_survived=1, tests="passed"), None, False),
-        (Signals(edits=2, edits_survived=2), None, None),
-        (Signals(edits=2), Outcome(resolved=True), True),
-        (None, Outcome(resolved=False), False),
-        (Signals(interrupted=True), Outcome(resolved=True), False),
+        (TurnSignals(tool_calls=3), None, None),
+        (TurnSignals(tests="passed"), None, True),
+        (TurnSignals(tests="failed"), None, None),
+        (TurnSignals(commits=1), None, True),
+        (TurnSignals(feedback="positive"), None, True),
+        (TurnSignals(feedback="negative", commits=1), None, False),
+        (TurnSignals(tests="passed", denied=1), None, False),
+        (TurnSignals(interrupted=True), None, False),
+        (TurnSignals(edits=2, edits_survived=1, tests="passed"), None, False),
+        (TurnSignals(edits=2, edits_survived=2), None, None),
+        (TurnSignals(edits=2), TraceOutcome(resolved=True), True),
+        (None, TraceOutcome(resolved=False), False),
+        (TurnSignals(interrupted=True), TraceOutcome(resolved=True), False),
     ],
 )
-def test_what_is_desirable(signals: Signals | None, outcome: Outcome | None, label: bool | None):
+def test_what_is_desirable(signals: TurnSignals | None, outcome: TraceOutcome | None, label: bool | None):
     assert desirable(signals, outcome) is label
 
 

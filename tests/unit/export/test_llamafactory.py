@@ -22,7 +22,7 @@ from understudy.export.corpus import Corpus, Selection
 from understudy.export.examples import Example
 from understudy.export.llamafactory import TOO_LONG, export
 from understudy.export.llamafactory_templates import named
-from understudy.ingest.trace import Action, Message, tool_call
+from understudy.ingest.trace import Message, TurnAction, tool_call
 from understudy.preference.base import Pair
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
@@ -153,7 +153,7 @@ def test_alpaca_has_the_conversation_before_as_history():
 
 def test_pairs_have_an_odd_number_of_turns():
     def pair(messages: list[Message]) -> Pair:
-        chosen = Action(content="A", thinking="B", tool_calls=[tool_call("x", "Bash", {})])
+        chosen = TurnAction(content="A", thinking="B", tool_calls=[tool_call("x", "Bash", {})])
         return Pair(
             pair_id="p",
             origin="replay",
@@ -161,7 +161,7 @@ def test_pairs_have_an_odd_number_of_turns():
             messages=messages,
             tools=None,
             chosen=chosen,
-            rejected=Action(content="No."),
+            rejected=TurnAction(content="No."),
         )
 
     row = made.dpo(pair([USER, DONE, USER]), QWEN, "sharegpt")

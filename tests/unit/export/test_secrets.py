@@ -14,7 +14,7 @@ from understudy.errors import ConfigError
 from understudy.export.base import traits_of
 from understudy.export.corpus import Corpus, Selection
 from understudy.ingest import trace_store
-from understudy.ingest.trace import Outcome, Parent, Shape, Signals, Trace, state_id
+from understudy.ingest.trace import RequestShape, Trace, TraceOutcome, TraceParent, TurnSignals, state_id
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 from understudy.store.asks import Ask
@@ -87,23 +87,23 @@ def plant(store: Store, seed: int) -> list[str]:
             project=f"{HOME}/project",
             role=role,
             agent="helper" if number else None,
-            parent=Parent(f"session-trace-{seed}-0", "c1") if number else None,
-            shape=Shape(planted(), tools),
-            outcome=Outcome(resolved=True, task=None, exit_status=planted()),
+            parent=TraceParent(f"session-trace-{seed}-0", "c1") if number else None,
+            shape=RequestShape(planted(), tools),
+            outcome=TraceOutcome(resolved=True, task=None, exit_status=planted()),
         )
         log.trace.source = f"{HOME}/logs/{number}.jsonl"
         ask = log.user(-1, planted())
         picture = {"type": "image_url", "image_url": {"url": f"data:text/plain,{planted()}"}}
         more = log.user(ask, [{"type": "text", "text": planted()}, picture])
-        signals = Signals(tool_calls=1, tests="passed")
+        signals = TurnSignals(tool_calls=1, tests="passed")
         call = ("c1", "Bash", {"command": planted(), "env": [{"deep": planted()}], "cwd": HOME})
         first = log.answer(more, planted(), [call], thinking=planted(), signals=signals, model="claude-opus-4-5")
         seen = log.result(first, "c1", planted())
         nested = json.dumps({"file": json.dumps({"content": planted()})})
         second = log.answer(seen, None, [("c2", "Bash", nested)], signals=signals, model="claude-opus-4-5")
         done = log.result(second, "c2", json.dumps({"stdout": planted()}))
-        log.answer(done, planted(), signals=Signals(commits=1), model="claude-opus-4-5")
-        wait(trace_store.put(store.sessions, log.trace))
+        log.answer(done, planted(), signals=TurnSignals(commits=1), model="claude-opus-4-5")
+        wait(trace_store.store_trace(store.sessions, log.trace))
         teach(store, log.trace)
     return planted.secrets
 

@@ -18,7 +18,7 @@ from understudy.export.base import Exported
 from understudy.export.corpus import Corpus, Selection
 from understudy.export.parquet import Parquet
 from understudy.export.verl import COLUMNS, Form, export
-from understudy.ingest.trace import Shape
+from understudy.ingest.trace import RequestShape
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 
@@ -157,7 +157,7 @@ def test_no_rollouts_is_an_error(tmp_path: Path):
 
 @pytest.mark.skipif(not PYTHON, reason="UNDERSTUDY_VERL_PYTHON names no python with verl")
 def test_verl_learns_the_chosen_answers_with_arguments_as_objects(tmp_path: Path):
-    bare = Log("bare", shape=Shape("You talk.", None))
+    bare = Log("bare", shape=RequestShape("You talk.", None))
     bare.answer(bare.user(-1, "Hello."), "Hello ✓.")
     put_sessions(tmp_path / "store", [session("s"), bare.trace])
     written(tmp_path / "store", tmp_path / "out", "sft", origins=("sessions",))

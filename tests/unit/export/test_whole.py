@@ -17,7 +17,7 @@ from understudy.export.corpus import Corpus, Selection
 from understudy.export.files import MANIFEST
 from understudy.export.openai import refusal
 from understudy.export.push import plan
-from understudy.ingest.trace import Shape, Signals
+from understudy.ingest.trace import RequestShape, TurnSignals
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 
@@ -71,7 +71,7 @@ def test_what_is_interrupted_leaves_the_earlier_export(store: Path, tmp_path: Pa
 def test_a_full_disk_leaves_the_earlier_export(tmp_path: Path, name: str):
     noise = Log("noise", project="/srv/noise")
     ask = noise.user(-1, "".join(map(chr, range(0x4E00, 0x9E00))) * 20)
-    noise.answer(ask, "Long.", signals=Signals(commits=1))
+    noise.answer(ask, "Long.", signals=TurnSignals(commits=1))
     put_sessions(tmp_path / "store", [session("s"), noise.trace])
     out = tmp_path / "out"
     more = {"max_tokens": 0} if name == "openai" else {}
@@ -170,7 +170,7 @@ EVIL = 'evil\n---\nlicense: mit\n"}]: {*&!%@`\x1b[31m\x00\x85\u2028<b>|'
 
 
 def hostile(directory: Path) -> Path:
-    good = Signals(commits=1)
+    good = TurnSignals(commits=1)
     traces = [Log(f"../t/{n}\n{EVIL}", project=project) for n, project in enumerate((EVIL, "/\ud800\0", "", None))]
     for log in traces:
         log.trace.format = EVIL
@@ -179,7 +179,9 @@ def hostile(directory: Path) -> Path:
         first = log.answer(ask, None, [call], thinking="\udc00", model=EVIL, signals=good)
         log.answer(log.result(first, "c\0\ud801", "r\ud9ff"), "end\0", model=EVIL, signals=good)
     empty = Log("empty")
-    bare = Log("bare", shape=Shape(None, [{"type": "function", "function": {"name": "x"}}, {"name": "y"}, {}]))
+    bare = Log(
+        "bare", shape=RequestShape(None, [{"type": "function", "function": {"name": "x"}}, {"name": "y"}, {}])
+    )
     bare.answer(-1, "Nobody asked.", signals=good)
     calls, tip = Log("calls"), -1
     for number in range(20):

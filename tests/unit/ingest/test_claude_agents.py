@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from understudy.ingest.claude_code.log_format import ClaudeCode
-from understudy.ingest.trace import Parent, Trace, expand
+from understudy.ingest.trace import Trace, TraceParent, expand
 
 from support.claude_log import MODEL, Log, by_message, outline, read, thinking
 
@@ -36,7 +36,7 @@ def agent(version: str, prompt: str, message_id: str, **envelope: Any) -> Log:
     return log
 
 
-def subagents(traces: list[Trace]) -> dict[str, Parent | None]:
+def subagents(traces: list[Trace]) -> dict[str, TraceParent | None]:
     return {trace.turns[0].message_id: trace.parent for trace in traces if trace.role == "subagent"}
 
 
@@ -51,11 +51,11 @@ def test_subagents_among_the_lines_of_the_session() -> None:
     log.result("t1", "code found")
     log.assistant(NEXT, "Both.")
     traces = read(log)
-    assert subagents(traces) == {SUB: Parent("s1", "t2", 1), SUB2: Parent("s1", "t1", 1)}
+    assert subagents(traces) == {SUB: TraceParent("s1", "t2", 1), SUB2: TraceParent("s1", "t1", 1)}
     found = by_message(*traces)
     assert outline(found[SUB]) == ["user: explore text"]
     assert outline(found[NEXT])[2:] == ["t2: text found", "t1: code found"]
-    assert len({trace.trace_id for trace in traces}) == 3 and found[SUB].parent == Parent("s1", "t2", 1)
+    assert len({trace.trace_id for trace in traces}) == 3 and found[SUB].parent == TraceParent("s1", "t2", 1)
 
 
 def test_subagents_in_files_beside_the_session() -> None:
@@ -65,7 +65,7 @@ def test_subagents_in_files_beside_the_session() -> None:
     sub = agent("2.0.76", "explore", SUB, agentId="a1b2c3d")
     warm = agent("2.0.76", "Warmup", SUB2, agentId="a999999")
     traces = read(log, **{"agent-a1b2c3d.jsonl": sub.data(), "agent-a999999.jsonl": warm.data()})
-    assert subagents(traces) == {SUB: Parent("s1", "t1", 1)}
+    assert subagents(traces) == {SUB: TraceParent("s1", "t1", 1)}
     assert [trace.role for trace in traces] == ["main", "subagent", "warmup"]
     assert {trace.session_id for trace in traces} == {"s1"}
 
@@ -87,7 +87,10 @@ def test_subagents_below_the_session() -> None:
             "s1/subagents/agent-acompact-0a1b2c.jsonl": compact.data(),
         },
     )
-    assert subagents(traces) == {SUB: Parent("s1", "t1", 1), "msg_0000000000000013": Parent("s1", "t9", 2)}
+    assert subagents(traces) == {
+        SUB: TraceParent("s1", "t1", 1),
+        "msg_0000000000000013": TraceParent("s1", "t9", 2),
+    }
     assert [trace.agent for trace in traces] == [None, "Explore", None, None]
     assert traces[-1].role == "compact"
 
@@ -95,7 +98,7 @@ def test_subagents_below_the_session() -> None:
 def test_a_subagent_without_its_session_is_a_trace() -> None:
     sub = agent("2.1.197", "explore", SUB)
     (trace,) = read(**{"s1/subagents/agent-a1.jsonl": sub.data()})
-    assert trace.parent == Parent("s1", None, 1) and len(list(expand(trace))) == 1
+    assert trace.parent == TraceParent("s1", None, 1) and len(list(expand(trace))) == 1
 
 
 # --- the ledger -------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from understudy.errors import ConfigError
-from understudy.ingest.formats.registry import FORMATS, batches, detect, named
-from understudy.ingest.log_files import LogFile, head, walk
+from understudy.ingest.formats.registry import FORMATS, detect, format_named, group_batches
+from understudy.ingest.log_files import LogFile, read_head, walk_logs
 from understudy.ingest.trace import expand
 
 from support.ingest import DATA, LOGS, golden, read
@@ -31,8 +31,8 @@ def test_a_log_is_read_as_the_golden_file_says(log: str) -> None:
 
 @pytest.mark.parametrize(("log", "name"), LOGS.items())
 def test_no_format_claims_the_log_of_another(log: str, name: str) -> None:
-    for file in walk([DATA / log], Counter()):
-        beginning = head(file)
+    for file in walk_logs([DATA / log], Counter()):
+        beginning = read_head(file)
         found = detect(file.path, beginning)
         assert found is not None and found.name == name
         # Claude Code's lines may be cut anywhere, so that it goes by little; it stands behind Gemini for that.
@@ -42,9 +42,9 @@ def test_no_format_claims_the_log_of_another(log: str, name: str) -> None:
 
 @pytest.mark.parametrize(("log", "name"), LOGS.items())
 def test_a_format_is_known_by_less_than_its_whole_beginning(log: str, name: str) -> None:
-    for file in walk([DATA / log], Counter()):
+    for file in walk_logs([DATA / log], Counter()):
         for size in (600, 4096):
-            found = detect(file.path, head(file)[:size])
+            found = detect(file.path, read_head(file)[:size])
             assert found is not None and found.name == name, (file.path, size)
 
 
@@ -66,10 +66,10 @@ def test_what_is_no_log_is_claimed_by_no_format() -> None:
 
 
 def test_a_format_is_found_by_its_name() -> None:
-    assert named("codex").name == "codex"
+    assert format_named("codex").name == "codex"
     assert len({format.name for format in FORMATS}) == len(FORMATS)
     with pytest.raises(ConfigError, match=r"'klingon' is no log format; .*codex"):
-        named("klingon")
+        format_named("klingon")
 
 
 def test_every_state_is_fit_for_a_chat_template() -> None:
@@ -103,5 +103,5 @@ def test_a_turn_keeps_its_id_when_the_log_grows(tmp_path: Path) -> None:
 def test_a_log_read_alone_is_not_detected(tmp_path: Path) -> None:
     path = tmp_path / "anything"
     path.write_bytes((DATA / "atif.json").read_bytes())
-    (batch,) = batches([LogFile.on_disk(path)], Counter(), only=named("atif"))
+    (batch,) = group_batches([LogFile.on_disk(path)], Counter(), only=format_named("atif"))
     assert batch.format.name == "atif" and len(batch.files) == 1

@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from understudy.ingest import log_reader
-from understudy.ingest.formats.registry import FORMATS, batches, named
-from understudy.ingest.log_files import LogFile, walk
+from understudy.ingest.formats.registry import FORMATS, format_named, group_batches
+from understudy.ingest.log_files import LogFile, walk_logs
 from understudy.ingest.trace import Trace, expand
 
 DATA = Path(__file__).parents[2] / "data" / "ingest"
-ALL = batches(walk([DATA], Counter()), Counter())
+ALL = group_batches(walk_logs([DATA], Counter()), Counter())
 LOGS = {
     f"{batch.format.name}:{Path(batch.key).name}": (
         batch.format.name,
@@ -38,7 +38,7 @@ def of_bytes(path: str, data: bytes) -> LogFile:
 
 def read(name: str, files: dict[str, bytes]) -> list[Trace]:
     """What a format makes of the files; all of it is expanded and can be written."""
-    traces = list(named(name).read([of_bytes(path, data) for path, data in files.items()]))
+    traces = list(format_named(name).read([of_bytes(path, data) for path, data in files.items()]))
     for trace in traces:
         assert all(isinstance(kind, str) and count > 0 for kind, count in trace.losses.items())
         found = list(expand(trace))
@@ -144,7 +144,7 @@ def test_any_value_may_stand_anywhere(log: str) -> None:
 def test_what_is_no_log_of_a_format_gives_no_turn_of_sense_but_no_crash(name: str, data: bytes) -> None:
     for path in ("x.jsonl", "x.json", "x/events/0.json", "x/events/event-00000-a.json", "x"):
         read(name, {path: data})
-        named(name).detect(path, data)
+        format_named(name).detect(path, data)
 
 
 LINES = {
@@ -189,7 +189,7 @@ def test_a_line_that_is_too_long_is_skipped_in_bounded_memory(monkeypatch: pytes
     long = b'{"type":"response_item","payload":"' + b"x" * 9_000_000 + b'"}'
     data = b'{"a":1}\n' + long + b'\n{"b":2}\n' + long
     losses: Counter[str] = Counter()
-    assert list(log_reader.lines(of_bytes("x", data), losses)) == [b'{"a":1}', b'{"b":2}']
+    assert list(log_reader.read_lines(of_bytes("x", data), losses)) == [b'{"a":1}', b'{"b":2}']
     assert losses == {"long_line": 2}
 
 
@@ -212,7 +212,7 @@ def test_lines_are_those_of_the_file_however_it_comes(rows: Sequence[bytes], chu
 
     data = b"\n".join(rows)
     losses: Counter[str] = Counter()
-    found = list(log_reader.lines(LogFile("x", len(data), lambda: Slow(data)), losses))
+    found = list(log_reader.read_lines(LogFile("x", len(data), lambda: Slow(data)), losses))
     assert found == [row for row in rows if row.strip()] and not losses
 
 
@@ -225,17 +225,17 @@ def test_a_stream_that_breaks_off_loses_only_what_comes_after() -> None:
             return found
 
     losses: Counter[str] = Counter()
-    found = list(log_reader.lines(LogFile("x", 9, lambda: Broken(b"one\ntwo\nthree and more")), losses))
+    found = list(log_reader.read_lines(LogFile("x", 9, lambda: Broken(b"one\ntwo\nthree and more")), losses))
     assert found[:2] == [b"one", b"two"] and losses == {"unreadable_rest": 1}
 
 
 def test_halves_of_surrogates_and_bad_bytes_are_replaced_and_counted() -> None:
     losses: Counter[str] = Counter()
-    assert log_reader.parse(rb'{"a": "x\ud800y"}', losses) == {"a": "x?y"}
-    assert log_reader.parse(b'{"a": "\xff"}', losses) == {"a": "\ufffd"}
+    assert log_reader.parse_json(rb'{"a": "x\ud800y"}', losses) == {"a": "x?y"}
+    assert log_reader.parse_json(b'{"a": "\xff"}', losses) == {"a": "\ufffd"}
     assert losses == {"bad_text": 2}
-    assert log_reader.parse(b"[" * 100_000, losses) is None
-    assert log_reader.parse(b'{"a":' * 5_000 + b"1" + b"}" * 5_000, losses) is None
+    assert log_reader.parse_json(b"[" * 100_000, losses) is None
+    assert log_reader.parse_json(b'{"a":' * 5_000 + b"1" + b"}" * 5_000, losses) is None
     assert losses["bad_json"] == 2
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
 from understudy.ingest import log_files
-from understudy.ingest.formats.registry import batches
-from understudy.ingest.log_files import Oversized, head, locate, walk
+from understudy.ingest.formats.registry import group_batches
+from understudy.ingest.log_files import OversizedLog, log_file_at, read_head, walk_logs
 from understudy.ingest.trace import expand
 
 DATA = Path(__file__).parents[2] / "data" / "ingest"
@@ -28,7 +28,7 @@ CODEX = DATA / "codex/sessions/2026/10/03/rollout-2026-10-03T09-00-00-019a-codex
 def found(*paths: Path) -> tuple[dict[str, bytes], Counter[str]]:
     skipped: Counter[str] = Counter()
     contents: dict[str, bytes] = {}
-    for file in walk(paths, skipped):
+    for file in walk_logs(paths, skipped):
         with file.open() as stream:
             contents[file.path] = stream.read()
     return contents, skipped
@@ -55,10 +55,10 @@ def test_a_path_that_is_given_may_be_a_link(tmp_path: Path) -> None:
 
 def test_a_path_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no-such cannot be read"):
-        list(walk([tmp_path / "no-such"], Counter()))
+        list(walk_logs([tmp_path / "no-such"], Counter()))
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="neither a file nor a directory"):
-        list(walk([tmp_path / "pipe"], Counter()))
+        list(walk_logs([tmp_path / "pipe"], Counter()))
 
 
 def test_logs_in_a_zip_and_in_gzip_are_read_as_those_on_the_disk(tmp_path: Path) -> None:
@@ -72,7 +72,9 @@ def test_logs_in_a_zip_and_in_gzip_are_read_as_those_on_the_disk(tmp_path: Path)
     def turns(*paths: Path) -> dict[str, int]:
         skipped: Counter[str] = Counter()
         read = [
-            trace for batch in batches(walk(paths, skipped), skipped) for trace in batch.format.read(batch.files)
+            trace
+            for batch in group_batches(walk_logs(paths, skipped), skipped)
+            for trace in batch.format.read(batch.files)
         ]
         assert not skipped
         return Counter({trace.trace_id: sum(1 for _ in expand(trace)) for trace in read})
@@ -88,14 +90,14 @@ def test_a_log_can_be_sent_to_another_process_and_found_by_its_path(tmp_path: Pa
         archive.writestr("x/y.jsonl", "hello")
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b"hello"))
     (tmp_path / "c.jsonl").write_bytes(b"hello")
-    for file in walk([tmp_path], Counter()):
-        for same in (pickle.loads(pickle.dumps(file)), locate(file.path)):
+    for file in walk_logs([tmp_path], Counter()):
+        for same in (pickle.loads(pickle.dumps(file)), log_file_at(file.path)):
             assert (same.path, same.size) == (file.path, file.size)
             with same.open() as stream:
                 assert stream.read() == b"hello"
-            assert head(same) == b"hello"
+            assert read_head(same) == b"hello"
     with pytest.raises(FileNotFoundError, match=r"has no member 'x/z.jsonl'"):
-        locate(f"{tmp_path}/a.zip!/x/z.jsonl")
+        log_file_at(f"{tmp_path}/a.zip!/x/z.jsonl")
 
 
 def test_names_in_a_zip_lead_nowhere(tmp_path: Path) -> None:
@@ -121,10 +123,10 @@ def test_bombs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         archive.writestr("zeros.jsonl.gz", gzip.compress(zeros))
     (tmp_path / "zeros.jsonl.gz").write_bytes(gzip.compress(zeros))
     skipped: Counter[str] = Counter()
-    logs = list(walk([tmp_path], skipped))
+    logs = list(walk_logs([tmp_path], skipped))
     assert skipped == {"oversized_member": 1}
     assert sorted(Path(log.path).name for log in logs) == ["zeros.jsonl.gz", "zeros.jsonl.gz"]
-    with pytest.raises(Oversized, match="unpacks to far more"), logs[-1].open() as stream:
+    with pytest.raises(OversizedLog, match="unpacks to far more"), logs[-1].open() as stream:
         stream.read()
     # One that lies about its size is cut at what it told, and its checksum is wrong then.
     lying = bytearray((tmp_path / "told.zip").read_bytes())
@@ -132,7 +134,7 @@ def test_bombs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         at = lying.find(mark)
         lying[at + offset : at + offset + 4] = struct.pack("<I", 1000)
     (tmp_path / "lying.zip").write_bytes(bytes(lying))
-    (log, *_) = walk([tmp_path / "lying.zip"], Counter())
+    (log, *_) = walk_logs([tmp_path / "lying.zip"], Counter())
     with pytest.raises(OSError, match="cannot be unpacked"), log.open() as stream:
         stream.read()
 
@@ -158,7 +160,7 @@ def test_a_cut_gzip_gives_what_it_holds(tmp_path: Path) -> None:
     path = tmp_path / "rollout.jsonl.gz"
     path.write_bytes(whole[:-200])
     skipped: Counter[str] = Counter()
-    (batch,) = batches(walk([path], skipped), skipped)
+    (batch,) = group_batches(walk_logs([path], skipped), skipped)
     (trace,) = batch.format.read(batch.files)
     assert len(trace.turns) == 5 and trace.losses["unreadable_rest"] == 1
 
@@ -178,7 +180,7 @@ def test_a_broken_archive_is_counted(tmp_path_factory: pytest.TempPathFactory, d
     (top / "b.zip").write_bytes(bytes(broken[: cut if data.draw(st.booleans()) else len(broken)]))
     (top / "c.jsonl.gz").write_bytes(gzip.compress(bytes(broken))[: max(cut, 1)])
     skipped: Counter[str] = Counter()
-    for batch in batches(walk([top / "b.zip", top / "c.jsonl.gz"], skipped), skipped):
+    for batch in group_batches(walk_logs([top / "b.zip", top / "c.jsonl.gz"], skipped), skipped):
         try:
             for trace in batch.format.read(batch.files):
                 list(expand(trace))

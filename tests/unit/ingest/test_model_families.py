@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.ingest.model_families import family
-from understudy.ingest.normalise import MISSING, tidy
-from understudy.ingest.trace import Plain, text_of
+from understudy.ingest.model_families import model_family
+from understudy.ingest.normalise import MISSING_RESULT, normalise_messages
+from understudy.ingest.trace import PlainRenderer, text_of
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ from understudy.ingest.trace import Plain, text_of
     ],
 )
 def test_families(model: str | None, expected: str | None) -> None:
-    assert family(model) == expected
+    assert model_family(model) == expected
 
 
 def test_messages_are_put_in_order() -> None:
@@ -60,7 +60,7 @@ def test_messages_are_put_in_order() -> None:
         {"role": "assistant", "content": ""},
     ]
     before = [dict(message) for message in given]
-    assert tidy(given) == [
+    assert normalise_messages(given) == [
         {"role": "user", "content": "one\n\ntwo"},
         {"role": "assistant", "content": "a", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "t1", "content": "r"},
@@ -75,21 +75,23 @@ def test_every_call_has_one_result() -> None:
     ]
     asked = {"role": "assistant", "content": None, "tool_calls": calls}
     result = {"role": "tool", "tool_call_id": "t2", "content": "two"}
-    missing = {"role": "tool", "tool_call_id": "t1", "content": MISSING}
-    assert tidy([asked, result]) == [asked, result, missing]
-    assert tidy([asked, result, result, {"role": "assistant", "content": "a"}]) == [
+    missing = {"role": "tool", "tool_call_id": "t1", "content": MISSING_RESULT}
+    assert normalise_messages([asked, result]) == [asked, result, missing]
+    assert normalise_messages([asked, result, result, {"role": "assistant", "content": "a"}]) == [
         asked,
         result,
         missing,
         {"role": "user", "content": "two"},
         {"role": "assistant", "content": "a"},
     ]
-    assert tidy([{**asked, "tool_calls": calls[:1]}, {"role": "assistant", "content": "a"}]) == [
+    assert normalise_messages([{**asked, "tool_calls": calls[:1]}, {"role": "assistant", "content": "a"}]) == [
         {**asked, "tool_calls": calls[:1]},
         missing,
         {"role": "assistant", "content": "a"},
     ]
-    assert tidy([{"role": "assistant", "content": None, "tool_calls": calls[:1]}, asked])[0]["tool_calls"] == [
+    assert normalise_messages([{"role": "assistant", "content": None, "tool_calls": calls[:1]}, asked])[0][
+        "tool_calls"
+    ] == [
         calls[0],
         *calls,
     ]
@@ -97,8 +99,8 @@ def test_every_call_has_one_result() -> None:
 
 def test_plain_messages_keep_their_thinking_for_the_action() -> None:
     body = {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
-    assert Plain().history(body) == [{"role": "assistant", "content": "yes"}]
-    action = Plain().action([body, {"role": "assistant", "content": None, "thinking_hidden": True}])
+    assert PlainRenderer().history(body) == [{"role": "assistant", "content": "yes"}]
+    action = PlainRenderer().action([body, {"role": "assistant", "content": None, "thinking_hidden": True}])
     assert (action.content, action.thinking, action.thinking_hidden) == ("yes", "hm", False)
     assert text_of([{"type": "image_url"}, {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == "a\nb"
 
@@ -120,7 +122,7 @@ def test_what_is_put_in_order_is_a_conversation(given: list[tuple[str, str, int]
         if role == "assistant" and number:
             message["tool_calls"] = [{"id": f"t{at}", "type": "function", "function": {}} for at in range(number)]
         messages.append(message)
-    done = tidy(messages)
+    done = normalise_messages(messages)
     waiting: list[str] = []
     for message, before in zip(done, [{"role": "system"}, *done], strict=False):
         assert message["role"] in ("tool", "system") or message["role"] != before["role"]

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from understudy.ingest.formats.outcomes import outcome
-from understudy.ingest.trace import Outcome
+from understudy.ingest.trace import TraceOutcome
 
 from support.ingest import DATA, read
 
 
 def test_rows_of_data_sets_say_whether_their_task_was_solved() -> None:
     solved, failed = read(DATA / "swesmith.jsonl")
-    assert solved.outcome == Outcome(resolved=True, task="demo__greet.abc12345.lm_rewrite___1")
+    assert solved.outcome == TraceOutcome(resolved=True, task="demo__greet.abc12345.lm_rewrite___1")
     assert failed.outcome is not None and failed.outcome.resolved is False
     (row,) = read(DATA / "nebius_openhands.jsonl")
-    assert row.outcome == Outcome(resolved=True, task="demo__greet-1", exit_status="submit")
+    assert row.outcome == TraceOutcome(resolved=True, task="demo__greet-1", exit_status="submit")
     (row,) = read(DATA / "nebius_sweagent.jsonl")
-    assert row.outcome == Outcome(resolved=True, task="demo__greet-1", exit_status="submitted")
+    assert row.outcome == TraceOutcome(resolved=True, task="demo__greet-1", exit_status="submitted")
 
 
 def test_an_agents_own_log_says_how_it_ended_but_not_whether_it_was_right(tmp_path: Path) -> None:
@@ -30,14 +30,14 @@ def test_an_agents_own_log_says_how_it_ended_but_not_whether_it_was_right(tmp_pa
         trace.outcome is not None and trace.outcome.exit_status == "submitted" and trace.outcome.resolved is None
     )
     (trace,) = read(DATA / "miniswe_1.traj.json")
-    assert trace.outcome == Outcome(task="demo__greet-1", exit_status="Submitted")
+    assert trace.outcome == TraceOutcome(task="demo__greet-1", exit_status="Submitted")
     log = json.loads((DATA / "sweagent.traj").read_text())
     log["info"]["resolved"] = False
     path = tmp_path / "psf__requests-863.traj"
     log.pop("environment")
     path.write_text(json.dumps(log))
     (trace,) = read(path)
-    assert trace.outcome == Outcome(resolved=False, task="psf__requests-863", exit_status="submitted")
+    assert trace.outcome == TraceOutcome(resolved=False, task="psf__requests-863", exit_status="submitted")
 
 
 def test_an_evaluation_of_openhands_has_its_report(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_an_evaluation_of_openhands_has_its_report(tmp_path: Path) -> None:
     row["error"] = "AgentStuckInLoopError: the agent repeats itself"
     (tmp_path / "output.jsonl").write_text(json.dumps(row) + "\n")
     (trace,) = read(tmp_path / "output.jsonl")
-    assert trace.outcome == Outcome(
+    assert trace.outcome == TraceOutcome(
         resolved=True, task="demo__greet-1", exit_status="AgentStuckInLoopError: the agent repeats itself"
     )
 
@@ -54,9 +54,9 @@ def test_an_evaluation_of_openhands_has_its_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "metrics", "expected"),
     [
-        ({"reward": 1.0, "resolved": True}, {}, Outcome(reward=1.0, resolved=True)),
-        ({"task": "t-1"}, {"extra": {"reward": 0}}, Outcome(reward=0.0, task="t-1")),
-        ({"verifier_result": {"rewards": {"reward": 0.5}}}, {}, Outcome(reward=0.5)),
+        ({"reward": 1.0, "resolved": True}, {}, TraceOutcome(reward=1.0, resolved=True)),
+        ({"task": "t-1"}, {"extra": {"reward": 0}}, TraceOutcome(reward=0.0, task="t-1")),
+        ({"verifier_result": {"rewards": {"reward": 0.5}}}, {}, TraceOutcome(reward=0.5)),
         ({"reward": "high", "resolved": "perhaps"}, {}, None),
         (None, {"total_steps": 2}, None),
     ],
@@ -71,9 +71,9 @@ def test_atif_has_its_reward_in_the_free_fields(tmp_path: Path, extra: Any, metr
 def test_what_is_no_value_is_left_out() -> None:
     assert outcome() is None and outcome(resolved=2, reward=float("nan"), task="", exit_status=3) is None
     assert outcome(reward=True) is None and outcome(reward=10**400) is None
-    assert outcome(resolved=0) == Outcome(resolved=False)
-    assert outcome(resolved="resolved") == Outcome(resolved=True)
-    assert outcome(exit_status="x" * 999) == Outcome(exit_status="x" * 200)
+    assert outcome(resolved=0) == TraceOutcome(resolved=False)
+    assert outcome(resolved="resolved") == TraceOutcome(resolved=True)
+    assert outcome(exit_status="x" * 999) == TraceOutcome(exit_status="x" * 200)
 
 
 def test_rows_of_parquet_have_their_outcome(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from understudy.ingest.trace import Parent, expand
+from understudy.ingest.trace import TraceParent, expand
 from understudy.ingest.trace_builder import repository
 
 from support.ingest import DATA, golden, only, read
@@ -78,7 +78,7 @@ def test_atif_leaves_out_steps_that_are_no_training_targets() -> None:
     assert [turn.model for turn in trace.turns] == ["claude-opus-4-5", "gemini-3-pro"]
     last = list(expand(trace))[-1]
     assert {"role": "user", "content": "formatted"} in last.messages
-    assert sub.parent == Parent("sess-1", "c2", 1) and sub.turns[0].model == "glm-5"
+    assert sub.parent == TraceParent("sess-1", "c2", 1) and sub.turns[0].model == "glm-5"
 
 
 @pytest.mark.parametrize("version", ["1.5", "1.6", "1.7", "1.8"])
@@ -197,7 +197,7 @@ def test_codex_compaction_by_reference_and_the_first_versions(tmp_path: Path) ->
     )
     trace, (_, last) = only(path)
     assert last.messages == [{"role": "user", "content": "go\n\na summary"}]
-    assert trace.parent == Parent("above") and trace.losses["lost_reference"] == 1
+    assert trace.parent == TraceParent("above") and trace.losses["lost_reference"] == 1
     oldest = {"session": {"id": "t", "timestamp": "2025-05-01"}, "items": [said, answer]}
     (tmp_path / "rollout-2025-05-01-t.json").write_text(json.dumps(oldest, indent=2))
     trace, (state,) = only(tmp_path / "rollout-2025-05-01-t.json")
@@ -261,7 +261,7 @@ def test_gemini_subagents_know_their_session(tmp_path: Path) -> None:
     path = tmp_path / "chats" / "above-1" / "sub.jsonl"
     path.parent.mkdir(parents=True)
     path.write_text(lines)
-    assert only(path)[0].parent == Parent("above-1")
+    assert only(path)[0].parent == TraceParent("above-1")
     assert only(DATA / "gemini.jsonl")[0].parent is None
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from understudy.ingest import batch_reader
-from understudy.ingest.batch_reader import Memo
+from understudy.ingest.batch_reader import RenderCache
 from understudy.ingest.signals.annotate import annotate
-from understudy.ingest.trace import Message, Plain, expand
-from understudy.ingest.trace_store import rows
+from understudy.ingest.trace import Message, PlainRenderer, expand
+from understudy.ingest.trace_store import trace_rows
 from understudy.store.blobs import Packer
 
 from support.ingest import DATA, read
@@ -38,9 +38,9 @@ def test_signals_states_and_the_store_render_a_node_once() -> None:
         own = trace.renderer
         expected = list(expand(trace))
         counting = Counting(own)
-        trace.renderer = Memo(counting)
+        trace.renderer = RenderCache(counting)
         annotate(trace)
-        rows(trace, Packer())
+        trace_rows(trace, Packer())
         found = list(expand(trace))
         assert [state.messages for state in found] == [state.messages for state in expected]
         assert [state.student_action for state in found] == [state.student_action for state in expected]
@@ -49,8 +49,8 @@ def test_signals_states_and_the_store_render_a_node_once() -> None:
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_reader, "_ROOM", 5000)
-    counting = Counting(Plain())
-    remembering = Memo(counting)
+    counting = Counting(PlainRenderer())
+    remembering = RenderCache(counting)
     bodies = [{"role": "user", "content": "x" * 3000} for _ in range(5)]
     for _ in range(2):
         assert [remembering.history(body) for body in bodies] == [[body] for body in bodies]

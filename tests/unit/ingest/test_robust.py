@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from understudy.ingest.claude_code import records
 from understudy.ingest.claude_code.log_format import ClaudeCode
-from understudy.ingest.formats.registry import batches
-from understudy.ingest.log_files import LogFile, locate, walk
+from understudy.ingest.formats.registry import group_batches
+from understudy.ingest.log_files import LogFile, log_file_at, walk_logs
 from understudy.ingest.trace import Trace, expand
 
 from support.claude_log import Log, by_message, of_bytes, outline, read
@@ -34,7 +34,7 @@ def everything(path: Path) -> tuple[list[Trace], Counter[str]]:
     """What can be read below a path; files that cannot be read on are counted as `broken`."""
     skipped: Counter[str] = Counter()
     traces: list[Trace] = []
-    for batch in batches(walk([path], skipped), skipped):
+    for batch in group_batches(walk_logs([path], skipped), skipped):
         for file in batch.files:
             try:
                 traces += batch.format.read([file])
@@ -266,7 +266,7 @@ def test_what_must_not_be_read_is_counted(tmp_path: Path) -> None:
 def test_a_file_that_became_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "s1.jsonl"
     path.write_bytes(talk(1).data())
-    file = locate(str(path))
+    file = log_file_at(str(path))
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(OSError, match="no regular file"):
@@ -290,7 +290,7 @@ def gone(path: Path) -> None:
 def test_a_file_that_changes_while_it_is_read(tmp_path: Path, change: Callable[[Path], None]) -> None:
     path = tmp_path / "s1.jsonl"
     path.write_bytes(talk(400).data())
-    file = locate(str(path))
+    file = log_file_at(str(path))
     stream = file.open()
     opened = [stream]
 

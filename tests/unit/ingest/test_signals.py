@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from understudy.ingest.trace import Message, Node, Parent, Plain, Signals, Trace, Turn, tool_call
+from understudy.ingest.trace import (
+    Message,
+    PlainRenderer,
+    Trace,
+    TraceNode,
+    TraceParent,
+    TraceTurn,
+    TurnSignals,
+    tool_call,
+)
 
 from support.claude_log import Log, read
 from support.ingest import DATA
@@ -22,7 +31,7 @@ REFUSED = (
 )
 
 
-def of(log: Log) -> dict[str, Signals]:
+def of(log: Log) -> dict[str, TurnSignals]:
     (trace,) = read(log)
     return dict(zip((turn.message_id for turn in trace.turns), annotated(trace), strict=True))
 
@@ -47,7 +56,7 @@ def test_a_refusal_and_the_interruption_that_follows_are_the_turns() -> None:
     first, second, third = of(log).values()
     assert (first.denied, first.tool_errors, first.interrupted) == (1, 0, True)
     assert (second.denied, second.tool_errors, second.interrupted) == (0, 0, False)
-    assert third == Signals(edits_survived=0)
+    assert third == TurnSignals(edits_survived=0)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +103,7 @@ def test_words_in_a_good_result_are_nobodys_refusal() -> None:
     log.user("go")
     log.assistant("msg_000000000001", ("t1", "Bash", {"command": "cat session.txt"}))
     log.result("t1", f"{REFUSED}\nExit code 1\n[Request interrupted by user]")
-    assert of(log)["msg_000000000001"] == Signals(tool_calls=1, edits_survived=0)
+    assert of(log)["msg_000000000001"] == TurnSignals(tool_calls=1, edits_survived=0)
 
 
 def test_results_of_parallel_calls_are_each_their_own() -> None:
@@ -110,7 +119,7 @@ def test_results_of_parallel_calls_are_each_their_own() -> None:
     log.result("t3", "[main 1a2b3c4] x\n 1 file changed")
     error(log, "t1", "Exit code 1\n1 failed, 2 passed in 0.1s")
     one = of(log)["msg_000000000001"]
-    assert one == Signals(tool_calls=3, tool_errors=1, tests="failed", edits=1, edits_survived=1, commits=1)
+    assert one == TurnSignals(tool_calls=3, tool_errors=1, tests="failed", edits=1, edits_survived=1, commits=1)
 
 
 def test_a_rewound_edit_did_not_survive() -> None:
@@ -161,7 +170,7 @@ def test_a_subagent_gets_no_feedback() -> None:
     ]
     assert annotated(trace_of(messages))[0].feedback == "negative"
     trace = trace_of(messages)
-    trace.parent = Parent("s")
+    trace.parent = TraceParent("s")
     assert annotated(trace)[0].feedback is None
     assert annotated(trace_of(messages, "swe-agent"))[0].feedback is None
 
@@ -209,7 +218,7 @@ def test_an_interruption_of_codex_and_of_cline() -> None:
 
 
 def test_calls_that_are_written_into_words() -> None:
-    def one(format: str, words: str, after: str) -> Signals:
+    def one(format: str, words: str, after: str) -> TurnSignals:
         messages: list[Message] = [{"role": "assistant", "content": words}, {"role": "user", "content": after}]
         return annotated(trace_of(messages, format))[0]
 
@@ -231,7 +240,7 @@ def test_calls_that_are_written_into_words() -> None:
     )
     assert denied.denied == 1
     # Elsewhere a block of code is no call.
-    assert one("claude-code", "```bash\npytest\n```", "2 passed in 0.1s") == Signals(edits_survived=0)
+    assert one("claude-code", "```bash\npytest\n```", "2 passed in 0.1s") == TurnSignals(edits_survived=0)
 
 
 @pytest.mark.parametrize(
@@ -259,18 +268,24 @@ def test_commits_that_were_made(command: str, text: str, expected: int) -> None:
 
 def test_a_result_is_found_by_its_id_also_on_another_branch() -> None:
     nodes = [
-        Node(-1, {"role": "user", "content": "go"}),
-        Node(
+        TraceNode(-1, {"role": "user", "content": "go"}),
+        TraceNode(
             0,
             {"role": "assistant", "content": None, "tool_calls": [tool_call("c1", "Bash", {"command": "pytest"})]},
         ),
-        Node(0, {"role": "user", "content": "other"}),
-        Node(2, {"role": "assistant", "content": "hm"}),
-        Node(3, {"role": "tool", "tool_call_id": "c1", "content": "2 passed in 0.1s"}),
+        TraceNode(0, {"role": "user", "content": "other"}),
+        TraceNode(2, {"role": "assistant", "content": "hm"}),
+        TraceNode(3, {"role": "tool", "tool_call_id": "c1", "content": "2 passed in 0.1s"}),
     ]
-    found = [Turn(message_id="a", context=0, action=(1,)), Turn(message_id="b", context=2, action=(3,))]
+    found = [TraceTurn(message_id="a", context=0, action=(1,)), TraceTurn(message_id="b", context=2, action=(3,))]
     trace = Trace(
-        trace_id="t", session_id="t", format="codex", source="x", renderer=Plain(), nodes=nodes, turns=found
+        trace_id="t",
+        session_id="t",
+        format="codex",
+        source="x",
+        renderer=PlainRenderer(),
+        nodes=nodes,
+        turns=found,
     )
     assert [one.tests for one in annotated(trace)] == ["passed", None]
 
@@ -349,12 +364,12 @@ _FORMATS = some.sampled_from(("claude-code", "codex", "cline", "swe-smith", "min
 
 @given(some.lists(some.tuples(some.integers(-2, 12), _MESSAGES), max_size=12), _FORMATS, some.data())
 def test_no_trace_is_too_odd(nodes: list[tuple[int, Message]], format: str, data: some.DataObject) -> None:
-    trace = Trace(trace_id="t", session_id="t", format=format, source="x", renderer=Plain())
-    trace.nodes = [Node(parent, body) for parent, body in nodes]
+    trace = Trace(trace_id="t", session_id="t", format=format, source="x", renderer=PlainRenderer())
+    trace.nodes = [TraceNode(parent, body) for parent, body in nodes]
     for at, (parent, body) in enumerate(nodes):
         if body["role"] == "assistant":
             branch = data.draw(some.sampled_from(("active", "branch")))
-            trace.turns.append(Turn(message_id=f"m{at}", context=parent, action=(at,), branch=branch))
+            trace.turns.append(TraceTurn(message_id=f"m{at}", context=parent, action=(at,), branch=branch))
     for turn, one in zip(trace.turns, annotated(trace), strict=True):
         assert 0 <= one.tool_errors + one.denied <= one.tool_calls
         assert one.edits >= 0 and one.commits >= 0

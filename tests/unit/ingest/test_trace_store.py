@@ -22,14 +22,14 @@ from understudy.errors import ConfigError, StoreError
 from understudy.ingest import trace_store
 from understudy.ingest.signals.annotate import annotate
 from understudy.ingest.trace import (
-    Node,
-    Outcome,
-    Parent,
-    Plain,
-    Shape,
-    Signals,
+    PlainRenderer,
+    RequestShape,
     Trace,
-    Turn,
+    TraceNode,
+    TraceOutcome,
+    TraceParent,
+    TraceTurn,
+    TurnSignals,
     expand,
     state_id,
     tool_call,
@@ -57,7 +57,7 @@ def back(store: Store, trace: Trace) -> Trace:
 
 
 def put(store: Store, trace: Trace) -> Put:
-    return trace_store.put(store.sessions, trace).result()
+    return trace_store.store_trace(store.sessions, trace).result()
 
 
 # --- the law -------------------------------------------------------------------------------------------
@@ -104,15 +104,15 @@ tools = st.lists(
         lambda name: {"type": "function", "function": {"name": name, "parameters": {"x": [1, 2.5, None]}}}, odd
     )
 )
-shapes = st.builds(Shape, names, st.one_of(st.none(), tools))
+shapes = st.builds(RequestShape, names, st.one_of(st.none(), tools))
 some = st.one_of(st.none(), st.integers(0, 9))
 signals = st.builds(
-    Signals, tool_calls=st.integers(0, 9), tool_errors=st.integers(0, 9), denied=st.integers(0, 9),
+    TurnSignals, tool_calls=st.integers(0, 9), tool_errors=st.integers(0, 9), denied=st.integers(0, 9),
     interrupted=st.booleans(), tests=st.sampled_from(["passed", "failed", None]), edits=st.integers(0, 9),
     edits_survived=some, commits=st.integers(0, 9), feedback=st.sampled_from(["positive", "negative", None]),
 )  # fmt: skip
 outcomes = st.builds(
-    Outcome, resolved=st.sampled_from([True, False, None]), reward=st.one_of(st.none(), st.floats(0, 1)),
+    TraceOutcome, resolved=st.sampled_from([True, False, None]), reward=st.one_of(st.none(), st.floats(0, 1)),
     task=names, exit_status=names,
 )  # fmt: skip
 
@@ -123,7 +123,7 @@ def test_a_tool_call_may_hold_anything_that_json_may():
     assert tool_call("c1", "Bash", "as it was \ud800")["function"]["arguments"] == "as it was \ud800"
 
 
-class Lists(Plain):
+class Lists(PlainRenderer):
     """A renderer of bodies that are lists of messages, some of them empty."""
 
     def history(self, body: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -135,15 +135,15 @@ class Lists(Plain):
 
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
-    nodes: list[Node] = []
+    nodes: list[TraceNode] = []
     for body in draw(st.lists(bodies, max_size=8)):
-        nodes.append(Node(draw(st.integers(-1, len(nodes) - 1)), body))
+        nodes.append(TraceNode(draw(st.integers(-1, len(nodes) - 1)), body))
     any_node = st.integers(-1, len(nodes) - 1)
-    turns: list[Turn] = []
+    turns: list[TraceTurn] = []
     for message_id in draw(st.lists(odd, max_size=5, unique=True)):
         action = draw(st.lists(st.integers(0, len(nodes) - 1), max_size=3)) if nodes else []
         turns.append(
-            Turn(
+            TraceTurn(
                 message_id=message_id, context=draw(any_node), action=tuple(action), model=draw(names),
                 timestamp=draw(names), branch=draw(st.sampled_from(["active", "branch"])),
                 fidelity=draw(st.sampled_from(["ledger", "exact", "repaired", "lossy"])),
@@ -154,7 +154,8 @@ def traces(draw: st.DrawFn) -> Trace:
     return Trace(
         trace_id=draw(odd), session_id=draw(odd), format="claude-code", source=draw(odd), renderer=Lists(),
         nodes=nodes, turns=turns, project=draw(names), role=draw(st.sampled_from(["main", "subagent"])),
-        parent=draw(st.one_of(st.none(), st.builds(Parent, odd, names, st.integers(1, 5)))), agent=draw(names),
+        parent=draw(st.one_of(st.none(), st.builds(TraceParent, odd, names, st.integers(1, 5)))),
+        agent=draw(names),
         version=draw(names), shape=draw(shapes), outcome=draw(st.one_of(st.none(), outcomes)),
         losses=Counter(draw(st.dictionaries(odd, st.integers(1, 5), max_size=2))),
     )  # fmt: skip
@@ -234,13 +235,15 @@ def read_any(path: Path) -> list[Trace]:
 
 def conversation(turns: int, words: str = "do it", session: str = "s") -> Trace:
     """A trace in which each turn goes on from the last."""
-    trace = Trace(trace_id=session, session_id=session, format="codex", source="a.jsonl", renderer=Plain())
-    trace.nodes.append(Node(-1, {"role": "user", "content": words}))
+    trace = Trace(trace_id=session, session_id=session, format="codex", source="a.jsonl", renderer=PlainRenderer())
+    trace.nodes.append(TraceNode(-1, {"role": "user", "content": words}))
     for number in range(turns):
-        trace.nodes.append(Node(len(trace.nodes) - 1, {"role": "assistant", "content": f"answer {number}"}))
+        trace.nodes.append(TraceNode(len(trace.nodes) - 1, {"role": "assistant", "content": f"answer {number}"}))
         end = len(trace.nodes) - 1
-        trace.turns.append(Turn(message_id=f"m{number}", context=end - 1, action=(end,), signals=Signals()))
-        trace.nodes.append(Node(end, {"role": "user", "content": "go on"}))
+        trace.turns.append(
+            TraceTurn(message_id=f"m{number}", context=end - 1, action=(end,), signals=TurnSignals())
+        )
+        trace.nodes.append(TraceNode(end, {"role": "user", "content": "go on"}))
     return trace
 
 
@@ -254,7 +257,7 @@ def test_a_state_read_again_is_brought_up_to_date(store: Store):
     trace = conversation(3)
     put(store, trace)
     trace.turns[1].branch = "branch"
-    trace.turns[2].signals = Signals(commits=1)
+    trace.turns[2].signals = TurnSignals(commits=1)
     trace.project = "/elsewhere"
     assert put(store, trace) == Put(changed=2, same=1)
     assert list(expand(back(store, trace))) == list(expand(trace))
@@ -315,9 +318,9 @@ def test_a_store_of_the_release_before_keeps_its_rows_and_takes_sessions(tmp_pat
 
 def test_states_are_chosen_by_sql(store: Store):
     trace = conversation(4)
-    trace.turns[2].signals = Signals(tests="passed", commits=2)
+    trace.turns[2].signals = TurnSignals(tests="passed", commits=2)
     trace.turns[1].model = "claude-opus-4-7"
-    trace.outcome = Outcome(resolved=True, reward=0.5, task="t1")
+    trace.outcome = TraceOutcome(resolved=True, reward=0.5, task="t1")
     put(store, trace)
     put(store, conversation(2, session="other"))
 
@@ -332,7 +335,7 @@ def test_states_are_chosen_by_sql(store: Store):
     (one,) = trace_store.traces(store, f"state_id = '{state_id('s', 'm2')}'")
     assert list(expand(one)) == list(expand(trace))[2:3]
     assert store.sessions.count("trace_id = 's'") == (4, 1)
-    assert set(COLUMNS) >= set(Signals.__struct_fields__)
+    assert set(COLUMNS) >= set(TurnSignals.__struct_fields__)
     assert store.sessions.table(("state_id", "commits"), "commits") == [(state_id("s", "m2"), 2)]
 
 

@@ -9,28 +9,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.ingest.trace import Action, tool_call
+from understudy.ingest.trace import TurnAction, tool_call
 from understudy.preference.base import Proposal
 from understudy.preference.consensus import Group, consensus, grouped
 from understudy.preference.differences import differ
 from understudy.preference.substance import SIMILAR, similarity, substance
 
 
-def does(name: str, said: str | None = None, **arguments: Any) -> Action:
-    return Action(content=said, tool_calls=[tool_call("c1", name, arguments)])
+def does(name: str, said: str | None = None, **arguments: Any) -> TurnAction:
+    return TurnAction(content=said, tool_calls=[tool_call("c1", name, arguments)])
 
 
-def says(text: str) -> Action:
-    return Action(content=text)
+def says(text: str) -> TurnAction:
+    return TurnAction(content=text)
 
 
-def proposal(teacher: str, action: Action, number: int = 0) -> Proposal:
+def proposal(teacher: str, action: TurnAction, number: int = 0) -> Proposal:
     return Proposal(
         ask_id=f"{teacher}-{number}", replay_id="r", teacher=teacher, model=teacher, family=teacher, action=action
     )
 
 
-def proposals(*actions: Action) -> list[Proposal]:
+def proposals(*actions: TurnAction) -> list[Proposal]:
     return [proposal(f"t{number}", action) for number, action in enumerate(actions)]
 
 
@@ -84,7 +84,7 @@ def test_a_teacher_has_one_vote():
 
 
 def test_an_answer_that_does_nothing_supports_nothing():
-    found = consensus(proposals(LS, LS, Action(thinking="hm"), says(" ")))
+    found = consensus(proposals(LS, LS, TurnAction(thinking="hm"), says(" ")))
     assert found is not None
     assert found.agreement == 0.5
 
@@ -131,7 +131,7 @@ def test_what_differs_is_told():
     assert differ(LS, PWD).arguments == ("command",)
     assert differ(LS, does("Read", file_path="a")).kind == "tools"
     assert differ(LS, says("Done.")).kind == "words or tools"
-    assert differ(LS, Action()).kind == "nothing"
+    assert differ(LS, TurnAction()).kind == "nothing"
     told = differ(says("Yes, it works."), says("What do you want to know?"))
     assert (told.kind, told.a, told.b) == ("words", ("Yes, it works.",), ("What do you want to know?",))
     assert told.similarity is not None and told.similarity < SIMILAR
@@ -170,13 +170,13 @@ calls = st.sampled_from(
         tool_call("j", "Edit", {"file_path": "a", "old_string": "0x1", "new_string": "0y1"}),
     ]
 )
-actions = st.builds(Action, content=st.none() | texts, tool_calls=st.lists(calls, max_size=3))
+actions = st.builds(TurnAction, content=st.none() | texts, tool_calls=st.lists(calls, max_size=3))
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), actions), max_size=7), st.integers(1, 3), st.data())
 @settings(max_examples=150)
 def test_the_order_of_proposals_does_not_count(
-    given_proposals: list[tuple[str, Action]], minimum: int, data: st.DataObject
+    given_proposals: list[tuple[str, TurnAction]], minimum: int, data: st.DataObject
 ):
     found = [proposal(teacher, action, number) for number, (teacher, action) in enumerate(given_proposals)]
     shuffled = data.draw(st.permutations(found))
@@ -189,7 +189,7 @@ def test_the_order_of_proposals_does_not_count(
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), actions), max_size=7), st.integers(1, 3))
-def test_a_consensus_is_one(given_proposals: list[tuple[str, Action]], minimum: int):
+def test_a_consensus_is_one(given_proposals: list[tuple[str, TurnAction]], minimum: int):
     found = [proposal(teacher, action, number) for number, (teacher, action) in enumerate(given_proposals)]
     members = [member.ask_id for group in grouped(found) for member in group.members]
     assert len(members) == len(set(members))
@@ -207,7 +207,7 @@ def test_a_consensus_is_one(given_proposals: list[tuple[str, Action]], minimum: 
 
 @given(actions, actions)
 @settings(max_examples=150)
-def test_to_differ_is_symmetric(a: Action, b: Action):
+def test_to_differ_is_symmetric(a: TurnAction, b: TurnAction):
     there, back = differ(a, b), differ(b, a)
     assert (there is None) == (back is None)
     assert differ(a, a) is None
@@ -217,7 +217,7 @@ def test_to_differ_is_symmetric(a: Action, b: Action):
 
 
 @given(actions, actions)
-def test_words_before_a_tool_do_not_count(a: Action, b: Action):
+def test_words_before_a_tool_do_not_count(a: TurnAction, b: TurnAction):
     if a.tool_calls:
-        assert differ(a, Action(content="Other words.", tool_calls=a.tool_calls)) is None
-        assert differ(a, Action(tool_calls=a.tool_calls[::-1])) is None
+        assert differ(a, TurnAction(content="Other words.", tool_calls=a.tool_calls)) is None
+        assert differ(a, TurnAction(tool_calls=a.tool_calls[::-1])) is None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.ingest.trace import Action, tool_call
+from understudy.ingest.trace import TurnAction, tool_call
 from understudy.preference.known_tools import TOOLS
 from understudy.preference.normalise import LONGEST, Place, doing, doings, of_name, path, unreadable
 from understudy.preference.shell import spelled
@@ -120,23 +120,23 @@ def test_windows_paths():
 
 def test_calls_are_a_set_in_which_reading_twice_is_reading_once():
     read, run = call("Read", file_path="a"), call("Bash", command="date >> log")
-    assert doings(Action(tool_calls=[read, run])) == doings(Action(tool_calls=[run, read, read]))
-    assert doings(Action(tool_calls=[run])) != doings(Action(tool_calls=[run, run]))
+    assert doings(TurnAction(tool_calls=[read, run])) == doings(TurnAction(tool_calls=[run, read, read]))
+    assert doings(TurnAction(tool_calls=[run])) != doings(TurnAction(tool_calls=[run, run]))
 
 
 def test_notes_count_only_alone():
     todo, run = call("TodoWrite", todos=[{"content": "a", "status": "pending"}]), call("Bash", command="ls")
-    assert doings(Action(tool_calls=[todo, run])) == doings(Action(tool_calls=[run]))
-    assert doings(Action(tool_calls=[todo])) != ()
+    assert doings(TurnAction(tool_calls=[todo, run])) == doings(TurnAction(tool_calls=[run]))
+    assert doings(TurnAction(tool_calls=[todo])) != ()
 
 
 def test_arguments_that_cannot_be_read_are_told():
     for arguments in ("{", "[]", "1", '"x"', "{" * 5000, '{"a": ' * 2000 + "1" + "}" * 2000, "x" * (LONGEST + 1)):
-        action = Action(
+        action = TurnAction(
             tool_calls=[{"id": "c", "type": "function", "function": {"name": "X", "arguments": arguments}}]
         )
         assert unreadable(action), arguments[:20]
-    assert not unreadable(Action(tool_calls=[call("X", a=1)]))
+    assert not unreadable(TurnAction(tool_calls=[call("X", a=1)]))
 
 
 def test_a_long_command_costs_no_more_than_its_length():

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from understudy.cli.app import app
 from understudy.errors import ConfigError
 from understudy.ingest import trace_store
-from understudy.ingest.trace import Node, Plain, Shape, Trace, Turn, state_id, tool_call
+from understudy.ingest.trace import PlainRenderer, RequestShape, Trace, TraceNode, TraceTurn, state_id, tool_call
 from understudy.preference.base import Pair
 from understudy.preference.checks import Checks, Limits, Tally, in_turns
 from understudy.preference.differences import differ
@@ -52,25 +52,25 @@ def bash(command: str, said: str = "", call_id: str = "c1") -> Message:
 
 def trace(name: str, *answers: Message, model: str | None = "claude-opus-4-5", ask: str = "look around") -> Trace:
     """A session of one question a turn, on one line."""
-    nodes: list[Node] = []
-    turns: list[Turn] = []
+    nodes: list[TraceNode] = []
+    turns: list[TraceTurn] = []
     for number, answer in enumerate(answers):
-        nodes.append(Node(len(nodes) - 1, {"role": "user", "content": f"{ask} ({number})"}))
+        nodes.append(TraceNode(len(nodes) - 1, {"role": "user", "content": f"{ask} ({number})"}))
         context = len(nodes) - 1
-        nodes.append(Node(context, answer))
-        turns.append(Turn(message_id=f"m{number}", context=context, action=(len(nodes) - 1,), model=model))
+        nodes.append(TraceNode(context, answer))
+        turns.append(TraceTurn(message_id=f"m{number}", context=context, action=(len(nodes) - 1,), model=model))
         for call in answer.get("tool_calls") or ():
-            nodes.append(Node(len(nodes) - 1, {"role": "tool", "tool_call_id": call["id"], "content": "ok"}))
+            nodes.append(TraceNode(len(nodes) - 1, {"role": "tool", "tool_call_id": call["id"], "content": "ok"}))
     return Trace(
         trace_id=name,
         session_id=name,
         format="claude-code",
         source="log",
-        renderer=Plain(),
+        renderer=PlainRenderer(),
         nodes=nodes,
         turns=turns,
         project=CWD,
-        shape=Shape("S", [function("Bash"), function("Read")]),
+        shape=RequestShape("S", [function("Bash"), function("Read")]),
     )
 
 
@@ -124,7 +124,7 @@ def answered(
 def replayed(store: Store, *traces: Trace, votes: dict[tuple[str, int], dict[str, Message]]) -> None:
     """The traces, with what teachers said of their turns."""
     for each in traces:
-        wait(trace_store.put(store.sessions, each))
+        wait(trace_store.store_trace(store.sessions, each))
     wait(store.asks.put_replay("r", {}))
     for (name, turn), answers in votes.items():
         for teacher, answer in answers.items():

@@ -12,7 +12,7 @@ import pytest
 from understudy.errors import ConfigError
 from understudy.redact.key import key_path, load_key
 from understudy.redact.redactor import Redactor
-from understudy.redact.report import Report, put_beside
+from understudy.redact.report import RedactionReport, write_report_beside
 
 AWS = "AKIAQ3EGRIJ7XKXBKYTB"
 
@@ -77,7 +77,7 @@ def test_the_report_names_rules_and_places_and_no_secret(tmp_path: Path) -> None
 
 
 def test_a_report_does_not_grow_without_end_and_reports_add_up() -> None:
-    report, other = Report(places=2), Report()
+    report, other = RedactionReport(places=2), RedactionReport()
     for number in range(5):
         report.add(f"place {number}", "jwt", "[JWT_abcdef]")
     assert report.counts == {"jwt": 5} and len(report.to_json()["places"]) == 2
@@ -90,8 +90,8 @@ def test_a_report_does_not_grow_without_end_and_reports_add_up() -> None:
 def test_a_report_lies_beside_its_file_and_goes_with_it(tmp_path: Path) -> None:
     redactor = Redactor(b"k" * 32, betterleaks=False)
     redactor.text(AWS, "here")
-    path = put_beside(tmp_path / "states.jsonl", redactor.report)
+    path = write_report_beside(tmp_path / "states.jsonl", redactor.report)
     assert path is not None and path.name == "states.jsonl.redaction.json"
     assert path.stat().st_mode & 0o777 == 0o600 and AWS not in path.read_text()
     assert json.loads(path.read_text())["by_rule"] == {"aws-key-id": 1}
-    assert put_beside(tmp_path / "states.jsonl", None) is None and not path.exists()
+    assert write_report_beside(tmp_path / "states.jsonl", None) is None and not path.exists()

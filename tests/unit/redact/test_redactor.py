@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.redact.betterleaks import installed
-from understudy.redact.forms import FORMS, label
-from understudy.redact.heuristics import dummy
+from understudy.redact.betterleaks import is_installed
+from understudy.redact.forms import FORMS, pseudonym_label
+from understudy.redact.heuristics import is_placeholder
 from understudy.redact.redactor import Redactor
 
 from support.secrets import BASE62, KINDS, UPPER, clean, drawn, parts, pem, place, planted
@@ -54,7 +54,7 @@ def test_talk_about_code_is_left_alone() -> None:
     assert redactor.report.total == 0
 
 
-@pytest.mark.skipif(not installed(), reason="pybetterleaks is not installed")
+@pytest.mark.skipif(not is_installed(), reason="pybetterleaks is not installed")
 def test_with_betterleaks_more_is_found_and_clean_text_stays() -> None:
     redactor = Redactor(KEY)
     text = clean(60_000)
@@ -74,10 +74,10 @@ def test_every_form_of_the_table_is_found_where_it_stands_alone(form: Any, data:
     value = data.draw(
         st.from_regex(form.pattern.replace(r"(?![A-Za-z0-9])", "").replace(r"(?![\w-])", ""), fullmatch=True)
     )
-    if not value.isascii() or dummy(value) or len(set(value)) < 14 or form.rule == "openai-key":
+    if not value.isascii() or is_placeholder(value) or len(set(value)) < 14 or form.rule == "openai-key":
         return
     assert value not in ours().text(f"so: {value} .")
-    assert label(value).isupper()
+    assert pseudonym_label(value).isupper()
 
 
 PLACES = {
@@ -168,7 +168,7 @@ def test_a_secret_found_once_is_replaced_wherever_it_stands() -> None:
     ]
     told = json.dumps(ours().value(messages))
     assert PASSWORD not in told and PASSWORD[:-1] in told
-    scope = ours().knowing(messages)
+    scope = ours().scoped_to(messages)
     backwards = [scope.value(message) for message in reversed(messages)]
     assert backwards[::-1] == ours().value(messages)
     assert PASSWORD in ours().text(messages[0]["content"])

@@ -98,6 +98,6 @@ def test_what_only_looks_like_a_secret_stays(number: int) -> None:
 def test_what_was_looked_at_for_one_conversation_is_known_for_the_next() -> None:
     redactor = ours()
     for _ in range(2):
-        scope = redactor.knowing([f"DB_PASSWORD='{PASSWORD}'", f"it says {PASSWORD}"])
+        scope = redactor.scoped_to([f"DB_PASSWORD='{PASSWORD}'", f"it says {PASSWORD}"])
         assert PASSWORD not in scope.text(f"it says {PASSWORD}")
-    assert PASSWORD in redactor.knowing([f"it says {PASSWORD}"]).text(f"it says {PASSWORD}")
+    assert PASSWORD in redactor.scoped_to([f"it says {PASSWORD}"]).text(f"it says {PASSWORD}")

@@ -12,8 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.ingest.redacted import redacted
-from understudy.ingest.trace import Node, Outcome, Parent, Plain, Shape, Trace, Turn, expand, tool_call
+from understudy.ingest.redaction import redact_trace
+from understudy.ingest.trace import (
+    PlainRenderer,
+    RequestShape,
+    Trace,
+    TraceNode,
+    TraceOutcome,
+    TraceParent,
+    TraceTurn,
+    expand,
+    tool_call,
+)
 from understudy.redact.redactor import Redactor
 
 from support.ingest import DATA, LOGS, read
@@ -31,9 +41,9 @@ def ours() -> Redactor:
 
 def trace(messages: list[Said], **more: Any) -> Trace:
     """A conversation in which every answer is a turn."""
-    nodes = [Node(number - 1, message) for number, message in enumerate(messages)]
+    nodes = [TraceNode(number - 1, message) for number, message in enumerate(messages)]
     turns = [
-        Turn(message_id=f"msg_{number}", context=number - 1, action=(number,), model="claude-opus-4-7")
+        TraceTurn(message_id=f"msg_{number}", context=number - 1, action=(number,), model="claude-opus-4-7")
         for number, message in enumerate(messages)
         if message["role"] == "assistant"
     ]
@@ -42,7 +52,7 @@ def trace(messages: list[Said], **more: Any) -> Trace:
         session_id="s",
         format="chat",
         source="/home/alice/x.jsonl",
-        renderer=Plain(),
+        renderer=PlainRenderer(),
         nodes=nodes,
         turns=turns,
         **more,
@@ -75,14 +85,14 @@ def test_nothing_of_a_secret_is_left_in_any_part_of_a_trace() -> None:
             {"role": "assistant", "content": "done"},
         ],
         project="/home/alice/shop",
-        shape=Shape(
+        shape=RequestShape(
             f"mail bob@acme.io {AWS}", [{"type": "function", "function": {"name": "x", "description": AWS}}]
         ),
-        parent=Parent("s0", "toolu_01Xyz"),
-        outcome=Outcome(resolved=True, task=f"task {AWS}"),
+        parent=TraceParent("s0", "toolu_01Xyz"),
+        outcome=TraceOutcome(resolved=True, task=f"task {AWS}"),
     )
-    before.turns[1].shape = Shape(f"now {PASSWORD}", None)
-    after = redacted(before, ours())
+    before.turns[1].shape = RequestShape(f"now {PASSWORD}", None)
+    after = redact_trace(before, ours())
     left = told(after)
     for secret in (AWS, PASSWORD, "alice/", "bob@acme.io"):
         assert secret.encode() not in left
@@ -104,28 +114,28 @@ def test_a_state_is_the_same_whichever_others_are_asked_for() -> None:
         {"role": "user", "content": f"DB_PASSWORD={PASSWORD}"},
         {"role": "assistant", "content": "indeed"},
     ]
-    whole = list(expand(redacted(trace(messages), ours())))
+    whole = list(expand(redact_trace(trace(messages), ours())))
     some = trace(messages)
     some.turns = some.turns[:1]
-    assert list(expand(redacted(some, ours()))) == whole[:1]
+    assert list(expand(redact_trace(some, ours()))) == whole[:1]
     assert PASSWORD not in json.dumps(whole[0].messages)
 
 
 def test_redacting_twice_is_as_once_and_reports_once() -> None:
     redactor = ours()
     before = trace([{"role": "user", "content": AWS}, {"role": "assistant", "content": f"{AWS} /home/alice"}])
-    once = redacted(before, redactor)
+    once = redact_trace(before, redactor)
     first = list(expand(once))
     count = redactor.report.counts
-    assert list(expand(redacted(before, redactor))) == first and redactor.report.counts == count
-    assert list(expand(redacted(once, ours()))) == first
+    assert list(expand(redact_trace(before, redactor))) == first and redactor.report.counts == count
+    assert list(expand(redact_trace(once, ours()))) == first
 
 
 @pytest.mark.parametrize("name", LOGS)
 def test_logs_without_secrets_stay_as_they_are_but_for_paths(name: str) -> None:
     for before in read(DATA / name):
         redactor = ours()
-        after = redacted(before, redactor)
+        after = redact_trace(before, redactor)
         assert len(list(expand(after))) == len(before.turns)
         assert set(redactor.report.counts) <= {"home-path", "email"}, redactor.report.to_json()
         if not redactor.report.total:
@@ -157,12 +167,12 @@ def test_no_planted_secret_is_in_any_state(seed: int, plants: list[tuple[int, in
             {"role": "assistant", "content": texts[3]},
         ]
     )
-    after = redacted(before, ours())
+    after = redact_trace(before, ours())
     left = told(after).decode()
     for secret in gone:
         for written in (secret, json.dumps(secret)[1:-1], json.dumps(json.dumps(secret))[3:-3]):
             assert written not in left
-    assert list(expand(redacted(after, ours()))) == list(expand(after))
+    assert list(expand(redact_trace(after, ours()))) == list(expand(after))
 
 
 def test_claude_codes_own_log_is_redacted(tmp_path: Path) -> None:
@@ -181,7 +191,7 @@ def test_claude_codes_own_log_is_redacted(tmp_path: Path) -> None:
     ]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (before,) = read(log)
-    after = redacted(before, ours())
+    after = redact_trace(before, ours())
     left = told(after).decode()
     assert AWS in told(before).decode() and AWS not in left and PASSWORD not in left and "alice" not in left
     assert after.project is not None and after.project.startswith("/home/user_")

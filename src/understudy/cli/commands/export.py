@@ -195,7 +195,7 @@ def _export(
             test_share=given.get("test_share", 0.0),
             seed=given.get("seed", 0),
         )
-        redactor = Redactor.of_user() if "sessions" in origins and not unredacted else None
+        redactor = Redactor.from_user_key() if "sessions" in origins and not unredacted else None
         corpus = Corpus(store, selection, redactor, unredacted=unredacted)
         exported = function(corpus, given["output"] or given["directory"], report=_Shown(), **own)
     if given["json_"]:

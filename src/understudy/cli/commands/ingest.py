@@ -17,8 +17,8 @@ from understudy.cli.display.output import print_json
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from understudy.ingest.batch_reader import Counts
-    from understudy.ingest.collect import Progress
+    from understudy.ingest.batch_reader import IngestSummary
+    from understudy.ingest.collect import IngestProgress
 
 _MOST_JOBS = 8
 _STORE = "sessions"
@@ -82,22 +82,22 @@ def ingest(
     REDACTED without --redact, so keep them to yourself. Logs are only read, never changed. The same command again
     reads only what is new or changed.
     """
-    from understudy.ingest.batch_reader import Selection, moment
-    from understudy.ingest.collect import collect, count, find, keep
-    from understudy.ingest.formats.registry import named
-    from understudy.ingest.parquet import needs
+    from understudy.ingest.batch_reader import StateSelection, timestamp_seconds
+    from understudy.ingest.collect import collect_to_file, collect_to_store, count_states, find_logs
+    from understudy.ingest.formats.registry import format_named
+    from understudy.ingest.parquet import require_pyarrow
 
     if output is not None and directory is not None:
         raise ConfigError("--output writes a file and --dir names a store; give one of them")
     if redact and output is None and not dry_run:
         raise ConfigError("--redact is for --output FILE: a store holds what the logs hold, and exports redact it")
     if output is not None and output.suffix == ".parquet" and not dry_run:
-        needs(output)
-    begin = moment(since)
+        require_pyarrow(output)
+    begin = timestamp_seconds(since)
     if since is not None and begin is None:
         raise ConfigError(f"--since: {since!r} is no date; give one as 2026-11-21 or 2026-11-21T09:30")
-    selection = Selection(begin, project, min_turns, all_roles)
-    only = None if format is None else named(format)
+    selection = StateSelection(begin, project, min_turns, all_roles)
+    only = None if format is None else format_named(format)
     if not paths:
         paths = [_projects(os.environ)]
         typer.echo(f"reading {paths[0]}, the projects directory of Claude Code", err=True)
@@ -110,7 +110,7 @@ def ingest(
     elif output is None and directory is None:
         directory = Path(_STORE)
     try:
-        logs = find(paths, only, output, shown)
+        logs = find_logs(paths, only, output, shown)
         if not logs.batches:
             why = _listed(logs.skipped) or "there are no files"
             raise ConfigError(
@@ -118,11 +118,11 @@ def ingest(
                 "a directory or a zip, or name the --format of a file."
             )
         if output is not None:
-            counts = collect(logs, selection, output, jobs, shown, _key() if redact else None)
+            counts = collect_to_file(logs, selection, output, jobs, shown, _key() if redact else None)
         elif directory is not None:
-            counts = keep(logs, selection, directory, jobs, shown)
+            counts = collect_to_store(logs, selection, directory, jobs, shown)
         else:
-            counts = count(logs, selection, jobs, shown)
+            counts = count_states(logs, selection, jobs, shown)
     except KeyboardInterrupt:
         from understudy.cli.exit_codes import EXIT_INTERRUPTED
         from understudy.cli.interrupts import interrupted
@@ -155,7 +155,7 @@ def _projects(env: Mapping[str, str]) -> Path:
     return projects
 
 
-def _tell(counts: Counts, output: Path | None, directory: Path | None, redact: bool, as_json: bool) -> None:
+def _tell(counts: IngestSummary, output: Path | None, directory: Path | None, redact: bool, as_json: bool) -> None:
     file, store = _named(output), _named(directory)
     if as_json:
         import msgspec
@@ -182,7 +182,7 @@ def _named(path: Path | None) -> str | None:
     return None if path is None else os.fsencode(path).decode(errors="replace")
 
 
-def _stored(counts: Counts, directory: Path) -> None:
+def _stored(counts: IngestSummary, directory: Path) -> None:
     from understudy.store import Store
 
     if counts.unchanged < counts.files:
@@ -194,7 +194,7 @@ def _stored(counts: Counts, directory: Path) -> None:
     typer.echo(f"{turns} states of {traces} conversations are in {_named(directory)}")
 
 
-def _summarise(counts: Counts, where: str) -> None:
+def _summarise(counts: IngestSummary, where: str) -> None:
     read = counts.files
     if where.startswith("were"):
         read -= counts.unchanged
@@ -242,7 +242,7 @@ class _Shown:
         self._drawn = False
         self._next = time.monotonic() + (0 if self._terminal else _PLAIN_S)
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: IngestProgress) -> None:
         now = time.monotonic()
         if now < self._next:
             return

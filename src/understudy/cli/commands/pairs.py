@@ -79,7 +79,7 @@ def pairs(
     from understudy.preference.pairs import replay_pairs
     from understudy.preference.rollouts import rollout_pairs
     from understudy.redact.redactor import Redactor
-    from understudy.redact.report import put_beside
+    from understudy.redact.report import write_report_beside
     from understudy.store import Store
 
     if from_ not in _FROM:
@@ -88,7 +88,7 @@ def pairs(
         raise ConfigError("--max-tokens: the tokens of which tokenizer? name its directory: --tokenizer MODEL_DIR")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    redactor = None if unredacted else Redactor.of_user()
+    redactor = None if unredacted else Redactor.from_user_key()
     tallies = {each: Tally() for each in _FROM[:2] if from_ in (each, "all")}
     limits = Limits(chars=max_chars, tokens=max_tokens)
     try:
@@ -122,7 +122,7 @@ def pairs(
                     pass
             else:
                 _write(found, output)
-                put_beside(output, redactor and redactor.report)
+                write_report_beside(output, redactor and redactor.report)
     except KeyboardInterrupt:
         from understudy.cli.exit_codes import EXIT_INTERRUPTED
 

@@ -67,16 +67,16 @@ def _redactor(unredacted: bool) -> Redactor | None:
         return None
     from understudy.redact.redactor import Redactor
 
-    return Redactor.of_user()
+    return Redactor.from_user_key()
 
 
 def _write(sessions: Sessions, output: Path, where: str | None, limit: int | None, unredacted: bool) -> None:
-    from understudy.ingest.extract import extract
-    from understudy.redact.report import put_beside
+    from understudy.ingest.extract import extract_states
+    from understudy.redact.report import write_report_beside
 
     redactor = _redactor(unredacted)
-    number = extract(sessions, output, where, limit, redactor)
-    report = put_beside(output, redactor and redactor.report)
+    number = extract_states(sessions, output, where, limit, redactor)
+    report = write_report_beside(output, redactor and redactor.report)
     typer.echo(f"{number} states are in {output}")
     if redactor is None:
         typer.echo(f"nothing in {output} is redacted; keep it to yourself", err=True)
@@ -86,12 +86,12 @@ def _write(sessions: Sessions, output: Path, where: str | None, limit: int | Non
 
 
 def _print(sessions: Sessions, where: str | None, limit: int | None, unredacted: bool) -> None:
-    from understudy.ingest.extract import stored
-    from understudy.ingest.jsonl import line
+    from understudy.ingest.extract import stored_states
+    from understudy.ingest.jsonl import state_line
 
     stream = typer.get_binary_stream("stdout")
-    for state, trace in stored(sessions, where, limit, _redactor(unredacted)):
-        stream.write(line(state, trace))
+    for state, trace in stored_states(sessions, where, limit, _redactor(unredacted)):
+        stream.write(state_line(state, trace))
     stream.flush()
 
 

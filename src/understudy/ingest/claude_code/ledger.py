@@ -18,7 +18,7 @@ from msgspec import Raw, Struct
 
 from understudy.ingest.claude_code.records import FAULTS
 from understudy.ingest.claude_code.render import value_of
-from understudy.ingest.trace import Node, Shape
+from understudy.ingest.trace import RequestShape, TraceNode
 
 
 class _Entry(Struct, gc=False):
@@ -51,7 +51,7 @@ class Ledger:
         self.losses: Counter[str] = Counter()
         self.requests: dict[str | int, _Entry] = {}
         self.blobs: dict[str, Raw] = {}
-        self.shapes: dict[str, Shape] = {}
+        self.shapes: dict[str, RequestShape] = {}
         for line in lines:
             try:
                 self._take(_entry(line))
@@ -110,7 +110,7 @@ class Ledger:
         if name not in self.blobs:
             self.blobs[name] = Raw(msgspec.json.encode(message))
 
-    def shape(self, request_id: str | int) -> Shape | None:
+    def shape(self, request_id: str | int) -> RequestShape | None:
         """The system prompt and tools of a request, None where the ledger has none."""
         entry = self.requests.get(request_id)
         return self.shapes.get(entry.shapeHash or "") if entry is not None else None
@@ -119,7 +119,7 @@ class Ledger:
 class Requests:
     """Puts requests of a ledger into a tree of nodes, each message on its way once."""
 
-    def __init__(self, ledger: Ledger, nodes: list[Node]) -> None:
+    def __init__(self, ledger: Ledger, nodes: list[TraceNode]) -> None:
         self._ledger = ledger
         self._nodes = nodes
         self._made: dict[tuple[int, str], int] = {}
@@ -166,7 +166,7 @@ class Requests:
             made = self._made.get((at, name))
             if made is None:
                 made = self._made[(at, name)] = len(self._nodes)
-                self._nodes.append(Node(at, body))
+                self._nodes.append(TraceNode(at, body))
             at = made
             length += 1
         return at, length
@@ -182,22 +182,22 @@ def message_hash(message: Any) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def snapshot(attachment: Raw) -> Shape:
+def snapshot(attachment: Raw) -> RequestShape:
     """The system prompt that an attachment of the log holds, an empty shape where it does not."""
     try:
         return _shape_of(_shape(attachment))
     except FAULTS:
-        return Shape()
+        return RequestShape()
 
 
-def _shape_of(shape: _Shape) -> Shape:
+def _shape_of(shape: _Shape) -> RequestShape:
     system: Any = shape.systemPrompt if shape.system is None else shape.system
     if isinstance(system, list):
         blocks = cast(list[Any], system)
         texts: list[Any] = [block if isinstance(block, str) else _object(block).get("text") for block in blocks]
         system = "\n".join(text for text in texts if isinstance(text, str))
     tools = None if shape.tools is None else [_tool(_object(tool)) for tool in _list(shape.tools)]
-    return Shape(system if isinstance(system, str) else None, tools)
+    return RequestShape(system if isinstance(system, str) else None, tools)
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from understudy.ingest.claude_code.session import NAME, SYNTHETIC, Meta, Part, S
 from understudy.ingest.claude_code.tree import Answer
 from understudy.ingest.claude_code.walk import Conversation
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import uncollected
+from understudy.ingest.log_reader import garbage_collection_paused
 from understudy.ingest.trace import Trace
 
 HEAD = 1 << 16
@@ -88,7 +88,7 @@ class ClaudeCode:
             self._sort(file, metas, sessions)
         taken: set[str] = set()
         for cluster in _clusters(sessions.values()):
-            with uncollected():
+            with garbage_collection_paused():
                 traces = _read(cluster, metas, taken)
             yield from traces
 

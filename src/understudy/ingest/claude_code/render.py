@@ -12,7 +12,7 @@ from msgspec import Raw, Struct
 from understudy.ingest.claude_code.records import FAULTS, WAITED, Block, Record
 from understudy.ingest.claude_code.tree import Answer, Blanked, Trimmed
 from understudy.ingest.claude_code.versions import QUEUED, rewritten
-from understudy.ingest.trace import Action, Message, tool_call
+from understudy.ingest.trace import Message, TurnAction, tool_call
 
 CLEARED = "[Old tool result content cleared]"
 """What the CLI sends in the place of a tool result that it cleared to make room."""
@@ -56,7 +56,7 @@ class ClaudeCodeRenderer:
             return _sent(body)
         return []
 
-    def action(self, bodies: Sequence[Any]) -> Action:
+    def action(self, bodies: Sequence[Any]) -> TurnAction:
         """What an answer did, with the thinking that the log holds."""
         blocks = [
             block for body in bodies if isinstance(body, Answer) for line in body.lines for block in _blocks(line)
@@ -65,7 +65,7 @@ class ClaudeCodeRenderer:
         kinds = {block.type for block in blocks if isinstance(block, Block)}
         thoughts = [text(b.thinking) for b in blocks if isinstance(b, Block) and b.type == "thinking"]
         thinking = "\n".join(thought for thought in thoughts if thought)
-        return Action(
+        return TurnAction(
             content=message.get("content"),
             thinking=thinking or None,
             thinking_hidden=not thinking and not kinds.isdisjoint({"thinking", "redacted_thinking"}),

@@ -16,7 +16,7 @@ from understudy.ingest.claude_code.render import ClaudeCodeRenderer, text
 from understudy.ingest.claude_code.tree import Answer
 from understudy.ingest.claude_code.versions import habits_of
 from understudy.ingest.claude_code.walk import Conversation, converse
-from understudy.ingest.trace import Parent, Trace, Turn
+from understudy.ingest.trace import Trace, TraceParent, TraceTurn
 
 NAME = "claude-code"
 SYNTHETIC = "<synthetic>"
@@ -147,7 +147,7 @@ class Session:
             ledger.losses.clear()
         return trace
 
-    def _recorded(self, turn: Turn, answer: Answer, ledger: Ledger, requests: Requests) -> None:
+    def _recorded(self, turn: TraceTurn, answer: Answer, ledger: Ledger, requests: Requests) -> None:
         """Take what a turn was sent from the ledger, where it is there."""
         reference = next((line.requestRef for line in answer.lines if line.requestRef is not None), None)
         if reference is None:
@@ -178,14 +178,14 @@ class Session:
                     if agent_id:
                         self._by_agent.setdefault(agent_id, block.tool_use_id)
 
-    def _parent(self, part: Part) -> Parent:
+    def _parent(self, part: Part) -> TraceParent:
         tool_use_id = part.meta.toolUseId or self._by_agent.get(part.agent_id or "")
         if tool_use_id is None:
             waiting = self._by_prompt.get(_prompt(part).strip(), [])
             # Agents with one prompt were started in the order in which their logs begin.
             tool_use_id = waiting.pop(0) if len(waiting) > 1 else waiting[0] if waiting else None
         depth = part.meta.spawnDepth or self._depth(part, tool_use_id)
-        return Parent(self.session_id, tool_use_id, depth)
+        return TraceParent(self.session_id, tool_use_id, depth)
 
     def _depth(self, part: Part, tool_use_id: str | None) -> int:
         depth = 1
@@ -199,10 +199,10 @@ class Session:
         return depth
 
 
-def _turn(answer: Answer, conversation: Conversation) -> Turn:
+def _turn(answer: Answer, conversation: Conversation) -> TraceTurn:
     notes = conversation.notes.get(answer.node, ())
     body = answer.lines[-1].message
-    return Turn(
+    return TraceTurn(
         message_id=answer.key,
         context=conversation.nodes[answer.node].parent,
         action=(answer.node,),

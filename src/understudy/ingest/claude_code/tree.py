@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from understudy.ingest.claude_code.records import Block, Record
-from understudy.ingest.trace import Node
+from understudy.ingest.trace import TraceNode
 
 SHORT = 12
 """Message ids of fewer characters are not taken to be unique."""
@@ -101,7 +101,7 @@ def cleared(boundary: Record) -> frozenset[str]:
     return frozenset(_microcompaction(boundary.microcompactMetadata).compactedToolIds)
 
 
-def blanked(nodes: list[Node], at: int, ids: frozenset[str]) -> int:
+def blanked(nodes: list[TraceNode], at: int, ids: frozenset[str]) -> int:
     """The way to `at`, without these results. Returns its end."""
     bodies: list[object] = []
     changed: dict[int, object] = {}
@@ -117,7 +117,7 @@ def blanked(nodes: list[Node], at: int, ids: frozenset[str]) -> int:
     return _copied(nodes, at, bodies, changed)
 
 
-def reloaded(nodes: list[Node], at: int, met: set[int]) -> int:
+def reloaded(nodes: list[TraceNode], at: int, met: set[int]) -> int:
     """The way to `at` with only those results whose records (by `id`) are in `met`, and the calls of those."""
     bodies: list[object] = []
     changed: dict[int, object] = {}
@@ -139,7 +139,7 @@ def reloaded(nodes: list[Node], at: int, met: set[int]) -> int:
     return _copied(nodes, at, bodies, changed)
 
 
-def answered(nodes: list[Node], at: int, answer: Answer) -> int:
+def answered(nodes: list[TraceNode], at: int, answer: Answer) -> int:
     """The way to `at`, which is an answer's results, without those of its calls that have none."""
     bodies: list[object] = []
     step = at
@@ -152,7 +152,7 @@ def answered(nodes: list[Node], at: int, answer: Answer) -> int:
     return _copied(nodes, at, [*bodies, answer], {len(bodies): Trimmed(answer, kept)})
 
 
-def doubled(nodes: list[Node], at: int, answer: Answer) -> int:
+def doubled(nodes: list[TraceNode], at: int, answer: Answer) -> int:
     """An answer and its results, which end at `at`, a second time behind them."""
     bodies: list[object] = []
     step = at
@@ -160,12 +160,12 @@ def doubled(nodes: list[Node], at: int, answer: Answer) -> int:
         bodies.append(nodes[step].body)
         step = nodes[step].parent
     for body in (answer, *reversed(bodies)):
-        nodes.append(Node(at, body))
+        nodes.append(TraceNode(at, body))
         at = len(nodes) - 1
     return at
 
 
-def _copied(nodes: list[Node], at: int, bodies: list[object], changed: Mapping[int, object]) -> int:
+def _copied(nodes: list[TraceNode], at: int, bodies: list[object], changed: Mapping[int, object]) -> int:
     """The way to `at` (its `bodies` from there to the beginning) with some `changed`, or left out for None."""
     if not changed:
         return at
@@ -175,7 +175,7 @@ def _copied(nodes: list[Node], at: int, bodies: list[object], changed: Mapping[i
     for index in range(first, -1, -1):
         body = changed.get(index, bodies[index])
         if body is not None:
-            nodes.append(Node(at, body))
+            nodes.append(TraceNode(at, body))
             at = len(nodes) - 1
     return at
 
@@ -206,7 +206,7 @@ def reused(answer: Answer, record: Record) -> bool:
     return len(answer.key) < SHORT and record.parentUuid != first.parentUuid
 
 
-def spread(nodes: Sequence[Node], damage: Mapping[int, str]) -> dict[int, tuple[str, ...]]:
+def spread(nodes: Sequence[TraceNode], damage: Mapping[int, str]) -> dict[int, tuple[str, ...]]:
     """Why the way to a node is damaged, for all nodes behind a damage."""
     if not damage:
         return {}
@@ -222,7 +222,7 @@ def spread(nodes: Sequence[Node], damage: Mapping[int, str]) -> dict[int, tuple[
     return notes
 
 
-def active(nodes: Sequence[Node], at: int, boundaries: Collection[tuple[int, int]]) -> set[str]:
+def active(nodes: Sequence[TraceNode], at: int, boundaries: Collection[tuple[int, int]]) -> set[str]:
     """The answers on the way to the last node, `at`; a compaction does not end it.
 
     `boundaries` has for each compaction how many nodes there were before it, and the last on the way to it.

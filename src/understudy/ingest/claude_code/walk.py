@@ -30,7 +30,7 @@ from understudy.ingest.claude_code.tree import (
     spread,
 )
 from understudy.ingest.claude_code.versions import NO_TOOL, Habits, continuation, is_context
-from understudy.ingest.trace import Node
+from understudy.ingest.trace import TraceNode
 
 _KEPT_SYSTEM = "local_command"
 
@@ -42,7 +42,7 @@ class Conversation(Struct):
     has it apart.
     """
 
-    nodes: list[Node]
+    nodes: list[TraceNode]
     answers: list[Answer]
     notes: dict[int, tuple[str, ...]]
     active: set[str]
@@ -85,7 +85,7 @@ class _Walk:
         self.arranged = arranged
         self.losses: Counter[str] = Counter()
         self.records = records
-        self.nodes: list[Node] = []
+        self.nodes: list[TraceNode] = []
         self.place: dict[str | None, int] = {None: -1}  # behind which node the children of a record come
         self.answers: dict[str, Answer] = {}
         self.calls: dict[str, Answer] = {}  # by tool use id
@@ -201,12 +201,12 @@ class _Walk:
                 # A result goes behind the answer that asked and its results so far, whichever line it hangs on.
                 nodes = self.nodes
                 node = len(nodes)
-                nodes.append(Node(owner.tail, record))
+                nodes.append(TraceNode(owner.tail, record))
                 owner.tail = node
                 self.owner[node] = owner
                 return node
             if repeated:
-                self.nodes.append(Node(at, record))
+                self.nodes.append(TraceNode(at, record))
                 return len(self.nodes) - 1
         return self.add(record, at)
 
@@ -230,7 +230,7 @@ class _Walk:
             at = self.behind(above)
             error = self.error if self.error is not None and self.error.uuid == record.parentUuid else None
             if at == above.node and (said := continuation(above.lines[-1], error)) is not None:
-                self.nodes.append(Node(at, Record(type="user", message=Body(content=said))))
+                self.nodes.append(TraceNode(at, Record(type="user", message=Body(content=said))))
                 at = len(self.nodes) - 1
                 self.damage[at] = "continuation-not-logged"
             elif at == above.node and self.queued:
@@ -239,12 +239,12 @@ class _Walk:
                 at = doubled(self.nodes, at, above)
         node = len(self.nodes)
         answer = Answer(key, [record], node, node, [], self.habits.hides_plans)
-        self.nodes.append(Node(at, answer))
+        self.nodes.append(TraceNode(at, answer))
         self.answers[key] = self.owner[node] = answer
         if above is not None and unlogged:
             # What was queued was sent once, and is not known of later.
             answer.tail = len(self.nodes)
-            self.nodes.append(Node(above.tail, answer))
+            self.nodes.append(TraceNode(above.tail, answer))
             self.owner[answer.tail] = answer
         if above is not None and above.open:
             self.damage.setdefault(node, "missing-result")
@@ -302,7 +302,7 @@ class _Walk:
     def unreadable(self, record: Record, at: int) -> int:
         owner = self.owner.get(at)
         node = len(self.nodes)
-        self.nodes.append(Node(owner.tail if owner else at, record))
+        self.nodes.append(TraceNode(owner.tail if owner else at, record))
         self.damage[node] = "unreadable-line"
         if owner is not None:
             owner.tail = node
@@ -320,13 +320,13 @@ class _Walk:
                 # The program was killed at work: when it goes on, such calls are left out.
                 self.damage.setdefault(len(self.nodes), "missing-result")
                 at = answered(self.nodes, at, owner)
-        self.nodes.append(Node(at, record))
+        self.nodes.append(TraceNode(at, record))
         return len(self.nodes) - 1
 
     def unqueued(self, at: int) -> int:
         """The prompts that were queued behind an answer, where another comes right behind it."""
         for record in self.queued:
-            self.nodes.append(Node(at, record))
+            self.nodes.append(TraceNode(at, record))
             at = len(self.nodes) - 1
         self.queued.clear()
         return at
@@ -375,10 +375,10 @@ class _Walk:
                 answer = self.answers.get(body.id or record.requestId or uuid)
                 if answer is not None and answer.key not in done:
                     done.add(answer.key)
-                    self.nodes.append(Node(at, answer))
+                    self.nodes.append(TraceNode(at, answer))
                     at = len(self.nodes) - 1
             elif record.type == "user" and body is not None and not record.isVisibleInTranscriptOnly:
-                self.nodes.append(Node(at, record))
+                self.nodes.append(TraceNode(at, record))
                 at = len(self.nodes) - 1
             copied[uuid] = at
         self.place.update(copied)

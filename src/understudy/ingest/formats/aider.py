@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import folder, name, text
+from understudy.ingest.log_reader import file_name, parent_directory, read_text
 from understudy.ingest.trace import Trace
-from understudy.ingest.trace_builder import Story, fingerprint
+from understudy.ingest.trace_builder import TraceBuilder, fingerprint
 
 _BEGIN = re.compile(r"^# aider chat started at ([^\n]{1,100})$", re.MULTILINE)
 _MODEL = re.compile(r"(?:Main model|Model|Models): (\S+?)(?: with |,|$)")
@@ -29,7 +29,7 @@ class Aider:
 
     def detect(self, path: str, head: bytes) -> bool:
         """Whether it is named as Aider names it, or begins as it begins."""
-        return name(path).endswith(".aider.chat.history.md") or b"# aider chat started at " in head[:200]
+        return file_name(path).endswith(".aider.chat.history.md") or b"# aider chat started at " in head[:200]
 
     def group(self, path: str) -> str:
         """The file itself."""
@@ -39,7 +39,7 @@ class Aider:
         """One trace of each chat in a file."""
         for file in files:
             losses: Counter[str] = Counter()
-            _, *chats = _BEGIN.split(whole := text(file, losses))
+            _, *chats = _BEGIN.split(whole := read_text(file, losses))
             first = whole[: found.start()] if (found := _BEGIN.search(whole)) else whole
             begun = [("", first)] if first.strip() else []
             begun += list(zip(chats[::2], chats[1::2], strict=True))
@@ -56,8 +56,8 @@ class Aider:
 def _trace(file: LogFile, started: str, said: str, nth: int, losses: Counter[str]) -> Trace:
     session = fingerprint(file.path, [started, nth])
     notes = ("plain_text",)
-    story = Story("aider", file.path, session, losses=losses, fidelity="lossy", notes=notes)
-    story.trace.project = folder(file.path) or None
+    story = TraceBuilder("aider", file.path, session, losses=losses, fidelity="lossy", notes=notes)
+    story.trace.project = parent_directory(file.path) or None
     model: str | None = None
     for at, role, block in _blocks(said):
         if role == "tool":

@@ -12,9 +12,9 @@ from typing import Any
 from understudy.ingest.chat import content, think
 from understudy.ingest.formats.outcomes import of_extra
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import document, items, mapping, outline, string
-from understudy.ingest.trace import Message, Parent, Trace, tool_call
-from understudy.ingest.trace_builder import Story, fingerprint
+from understudy.ingest.log_reader import items, mapping, outline, read_document, string
+from understudy.ingest.trace import Message, Trace, TraceParent, tool_call
+from understudy.ingest.trace_builder import TraceBuilder, fingerprint
 
 _DEEPEST = 32
 
@@ -39,19 +39,19 @@ class Atif:
         """The trace of each file, and those of the subagents in it."""
         for file in files:
             losses: Counter[str] = Counter()
-            log = mapping(document(file, losses))
+            log = mapping(read_document(file, losses))
             session = string(log.get("session_id")) or fingerprint(file.path, items(log.get("steps"))[:2])
             yield from _traces(log, file.path, session, "", None, losses)
 
 
 def _traces(
-    log: dict[str, Any], source: str, session: str, above: str, parent: Parent | None, losses: Counter[str]
+    log: dict[str, Any], source: str, session: str, above: str, parent: TraceParent | None, losses: Counter[str]
 ) -> Iterator[Trace]:
     agent = mapping(log.get("agent"))
     own = string(log.get("trajectory_id"))
     # A trajectory's id names the document, a session's may be shared; a subagent's is unique in its parent only.
     trace_id = f"{above}/{own}" if above else "/".join(part for part in (session, own) if part)
-    story = Story("atif", source, session, losses=losses, trace_id=trace_id)
+    story = TraceBuilder("atif", source, session, losses=losses, trace_id=trace_id)
     story.trace.parent = parent
     story.trace.agent, story.trace.version = string(agent.get("name")), string(agent.get("version"))
     story.tools(items(agent.get("tool_definitions")))
@@ -74,11 +74,11 @@ def _traces(
         if depth > _DEEPEST:
             losses["too_deep"] += 1
             continue
-        origin = Parent(session, callers.get(name), depth)
+        origin = TraceParent(session, callers.get(name), depth)
         yield from _traces({**child, "trajectory_id": name}, source, session, trace_id, origin, Counter())
 
 
-def _step(story: Story, step: dict[str, Any], at: int, model: str | None, callers: dict[str, str]) -> None:
+def _step(story: TraceBuilder, step: dict[str, Any], at: int, model: str | None, callers: dict[str, str]) -> None:
     losses = story.losses
     source = step.get("source")
     said = content(step.get("message"), losses)
@@ -126,7 +126,7 @@ def _calls(step: dict[str, Any], losses: Counter[str]) -> list[dict[str, Any]]:
     return made
 
 
-def _result(story: Story, result: dict[str, Any], asked: set[str], callers: dict[str, str]) -> None:
+def _result(story: TraceBuilder, result: dict[str, Any], asked: set[str], callers: dict[str, str]) -> None:
     call_id = string(result.get("source_call_id"))
     for raw in items(result.get("subagent_trajectory_ref")):
         child = string(mapping(raw).get("trajectory_id"))

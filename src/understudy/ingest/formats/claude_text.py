@@ -15,9 +15,9 @@ from typing import Any
 from msgspec import Struct
 
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import outline, text
+from understudy.ingest.log_reader import outline, read_text
 from understudy.ingest.trace import Message, Trace, tool_call
-from understudy.ingest.trace_builder import Story, fingerprint
+from understudy.ingest.trace_builder import TraceBuilder, fingerprint
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _BANNER = "╭╰│┃▐▝▘▛▜█"
@@ -90,10 +90,10 @@ class _Block(Struct):
 
 def _trace(file: LogFile) -> Trace:
     losses: Counter[str] = Counter()
-    shown = _ESCAPES.sub("", text(file, losses)).replace("\xa0", " ").splitlines()
+    shown = _ESCAPES.sub("", read_text(file, losses)).replace("\xa0", " ").splitlines()
     blocks = list(_blocks(shown, losses))
     beginning = [block.said() for block in blocks[:2]]
-    story = Story(
+    story = TraceBuilder(
         "claude-text",
         file.path,
         fingerprint(file.path, beginning),

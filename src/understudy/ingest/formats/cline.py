@@ -10,9 +10,17 @@ from typing import Any
 
 from understudy.ingest.chat import blocks
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import document, folder, items, mapping, name, outline, string
+from understudy.ingest.log_reader import (
+    file_name,
+    items,
+    mapping,
+    outline,
+    parent_directory,
+    read_document,
+    string,
+)
 from understudy.ingest.trace import Message, Trace
-from understudy.ingest.trace_builder import Story, fingerprint
+from understudy.ingest.trace_builder import TraceBuilder, fingerprint
 
 _FILE = "api_conversation_history.json"
 _PROJECT = re.compile(r"Current (?:Working|Workspace) Directory \(([^)\n]+)\)")
@@ -27,7 +35,7 @@ class Cline:
         """Whether it is a list of the user's and the assistant's messages that are made of blocks."""
         seen = outline(head)
         ours = seen.keys.get("role") == "user" and seen.keys.get("content") in ("[", None)
-        return seen.kind == "[" and (ours or name(path) == _FILE) and "parts" not in seen.keys
+        return seen.kind == "[" and (ours or file_name(path) == _FILE) and "parts" not in seen.keys
 
     def group(self, path: str) -> str:
         """The file itself."""
@@ -41,10 +49,10 @@ class Cline:
 
 def _trace(file: LogFile) -> Trace:
     losses: Counter[str] = Counter()
-    raw_messages = [mapping(raw) for raw in items(document(file, losses))]
+    raw_messages = [mapping(raw) for raw in items(read_document(file, losses))]
     # Cline names a task by the time at which it began, and its directory so.
-    task = name(folder(file.path)) if name(file.path) == _FILE else ""
-    story = Story("cline", file.path, task or fingerprint(file.path, raw_messages[:2]), losses=losses)
+    task = file_name(parent_directory(file.path)) if file_name(file.path) == _FILE else ""
+    story = TraceBuilder("cline", file.path, task or fingerprint(file.path, raw_messages[:2]), losses=losses)
     for at, raw in enumerate(raw_messages):
         role = raw.get("role")
         if role not in ("user", "assistant"):

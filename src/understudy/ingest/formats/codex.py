@@ -13,9 +13,9 @@ from typing import Any
 
 from understudy.ingest.chat import ROLES, content
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import document, items, mapping, name, outline, records, string
-from understudy.ingest.trace import Message, Parent, Trace, text_of, tool_call
-from understudy.ingest.trace_builder import Story
+from understudy.ingest.log_reader import file_name, items, mapping, outline, read_document, read_records, string
+from understudy.ingest.trace import Message, Trace, TraceParent, text_of, tool_call
+from understudy.ingest.trace_builder import TraceBuilder
 
 _TYPES = frozenset(("session_meta", "response_item", "event_msg", "turn_context", "compacted"))
 _OUTPUT = frozenset(("reasoning", "message"))
@@ -46,7 +46,7 @@ class Codex:
         seen = outline(head)
         if any(str(row.get("type")) in _TYPES and "payload" in row for row in seen.rows):
             return True
-        old = name(path).startswith("rollout-") and {"id", "timestamp"} <= seen.keys.keys()
+        old = file_name(path).startswith("rollout-") and {"id", "timestamp"} <= seen.keys.keys()
         oldest = seen.keys.get("session") == "{" and seen.keys.get("items") == "["
         return seen.kind == "{" and ({"timestamp", "type", "payload"} <= seen.keys.keys() or old or oldest)
 
@@ -66,7 +66,9 @@ class _Rollout:
     def __init__(self, file: LogFile) -> None:
         self.file = file
         self.losses: Counter[str] = Counter()
-        self.story = Story("codex", file.path, name(file.path).removesuffix(".jsonl"), losses=self.losses)
+        self.story = TraceBuilder(
+            "codex", file.path, file_name(file.path).removesuffix(".jsonl"), losses=self.losses
+        )
         self.model: str | None = None
         self.met = False
         self.answer: list[dict[str, Any]] = []
@@ -77,10 +79,10 @@ class _Rollout:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """The records: of lines, or of the one document that the first versions wrote."""
-        if not name(self.file.path).endswith(".json"):
-            yield from records(self.file, self.losses)
+        if not file_name(self.file.path).endswith(".json"):
+            yield from read_records(self.file, self.losses)
             return
-        whole = mapping(document(self.file, self.losses))
+        whole = mapping(read_document(self.file, self.losses))
         yield mapping(whole.get("session"))
         for raw in items(whole.get("items")):
             yield mapping(raw)
@@ -124,7 +126,7 @@ class _Rollout:
         spawn = mapping(mapping(mapping(payload.get("source")).get("subagent")).get("thread_spawn"))
         if above := string(spawn.get("parent_thread_id")) or string(payload.get("parent_thread_id")):
             depth = spawn.get("depth")
-            trace.parent = Parent(above, None, depth if isinstance(depth, int) else 1)
+            trace.parent = TraceParent(above, None, depth if isinstance(depth, int) else 1)
 
     def item(self, number: int, item: dict[str, Any], timestamp: str | None) -> None:
         """An item of a request or an answer."""

@@ -15,18 +15,18 @@ from understudy.ingest.formats.outcomes import outcome
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import (
     LARGEST_DOCUMENT,
-    document,
+    file_name,
     items,
     mapping,
-    name,
     outline,
-    parse,
-    records,
+    parse_json,
+    read_document,
+    read_records,
     string,
-    taken,
+    take_losses,
 )
 from understudy.ingest.trace import Trace
-from understudy.ingest.trace_builder import Story, converse, fingerprint, repository
+from understudy.ingest.trace_builder import TraceBuilder, add_messages, fingerprint, repository
 
 PARQUET = b"PAR1"
 _BATCH_ROWS = 16
@@ -64,17 +64,17 @@ class Rows:
         for file in files:
             losses: Counter[str] = Counter()
             for row in json_rows(file, losses):
-                yield trace(self.schema, row, file.path, taken(losses))
+                yield trace(self.schema, row, file.path, take_losses(losses))
             if losses:
-                yield Story(self.name, file.path, fingerprint(file.path, None), losses=losses).finish()
+                yield TraceBuilder(self.name, file.path, fingerprint(file.path, None), losses=losses).finish()
 
 
 def json_rows(file: LogFile, losses: Counter[str]) -> Iterator[dict[str, Any]]:
     """The rows of a file of JSON lines, or of one list or object."""
-    if name(file.path).endswith((".jsonl", ".ndjson")):
-        yield from records(file, losses)
+    if file_name(file.path).endswith((".jsonl", ".ndjson")):
+        yield from read_records(file, losses)
         return
-    found = document(file, losses)
+    found = read_document(file, losses)
     for row in items(found) or ([found] if found is not None else []):
         if isinstance(row, dict):
             yield mapping(row)
@@ -107,9 +107,9 @@ class Parquet:
         for file in files:
             losses: Counter[str] = Counter()
             for schema, row in _parquet_rows(arrow, parquet, file, losses):
-                yield trace(schema, row, file.path, taken(losses))
+                yield trace(schema, row, file.path, take_losses(losses))
             if losses:
-                yield Story(self.name, file.path, fingerprint(file.path, None), losses=losses).finish()
+                yield TraceBuilder(self.name, file.path, fingerprint(file.path, None), losses=losses).finish()
 
 
 def _parquet_rows(
@@ -137,18 +137,18 @@ def trace(schema: Schema, row: dict[str, Any], source: str, losses: Counter[str]
     """The trace of a row."""
     raw = row.get(schema.messages)
     if isinstance(raw, str):
-        raw = parse(raw.encode(errors="replace"), losses)
+        raw = parse_json(raw.encode(errors="replace"), losses)
     messages = [_chatlike(mapping(message)) for message in items(raw)]
     session = next((found for key in schema.ids if (found := string(row.get(key)))), None)
     if schema.ids[0] not in row:
         # An instance is tried more than once: only with what it begins with is it one trajectory.
-        session = f"{session or name(source)}-{fingerprint(source, messages[:3])}"
+        session = f"{session or file_name(source)}-{fingerprint(source, messages[:3])}"
     if not messages:
         losses["no_messages"] += 1
-    story = Story(schema.format, source, session or fingerprint(source, messages[:3]), losses=losses)
+    story = TraceBuilder(schema.format, source, session or fingerprint(source, messages[:3]), losses=losses)
     tools = row.get("tools")
     if isinstance(tools, str):
-        tools = parse(tools.encode(errors="replace"), losses)
+        tools = parse_json(tools.encode(errors="replace"), losses)
     story.tools(items(tools))
     story.trace.project = string(row.get("repo")) or repository(string(row.get("instance_id")))
     story.trace.outcome = outcome(
@@ -157,7 +157,7 @@ def trace(schema: Schema, row: dict[str, Any], source: str, losses: Counter[str]
         task=row.get("instance_id"),
         exit_status=row.get("exit_status"),
     )
-    converse(
+    add_messages(
         story, messages, model=next((found for key in schema.models if (found := string(row.get(key)))), None)
     )
     return story.finish()
@@ -199,5 +199,5 @@ class SweSmith(Rows):
         seen = outline(head)
         if "messages" not in seen.keys or seen.keys["messages"] == "{":
             return False
-        rows = seen.kind == "[" or name(path).endswith((".jsonl", ".ndjson")) or "traj_id" in seen.keys
+        rows = seen.kind == "[" or file_name(path).endswith((".jsonl", ".ndjson")) or "traj_id" in seen.keys
         return rows and not seen.keys.keys() - _COLUMNS - {"tools", "id", "source"}

@@ -14,9 +14,18 @@ import msgspec
 
 from understudy.ingest.chat import content
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import document, folder, items, mapping, name, outline, records, string
-from understudy.ingest.trace import Action, Message, Parent, Plain, Trace, tool_call
-from understudy.ingest.trace_builder import Story, fingerprint
+from understudy.ingest.log_reader import (
+    file_name,
+    items,
+    mapping,
+    outline,
+    parent_directory,
+    read_document,
+    read_records,
+    string,
+)
+from understudy.ingest.trace import Message, PlainRenderer, Trace, TraceParent, TurnAction, tool_call
+from understudy.ingest.trace_builder import TraceBuilder, fingerprint
 
 _ROLES = {"user": "user", "gemini": "assistant", "model": "assistant"}
 _SILENT = frozenset(("info", "error", "warning"))
@@ -52,13 +61,13 @@ class _Replies:
     """Renders nodes whose body is a list of messages: an answer and the results of its calls, or what was said."""
 
     def __init__(self) -> None:
-        self._plain = Plain()
+        self._plain = PlainRenderer()
 
     def history(self, body: list[Message]) -> list[Message]:
         """Each of the messages without its thinking."""
         return [message for one in body for message in self._plain.history(one)]
 
-    def action(self, bodies: Sequence[list[Message]]) -> Action:
+    def action(self, bodies: Sequence[list[Message]]) -> TurnAction:
         """The answers as one action."""
         return self._plain.action([one for body in bodies for one in body if one["role"] == "assistant"])
 
@@ -69,7 +78,7 @@ class _Session:
     def __init__(self, file: LogFile) -> None:
         self.file = file
         self.losses: Counter[str] = Counter()
-        self.story = Story("gemini", file.path, name(file.path).partition(".")[0], losses=self.losses)
+        self.story = TraceBuilder("gemini", file.path, file_name(file.path).partition(".")[0], losses=self.losses)
         self.story.trace.renderer = _Replies()
         self.shown: list[tuple[str, int]] = []
         self.place: dict[str, int] = {}
@@ -78,11 +87,11 @@ class _Session:
         self.named = False
 
     def read(self) -> Trace:
-        if name(self.file.path).endswith(".jsonl"):
-            for record in records(self.file, self.losses):
+        if file_name(self.file.path).endswith(".jsonl"):
+            for record in read_records(self.file, self.losses):
                 self.record(record)
         else:
-            found = document(self.file, self.losses)
+            found = read_document(self.file, self.losses)
             if isinstance(found, list):
                 self.checkpoint(items(found))
             elif found is not None:
@@ -113,10 +122,10 @@ class _Session:
             trace.session_id, trace.trace_id = session, f"gemini:{session}"
         directories = items(record.get("directories"))
         trace.project = trace.project or (string(directories[0]) if directories else None)
-        above = name(folder(self.file.path))
+        above = file_name(parent_directory(self.file.path))
         if record.get("kind") == "subagent" and above not in ("", "chats"):
             # A subagent's file lies in a directory that has the name of the session it works for.
-            trace.parent = Parent(above)
+            trace.parent = TraceParent(above)
         if isinstance(record.get("messages"), list):
             self.replace([mapping(raw) for raw in items(record["messages"])])
 

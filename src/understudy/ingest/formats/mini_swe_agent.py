@@ -13,9 +13,9 @@ from typing import Any
 from understudy.ingest.formats.outcomes import instance as instance_of
 from understudy.ingest.formats.outcomes import outcome
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import document, items, mapping, name, outline, string
+from understudy.ingest.log_reader import file_name, items, mapping, outline, read_document, string
 from understudy.ingest.trace import Trace
-from understudy.ingest.trace_builder import Story, converse, fingerprint, repository
+from understudy.ingest.trace_builder import TraceBuilder, add_messages, fingerprint, repository
 
 
 class MiniSweAgent:
@@ -28,7 +28,7 @@ class MiniSweAgent:
         seen = outline(head)
         if seen.kind == "[":
             said = seen.keys.get("content", "{") not in "{["
-            return said and (seen.keys.get("role") == "system" or name(path).endswith(".traj.json"))
+            return said and (seen.keys.get("role") == "system" or file_name(path).endswith(".traj.json"))
         if seen.keys.get("trajectory_format", "").startswith("mini-swe-agent"):
             return True
         return seen.keys.get("info") == "{" and seen.keys.get("messages") == "["
@@ -45,13 +45,15 @@ class MiniSweAgent:
 
 def _trace(file: LogFile) -> Trace:
     losses: Counter[str] = Counter()
-    found = document(file, losses)
+    found = read_document(file, losses)
     log = mapping(found)
     messages = [_chatlike(mapping(raw)) for raw in items(found) or items(log.get("messages"))]
     info = mapping(log.get("info"))
     config = mapping(info.get("config"))
-    instance = string(log.get("instance_id")) or name(file.path).partition(".")[0]
-    story = Story("mini-swe-agent", file.path, f"{instance}-{fingerprint(file.path, messages[:3])}", losses=losses)
+    instance = string(log.get("instance_id")) or file_name(file.path).partition(".")[0]
+    story = TraceBuilder(
+        "mini-swe-agent", file.path, f"{instance}-{fingerprint(file.path, messages[:3])}", losses=losses
+    )
     story.trace.version = string(info.get("mini_version"))
     story.trace.project = repository(instance) or string(mapping(config.get("environment")).get("cwd"))
     story.trace.outcome = outcome(
@@ -63,7 +65,7 @@ def _trace(file: LogFile) -> Trace:
     # The end of a run is told to the person, not to the model.
     told = [raw for raw in messages if raw.get("role") != "exit"]
     model = string(mapping(config.get("model")).get("model_name"))
-    converse(story, told, model=model, models=_model, timestamps=_time)
+    add_messages(story, told, model=model, models=_model, timestamps=_time)
     return story.finish()
 
 

@@ -12,12 +12,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from understudy.ingest.chat import chat, content
-from understudy.ingest.formats.openhands_view import View
+from understudy.ingest.formats.openhands_view import EventView
 from understudy.ingest.formats.outcomes import outcome
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import document, folder, items, mapping, name, outline, records, string, taken
+from understudy.ingest.log_reader import (
+    file_name,
+    items,
+    mapping,
+    outline,
+    parent_directory,
+    read_document,
+    read_records,
+    string,
+    take_losses,
+)
 from understudy.ingest.trace import Message, Trace, tool_call
-from understudy.ingest.trace_builder import Story, fingerprint, repository
+from understudy.ingest.trace_builder import TraceBuilder, fingerprint, repository
 
 _EVENT_FILE = re.compile(r"events/\d+\.json$")
 # Events of the program itself, of which the model is told nothing.
@@ -51,7 +61,7 @@ class OpenHands:
 
     def group(self, path: str) -> str:
         """The directory of events, for the file of one event; else the file itself."""
-        return folder(path) if _EVENT_FILE.search(path) else path
+        return parent_directory(path) if _EVENT_FILE.search(path) else path
 
     def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
         """One trace of a list or a directory of events, one of each row of an evaluation's output."""
@@ -59,33 +69,33 @@ class OpenHands:
         others = [file for file in files if not _EVENT_FILE.search(file.path)]
         if stored:
             losses: Counter[str] = Counter()
-            events = sorted((mapping(document(file, losses)) for file in stored), key=_number)
-            session = name(folder(folder(stored[0].path)))
-            yield _trace(events, folder(stored[0].path), session, losses)
+            events = sorted((mapping(read_document(file, losses)) for file in stored), key=_number)
+            session = file_name(parent_directory(parent_directory(stored[0].path)))
+            yield _trace(events, parent_directory(stored[0].path), session, losses)
         for file in others:
             yield from _file(file)
 
 
 def _file(file: LogFile) -> Iterator[Trace]:
     losses: Counter[str] = Counter()
-    if not name(file.path).endswith(".jsonl"):
-        found = document(file, losses)
+    if not file_name(file.path).endswith(".jsonl"):
+        found = read_document(file, losses)
         if isinstance(found, list):
             events = items(found)
             yield _trace(events, file.path, fingerprint(file.path, events[:2]), losses)
         else:
             yield _row(mapping(found), file.path, losses)
         return
-    for row in records(file, losses):
-        yield _row(row, file.path, taken(losses))
+    for row in read_records(file, losses):
+        yield _row(row, file.path, take_losses(losses))
     if losses:
-        yield _trace([], file.path, name(file.path), losses)
+        yield _trace([], file.path, file_name(file.path), losses)
 
 
 def _row(row: dict[str, Any], source: str, losses: Counter[str]) -> Trace:
     # Older outputs hold pairs of an action and its observation.
     events: list[Any] = [event for entry in items(row.get("history")) for event in (items(entry) or [entry])]
-    task = string(row.get("instance_id")) or name(source)
+    task = string(row.get("instance_id")) or file_name(source)
     model = string(mapping(mapping(row.get("metadata")).get("llm_config")).get("model"))
     made = _trace(events, source, f"{task}-{fingerprint(source, events[:2])}", losses, model)
     made.project = repository(task)
@@ -107,8 +117,8 @@ def _number(event: dict[str, Any]) -> int:
 def _trace(
     events: Sequence[Any], source: str, session: str, losses: Counter[str], model: str | None = None
 ) -> Trace:
-    story = Story("openhands", source, session, losses=losses)
-    view = View(story)
+    story = TraceBuilder("openhands", source, session, losses=losses)
+    view = EventView(story)
     done: set[str] = set()
     asked: set[str] = set()
     for at, raw in enumerate(events):
@@ -138,7 +148,7 @@ def _trace(
 
 
 def _acted(
-    view: View,
+    view: EventView,
     event: dict[str, Any],
     kind: str,
     number: Any,
@@ -233,7 +243,7 @@ def _ran(text: str, metadata: dict[str, Any]) -> str:
     return shown
 
 
-def _recalled(view: View, number: Any, event: dict[str, Any]) -> None:
+def _recalled(view: EventView, number: Any, event: dict[str, Any]) -> None:
     """What was remembered for the model. Its wording was a template's, which no log holds."""
     extras = mapping(event.get("extras"))
     fields: Iterable[Any] = (extras.get("repo_instructions"), extras.get("additional_agent_instructions"))
@@ -248,7 +258,7 @@ def _recalled(view: View, number: Any, event: dict[str, Any]) -> None:
         view.story.fidelity, view.story.notes = "repaired", ("recall_template",)
 
 
-def _condense(view: View, arguments: dict[str, Any]) -> None:
+def _condense(view: EventView, arguments: dict[str, Any]) -> None:
     gone: list[Any] = items(arguments.get("forgotten_event_ids"))
     first, last = arguments.get("forgotten_events_start_id"), arguments.get("forgotten_events_end_id")
     if isinstance(first, int) and isinstance(last, int):

@@ -12,11 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from understudy.ingest.chat import calls, chat, content, think
-from understudy.ingest.formats.openhands_view import View
+from understudy.ingest.formats.openhands_view import EventView
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import document, folder, items, mapping, name, outline, records, string
+from understudy.ingest.log_reader import (
+    file_name,
+    items,
+    mapping,
+    outline,
+    parent_directory,
+    read_document,
+    read_records,
+    string,
+)
 from understudy.ingest.trace import Message, Trace
-from understudy.ingest.trace_builder import Story, fingerprint
+from understudy.ingest.trace_builder import TraceBuilder, fingerprint
 
 _EVENT_FILE = re.compile(r"events/event-\d+-[^/]*\.json$")
 _STATE_FILE = "base_state.json"
@@ -42,15 +51,15 @@ class OpenHandsV1:
     def detect(self, path: str, head: bytes) -> bool:
         """Whether the first event has a kind, a source and an id, or it is the state beside such events."""
         seen = outline(head).keys
-        if name(path) == _STATE_FILE:
+        if file_name(path) == _STATE_FILE:
             return "agent" in seen and "id" in seen
         return seen.get("kind", "{") not in "{[" and "source" in seen and "id" in seen and "timestamp" in seen
 
     def group(self, path: str) -> str:
         """The directory of a conversation, for its state and its events; else the file itself."""
         if _EVENT_FILE.search(path):
-            return folder(folder(path))
-        return folder(path) if name(path) == _STATE_FILE else path
+            return parent_directory(parent_directory(path))
+        return parent_directory(path) if file_name(path) == _STATE_FILE else path
 
     def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
         """One trace."""
@@ -59,25 +68,25 @@ class OpenHandsV1:
         events: list[Any] = []
         session: str | None = None
         for file in sorted(files, key=lambda file: file.path):
-            if name(file.path) == _STATE_FILE:
-                state = mapping(document(file, losses))
-            elif name(file.path).endswith(".jsonl"):
-                events.extend(records(file, losses))
+            if file_name(file.path) == _STATE_FILE:
+                state = mapping(read_document(file, losses))
+            elif file_name(file.path).endswith(".jsonl"):
+                events.extend(read_records(file, losses))
             else:
-                found = document(file, losses)
+                found = read_document(file, losses)
                 events.extend(items(found) or ([found] if found is not None else []))
             if _EVENT_FILE.search(file.path):
-                session = name(folder(folder(file.path)))
+                session = file_name(parent_directory(parent_directory(file.path)))
         source = self.group(files[0].path)
         session = string(state.get("id")) or session or fingerprint(source, events[:2])
         yield _trace(events, state, source, session, losses)
 
 
 def _trace(events: Sequence[Any], state: dict[str, Any], source: str, session: str, losses: Counter[str]) -> Trace:
-    story = Story("openhands-v1", source, session, losses=losses)
+    story = TraceBuilder("openhands-v1", source, session, losses=losses)
     model = string(mapping(mapping(state.get("agent")).get("llm")).get("model"))
     story.trace.project = string(mapping(state.get("workspace")).get("working_dir"))
-    view = View(story)
+    view = EventView(story)
     answered: set[str] = set()
     for at, raw in enumerate(events):
         event = mapping(raw)
@@ -115,7 +124,7 @@ def _trace(events: Sequence[Any], state: dict[str, Any], source: str, session: s
     return story.finish()
 
 
-def _acted(view: View, event: dict[str, Any], number: str, answered: set[str], model: str | None) -> None:
+def _acted(view: EventView, event: dict[str, Any], number: str, answered: set[str], model: str | None) -> None:
     losses = view.story.losses
     call = mapping(event.get("tool_call")) or {"id": event.get("tool_call_id"), "name": event.get("tool_name")}
     made = calls([call], losses)
@@ -131,7 +140,7 @@ def _acted(view: View, event: dict[str, Any], number: str, answered: set[str], m
     view.turn(number, key, message, model=model, timestamp=string(event.get("timestamp")))
 
 
-def _said(view: View, event: dict[str, Any], number: str, answered: set[str], model: str | None) -> None:
+def _said(view: EventView, event: dict[str, Any], number: str, answered: set[str], model: str | None) -> None:
     said = mapping(event.get("llm_message"))
     parts = items(said.get("content")) or [said.get("content") or ""]
     message = chat({**said, "content": [*parts, *items(event.get("extended_content"))]}, view.story.losses)

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from understudy.ingest.trace import Fidelity, Message
-from understudy.ingest.trace_builder import Story
+from understudy.ingest.trace_builder import TraceBuilder
 
 
-class View:
+class EventView:
     """The events that the model is still shown, in order, each with its message; grows a story."""
 
-    def __init__(self, story: Story) -> None:
+    def __init__(self, story: TraceBuilder) -> None:
         self.story = story
         self._shown: list[tuple[set[Any], Message]] = []
         self._answers: dict[str, tuple[set[Any], Message]] = {}

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from understudy.ingest.log_reader import mapping, string
-from understudy.ingest.trace import Outcome
+from understudy.ingest.trace import TraceOutcome
 from understudy.ingest.trace_builder import repository
 
 _SAID = {"true": True, "resolved": True, "false": False, "unresolved": False}
@@ -16,15 +16,15 @@ _SCORES = ("reward", "score")
 
 def outcome(
     *, resolved: Any = None, reward: Any = None, task: Any = None, exit_status: Any = None
-) -> Outcome | None:
+) -> TraceOutcome | None:
     """The outcome that these values tell, None where none of them is one."""
-    made = Outcome(
+    made = TraceOutcome(
         resolved=_truth(resolved),
         reward=_number(reward),
         task=string(task),
         exit_status=said[:_LONGEST] if (said := string(exit_status)) else None,
     )
-    return None if made == Outcome() else made
+    return None if made == TraceOutcome() else made
 
 
 def instance(name: str) -> str | None:
@@ -32,7 +32,7 @@ def instance(name: str) -> str | None:
     return name if repository(name) else None
 
 
-def of_extra(*places: Any) -> Outcome | None:
+def of_extra(*places: Any) -> TraceOutcome | None:
     """The outcome in the free fields of an ATIF document; the first place that has a value has it."""
     found: dict[str, Any] = {}
     for place in places:

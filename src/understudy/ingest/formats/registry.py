@@ -21,7 +21,7 @@ from understudy.ingest.formats.mini_swe_agent import MiniSweAgent
 from understudy.ingest.formats.openhands import OpenHands
 from understudy.ingest.formats.openhands_v1 import OpenHandsV1
 from understudy.ingest.formats.swe_agent import SweAgent
-from understudy.ingest.log_files import LogFile, head
+from understudy.ingest.log_files import LogFile, read_head
 
 # The first that claims a file has it; those that look for more come before those that look for less.
 FORMATS: tuple[LogFormat, ...] = (
@@ -42,7 +42,7 @@ FORMATS: tuple[LogFormat, ...] = (
 )
 
 
-class Batch(Struct, frozen=True):
+class LogBatch(Struct, frozen=True):
     """Files of one format that must be read together, in the order in which they were found."""
 
     format: LogFormat
@@ -50,7 +50,7 @@ class Batch(Struct, frozen=True):
     files: list[LogFile]
 
 
-def named(name: str) -> LogFormat:
+def format_named(name: str) -> LogFormat:
     """The format of that name. Raises ConfigError when there is none."""
     for format in FORMATS:
         if format.name == name:
@@ -64,18 +64,20 @@ def detect(path: str, head: bytes) -> LogFormat | None:
     return next((format for format in FORMATS if format.detect(path, head)), None)
 
 
-def batches(files: Iterable[LogFile], skipped: Counter[str], only: LogFormat | None = None) -> list[Batch]:
+def group_batches(
+    files: Iterable[LogFile], skipped: Counter[str], only: LogFormat | None = None
+) -> list[LogBatch]:
     """The files by what must be read together; `only`: all are of this format.
 
     Files that no format claims are counted in `skipped` as `unknown_format`, those that cannot be read as
     `unreadable_file`, empty ones as `empty_file`.
     """
-    found: dict[tuple[str, str], Batch] = {}
+    found: dict[tuple[str, str], LogBatch] = {}
     for file in files:
         format = only
         if format is None:
             try:
-                beginning = head(file)
+                beginning = read_head(file)
             except OSError:
                 skipped["unreadable_file"] += 1
                 continue
@@ -84,5 +86,5 @@ def batches(files: Iterable[LogFile], skipped: Counter[str], only: LogFormat | N
                 skipped["unknown_format" if beginning.strip() else "empty_file"] += 1
                 continue
         key = format.group(file.path)
-        found.setdefault((format.name, key), Batch(format, key, [])).files.append(file)
+        found.setdefault((format.name, key), LogBatch(format, key, [])).files.append(file)
     return list(found.values())

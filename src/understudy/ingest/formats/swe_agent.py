@@ -10,9 +10,9 @@ from understudy.ingest.chat import chat
 from understudy.ingest.formats.outcomes import instance as instance_of
 from understudy.ingest.formats.outcomes import outcome
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import document, items, mapping, name, outline, parse, string
+from understudy.ingest.log_reader import file_name, items, mapping, outline, parse_json, read_document, string
 from understudy.ingest.trace import Message, Trace
-from understudy.ingest.trace_builder import Story, fingerprint, repository
+from understudy.ingest.trace_builder import TraceBuilder, fingerprint, repository
 
 _OWN = frozenset(("trajectory", "history", "environment", "replay_config", "info", "attempts"))
 _NEAR = 64
@@ -41,14 +41,16 @@ class SweAgent:
 
 def _trace(file: LogFile) -> Trace:
     losses: Counter[str] = Counter()
-    log = mapping(document(file, losses))
+    log = mapping(read_document(file, losses))
     history, steps = items(log.get("history")), [mapping(step) for step in items(log.get("trajectory"))]
     if not history:
         # A version that kept no history, or an answer that never came: the last query and what followed it.
         history = _asked(steps[-1]) if steps else []
         losses["no_history"] += 1
-    instance = string(log.get("environment")) or name(file.path).removesuffix(".traj")
-    story = Story("swe-agent", file.path, f"{instance}-{fingerprint(file.path, history[:4])}", losses=losses)
+    instance = string(log.get("environment")) or file_name(file.path).removesuffix(".traj")
+    story = TraceBuilder(
+        "swe-agent", file.path, f"{instance}-{fingerprint(file.path, history[:4])}", losses=losses
+    )
     story.trace.version = string(mapping(log.get("info")).get("swe_agent_version"))
     story.trace.project = repository(instance)
     info = mapping(log.get("info"))
@@ -112,7 +114,7 @@ def _model(log: dict[str, Any]) -> str | None:
     """The model that the run was set up with; its settings are a JSON text in later versions."""
     settings = log.get("replay_config")
     if isinstance(settings, str):
-        settings = parse(settings.encode(errors="replace"), Counter())
+        settings = parse_json(settings.encode(errors="replace"), Counter())
     agent = mapping(mapping(settings).get("agent"))
     own = string(mapping(agent.get("model")).get("name"))
     return own or string(mapping(mapping(log.get("info")).get("config")).get("model"))

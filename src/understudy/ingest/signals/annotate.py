@@ -15,7 +15,7 @@ from understudy.ingest.signals.feedback import corrected, feedback, stopped, unf
 from understudy.ingest.signals.shell import Command
 from understudy.ingest.signals.survival import CHANGING, Edit, Files, told
 from understudy.ingest.signals.test_runs import ended
-from understudy.ingest.trace import Message, Signals, Trace, text_of
+from understudy.ingest.trace import Message, Trace, TurnSignals, text_of
 
 _UNATTENDED = frozenset(("mini-swe-agent", "swe-agent", "swe-smith", "swe-rebench", "parquet"))
 """Formats in which nobody but a program answers the model."""
@@ -38,7 +38,7 @@ def annotate(trace: Trace) -> None:
     for turn, own, done in zip(trace.turns, heard, made, strict=True):
         calls = [one.call for one in done]
         edits = [edit for one in done for edit in one.edits]
-        turn.signals = Signals(
+        turn.signals = TurnSignals(
             tool_calls=len(calls),
             tool_errors=sum(call.failed for call in calls),
             denied=sum(call.denied for call in calls),

@@ -8,33 +8,43 @@ from typing import Any
 
 import msgspec
 
-from understudy.ingest.trace import Action, Message, Node, Outcome, Parent, Renderer, Shape, Trace, Turn
+from understudy.ingest.trace import (
+    Message,
+    RequestShape,
+    Trace,
+    TraceNode,
+    TraceOutcome,
+    TraceParent,
+    TraceRenderer,
+    TraceTurn,
+    TurnAction,
+)
 from understudy.redact.redactor import Redactor
 
 
-def redacted(trace: Trace, redactor: Redactor) -> Trace:
+def redact_trace(trace: Trace, redactor: Redactor) -> Trace:
     """The trace with as many nodes and turns, whose texts are redacted when they are rendered.
 
     All of it is looked through first: a secret is replaced wherever it stands in the trace, so a state of it
     is the same whichever others are asked for. Ids and the names of models are left alone, unless a secret hides
     in them.
     """
-    scope = redactor.knowing(_said(trace))
+    scope = redactor.scoped_to(_said(trace))
     # A report must not tell what is replaced here.
     name = scope.name(trace.trace_id, "trace")
 
     def kept(text: str | None) -> str | None:
         return None if text is None else scope.name(text, name)
 
-    def shaped(shape: Shape) -> Shape:
-        return Shape(
+    def shaped(shape: RequestShape) -> RequestShape:
+        return RequestShape(
             None if shape.system is None else scope.text(shape.system, f"{name} system"),
             None if shape.tools is None else scope.value(shape.tools, f"{name} tools"),
         )
 
-    shapes: dict[int, Shape] = {}
+    shapes: dict[int, RequestShape] = {}
 
-    def turned(turn: Turn) -> Turn:
+    def turned(turn: TraceTurn) -> TraceTurn:
         shape = turn.shape
         if shape is not None:
             shape = shapes.get(id(shape)) or shapes.setdefault(id(shape), shaped(shape))
@@ -54,15 +64,15 @@ def redacted(trace: Trace, redactor: Redactor) -> Trace:
         session_id=kept(trace.session_id),
         source=scope.text(trace.source, f"{name} source"),
         project=None if trace.project is None else scope.text(trace.project, f"{name} project"),
-        renderer=_Redacted(trace.renderer, scope, name),
-        nodes=[Node(node.parent, (number, node.body)) for number, node in enumerate(trace.nodes)],
+        renderer=_RedactedRenderer(trace.renderer, scope, name),
+        nodes=[TraceNode(node.parent, (number, node.body)) for number, node in enumerate(trace.nodes)],
         turns=[turned(turn) for turn in trace.turns],
-        parent=parent and Parent(scope.name(parent.session_id, name), kept(parent.tool_use_id), parent.depth),
+        parent=parent and TraceParent(scope.name(parent.session_id, name), kept(parent.tool_use_id), parent.depth),
         agent=kept(trace.agent),
         version=kept(trace.version),
         shape=shaped(trace.shape),
         outcome=outcome
-        and Outcome(
+        and TraceOutcome(
             resolved=outcome.resolved,
             reward=outcome.reward,
             task=kept(outcome.task),
@@ -72,10 +82,10 @@ def redacted(trace: Trace, redactor: Redactor) -> Trace:
     )
 
 
-class _Redacted:
+class _RedactedRenderer:
     """Renders what another renderer does, redacted. A node's body is its number and its own body."""
 
-    def __init__(self, renderer: Renderer, scope: Redactor, name: str) -> None:
+    def __init__(self, renderer: TraceRenderer, scope: Redactor, name: str) -> None:
         self._renderer = renderer
         self._scope = scope
         self._name = name
@@ -84,7 +94,7 @@ class _Redacted:
         number, own = body
         return self._scope.value(self._renderer.history(own), f"{self._name} node {number}")
 
-    def action(self, bodies: Sequence[tuple[int, Any]]) -> Action:
+    def action(self, bodies: Sequence[tuple[int, Any]]) -> TurnAction:
         action = self._renderer.action([own for _, own in bodies])
         where = f"{self._name} node {bodies[0][0]}" if bodies else self._name
         told: dict[str, Any] = {
@@ -94,7 +104,7 @@ class _Redacted:
         # The same words as in the history, so the same place; thinking stands nowhere else.
         told = self._scope.value(told, where)
         thinking = action.thinking and self._scope.text(action.thinking, f"{where} thinking")
-        return Action(
+        return TurnAction(
             content=told["content"],
             thinking=thinking,
             thinking_hidden=action.thinking_hidden,
