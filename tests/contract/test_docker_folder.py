@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from understudy.errors import TaskError
-from understudy.run.intake import Intake, take_in
+from understudy.run.validation import ValidatedTasks, validate_tasks
 from understudy.sandbox.docker.kind import DockerSandboxes
 from understudy.tasks import base
 from understudy.tasks.environment import TaskEnvironment
@@ -53,11 +53,11 @@ def folder(place: Path, image: str, *, dockerfile: str = "", settings: str = "")
     return place
 
 
-def taken_in(place: Path, sandboxes: DockerSandboxes, cache: Path) -> tuple[Task, Intake]:
-    async def work() -> tuple[Task, Intake]:
+def taken_in(place: Path, sandboxes: DockerSandboxes, cache: Path) -> tuple[Task, ValidatedTasks]:
+    async def work() -> tuple[Task, ValidatedTasks]:
         (task,) = (await base.load(str(place), sandboxes=sandboxes, cache=cache)).tasks
         environment = TaskEnvironment()
-        return task, await take_in(
+        return task, await validate_tasks(
             [task], cache=cache, sandboxes=sandboxes, environment=environment, concurrency=1
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from understudy.run.intake import Intake, take_in
+from understudy.run.validation import ValidatedTasks, validate_tasks
 from understudy.sandbox.docker.kind import DockerSandboxes
 from understudy.tasks import base
 from understudy.tasks.diffs import reverse, unified
@@ -30,17 +30,17 @@ IDS = {"FAIL_TO_PASS": ["tests/test_calc.py::test_add"], "PASS_TO_PASS": ["tests
 COMMAND = "pytest -rA tests/test_calc.py"
 
 
-def taken_in(rows: list[dict[str, Any]], place: Path) -> Intake:
+def taken_in(rows: list[dict[str, Any]], place: Path) -> ValidatedTasks:
     path = place / "rows.jsonl"
     path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
 
-    async def work() -> Intake:
+    async def work() -> ValidatedTasks:
         sandboxes = DockerSandboxes()
         try:
             found = await base.load(str(path), sandboxes=sandboxes, cache=place)
             assert found.refused == ()
             environment = TaskEnvironment()
-            return await take_in(
+            return await validate_tasks(
                 found.tasks, cache=place, sandboxes=sandboxes, environment=environment, concurrency=2
             )
         finally:

@@ -21,7 +21,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from understudy.errors import BackendError, ConfigError, TaskError
-from understudy.run.collector import Collector, Manner, Served
+from understudy.run.collector import RolloutCollector, RolloutSettings, TrainedModelServer
 from understudy.sandbox.base import usable
 from understudy.store.store import Store
 from understudy.tasks.records import dump
@@ -297,7 +297,7 @@ async def test_a_loop_that_is_told_to_stop_ends_and_goes_on(order: Order, policy
     whole = await run(at(order, policy))
     weights = policy.weights
     policy.weights, policy.version, policy.cached = "first", "default", None
-    collectors: list[Collector] = []
+    collectors: list[RolloutCollector] = []
     order = at(order, policy, root=str(tmp_path / "stopped"))
     watcher = Noting(lambda step: collectors[0].drain() if step.step == 1 else None)
     stopped = await run(order, watcher, collectors.append)
@@ -328,7 +328,7 @@ async def test_what_runs_in_any_wave_is_let_finish(order: Order, policy: FakePol
     order = at(order, policy, asynchronous=True, groups=5, samples=2, steps=2, eval_every=0, concurrency=3)
     hold = tmp_path / "hold 1"
     hold.touch()
-    collectors: list[Collector] = []
+    collectors: list[RolloutCollector] = []
 
     def stop(_: StepState) -> None:
         collectors[0].drain()
@@ -340,10 +340,10 @@ async def test_what_runs_in_any_wave_is_let_finish(order: Order, policy: FakePol
         assert attempts_of(directory.run(number)) <= {"succeeded"}
 
 
-def collector_of(order: Order, policy: FakePolicy, command: str) -> Collector:
-    served = Served(backend="vllm", urls=(f"{policy.url}/v1",), model="m", tokenizer=order.model)
-    manner = Manner(agent="shell", agent_options={"command": command})
-    return Collector(served, manner, sandboxes=usable("unsafe-local"), concurrency=2, version="step-0000")
+def collector_of(order: Order, policy: FakePolicy, command: str) -> RolloutCollector:
+    served = TrainedModelServer(backend="vllm", urls=(f"{policy.url}/v1",), model="m", tokenizer=order.model)
+    manner = RolloutSettings(agent="shell", agent_options={"command": command})
+    return RolloutCollector(served, manner, sandboxes=usable("unsafe-local"), concurrency=2, version="step-0000")
 
 
 async def test_a_call_that_never_ends_holds_up_neither_a_change_of_weights_nor_the_end(
@@ -358,7 +358,7 @@ async def test_a_call_that_never_ends_holds_up_neither_a_change_of_weights_nor_t
     async def publish() -> None:
         seen.append(collector.version)
 
-    swap = await collector.swap("step-0001", publish, drain_s=0.1)
+    swap = await collector.update_weights("step-0001", publish, drain_s=0.1)
     assert (swap.cut, seen, collector.version) == (1, ["step-0000"], "step-0001")
     await collector.close()
     assert wave.ended

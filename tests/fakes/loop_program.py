@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from understudy.run.collector import Collector, Manner
+from understudy.run.collector import RolloutCollector, RolloutSettings
 from understudy.run.config import task_digests
 from understudy.sandbox.base import usable
 from understudy.tasks.base import load_all
@@ -93,7 +93,7 @@ class _Dying(Watcher):
 async def run(
     order: Order,
     watcher: Watcher | None = None,
-    collects: Callable[[Collector], None] = lambda _: None,
+    collects: Callable[[RolloutCollector], None] = lambda _: None,
     waits: Waits = lambda: False,
 ) -> LoopSummary:
     """Carry on with the loop to its end; an update goes on as long as it `waits`."""
@@ -116,7 +116,9 @@ async def run(
         min_groups=order.min_groups,
         max_staleness=order.max_staleness,
         sandbox="unsafe-local",
-        manner=msgspec.to_builtins(Manner(agent="shell", agent_options={"command": f"python3 {order.agent}"})),
+        manner=msgspec.to_builtins(
+            RolloutSettings(agent="shell", agent_options={"command": f"python3 {order.agent}"})
+        ),
         keep=order.keep,
     )
     return await carry_on(

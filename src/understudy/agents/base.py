@@ -13,7 +13,7 @@ from understudy.types import Call, Finding
 GATEWAY_SOCKET = "/run/understudy/gateway.sock"
 """Where the gateway's Unix socket is mounted in every sandbox that an agent runs in."""
 
-Outcome = Literal["completed", "max_turns", "timeout", "crashed"]
+AgentOutcome = Literal["completed", "max_turns", "timeout", "crashed"]
 
 
 class AgentJob(Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class AgentJob(Struct, frozen=True, kw_only=True):
 class AgentResult(Struct, frozen=True, kw_only=True):
     """How an agent ended. `logs` are the files it left, by name; `message` says why when it crashed."""
 
-    outcome: Outcome
+    outcome: AgentOutcome
     exit_code: int | None
     message: str = ""
     logs: dict[str, bytes] = field(default_factory=dict[str, bytes])

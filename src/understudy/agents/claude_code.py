@@ -12,8 +12,8 @@ import msgspec
 import orjson
 
 from understudy.agents import claude_sdk
-from understudy.agents.base import GATEWAY_SOCKET, AgentJob, AgentResult, Outcome
-from understudy.agents.claude_install import binary_path, is_there
+from understudy.agents.base import GATEWAY_SOCKET, AgentJob, AgentOutcome, AgentResult
+from understudy.agents.claude_install import binary_path, is_installed
 from understudy.agents.session_log import compare
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, SandboxError
@@ -40,7 +40,7 @@ _ENVIRONMENT = {
     "IS_SANDBOX": "1",
 }
 
-_OUTCOMES: dict[str, Outcome] = {"success": "completed", "error_max_turns": "max_turns"}
+_OUTCOMES: dict[str, AgentOutcome] = {"success": "completed", "error_max_turns": "max_turns"}
 """The CLI's result subtypes that are an ordinary end; every other one is a crash."""
 
 
@@ -60,7 +60,7 @@ class _StreamEvent(msgspec.Struct):
     errors: list[Any] = msgspec.field(default_factory=list[Any])
 
 
-class Restriction(msgspec.Struct, frozen=True):
+class ToolRestriction(msgspec.Struct, frozen=True):
     """What is left of Claude Code: only these tools, where any are named, and another system prompt."""
 
     tools: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ class ClaudeCode:
         names = tuple(name.strip() for name in tools.split(",")) if tools else ()
         if any(re.fullmatch(r"\w+", name) is None for name in names):
             raise ConfigError(f"the tools {tools!r} are no names separated by commas, as in Read,Edit")
-        self._restriction = Restriction(names, system_prompt)
+        self._restriction = ToolRestriction(names, system_prompt)
         self._open_file_limit = open_file_limit
         self._debug = bool(debug)
 
@@ -104,8 +104,10 @@ class ClaudeCode:
             binary = binary_path()
         except ConfigError as error:
             return [str(error)]
-        found = [] if is_there(binary) else [f"Claude Code is not fetched yet ({binary}); run: understudy setup"]
-        return found + (claude_sdk.problems() if self._by_sdk else [])
+        problems = (
+            [] if is_installed(binary) else [f"Claude Code is not fetched yet ({binary}); run: understudy setup"]
+        )
+        return problems + (claude_sdk.problems() if self._by_sdk else [])
 
     def mounts(self) -> tuple[Mount, ...]:
         """The CLI's binary, and what drives it. Raises ConfigError when it has not been fetched.
@@ -123,7 +125,7 @@ class ClaudeCode:
         session_note = f"{sandbox.home}/.understudy-session.json"
         debug_file = f"{sandbox.home}/.understudy-debug.txt" if self._debug else ""
         await sandbox.write(f"{config_dir}/settings.json", orjson.dumps(_settings(session_note)))
-        argv, stdin = (_by_sdk if self._by_sdk else _by_cli)(sandbox, job, self._restriction, debug_file)
+        argv, stdin = (_sdk_command if self._by_sdk else _cli_command)(sandbox, job, self._restriction, debug_file)
         if self._open_file_limit:
             argv = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', self._open_file_limit, *argv]
         completed = await sandbox.run(
@@ -143,7 +145,7 @@ class ClaudeCode:
         logs.update(await _session_logs(sandbox, session_note))
         if debug_file:
             logs.update(await _debug_log(sandbox, debug_file, job.key))
-        outcome, message = _judge(completed)
+        outcome, message = _outcome_of(completed)
         return AgentResult(outcome=outcome, exit_code=completed.exit_code, message=message, logs=logs)
 
     def check(self, result: AgentResult, calls: Iterable[Call]) -> list[Finding]:
@@ -151,7 +153,9 @@ class ClaudeCode:
         return compare(result.logs, build(calls), cut_off=result.outcome in ("timeout", "crashed"))
 
 
-def _by_cli(sandbox: Sandbox, job: AgentJob, restriction: Restriction, debug_file: str) -> tuple[list[str], bytes]:
+def _cli_command(
+    sandbox: Sandbox, job: AgentJob, restriction: ToolRestriction, debug_file: str
+) -> tuple[list[str], bytes]:
     """The command and its stdin."""
     argv = [sandbox.locate(_BINARY), "-p", "--model", job.model, "--max-turns", str(job.max_turns)]
     argv += ["--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"]
@@ -162,7 +166,9 @@ def _by_cli(sandbox: Sandbox, job: AgentJob, restriction: Restriction, debug_fil
     return argv, job.instruction.encode()
 
 
-def _by_sdk(sandbox: Sandbox, job: AgentJob, restriction: Restriction, debug_file: str) -> tuple[list[str], bytes]:
+def _sdk_command(
+    sandbox: Sandbox, job: AgentJob, restriction: ToolRestriction, debug_file: str
+) -> tuple[list[str], bytes]:
     """The command and its stdin. The options make of the SDK's bare agent what the command line runs."""
     options = {
         "model": job.model,
@@ -196,7 +202,7 @@ def _settings(session_note: str) -> dict[str, Any]:
     }
 
 
-def _judge(completed: Completed) -> tuple[Outcome, str]:
+def _outcome_of(completed: Completed) -> tuple[AgentOutcome, str]:
     """How the run ended, from the last `result` line of its stream, with a reason when it is a crash."""
     if completed.timed_out:
         return "timeout", f"stopped after {completed.duration_s:.0f} s"
@@ -215,9 +221,9 @@ def _judge(completed: Completed) -> tuple[Outcome, str]:
     outcome = _OUTCOMES.get(result.subtype)
     if outcome == "max_turns" or (outcome and not result.is_error):
         return outcome, ""
-    said = result.result or "; ".join(str(error) for error in result.errors) or "no message"
+    message = result.result or "; ".join(str(error) for error in result.errors) or "no message"
     kind = "an error" if result.subtype == "success" else result.subtype
-    return "crashed", f"Claude Code reported {kind}: {said[:500]}"
+    return "crashed", f"Claude Code reported {kind}: {message[:500]}"
 
 
 async def _session_logs(sandbox: Sandbox, session_note: str) -> dict[str, bytes]:

@@ -53,7 +53,7 @@ def install(cache: Path | None = None) -> Path:
     ConfigError when there is no npm or it fails, with npm's own words.
     """
     binary = binary_path(cache)
-    if is_there(binary):
+    if is_installed(binary):
         return binary
     npm = find_npm()
     if npm is None:
@@ -68,12 +68,12 @@ def install(cache: Path | None = None) -> Path:
             f"Claude Code cannot be put into the cache: {error}; set UNDERSTUDY_CACHE to a directory that you can "
             f"write, with 2 GiB free"
         ) from error
-    if not is_there(binary):
+    if not is_installed(binary):
         raise ConfigError(f"npm installed Claude Code {CLAUDE_CODE_VERSION}, but {binary} is not there")
     return binary
 
 
-def is_there(binary: Path) -> bool:
+def is_installed(binary: Path) -> bool:
     """Whether the binary can be run; False too where we may not even look."""
     return os.access(binary, os.X_OK)
 
@@ -81,7 +81,7 @@ def is_there(binary: Path) -> bool:
 def _fetch(npm: list[str], binary: Path) -> None:
     version_dir = binary.parents[3]
     with locked(version_dir.parent / ".lock"):
-        if is_there(binary):
+        if is_installed(binary):
             return
         staging = Path(tempfile.mkdtemp(prefix=".fetch-", dir=version_dir.parent))
         try:

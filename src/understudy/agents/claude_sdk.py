@@ -84,12 +84,12 @@ def runtime(cache: Path) -> Path:
         return home
     with locked(home.with_suffix(".lock")):
         if not home.exists():
-            if found := problems():
-                raise ConfigError(found[0])
+            if issues := problems():
+                raise ConfigError(issues[0])
             with tempfile.TemporaryDirectory(prefix=".make-", dir=home.parent) as temporary:
                 staging = Path(temporary, "runtime")
                 try:
-                    _make(staging, cache)
+                    _build_runtime(staging, cache)
                 except (OSError, subprocess.SubprocessError, shutil.Error, TaskError) as error:
                     raise ConfigError(
                         f"{home}: the Python for --run-method python could not be made ({error}); it needs 300 "
@@ -104,7 +104,7 @@ def _home(cache: Path) -> Path:
     return cache.absolute() / "claude-sdk" / hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _make(root: Path, cache: Path) -> None:
+def _build_runtime(root: Path, cache: Path) -> None:
     (root / "lib").mkdir(parents=True)
     _copy_python(root / "python")
     _install(root / "site", cache)
@@ -127,10 +127,10 @@ def _copy_python(python: Path) -> None:
     # In a virtual environment this is a link to the interpreter itself.
     shutil.copy2(Path(sys.executable).resolve(), python / "bin" / "python")
     for name in ("stdlib", "platstdlib"):
-        place = Path(sysconfig.get_path(name, vars=bases))
+        source = Path(sysconfig.get_path(name, vars=bases))
         shutil.copytree(
-            place,
-            python / place.relative_to(base),
+            source,
+            python / source.relative_to(base),
             ignore=shutil.ignore_patterns(*_NOT_NEEDED),
             ignore_dangling_symlinks=True,
             dirs_exist_ok=True,

@@ -11,7 +11,7 @@ from understudy.sandbox.base import Mount, Sandbox
 from understudy.types import Call, Finding
 
 
-class Shell:
+class ShellAgent:
     """Runs `sh -c COMMAND` in the task's tree.
 
     The command finds the gateway at the Unix socket `$UNDERSTUDY_GATEWAY_SOCKET`, its key in

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from understudy.agents.base import GATEWAY_SOCKET, Agent, AgentJob, AgentResult, Outcome
+from understudy.agents.base import GATEWAY_SOCKET, Agent, AgentJob, AgentOutcome, AgentResult
 from understudy.errors import AgentError, BackendError, GatewayError, UnderstudyError
 from understudy.gateway.backends.overflow import is_overflow
 from understudy.gateway.keys import Keys
@@ -27,7 +27,7 @@ from understudy.wire.errors import ContextOverflow
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workbench:
+class RunContext:
     """What every attempt of a run works with."""
 
     config: RunConfig
@@ -56,23 +56,23 @@ class Stopwatch:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
 
 
-async def make_ready(bench: Workbench, rollout: Rollout) -> None:
+async def prepare_rollout(context: RunContext, rollout: Rollout) -> None:
     """Prepare a rollout's tree, and have its sandbox made ready where the kind can, before its turn comes.
 
     Raises an UnderstudyError when it cannot be prepared.
     """
-    prepared = await _prepared(bench, bench.store.task(rollout.run_id, rollout.task_id))
-    bench.sandboxes.expect(_agent_spec(bench, prepared))
+    prepared = await _prepare_task(context, context.store.task(rollout.run_id, rollout.task_id))
+    context.sandboxes.expect(_agent_spec(context, prepared))
 
 
-async def _prepared(bench: Workbench, task: Task) -> PreparedTask:
+async def _prepare_task(context: RunContext, task: Task) -> PreparedTask:
     """A task with its tree made, as validation found that it has to be graded."""
-    fresh = await asyncio.to_thread(prepare, task, bench.cache, bench.sandboxes)
-    return known(fresh, sandboxes=bench.sandboxes, environment=bench.environment, cache=bench.cache)
+    prepared = await asyncio.to_thread(prepare, task, context.cache, context.sandboxes)
+    return known(prepared, sandboxes=context.sandboxes, environment=context.environment, cache=context.cache)
 
 
-async def execute(
-    bench: Workbench, rollout: Rollout, attempt: Attempt, final: bool, leave: Callable[[], None]
+async def execute_attempt(
+    context: RunContext, rollout: Rollout, attempt: Attempt, final: bool, release_slot: Callable[[], None]
 ) -> Verdict:
     """Carry out one attempt that the store has just started, and store how it ended.
 
@@ -82,31 +82,31 @@ async def execute(
     caller to close; nothing of the sandbox is left in either case. In the `final` attempt, an agent that the model
     had answered is graded even when it crashed: else a model could kill its own agent rather than fail.
     """
-    watch = Stopwatch()
-    task = bench.store.task(rollout.run_id, rollout.task_id)
-    with watch.part("prepare_s"):
-        prepared = await _prepared(bench, task)
-    end = await _work(bench, rollout, attempt, prepared, watch, final)
-    leave()
-    with watch.part("grade_s"):
-        verdict = await grade(prepared, end.patch, sandboxes=bench.sandboxes, environment=bench.environment)
+    stopwatch = Stopwatch()
+    task = context.store.task(rollout.run_id, rollout.task_id)
+    with stopwatch.part("prepare_s"):
+        prepared = await _prepare_task(context, task)
+    result = await _run_agent(context, rollout, attempt, prepared, stopwatch, final)
+    release_slot()
+    with stopwatch.part("grade_s"):
+        verdict = await grade(prepared, result.patch, sandboxes=context.sandboxes, environment=context.environment)
     await asyncio.wrap_future(
-        bench.store.finish_attempt(
+        context.store.finish_attempt(
             attempt.id,
-            end.status,
+            result.status,
             "succeeded",
-            patch=end.patch,
+            patch=result.patch,
             verdict=verdict,
-            logs=end.logs,
-            error=end.error,
-            timings=watch.seconds,
-            findings=end.findings,
+            logs=result.logs,
+            error=result.error,
+            timings=stopwatch.seconds,
+            findings=result.findings,
         )
     )
     return verdict
 
 
-_ATTEMPT_STATUSES: dict[Outcome, AttemptStatus] = {
+_ATTEMPT_STATUSES: dict[AgentOutcome, AttemptStatus] = {
     "completed": "succeeded",
     "max_turns": "succeeded",
     "timeout": "timeout",
@@ -115,7 +115,7 @@ _ATTEMPT_STATUSES: dict[Outcome, AttemptStatus] = {
 
 
 @dataclass(frozen=True)
-class _End:
+class _AgentWork:
     """What an agent left: how it ended, its patch, a fault when it is graded in spite of one, what is of note."""
 
     status: AttemptStatus
@@ -125,24 +125,29 @@ class _End:
     findings: list[Finding]
 
 
-def _agent_spec(bench: Workbench, prepared: PreparedTask) -> SandboxSpec:
+def _agent_spec(context: RunContext, prepared: PreparedTask) -> SandboxSpec:
     """The sandbox that an agent works in: the task's, with the agent's programs and the gateway's socket."""
-    mounts = (*bench.agent.mounts(), Mount(bench.gateway_socket, GATEWAY_SOCKET))
-    return sandbox_spec(prepared, bench.environment, mounts=mounts)
+    mounts = (*context.agent.mounts(), Mount(context.gateway_socket, GATEWAY_SOCKET))
+    return sandbox_spec(prepared, context.environment, mounts=mounts)
 
 
-async def _work(
-    bench: Workbench, rollout: Rollout, attempt: Attempt, prepared: PreparedTask, watch: Stopwatch, final: bool
-) -> _End:
+async def _run_agent(
+    context: RunContext,
+    rollout: Rollout,
+    attempt: Attempt,
+    prepared: PreparedTask,
+    stopwatch: Stopwatch,
+    final: bool,
+) -> _AgentWork:
     """Let the agent work in a fresh sandbox, and take its patch."""
-    config = bench.config
-    with watch.part("open_s"):
-        sandbox = await bench.sandboxes.open(_agent_spec(bench, prepared))
+    config = context.config
+    with stopwatch.part("open_s"):
+        sandbox = await context.sandboxes.open(_agent_spec(context, prepared))
     try:
         seed = config.sampling_seed(rollout.task_id, rollout.sample_index)
         job = AgentJob(
             instruction=prepared.task.instruction,
-            key=bench.keys.issue(
+            key=context.keys.issue(
                 attempt.id, sampling={"seed": seed} | config.sampling, budget=config.gateway.budget
             ),
             model=config.model,
@@ -150,41 +155,43 @@ async def _work(
             max_turns=config.max_turns,
             timeout_s=min(config.timeout_s, prepared.task.meta.get("agent_timeout_s", config.timeout_s)),
         )
-        await asyncio.wrap_future(bench.store.begin_running(attempt.id))
-        with watch.part("agent_s"):
-            result = await bench.agent.run(sandbox, job)
-        session = bench.keys.revoke(attempt.id)
-        calls = await asyncio.to_thread(_kept, bench.store, attempt) if result.outcome == "crashed" else []
-        full = _full_context(calls)
-        fault = None if full else _fault(calls, result, session)
-        if fault and not (final and isinstance(fault, AgentError) and fault.had_answers):
-            raise fault
-        with watch.part("patch_s"):
+        await asyncio.wrap_future(context.store.begin_running(attempt.id))
+        with stopwatch.part("agent_s"):
+            result = await context.agent.run(sandbox, job)
+        session = context.keys.revoke(attempt.id)
+        calls = (
+            await asyncio.to_thread(_finished_calls, context.store, attempt) if result.outcome == "crashed" else []
+        )
+        context_finding = _context_overflow(calls)
+        error = None if context_finding else _error_of_agent(calls, result, session)
+        if error and not (final and isinstance(error, AgentError) and error.had_answers):
+            raise error
+        with stopwatch.part("patch_s"):
             patch = await extract_patch(sandbox, prepared.git)
     finally:
-        bench.keys.revoke(attempt.id)
-        with watch.part("close_s"):
+        context.keys.revoke(attempt.id)
+        with stopwatch.part("close_s"):
             await sandbox.close()
-    with watch.part("check_s"):
-        findings = await asyncio.to_thread(_findings, bench, attempt, result, session)
+    with stopwatch.part("check_s"):
+        findings = await asyncio.to_thread(_collect_findings, context, attempt, result, session)
     status = _ATTEMPT_STATUSES[result.outcome]
-    if full:
+    if context_finding:
         status = "succeeded"
-        findings.insert(0, full)
-    return _End(status, patch, result.logs, info_of(fault) if fault else None, findings)
+        findings.insert(0, context_finding)
+    return _AgentWork(status, patch, result.logs, info_of(error) if error else None, findings)
 
 
-def _findings(
-    bench: Workbench, attempt: Attempt, result: AgentResult, session: GatewaySession | None
+def _collect_findings(
+    context: RunContext, attempt: Attempt, result: AgentResult, session: GatewaySession | None
 ) -> list[Finding]:
     """What is of note about how the agent worked: a budget used up, a log that differs from its calls."""
-    found = bench.agent.check(result, bench.store.calls(attempt.id))
+    findings = context.agent.check(result, context.store.calls(attempt.id))
     if session is not None and session.exhausted is not None:
-        found.insert(0, Finding(kind="budget", message=session.exhausted))
-    return found
+        findings.insert(0, Finding(kind="budget", message=session.exhausted))
+    return findings
 
 
-def _full_context(calls: Sequence[Call]) -> Finding | None:
+def _context_overflow(calls: Sequence[Call]) -> Finding | None:
     """That a model which had answered has filled its context, where an agent crashed after these calls.
 
     It is how much was said that did it, as it is with turns: an ordinary end. Were it a fault and tried again,
@@ -201,7 +208,7 @@ def _full_context(calls: Sequence[Call]) -> Finding | None:
     return Finding(kind="context", message=error.message, call_id=calls[-1].id)
 
 
-def _kept(store: Store, attempt: Attempt) -> list[Call]:
+def _finished_calls(store: Store, attempt: Attempt) -> list[Call]:
     """An attempt's calls, in order. One that was abandoned is what a crash leaves, not what it came from."""
     return [call for call in store.calls(attempt.id) if call.status != "abandoned"]
 
@@ -209,7 +216,9 @@ def _kept(store: Store, attempt: Attempt) -> list[Call]:
 _BOUNDARIES: dict[str, type[UnderstudyError]] = {"backend": BackendError, "gateway": GatewayError}
 
 
-def _fault(calls: Sequence[Call], result: AgentResult, session: GatewaySession | None) -> UnderstudyError | None:
+def _error_of_agent(
+    calls: Sequence[Call], result: AgentResult, session: GatewaySession | None
+) -> UnderstudyError | None:
     """The fault that an agent's end tells of, or None when it is an ordinary one.
 
     For a crash it is what the last of the calls met, when that call failed, else the crash itself. A time-out is

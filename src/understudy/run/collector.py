@@ -22,19 +22,19 @@ from understudy.gateway.config import (
     check,
 )
 from understudy.gateway.control import GenerationControl
-from understudy.run.conductor import Lent, Monitor, Summary, conduct
 from understudy.run.config import Purpose, RunConfig, task_digests
-from understudy.run.scheduler import Progress, Scheduler
+from understudy.run.runner import RunMonitor, RunSummary, SharedResources, execute_run
+from understudy.run.scheduler import RunProgress, Scheduler
 from understudy.sandbox.base import Sandboxes
 from understudy.store.store import Store
 from understudy.types import ErrorInfo, Task
 
 DRAIN_S = 120.0
 """How long a change of weights waits for generations in flight; what is left then ends under two versions."""
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
-class Served(Struct, frozen=True, kw_only=True):
+class TrainedModelServer(Struct, frozen=True, kw_only=True):
     """The server of the model that learns: its kind, its addresses, what it calls the model.
 
     `tokenizer` is a directory with the model's tokenizer and chat template, `tool_format` the syntax of its tool
@@ -49,7 +49,7 @@ class Served(Struct, frozen=True, kw_only=True):
     api_key_env: str | None = None
 
 
-class Manner(Struct, frozen=True, kw_only=True):
+class RolloutSettings(Struct, frozen=True, kw_only=True):
     """How agents work in every wave, and how the model is sampled; `max_tokens` is of each answer."""
 
     agent: str = "claude-code"
@@ -61,7 +61,7 @@ class Manner(Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
 
 
-class Swap(Struct, frozen=True, kw_only=True):
+class WeightUpdate(Struct, frozen=True, kw_only=True):
     """A change of weights: `seconds` in which nothing could be generated, and how many calls it cut in two."""
 
     version: str
@@ -77,25 +77,33 @@ class TaskFigures(Struct, frozen=True):
     failed: int
 
 
-class Collector:
+class RolloutCollector:
     """Collects waves, several at a time, in sandboxes of one kind, and has their model's weights changed.
 
     All waves share `concurrency` places for agents. Belongs to one event loop.
     """
 
     def __init__(
-        self, served: Served, manner: Manner, *, sandboxes: Sandboxes, concurrency: int, version: str
+        self,
+        server: TrainedModelServer,
+        settings: RolloutSettings,
+        *,
+        sandboxes: Sandboxes,
+        concurrency: int,
+        version: str,
     ) -> None:
         """Raises ConfigError for a server that cannot be trained from."""
-        self._manner = manner
+        self._settings = settings
         self._sandboxes = sandboxes
         self._concurrency = concurrency
         self._control = GenerationControl(version)
-        self._gateway = _gateway(msgspec.structs.replace(served, urls=()), manner)
-        gateway = _gateway(served, manner)
+        self._gateway = _gateway_config(msgspec.structs.replace(server, urls=()), settings)
+        gateway = _gateway_config(server, settings)
         check(gateway)
-        self._lent = Lent(gateway=gateway, control=self._control, places=asyncio.Semaphore(concurrency))
-        self._waves: list[Wave] = []
+        self._shared = SharedResources(
+            gateway=gateway, control=self._control, agent_slots=asyncio.Semaphore(concurrency)
+        )
+        self._batches: list[RolloutBatch] = []
         self._draining = False
 
     @property
@@ -118,51 +126,51 @@ class Collector:
         seed: int,
         purpose: Purpose = "training",
         model: str | None = None,
-    ) -> Wave:
+    ) -> RolloutBatch:
         """Begin a wave: `samples` rollouts of each task, kept in `directory`; or go on with one that is there.
 
         `model` is what the server is asked for, where that is another than its own.
         """
-        manner = self._manner
+        settings = self._settings
         config = RunConfig(
-            gateway=_asking_for(self._gateway, model),
+            gateway=_with_model(self._gateway, model),
             purpose=purpose,
-            agent=manner.agent,
-            agent_options=manner.agent_options,
+            agent=settings.agent,
+            agent_options=settings.agent_options,
             sandbox=self._sandboxes.name,
             samples=samples,
             seed=seed,
-            max_turns=manner.max_turns,
-            timeout_s=manner.timeout_s,
+            max_turns=settings.max_turns,
+            timeout_s=settings.timeout_s,
             tasks=task_digests(tasks),
         )
-        wave = Wave(config, tasks, directory)
-        lent = replace(self._lent, gateway=_asking_for(self._lent.gateway, model))
-        wave.begin(
-            conduct(
+        batch = RolloutBatch(config, tasks, directory)
+        shared = replace(self._shared, gateway=_with_model(self._shared.gateway, model))
+        batch.start(
+            execute_run(
                 config,
                 tasks,
                 directory,
                 sandboxes=self._sandboxes,
                 concurrency=self._concurrency,
-                monitor=wave,
-                lent=lent,
+                monitor=batch,
+                shared=shared,
             )
         )
-        self._waves.append(wave)
+        self._batches.append(batch)
         if self._draining:
-            wave.drain()
-        return wave
+            batch.drain()
+        return batch
 
-    async def swap(
+    async def update_weights(
         self, version: str, publish: Callable[[], Awaitable[None]], *, drain_s: float = DRAIN_S
-    ) -> Swap:
+    ) -> WeightUpdate:
         """Hold all calls, let those in flight end, have `publish` change the weights, and go on as `version`.
 
         Those that do not end within `drain_s` seconds go on through the change. Raises what `publish` raises;
         calls go on under the version there was.
         """
-        control, began = self._control, time.monotonic()
+        control, started = self._control, time.monotonic()
         control.pause()
         try:
             cut = await control.drain(drain_s)
@@ -170,27 +178,27 @@ class Collector:
             control.publish(version)
         finally:
             control.resume()
-        return Swap(version=version, seconds=time.monotonic() - began, cut=cut)
+        return WeightUpdate(version=version, seconds=time.monotonic() - started, cut=cut)
 
     def drain(self) -> None:
         """Begin no further rollout; those that run are let finish, and waves end."""
         self._draining = True
-        for wave in self._waves:
+        for wave in self._batches:
             wave.drain()
 
     async def finish(self) -> None:
         """Drain, and wait until nothing runs."""
         self.drain()
-        await asyncio.gather(*(wave.wait() for wave in self._waves), return_exceptions=True)
+        await asyncio.gather(*(wave.wait() for wave in self._batches), return_exceptions=True)
 
     async def close(self) -> None:
         """Stop every wave that has not ended; it can be gone on with."""
-        for wave in self._waves:
+        for wave in self._batches:
             wave.cancel()
-        await asyncio.gather(*(wave.wait() for wave in self._waves), return_exceptions=True)
+        await asyncio.gather(*(wave.wait() for wave in self._batches), return_exceptions=True)
 
 
-class Wave(Monitor):
+class RolloutBatch(RunMonitor):
     """Rollouts that are being collected into a directory with a store of its own."""
 
     def __init__(self, config: RunConfig, tasks: Sequence[Task], directory: Path) -> None:
@@ -198,17 +206,17 @@ class Wave(Monitor):
         self.run_id = config.run_id
         self.samples = config.samples
         self.total = config.samples * len(tasks)
-        self.words = "waiting"
+        self.status = "waiting"
         self._tasks = [task.instance_id for task in tasks]
         self._scheduler: Scheduler | None = None
         self._store: Store | None = None
-        self._work: asyncio.Task[Summary] | None = None
-        self._told = -1
+        self._work: asyncio.Task[RunSummary] | None = None
+        self._reported = -1
         self._drain = False
 
     # --- what the collector does with it ---------------------------------------------------------------
 
-    def begin(self, work: Awaitable[Summary]) -> None:
+    def start(self, work: Awaitable[RunSummary]) -> None:
         """Start the work."""
         self._work = asyncio.ensure_future(work)
 
@@ -227,19 +235,19 @@ class Wave(Monitor):
 
     def stage(self, text: str) -> None:
         """See Monitor."""
-        self.words = text
+        self.status = text
 
     def running(self, scheduler: Scheduler, store: Store) -> None:
         """See Monitor."""
         self._scheduler, self._store = scheduler, store
-        self.words = "collecting"
+        self.status = "collecting"
         if self._drain:
             scheduler.drain()
 
     def stopped(self) -> None:
         """See Monitor."""
         self._store = None
-        self.words = "ended"
+        self.status = "ended"
 
     # --- what training asks ----------------------------------------------------------------------------
 
@@ -249,11 +257,11 @@ class Wave(Monitor):
         return self._work is not None and self._work.done()
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         """Where it stands."""
-        return Progress(total=self.total) if self._scheduler is None else self._scheduler.progress
+        return RunProgress(total=self.total) if self._scheduler is None else self._scheduler.progress
 
-    async def wait(self) -> Summary:
+    async def wait(self) -> RunSummary:
         """Its summary, when it has ended. Raises what ended it; cancelled, it leaves the wave going on."""
         assert self._work is not None
         return await asyncio.shield(self._work)
@@ -262,11 +270,11 @@ class Wave(Monitor):
         """Returns when a further rollout has ended since the last time it did, or the wave has."""
         while not self.ended:
             done = self.progress.done
-            if done != self._told:
-                self._told = done
+            if done != self._reported:
+                self._reported = done
                 return
             assert self._work is not None
-            await asyncio.wait((self._work,), timeout=_LOOK_S)
+            await asyncio.wait((self._work,), timeout=_POLL_S)
 
     def figures(self) -> dict[str, TaskFigures]:
         """What became of the tasks of which every rollout has ended. Raises StoreError."""
@@ -299,30 +307,30 @@ def _figures(store: Store, run_id: str, samples: int) -> dict[str, TaskFigures]:
     return {task: TaskFigures(*counts) for task, counts in ended.items() if counts[1] + counts[2] == samples}
 
 
-def _asking_for(gateway: GatewayConfig, model: str | None) -> GatewayConfig:
+def _with_model(gateway: GatewayConfig, model: str | None) -> GatewayConfig:
     if model is None:
         return gateway
     high = msgspec.structs.replace(gateway.models.high, model=model)
     return msgspec.structs.replace(gateway, models=msgspec.structs.replace(gateway.models, high=high))
 
 
-def _gateway(served: Served, manner: Manner) -> GatewayConfig:
+def _gateway_config(server: TrainedModelServer, settings: RolloutSettings) -> GatewayConfig:
     """The gateway's configuration: tokens in, tokens out, sampled as training and evaluation want it."""
     try:
-        kind = msgspec.convert(served.backend, Kind)
+        kind = msgspec.convert(server.backend, Kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"backend: {error}; what is trained is served by embedded, vllm or sglang") from error
     model = ModelConfig(
         backend=kind,
-        model=served.model,
-        endpoints=served.urls,
-        api_key_env=served.api_key_env,
+        model=server.model,
+        endpoints=server.urls,
+        api_key_env=server.api_key_env,
         tokens="exact",
-        tokenizer=served.tokenizer,
-        tool_format=served.tool_format,
+        tokenizer=server.tokenizer,
+        tool_format=server.tool_format,
     )
-    training = Parameters(temperature=manner.temperature, max_tokens=manner.max_tokens)
-    evaluation = Parameters(temperature=manner.evaluation_temperature, max_tokens=manner.max_tokens)
+    training = Parameters(temperature=settings.temperature, max_tokens=settings.max_tokens)
+    evaluation = Parameters(temperature=settings.evaluation_temperature, max_tokens=settings.max_tokens)
     return GatewayConfig(
         models=ModelsConfig(high=model), sampling=Sampling(training=training, evaluation=evaluation)
     )

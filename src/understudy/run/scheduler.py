@@ -17,19 +17,19 @@ HEARTBEAT_S = 5.0
 
 _log = logging.getLogger(__name__)
 
-Execute = Callable[[Rollout, Attempt, bool, Callable[[], None]], Awaitable[Verdict]]
+ExecuteAttempt = Callable[[Rollout, Attempt, bool, Callable[[], None]], Awaitable[Verdict]]
 """Carries out an attempt; told whether it is the rollout's last one, and what to call when its agent is done."""
 
-Ahead = Callable[[Rollout], Awaitable[None]]
+PrepareRollout = Callable[[Rollout], Awaitable[None]]
 """Makes ready what a rollout will need, while it waits for its turn; may raise, for the attempt meets it again."""
 
 
-async def _nothing(rollout: Rollout) -> None:
+async def _no_preparation(rollout: Rollout) -> None:
     pass
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """Where a run stands. `done` counts rollouts that ended, those of an earlier start of the run included."""
 
     total: int
@@ -55,20 +55,20 @@ class Scheduler:
 
     store: Store
     run_id: str
-    execute: Execute
+    execute: ExecuteAttempt
     concurrency: int
-    progress: Progress
+    progress: RunProgress
     retry_pause_s: float = 1.0
     cooldown_s: float = 0.0
-    ahead: Ahead = _nothing
-    places: asyncio.Semaphore | None = None
+    prepare: PrepareRollout = _no_preparation
+    shared_slots: asyncio.Semaphore | None = None
     _queue: deque[str] = field(default_factory=deque[str])
     _active: set[str] = field(default_factory=set[str])
     _draining: bool = False
-    _failed_in_a_row: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    _consecutive_failures: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
     def __post_init__(self) -> None:
-        self._places = self.places or asyncio.Semaphore(self.concurrency)
+        self._slots = self.shared_slots or asyncio.Semaphore(self.concurrency)
 
     def drain(self) -> None:
         """Start nothing new; rollouts that run are let finish."""
@@ -93,8 +93,8 @@ class Scheduler:
         try:
             # A heartbeat that cannot be written ends the run as any other failure of the store does.
             done, _ = await asyncio.wait((work, heartbeat), return_when=asyncio.FIRST_COMPLETED)
-            for ended in done:
-                ended.result()
+            for finished in done:
+                finished.result()
         finally:
             # A worker that raised leaves the others running: they are stopped, and their sandboxes closed.
             for task in (heartbeat, *workers):
@@ -103,27 +103,27 @@ class Scheduler:
 
     async def _worker(self) -> None:
         while self._queue and not self._draining:
-            await self._rollout(self._queue.popleft())
+            await self._run_rollout(self._queue.popleft())
 
-    async def _rollout(self, rollout_id: str) -> None:
+    async def _run_rollout(self, rollout_id: str) -> None:
         """Give a rollout its attempts until it ends or they are used up."""
-        place = _Place(self._places, self.progress, self.cooldown_s)
-        if self._places.locked():
-            await self._make_ready(rollout_id)
+        slot = AgentSlot(self._slots, self.progress, self.cooldown_s)
+        if self._slots.locked():
+            await self._prepare(rollout_id)
         try:
             for tries_left in range(MAX_ATTEMPTS - 1, -1, -1):
-                await place.take()
+                await slot.acquire()
                 if self._draining:
                     return
                 attempt = await asyncio.wrap_future(self.store.start_attempt(rollout_id))
-                error = await self._attempt(rollout_id, attempt, place.leave, final=tries_left == 0)
+                error = await self._run_attempt(rollout_id, attempt, slot.release, final=tries_left == 0)
                 if error is None:
-                    self._failed_in_a_row.clear()
+                    self._consecutive_failures.clear()
                     return
                 if tries_left == 0 or not error.retryable:
                     self.progress.done += 1
                     self.progress.failed += 1
-                self._give_up_when_useless(rollout_id, error)
+                self._stop_when_hopeless(rollout_id, error)
                 if tries_left == 0 or not error.retryable:
                     return
                 self.progress.retried += 1
@@ -134,31 +134,31 @@ class Scheduler:
             self._draining = True  # the run ends here: nothing new may begin in this one's place
             raise
         finally:
-            place.leave()
+            slot.release()
 
-    async def _make_ready(self, rollout_id: str) -> None:
+    async def _prepare(self, rollout_id: str) -> None:
         """Have made ready what a rollout will need; an attempt meets again what goes wrong, and stores it."""
         try:
-            await self.ahead(self.store.rollout(rollout_id))
+            await self.prepare(self.store.rollout(rollout_id))
         except StoreError:
             raise
-        except Exception as fault:  # noqa: BLE001 - what is wrong with one rollout does not end the others
-            _log.debug("rollout %s cannot be made ready ahead: %s", rollout_id, fault)
+        except Exception as error:  # noqa: BLE001 - what is wrong with one rollout does not end the others
+            _log.debug("rollout %s cannot be made ready ahead: %s", rollout_id, error)
 
-    async def _attempt(
-        self, rollout_id: str, attempt: Attempt, leave: Callable[[], None], *, final: bool
+    async def _run_attempt(
+        self, rollout_id: str, attempt: Attempt, release_slot: Callable[[], None], *, final: bool
     ) -> UnderstudyError | None:
         """Execute one attempt; returns the error when it was an infrastructure failure, after storing it."""
         self._active.add(attempt.id)
         try:
-            verdict = await self.execute(self.store.rollout(rollout_id), attempt, final, leave)
+            verdict = await self.execute(self.store.rollout(rollout_id), attempt, final, release_slot)
         except StoreError:
             raise
-        except Exception as fault:  # noqa: BLE001 - what is wrong with one attempt does not end the others
-            error = fault if isinstance(fault, UnderstudyError) else _unforeseen(fault)
+        except Exception as raised:  # noqa: BLE001 - what is wrong with one attempt does not end the others
+            error = raised if isinstance(raised, UnderstudyError) else _internal_error(raised)
             info = info_of(error)
-            ended = "failed" if final or not error.retryable else "requeuing"
-            await asyncio.wrap_future(self.store.finish_attempt(attempt.id, "failed", ended, error=info))
+            rollout_status = "failed" if final or not error.retryable else "requeuing"
+            await asyncio.wrap_future(self.store.finish_attempt(attempt.id, "failed", rollout_status, error=info))
             self.progress.last_error = info
             return error
         finally:
@@ -167,17 +167,20 @@ class Scheduler:
         self.progress.solved += verdict.reward == 1.0
         return None
 
-    def _give_up_when_useless(self, rollout_id: str, error: UnderstudyError) -> None:
+    def _stop_when_hopeless(self, rollout_id: str, error: UnderstudyError) -> None:
         """Raise the error when the last attempts all failed where this one did."""
-        row = self._failed_in_a_row
-        telling = error.retryable and not (isinstance(error, AgentError) and error.had_answers)
-        if not telling or (row and row[-1][0] != error.boundary):
-            row.clear()
-        if telling:
-            row.append((error.boundary, rollout_id))
-        if len(row) > max(MAX_ATTEMPTS, self.concurrency + 1) and len({rollout for _, rollout in row}) > 1:
+        failures = self._consecutive_failures
+        counts = error.retryable and not (isinstance(error, AgentError) and error.had_answers)
+        if not counts or (failures and failures[-1][0] != error.boundary):
+            failures.clear()
+        if counts:
+            failures.append((error.boundary, rollout_id))
+        if (
+            len(failures) > max(MAX_ATTEMPTS, self.concurrency + 1)
+            and len({rollout for _, rollout in failures}) > 1
+        ):
             raise type(error)(
-                f"{len(row)} attempts in a row failed at the {error.boundary}; the rest is left queued. "
+                f"{len(failures)} attempts in a row failed at the {error.boundary}; the rest is left queued. "
                 f"Mend this and give the same command again: {error}"
             )
 
@@ -188,33 +191,33 @@ class Scheduler:
                 await asyncio.wrap_future(self.store.heartbeat(sorted(self._active)))
 
 
-class _Place:
+class AgentSlot:
     """One of the places for agents, as one rollout holds it or not."""
 
-    def __init__(self, places: asyncio.Semaphore, progress: Progress, cooldown_s: float) -> None:
-        self._places = places
+    def __init__(self, slots: asyncio.Semaphore, progress: RunProgress, cooldown_s: float) -> None:
+        self._slots = slots
         self._progress = progress
         self._cooldown_s = cooldown_s
         self._held = False
 
-    async def take(self) -> None:
+    async def acquire(self) -> None:
         """Wait for a place, unless it is held."""
         if not self._held:
-            await self._places.acquire()
+            await self._slots.acquire()
             self._held = True
             self._progress.running += 1
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Give the place to another, if it is held, once it has cooled down."""
         if self._held:
             self._held = False
             self._progress.running -= 1
-            asyncio.get_running_loop().call_later(self._cooldown_s, self._places.release)
+            asyncio.get_running_loop().call_later(self._cooldown_s, self._slots.release)
 
 
-def _unforeseen(fault: Exception) -> UnderstudyError:
+def _internal_error(raised: Exception) -> UnderstudyError:
     """A fault of our own as an error that can be stored; trying again does not mend it."""
-    _log.error("an attempt met a fault of Understudy's own", exc_info=fault)
+    _log.error("an attempt met a fault of Understudy's own", exc_info=raised)
     return UnderstudyError(
-        f"{type(fault).__name__}: {fault}; this is a fault of Understudy's own, please report it"
+        f"{type(raised).__name__}: {raised}; this is a fault of Understudy's own, please report it"
     )

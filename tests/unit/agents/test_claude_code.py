@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from understudy.agents.base import GATEWAY_SOCKET, AgentJob
-from understudy.agents.claude_code import _judge, _session_logs
-from understudy.agents.shell import Shell
+from understudy.agents.claude_code import _outcome_of, _session_logs
+from understudy.agents.shell import ShellAgent
 from understudy.errors import ConfigError
 from understudy.sandbox.base import Completed, Mount, SandboxSpec
 from understudy.sandbox.unsafe import UnsafeSandboxes
@@ -42,7 +42,7 @@ RESULT = {"type": "result", "subtype": "success", "is_error": False, "result": "
     ],
 )
 def test_how_claude_code_ended(completed: Completed, outcome: str, words: str):
-    found, message = _judge(completed)
+    found, message = _outcome_of(completed)
     assert found == outcome
     assert words in message
 
@@ -84,11 +84,11 @@ async def test_the_shell_agent_gets_the_instruction_the_key_and_the_socket(tmp_p
     try:
         command = 'cat > said; echo "$UNDERSTUDY_API_KEY $UNDERSTUDY_MODEL $UNDERSTUDY_GATEWAY_SOCKET"; exit $CODE'
         job = AgentJob(instruction="-n mend\n", key="sk-1", model="m", small_model="s", max_turns=3, timeout_s=10)
-        result = await Shell(command.replace("$CODE", "0")).run(sandbox, job)
+        result = await ShellAgent(command.replace("$CODE", "0")).run(sandbox, job)
         assert (result.outcome, result.exit_code) == ("completed", 0)
         assert result.logs["stdout.txt"].decode().split() == ["sk-1", "m", sandbox.locate(GATEWAY_SOCKET)]
         assert await sandbox.read("said") == b"-n mend\n"
-        result = await Shell(command.replace("$CODE", "5")).run(sandbox, job)
+        result = await ShellAgent(command.replace("$CODE", "5")).run(sandbox, job)
         assert (result.outcome, result.exit_code) == ("crashed", 5)
         assert "exit code 5" in result.message
     finally:
@@ -97,4 +97,4 @@ async def test_the_shell_agent_gets_the_instruction_the_key_and_the_socket(tmp_p
 
 def test_a_shell_agent_without_a_command_says_so():
     with pytest.raises(ConfigError, match="--agent-command"):
-        Shell().mounts()
+        ShellAgent().mounts()

@@ -14,7 +14,7 @@ from understudy.cli.compat import present, refuse_former
 from understudy.cli.display.run_summary import print_summary
 from understudy.cli.selection import instances
 from understudy.errors import ConfigError
-from understudy.run.conductor import Summary
+from understudy.run.runner import RunSummary
 
 from support import understudy
 
@@ -141,7 +141,7 @@ def test_suspicious_patches_are_told_once(capsys: pytest.CaptureFixture[str]):
     figures = dict.fromkeys(("solved", "unsolved", "infrastructure_failures", "pending", "calls"), 1)
     tokens = {"prompt_tokens": 1, "completion_tokens": 1, "cost_usd": 0.0, "wall_s": 1.0}
     rest: dict[str, Any] = {"failures": {}, "refused_tasks": {}, "output_dir": "out", "run_id": "r", "rollouts": 3}
-    print_summary(Summary(**figures, **tokens, **rest, suspicious=2), as_json=False)
+    print_summary(RunSummary(**figures, **tokens, **rest, suspicious=2), as_json=False)
     assert capsys.readouterr().out.count("suspicious") == 1
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from understudy.errors import BackendError, StoreError, TaskError
-from understudy.run.scheduler import MAX_ATTEMPTS, Progress, Scheduler
+from understudy.run.scheduler import MAX_ATTEMPTS, RunProgress, Scheduler
 from understudy.store.store import Store
 from understudy.types import Attempt, Rollout, Verdict
 
@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def scheduler(store: Store, execute: Attempts, concurrency: int = 2) -> Scheduler:
-    return Scheduler(store, RUN, execute, concurrency, Progress(total=8), retry_pause_s=0.0)
+    return Scheduler(store, RUN, execute, concurrency, RunProgress(total=8), retry_pause_s=0.0)
 
 
 def ending_well(store: Store) -> Attempts:
@@ -107,7 +107,7 @@ async def test_what_cannot_be_made_ready_ahead_is_left_to_the_attempt(store: Sto
         raise OSError("no space left on device")
 
     running = scheduler(store, ending_well(store))
-    running.ahead = breaks
+    running.prepare = breaks
     await running.run()
     assert {rollout.status for rollout in store.rollouts(RUN)} == {"succeeded"}
 
@@ -208,7 +208,7 @@ async def test_what_waits_for_a_place_is_made_ready(store: Store):
         ready.append(rollout.id)
 
     running = scheduler(store, ending_well(store))
-    running.ahead = ahead
+    running.prepare = ahead
     await running.run()
     assert ready[:2] == ["r2", "r3"]
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError, TaskError
-from understudy.run.intake import take_in
+from understudy.run.validation import validate_tasks
 from understudy.sandbox.unsafe import UnsafeSandboxes
 from understudy.tasks import base, records
 from understudy.tasks.datasets import hub
@@ -451,7 +451,7 @@ def test_the_smoke_instances_pass_intake():
 
     async def validated() -> dict[str, str]:
         found = await base.load("smoke", sandboxes=sandboxes, cache=cache)
-        intake = await take_in(
+        intake = await validate_tasks(
             found.tasks,
             cache=cache,
             sandboxes=sandboxes,

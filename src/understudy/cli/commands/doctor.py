@@ -122,14 +122,14 @@ def _npm() -> Check:
 
 
 def _claude_code() -> Check:
-    from understudy.agents.claude_install import binary_path, is_there
+    from understudy.agents.claude_install import binary_path, is_installed
     from understudy.config import CLAUDE_CODE_VERSION
 
     try:
         binary = binary_path()
     except ConfigError as error:
         return Check("Claude Code", False, str(error))
-    if is_there(binary):
+    if is_installed(binary):
         return Check("Claude Code", True, f"{CLAUDE_CODE_VERSION} at {binary}")
     return Check("Claude Code", False, f"{CLAUDE_CODE_VERSION} is not fetched", "understudy setup")
 

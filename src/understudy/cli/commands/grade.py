@@ -234,10 +234,10 @@ class _Work:
             environment = await asyncio.to_thread(environment_for, sandboxes, cache)
             refused = dict(self._refused)
             if validate:
-                from understudy.run.intake import take_in
+                from understudy.run.validation import validate_tasks
 
                 asked = [task for task in self._tasks if task.instance_id in self._given.rows]
-                intake = await take_in(
+                intake = await validate_tasks(
                     asked, cache=cache, sandboxes=sandboxes, environment=environment, concurrency=jobs
                 )
                 refused |= intake.refused

@@ -142,7 +142,7 @@ def _loop(
     from understudy.cli.display.live import drawn
     from understudy.cli.display.loop_progress import LoopDisplay
     from understudy.cli.exit_codes import EXIT_INTERRUPTED
-    from understudy.run.collector import Manner
+    from understudy.run.collector import RolloutSettings
     from understudy.train.loop.runtime import Means
     from understudy.train.metrics import chosen
 
@@ -169,7 +169,7 @@ def _loop(
         backend=backend,
         served_model=served_model or "",
         tool_format=tool_format,
-        manner=Manner(
+        manner=RolloutSettings(
             agent=agent,
             agent_options={name: value for name, value in given.items() if value is not None},
             max_turns=max_turns,

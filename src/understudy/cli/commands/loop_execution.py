@@ -15,7 +15,7 @@ from understudy.cli.interrupts import run_stoppable
 from understudy.cli.selection import DOCKER, LOCAL, kind_for
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, TaskError
-from understudy.run.collector import Collector, Manner
+from understudy.run.collector import RolloutCollector, RolloutSettings
 from understudy.run.config import digest, task_digests
 from understudy.sandbox.base import Sandboxes, usable
 from understudy.tasks.base import load_all
@@ -46,7 +46,7 @@ class LoopOrder(Struct, frozen=True, kw_only=True):
     backend: str
     served_model: str
     tool_format: str
-    manner: Manner
+    manner: RolloutSettings
     options: GRPOOptions
     means: Means
     sandbox: str | None
@@ -58,7 +58,7 @@ def carry_out(order: LoopOrder, shown: LoopDisplay) -> LoopSummary:
     # Every rollout holds some descriptors, and an agent may hold many of the gateway's.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    collectors: list[Collector] = []
+    collectors: list[RolloutCollector] = []
 
     def drain() -> bool:
         if not collectors or collectors[0].draining:
@@ -69,7 +69,7 @@ def carry_out(order: LoopOrder, shown: LoopDisplay) -> LoopSummary:
     return run_stoppable(_work(order, shown, collectors), drain)
 
 
-async def _work(order: LoopOrder, shown: LoopDisplay, collectors: list[Collector]) -> LoopSummary:
+async def _work(order: LoopOrder, shown: LoopDisplay, collectors: list[RolloutCollector]) -> LoopSummary:
     shown.stage("reading the tasks")
     sandboxes = usable(order.sandbox or LOCAL)
     try:

@@ -19,8 +19,8 @@ from understudy.cli.interrupts import run_stoppable
 from understudy.cli.selection import DOCKER, LOCAL, kind_for
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, TaskError
-from understudy.run.conductor import Summary, conduct
 from understudy.run.config import RunConfig, task_digests
+from understudy.run.runner import RunSummary, execute_run
 from understudy.sandbox.base import Sandboxes, usable
 from understudy.tasks.base import load_all
 from understudy.tasks.datasets.images import ImageChoice
@@ -50,7 +50,7 @@ class Order(Struct, frozen=True, kw_only=True):
     debug: bool
 
 
-def carry_out(order: Order, monitor: Display) -> Summary:
+def carry_out(order: Order, monitor: Display) -> RunSummary:
     """Run to the end; the first Ctrl-C or SIGTERM drains, the second stops at once."""
     # Every rollout holds some descriptors, and an agent may hold many of the gateway's.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -66,7 +66,7 @@ def carry_out(order: Order, monitor: Display) -> Summary:
     return run_stoppable(_work(order, monitor), drain)
 
 
-async def _work(order: Order, monitor: Display) -> Summary:
+async def _work(order: Order, monitor: Display) -> RunSummary:
     monitor.stage("reading the tasks")
     kind = order.sandbox or (DOCKER if order.image_options else LOCAL)
     sandboxes = _opened(kind, order, monitor)
@@ -88,7 +88,7 @@ async def _work(order: Order, monitor: Display) -> Summary:
 
 async def _conducted(
     order: Order, tasks: list[Task], sandboxes: Sandboxes, monitor: Display, unknown: tuple[str, ...]
-) -> Summary:
+) -> RunSummary:
     config = msgspec.structs.replace(order.config, sandbox=sandboxes.name, tasks=task_digests(tasks))
     if config.agent_options.get("run_method") == "python":
         from understudy.agents.claude_sdk import runtime
@@ -100,7 +100,7 @@ async def _conducted(
     directory = (order.output_dir or Path("runs") / f"{config.backend}-{label}-{config.run_id}").absolute()
     with _debug_log(directory) if order.debug else nullcontext():
         _log.debug("run %s: %d tasks in %s sandboxes", config.run_id, len(tasks), config.sandbox)
-        summary = await conduct(
+        summary = await execute_run(
             config,
             tasks,
             directory,

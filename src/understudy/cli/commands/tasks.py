@@ -56,7 +56,7 @@ def make_tasks(
     """
 
     from understudy.config import cache_dir
-    from understudy.run.intake import take_in
+    from understudy.run.validation import validate_tasks
     from understudy.sandbox.base import usable
     from understudy.tasks.environment import python_environment
     from understudy.tasks.records import dump
@@ -72,7 +72,7 @@ def make_tasks(
 
     async def work() -> None:
         tasks = await _made(package, count, seed, split or Split.train, sandboxes, cache, workers)
-        intake = await take_in(
+        intake = await validate_tasks(
             tasks,
             cache=cache,
             sandboxes=sandboxes,
@@ -132,7 +132,7 @@ def check_tasks(
 
     from understudy.cli.selection import LOCAL, kind_for
     from understudy.config import cache_dir
-    from understudy.run.intake import Intake, take_in
+    from understudy.run.validation import ValidatedTasks, validate_tasks
     from understudy.sandbox.base import usable
     from understudy.tasks.base import load_all
     from understudy.tasks.datasets.images import ImageChoice
@@ -142,13 +142,13 @@ def check_tasks(
     images = ImageChoice(namespace, instance_image_tag)
     sandboxes = usable(sandbox or LOCAL)
 
-    async def work() -> Intake:
+    async def work() -> ValidatedTasks:
         nonlocal sandboxes
         try:
             loaded = await load_all(specs, sandboxes=sandboxes, cache=cache, images=images)
             if sandbox is None:
                 sandboxes = usable(kind_for(loaded.tasks))
-            intake = await take_in(
+            intake = await validate_tasks(
                 loaded.tasks,
                 cache=cache,
                 sandboxes=sandboxes,
@@ -159,7 +159,7 @@ def check_tasks(
         finally:
             await sandboxes.aclose()
         rows = {refusal.instance_id or refusal.where: str(refusal) for refusal in loaded.refused}
-        return Intake(intake.accepted, rows | intake.refused)
+        return ValidatedTasks(intake.accepted, rows | intake.refused)
 
     intake = asyncio.run(work())
     accepted = [task.instance_id for task in intake.accepted]

@@ -7,7 +7,7 @@ import time
 
 from understudy.cli.display.formatting import short, time_left
 from understudy.cli.display.live import Drawn
-from understudy.run.conductor import Monitor
+from understudy.run.runner import RunMonitor
 from understudy.run.scheduler import Scheduler
 from understudy.store.store import Counts, Store
 
@@ -15,7 +15,7 @@ _COUNTING_SHARE = 20
 """The store's counts are asked for again after this many times as long as asking took: it grows with the run."""
 
 
-class Display(Monitor, Drawn):
+class Display(RunMonitor, Drawn):
     """What a run tells, as one line of text; thread-safe to read."""
 
     def __init__(self) -> None:

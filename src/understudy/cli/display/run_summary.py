@@ -9,10 +9,10 @@ import typer
 from understudy.cli.display.output import print_json
 
 if TYPE_CHECKING:
-    from understudy.run.conductor import Summary
+    from understudy.run.runner import RunSummary
 
 
-def print_summary(summary: Summary, as_json: bool) -> None:
+def print_summary(summary: RunSummary, as_json: bool) -> None:
     """Print it to stdout."""
     if as_json:
         print_json(summary)

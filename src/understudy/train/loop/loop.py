@@ -19,7 +19,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from understudy.errors import TaskError
-from understudy.run.collector import Collector, TaskFigures, Wave
+from understudy.run.collector import RolloutBatch, RolloutCollector, TaskFigures
 from understudy.train.algorithms.updater import UpdateReport
 from understudy.train.data.groups import Group
 from understudy.train.data.load import write_groups
@@ -68,7 +68,7 @@ class Loop:
         *,
         tasks: Mapping[str, Task],
         eval_tasks: Sequence[Task],
-        collector: Collector,
+        collector: RolloutCollector,
         trainer: Trainer,
         publisher: Publisher,
         watcher: Watcher,
@@ -82,8 +82,8 @@ class Loop:
         self._trainer = trainer
         self._publisher = publisher
         self._watcher = watcher
-        self._waves: dict[int, Wave] = {}
-        self._evaluating: Wave | None = None
+        self._waves: dict[int, RolloutBatch] = {}
+        self._evaluating: RolloutBatch | None = None
         self._released = False
         self._doing = "starting"
 
@@ -120,8 +120,8 @@ class Loop:
             parts.append(f"{done}/{total} rollouts, {solved} solved")
             if failed := sum(wave.progress.failed for wave in waves):
                 parts.append(f"{failed} failed")
-            if waves[-1].words not in ("collecting", "ended"):
-                parts.append(waves[-1].words)
+            if waves[-1].status not in ("collecting", "ended"):
+                parts.append(waves[-1].status)
             if error := next((fault for wave in waves if (fault := wave.last_error())), None):
                 parts.append(f"last fault at the {error.boundary}")
         if self._collector.draining:
@@ -216,7 +216,9 @@ class Loop:
         if step.weights is not None or self._released:
             self._doing = f"publishing {step.version}"
             weights = part_of(self._publisher, self.directory.absolute(state.weights))
-            swap = await self._collector.swap(step.version, lambda: self._publisher.publish(weights, step.version))
+            swap = await self._collector.update_weights(
+                step.version, lambda: self._publisher.publish(weights, step.version)
+            )
             self._released = False
             step = replace(step, cut=swap.cut, seconds=step.seconds | {"publish": round(swap.seconds, 3)})
         step = replace(step, phase="published")

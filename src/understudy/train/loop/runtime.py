@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from understudy.errors import ConfigError
 from understudy.model.process import start_server
-from understudy.run.collector import Collector, Manner, Served
+from understudy.run.collector import RolloutCollector, RolloutSettings, TrainedModelServer
 from understudy.sandbox.base import Sandboxes
 from understudy.train.loop.evaluation import Evaluation, Interval, difference
 from understudy.train.loop.loop import Loop, Stopped, Trainer, part_of
@@ -104,7 +104,7 @@ async def carry_on(
     sandboxes: Sandboxes,
     means: Means,
     watcher: Watcher,
-    collects: Callable[[Collector], None] = lambda collector: None,
+    collects: Callable[[RolloutCollector], None] = lambda collector: None,
     trainers: OpenTrainer = start_trainer,
 ) -> LoopSummary:
     """Begin a loop in the directory `root`, or go on with the one there, to its end or until it is drained.
@@ -115,7 +115,7 @@ async def carry_on(
     """
     began = time.monotonic()
     directory = LoopDirectory(root)
-    manner = msgspec.convert(config.manner, Manner)
+    manner = msgspec.convert(config.manner, RolloutSettings)
     options = msgspec.convert(config.trainer, GRPOOptions)
     _check_way(config, means, options)
     alone = locked(
@@ -140,7 +140,7 @@ async def carry_on(
             served, publisher, watch = await stack.enter_async_context(
                 serving(config, directory, means, weights, state.version, fresh=not state.steps)
             )
-            collector = Collector(
+            collector = RolloutCollector(
                 served, manner, sandboxes=sandboxes, concurrency=means.concurrency, version=state.version
             )
             stack.push_async_callback(collector.close)
@@ -246,7 +246,7 @@ def _kept(directory: LoopDirectory, weights: str) -> Path:
 @asynccontextmanager
 async def serving(
     config: LoopConfig, directory: LoopDirectory, means: Means, weights: Path, version: str, *, fresh: bool
-) -> AsyncGenerator[tuple[Served, Publisher, Callable[[], Awaitable[None]] | None]]:
+) -> AsyncGenerator[tuple[TrainedModelServer, Publisher, Callable[[], Awaitable[None]] | None]]:
     """A server that samples from `weights` as `version`, what changes them, and what raises when it ends."""
     key = os.environ.get(means.api_key_env) if means.api_key_env else None
     if means.api_key_env and not key:
@@ -254,7 +254,7 @@ async def serving(
             f"the environment variable {means.api_key_env} is not set; it must hold the server's key"
         )
     seen_as = SeenAs(directory.root, Path(means.seen_as)) if means.seen_as else None
-    served = Served(
+    served = TrainedModelServer(
         backend=config.backend,
         urls=means.urls,
         model=config.served_model or None,

@@ -34,9 +34,9 @@ _DEPTH, _NAME_BYTES = 8, 200
 
 _log = logging.getLogger(__name__)
 
-Dataset = Literal["written", "no calls", "no token ids", "suspicious patch", "not installed", "no verdict"]
-_NO_STREAM: frozenset[Dataset] = frozenset({"suspicious patch", "no verdict"})
-_NO_DATASET: dict[Dataset, str] = {
+DatasetState = Literal["written", "no calls", "no token ids", "suspicious patch", "not installed", "no verdict"]
+_NO_STREAM: frozenset[DatasetState] = frozenset({"suspicious patch", "no verdict"})
+_NO_DATASET: dict[DatasetState, str] = {
     "no token ids": "{count} have no dataset: the {backend} backend gives no token ids; their streams and reports "
     "are there",
     "suspicious patch": "{count} have neither stream nor dataset: their patches look as if they were made to "
@@ -47,7 +47,7 @@ _NO_DATASET: dict[Dataset, str] = {
 """Why rollouts may have no dataset, in words; what is not in here needs none."""
 
 
-class Ended(Struct, frozen=True, kw_only=True):
+class RolloutNote(Struct, frozen=True, kw_only=True):
     """What became of a rollout: `logs/<instance_id>/rollout.json`. `reward` is None without a verdict."""
 
     instance_id: str
@@ -57,11 +57,11 @@ class Ended(Struct, frozen=True, kw_only=True):
     status: str
     reward: float | None
     reason: str
-    dataset: Dataset
+    dataset: DatasetState
     error: ErrorInfo | None = None
 
 
-class Outputs:
+class RolloutFiles:
     """The files of a run's rollouts in its output directory.
 
     Each name has the instance's id and, in runs with several samples, a dot and the sample's index:
@@ -75,41 +75,43 @@ class Outputs:
         self._directory = directory
         self._rewrite = rewrite
         self._one_at_a_time = asyncio.Lock()
-        self._datasets: dict[str, Dataset] = {}
-        self._faults: dict[str, str] = {}
+        self._datasets: dict[str, DatasetState] = {}
+        self._failures: dict[str, str] = {}
         self._save: Callable[[Iterable[dict[str, Any]], Path], None] | None = None
 
-    async def ended(self, rollout_id: str) -> None:
+    async def write(self, rollout_id: str) -> None:
         """Write what belongs to a rollout that has just ended. Raises StoreError."""
         async with self._one_at_a_time:
-            await asyncio.to_thread(self._write, self._store.rollout(rollout_id), anew=True)
+            await asyncio.to_thread(self._write_rollout, self._store.rollout(rollout_id), rewrite=True)
 
     async def catch_up(self) -> None:
         """Write what is missing of the rollouts that have ended. Raises StoreError."""
         async with self._one_at_a_time:
-            await asyncio.to_thread(self._tidy)
+            await asyncio.to_thread(self._remove_leftovers)
             for rollout in self._store.rollouts(self._config.run_id):
-                await asyncio.to_thread(self._write, rollout, anew=self._rewrite)
+                await asyncio.to_thread(self._write_rollout, rollout, rewrite=self._rewrite)
             self._rewrite = False
 
     async def finish(self) -> None:
         """Write what is missing, and the report of the whole run. Raises StoreError."""
         await self.catch_up()
-        await asyncio.to_thread(self._sum_up)
+        await asyncio.to_thread(self._write_summary)
 
     def notes(self) -> tuple[str, ...]:
         """What a person should know of the files, a sentence each."""
-        said: list[str] = []
+        notes: list[str] = []
         for state, count in sorted(Counter(self._datasets.values()).items()):
             if state in _NO_DATASET:
                 share = f"{count} of {len(self._datasets)} rollouts"
-                said.append(_NO_DATASET[state].format(count=share, backend=self._config.backend))
-        if self._faults:
-            first = next(iter(self._faults.values()))
-            said.append(f"{len(self._faults)} outputs could not be written, give the same command again: {first}")
-        return tuple(said)
+                notes.append(_NO_DATASET[state].format(count=share, backend=self._config.backend))
+        if self._failures:
+            first = next(iter(self._failures.values()))
+            notes.append(
+                f"{len(self._failures)} outputs could not be written, give the same command again: {first}"
+            )
+        return tuple(notes)
 
-    def _tidy(self) -> None:
+    def _remove_leftovers(self) -> None:
         """Remove what a start of the run that was killed left half written."""
         try:
             if self._staging.exists():
@@ -117,10 +119,10 @@ class Outputs:
             for aside in reports.half_written(self._directory, self._config.run_id):
                 aside.unlink()
         except OSError as error:
-            self._faults["half written"] = str(error)
+            self._failures["half written"] = str(error)
             _log.warning("what an earlier start left half written cannot be removed: %s", error)
 
-    def _write(self, rollout: Rollout, *, anew: bool) -> None:
+    def _write_rollout(self, rollout: Rollout, *, rewrite: bool) -> None:
         """Write a rollout's files when it has ended and they are not there, or in any case if `anew`."""
         if rollout.status not in ("succeeded", "failed"):
             return
@@ -128,16 +130,18 @@ class Outputs:
             label = self._label(rollout)
             graded = decided(self._store, rollout)
             attempt = graded.attempt if graded else self._store.attempts(rollout.id)[-1]
-            if anew or not self._is_there(label, attempt.id):
+            if rewrite or not self._is_complete(label, attempt.id):
                 task = self._store.task(rollout.run_id, rollout.task_id)
-                ended = self._of_verdict(label, task, graded) if graded else self._of_fault(label, task, rollout)
-                self._datasets[rollout.id] = ended.dataset
-            self._faults.pop(rollout.id, None)
+                note = (
+                    self._write_graded(label, task, graded) if graded else self._write_failed(label, task, rollout)
+                )
+                self._datasets[rollout.id] = note.dataset
+            self._failures.pop(rollout.id, None)
             _log.debug("the files of rollout %s are written", rollout.id)
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001 - the rollout has ended, and its files can be written again
-            self._faults[rollout.id] = f"{type(error).__name__}: {error}"
+            self._failures[rollout.id] = f"{type(error).__name__}: {error}"
             _log.warning("the files of rollout %s cannot be written: %s", rollout.id, error)
             _log.debug("what went wrong", exc_info=error)
 
@@ -149,29 +153,29 @@ class Outputs:
             raise TaskError(f"instance {label!r}: this name in logs/ is that of the reports; give it another id")
         return label
 
-    def _is_there(self, label: str, attempt_id: str) -> bool:
+    def _is_complete(self, label: str, attempt_id: str) -> bool:
         """Whether the files of this very attempt are there, with all that can be written now."""
         try:
-            ended = msgspec.json.decode((self._directory / "logs" / label / _NOTE).read_bytes(), type=Ended)
+            note = msgspec.json.decode((self._directory / "logs" / label / _NOTE).read_bytes(), type=RolloutNote)
         except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError, UnicodeDecodeError):
             return False
-        if ended.attempt_id != attempt_id or (ended.dataset == "not installed" and self._saver()):
+        if note.attempt_id != attempt_id or (note.dataset == "not installed" and self._saver()):
             return False
-        needed = (
-            [] if ended.dataset == "no verdict" else [self._stream(label), self._report(label) / reports.REPORT]
+        required = (
+            [] if note.dataset == "no verdict" else [self._stream(label), self._report(label) / reports.REPORT]
         )
-        needed += [self._dataset(label)] if ended.dataset == "written" else []
-        self._datasets[ended.rollout_id] = ended.dataset
-        return all(path.exists() for path in needed)
+        required += [self._dataset(label)] if note.dataset == "written" else []
+        self._datasets[note.rollout_id] = note.dataset
+        return all(path.exists() for path in required)
 
-    def _of_verdict(self, label: str, task: Task, graded: Graded) -> Ended:
+    def _write_graded(self, label: str, task: Task, graded: Graded) -> RolloutNote:
         attempt, verdict = graded.attempt, graded.verdict
         nodes = build(self._store.calls(attempt.id)).nodes
         dataset = self._write_dataset(label, task, graded, nodes)
         self._write_stream(label, graded, nodes, keep=dataset not in _NO_STREAM)
         patch = self._store.patch(attempt.id)
         reports.write_report(self._report(label), task, patch, verdict, took_s=attempt.timings.get("grade_s", 0.0))
-        ended = Ended(
+        note = RolloutNote(
             instance_id=task.instance_id,
             sample_index=graded.rollout.sample_index,
             rollout_id=graded.rollout.id,
@@ -183,16 +187,16 @@ class Outputs:
             error=attempt.error,
         )
         ours = {"patch.diff": patch or b"", "test_output.txt": verdict.log.encode(errors="replace")}
-        self._write_logs(label, ended, ours | self._store.logs(attempt.id))
-        return ended
+        self._write_logs(label, note, ours | self._store.logs(attempt.id))
+        return note
 
-    def _of_fault(self, label: str, task: Task, rollout: Rollout) -> Ended:
+    def _write_failed(self, label: str, task: Task, rollout: Rollout) -> RolloutNote:
         """The files of a rollout that has no verdict: an infrastructure failure."""
         attempt = self._store.attempts(rollout.id)[-1]
         error = rollout.error or attempt.error
         message = f"{error.boundary}: {error.message}" if error else attempt.status
         reports.write_failure(self._report(label), task, self._store.patch(attempt.id), message)
-        ended = Ended(
+        note = RolloutNote(
             instance_id=task.instance_id,
             sample_index=rollout.sample_index,
             rollout_id=rollout.id,
@@ -203,8 +207,8 @@ class Outputs:
             dataset="no verdict",
             error=error,
         )
-        self._write_logs(label, ended, self._store.logs(attempt.id))
-        return ended
+        self._write_logs(label, note, self._store.logs(attempt.id))
+        return note
 
     def _write_stream(self, label: str, graded: Graded, nodes: Sequence[Node], *, keep: bool) -> None:
         if not keep:
@@ -214,10 +218,10 @@ class Outputs:
             for span in spans(graded, nodes):
                 file.write(msgspec.json.encode(span) + b"\n")
 
-    def _write_dataset(self, label: str, task: Task, graded: Graded, nodes: Sequence[Node]) -> Dataset:
-        place = self._dataset(label)
+    def _write_dataset(self, label: str, task: Task, graded: Graded, nodes: Sequence[Node]) -> DatasetState:
+        directory = self._dataset(label)
         rows = list(hf.rows_of(task, graded, nodes))
-        state: Dataset = "written"
+        state: DatasetState = "written"
         if graded.verdict.integrity.status == "suspicious":
             state = "suspicious patch"
         elif not rows:
@@ -225,22 +229,22 @@ class Outputs:
         elif (save := self._saver()) is None:
             state = "not installed"
         else:
-            with self._replacing(place) as path:
+            with self._replacing(directory) as path:
                 save(rows, path)
         if state != "written":
-            hf.discard(place)
+            hf.discard(directory)
         return state
 
-    def _write_logs(self, label: str, ended: Ended, files: dict[str, bytes]) -> None:
-        place = self._directory / "logs" / label
-        place.parent.mkdir(exist_ok=True)
-        note = msgspec.json.format(msgspec.json.encode(ended), indent=2) + b"\n"
-        with self._replacing(place) as fresh:
+    def _write_logs(self, label: str, note: RolloutNote, files: dict[str, bytes]) -> None:
+        directory = self._directory / "logs" / label
+        directory.parent.mkdir(exist_ok=True)
+        content = msgspec.json.format(msgspec.json.encode(note), indent=2) + b"\n"
+        with self._replacing(directory) as fresh:
             for path, name in _safe_names(files).items():
                 (fresh / path).parent.mkdir(parents=True, exist_ok=True)
                 (fresh / path).write_bytes(files[name])
             fresh.mkdir(exist_ok=True)
-            (fresh / _NOTE).write_bytes(note)
+            (fresh / _NOTE).write_bytes(content)
 
     @contextmanager
     def _replacing(self, target: Path) -> Generator[Path]:
@@ -252,7 +256,7 @@ class Outputs:
         finally:
             shutil.rmtree(self._staging)
 
-    def _sum_up(self) -> None:
+    def _write_summary(self) -> None:
         """Write the harness's summary of the run."""
         outcomes: dict[str, reports.Outcome] = {}
         labels: list[str] = []
@@ -268,7 +272,7 @@ class Outputs:
                     outcomes[label] = reports.failed(rollout.error.boundary, rollout.error.message)
             reports.write_summary(self._directory, self._config.run_id, self._model, outcomes, labels)
         except (OSError, TaskError, ConfigError) as error:
-            self._faults["summary"] = str(error)
+            self._failures["summary"] = str(error)
             _log.warning("the summary of the run cannot be written: %s", error)
 
     def _saver(self) -> Callable[[Iterable[dict[str, Any]], Path], None] | None:
@@ -300,7 +304,7 @@ class Outputs:
 
 def _safe_names(names: Iterable[str]) -> dict[PurePosixPath, str]:
     """A path to write each log at → its name. An agent may have named them: what is no plain path gets another."""
-    found: dict[PurePosixPath, str] = {}
+    paths: dict[PurePosixPath, str] = {}
     taken: set[PurePosixPath] = set()
     for name in sorted(names):
         path = PurePosixPath(name)
@@ -310,8 +314,8 @@ def _safe_names(names: Iterable[str]) -> dict[PurePosixPath, str]:
             for part in path.parts
         )
         # A directory cannot have the name of a file; those that hold others come first in the order.
-        if not plain or path in taken or any(parent in found for parent in path.parents):
+        if not plain or path in taken or any(parent in paths for parent in path.parents):
             path = PurePosixPath(f"unnamed-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:16]}")
-        found[path] = name
+        paths[path] = name
         taken.update((path, *path.parents))
-    return found
+    return paths

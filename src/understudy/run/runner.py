@@ -26,11 +26,11 @@ from understudy.gateway.control import GenerationControl
 from understudy.gateway.factory import build_models, open_gateway
 from understudy.gateway.keys import Keys
 from understudy.model.process import start_server
-from understudy.run.attempt import Workbench, execute, make_ready
+from understudy.run.attempt import RunContext, execute_attempt, prepare_rollout
 from understudy.run.config import RunConfig
-from understudy.run.intake import Intake, take_in
-from understudy.run.outputs import Outputs
-from understudy.run.scheduler import Progress, Scheduler
+from understudy.run.rollout_files import RolloutFiles
+from understudy.run.scheduler import RunProgress, Scheduler
+from understudy.run.validation import ValidatedTasks, validate_tasks
 from understudy.sandbox.base import Sandboxes
 from understudy.store.store import Store
 from understudy.tasks.environment import environment_for
@@ -38,15 +38,15 @@ from understudy.tasks.records import dump
 from understudy.types import Attempt, Rollout, Task, Verdict
 from understudy.util.locks import locked
 
-_NOTHING: Mapping[str, str] = MappingProxyType({})
+_NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 _log = logging.getLogger(__name__)
 
-Watch = Callable[[], Awaitable[None]]
+WatchServer = Callable[[], Awaitable[None]]
 """Waits for the end of something that a run cannot do without, and raises when it comes."""
 
 
-class Summary(Struct, frozen=True, kw_only=True):
+class RunSummary(Struct, frozen=True, kw_only=True):
     """The figures a run ends with, over all starts of it; `wall_s` is this start's wall clock in seconds.
 
     `suspicious` counts those, solved or not, whose patch may deceive the grader. `cost_usd` sums the calls whose
@@ -74,7 +74,7 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lent:
+class SharedResources:
     """What several runs at a time share, kept by whoever starts them.
 
     The configuration of the `gateway` has the addresses of a model's servers, which a run's own leaves out: they
@@ -83,10 +83,10 @@ class Lent:
 
     gateway: GatewayConfig
     control: GenerationControl
-    places: asyncio.Semaphore
+    agent_slots: asyncio.Semaphore
 
 
-class Monitor:
+class RunMonitor:
     """What a run tells while it goes on. The base class listens to nothing; a display overrides what it shows."""
 
     def stage(self, text: str) -> None:
@@ -99,19 +99,19 @@ class Monitor:
         """The store is about to be closed, and must not be read any more."""
 
 
-async def conduct(
+async def execute_run(
     config: RunConfig,
     tasks: Sequence[Task],
     output_dir: Path,
     *,
     sandboxes: Sandboxes,
     concurrency: int,
-    monitor: Monitor,
+    monitor: RunMonitor,
     cooldown_s: float = 0.0,
     rewrite: bool = False,
-    agent_extras: Mapping[str, str] = _NOTHING,
-    lent: Lent | None = None,
-) -> Summary:
+    agent_extras: Mapping[str, str] = _NO_OPTIONS,
+    shared: SharedResources | None = None,
+) -> RunSummary:
     """Carry out a run, or continue it where an earlier start of it ended.
 
     After an agent its place stays empty for `cooldown_s` seconds. `rewrite` writes the files of rollouts that
@@ -130,17 +130,17 @@ async def conduct(
     if not config.starts_server:
         # Intake may take hours: what the models lack is to be known before it.
         monitor.stage("asking for the models")
-        await (await build_models(lent.gateway if lent else config.gateway)).close()
-    alone = locked(
+        await (await build_models(shared.gateway if shared else config.gateway)).close()
+    lock = locked(
         output_dir / ".lock",
         busy=f"another run is using {output_dir}; wait for it, or give another --output-dir",
         remedy="give an --output-dir that you can write",
     )
-    with alone, Store.open(output_dir) as store:
+    with lock, Store.open(output_dir) as store:
         monitor.stage("preparing the tasks' environment")
         environment = await asyncio.to_thread(environment_for, sandboxes, cache)
         monitor.stage(f"validating {len(tasks)} tasks")
-        intake = await take_in(
+        intake = await validate_tasks(
             tasks,
             cache=cache,
             sandboxes=sandboxes,
@@ -148,19 +148,21 @@ async def conduct(
             concurrency=concurrency,
             progress=lambda done, total: monitor.stage(f"validating tasks: {done} of {total}"),
         )
-        await _enrol(store, config, intake, alone=lent is None)
+        await _register_rollouts(store, config, intake, exclusive=shared is None)
         if not intake.accepted:
-            return summarise(store, config, output_dir, time.monotonic() - started, intake.refused)
+            return summarize_run(store, config, output_dir, time.monotonic() - started, intake.refused)
         async with AsyncExitStack() as stack:
             monitor.stage("starting the model and the gateway")
-            serving = _lent(lent) if lent else _served(config, intake.accepted, output_dir)
-            served, watch = await stack.enter_async_context(serving)
+            server = _shared_server(shared) if shared else _own_server(config, intake.accepted, output_dir)
+            gateway_config, watch = await stack.enter_async_context(server)
             keys = Keys()
-            control = lent.control if lent else None
-            parts = await stack.enter_async_context(open_gateway(served, store, lambda _: keys, control=control))
+            control = shared.control if shared else None
+            parts = await stack.enter_async_context(
+                open_gateway(gateway_config, store, lambda _: keys, control=control)
+            )
             socket = output_dir / "gateway.sock"
             await parts.gateway.start_unix(socket)
-            bench = Workbench(
+            context = RunContext(
                 config=config,
                 store=store,
                 keys=keys,
@@ -170,13 +172,13 @@ async def conduct(
                 cache=cache,
                 gateway_socket=socket,
             )
-            outputs = None if lent else Outputs(store, config, output_dir, rewrite=rewrite)
+            outputs = None if shared else RolloutFiles(store, config, output_dir, rewrite=rewrite)
             if outputs is not None:
                 monitor.stage("writing the files of rollouts that ended before")
                 await outputs.catch_up()
             counts = store.counts(config.run_id)
             failed = counts.rollouts.get("failed", 0)
-            progress = Progress(
+            progress = RunProgress(
                 total=config.samples * len(intake.accepted),
                 done=counts.solved + counts.unsolved + failed,
                 solved=counts.solved,
@@ -185,16 +187,16 @@ async def conduct(
             scheduler = Scheduler(
                 store,
                 config.run_id,
-                partial(_execute, bench, outputs),
+                partial(_execute_and_write, context, outputs),
                 concurrency,
                 progress,
                 cooldown_s=cooldown_s,
-                ahead=partial(make_ready, bench),
-                places=lent.places if lent else None,
+                prepare=partial(prepare_rollout, context),
+                shared_slots=shared.agent_slots if shared else None,
             )
             monitor.running(scheduler, store)
             try:
-                await _first(scheduler.run(), watch)
+                await _run_while_serving(scheduler.run(), watch)
                 if outputs is not None:
                     await outputs.finish()
             except (asyncio.CancelledError, UnderstudyError) as error:
@@ -204,40 +206,40 @@ async def conduct(
                 raise
             finally:
                 monitor.stopped()
-        summary = summarise(store, config, output_dir, time.monotonic() - started, intake.refused)
+        summary = summarize_run(store, config, output_dir, time.monotonic() - started, intake.refused)
         return summary if outputs is None else replace(summary, notes=outputs.notes())
 
 
-async def _execute(
-    bench: Workbench,
-    outputs: Outputs | None,
+async def _execute_and_write(
+    context: RunContext,
+    outputs: RolloutFiles | None,
     rollout: Rollout,
     attempt: Attempt,
     final: bool,
-    leave: Callable[[], None],
+    release_slot: Callable[[], None],
 ) -> Verdict:
     """Carry out an attempt, and write the files of its rollout when that has ended."""
     name = f"{rollout.task_id}, sample {rollout.sample_index}, attempt {attempt.number}"
     _log.debug("%s begins", name)
     try:
-        verdict = await execute(bench, rollout, attempt, final, leave)
+        verdict = await execute_attempt(context, rollout, attempt, final, release_slot)
     except UnderstudyError as error:
         _log.debug("%s met a fault at the %s: %s", name, error.boundary, error)
         raise
     _log.debug("%s has reward %g: %s", name, verdict.reward, verdict.reason)
     if outputs is not None:
-        await outputs.ended(rollout.id)
+        await outputs.write(rollout.id)
     return verdict
 
 
-def summarise(
+def summarize_run(
     store: Store, config: RunConfig, output_dir: Path, wall_s: float, refused: dict[str, str]
-) -> Summary:
+) -> RunSummary:
     """The summary of a run as its store has it now."""
     counts = store.counts(config.run_id)
     by_status = counts.rollouts
     errors = [rollout.error for rollout in store.rollouts(config.run_id) if rollout.status == "failed"]
-    return Summary(
+    return RunSummary(
         run_id=config.run_id,
         output_dir=str(output_dir),
         rollouts=sum(by_status.values()),
@@ -256,12 +258,12 @@ def summarise(
     )
 
 
-async def _enrol(store: Store, config: RunConfig, intake: Intake, *, alone: bool) -> None:
+async def _register_rollouts(store: Store, config: RunConfig, intake: ValidatedTasks, *, exclusive: bool) -> None:
     """Write the run, its tasks and its rollouts into the store, and queue again what an earlier start left.
 
     A run that is `alone` needs tasks, and tries again what failed.
     """
-    if alone and not intake.accepted:
+    if exclusive and not intake.accepted:
         reasons = "\n".join(f"  {task}: {reason}" for task, reason in list(intake.refused.items())[:5])
         raise TaskError(f"none of the {len(intake.refused)} tasks passed validation:\n{reasons}")
     run_id = config.run_id
@@ -274,11 +276,11 @@ async def _enrol(store: Store, config: RunConfig, intake: Intake, *, alone: bool
     ]
     await asyncio.wrap_future(store.create_rollouts(run_id, rollouts))
     await asyncio.wrap_future(store.recover(run_id))
-    if alone:
+    if exclusive:
         await asyncio.wrap_future(store.requeue_failed(run_id))
 
 
-async def _first(work: Coroutine[Any, Any, None], watch: Watch | None) -> None:
+async def _run_while_serving(work: Coroutine[Any, Any, None], watch: WatchServer | None) -> None:
     """Do the work to its end, or to that of what it needs, which raises."""
     tasks = [asyncio.ensure_future(work)] + ([asyncio.ensure_future(watch())] if watch else [])
     try:
@@ -292,15 +294,15 @@ async def _first(work: Coroutine[Any, Any, None], watch: Watch | None) -> None:
 
 
 @asynccontextmanager
-async def _lent(lent: Lent) -> AsyncGenerator[tuple[GatewayConfig, Watch | None]]:
+async def _shared_server(shared: SharedResources) -> AsyncGenerator[tuple[GatewayConfig, WatchServer | None]]:
     """As `_served`, where the server is another's to keep."""
-    yield lent.gateway, None
+    yield shared.gateway, None
 
 
 @asynccontextmanager
-async def _served(
+async def _own_server(
     config: RunConfig, tasks: Sequence[Task], output_dir: Path
-) -> AsyncGenerator[tuple[GatewayConfig, Watch | None]]:
+) -> AsyncGenerator[tuple[GatewayConfig, WatchServer | None]]:
     """The gateway's configuration with the address of our own server, and what raises when that ends.
 
     Raises BackendError when it does not start.

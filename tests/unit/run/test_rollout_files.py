@@ -13,7 +13,7 @@ import pytest
 
 from understudy.gateway.config import GatewayConfig, ModelConfig, ModelsConfig
 from understudy.run.config import RunConfig
-from understudy.run.outputs import Outputs
+from understudy.run.rollout_files import RolloutFiles
 from understudy.store.store import Store
 from understudy.types import ErrorInfo, Integrity, Verdict
 
@@ -85,8 +85,8 @@ async def test_names_that_an_agent_chose_lead_nowhere(tmp_path: Path):
     with Store.open(out) as store:
         rollout = begun(store, run)
         graded(store, rollout, logs={name: name.encode() for name in names})
-        outputs = Outputs(store, run, out)
-        await outputs.ended(rollout)
+        outputs = RolloutFiles(store, run, out)
+        await outputs.write(rollout)
     assert outputs.notes() == ()
     assert os.listdir(tmp_path) == ["out"]  # noqa: PTH208 - nothing else came to be
     written = {path: path.read_bytes() for path in (out / "logs" / "calc-0").rglob("*") if path.is_file()}
@@ -101,8 +101,8 @@ async def test_what_cannot_be_written_is_noted_and_written_later(tmp_path: Path)
         rollout = begun(store, run)
         graded(store, rollout)
         (out / "logs").write_text("in the way")
-        outputs = Outputs(store, run, out)
-        await outputs.ended(rollout)
+        outputs = RolloutFiles(store, run, out)
+        await outputs.write(rollout)
         (note, *_) = outputs.notes()
         assert "could not be written" in note
         assert "logs" in note
@@ -123,7 +123,7 @@ async def test_of_what_is_half_written_only_its_own_is_removed(tmp_path: Path):
         (out / ".directory.7.new").mkdir()
         half = out / f".big.{run.run_id}.json.4711.new"
         half.write_text("{")
-        outputs = Outputs(store, run, out)
+        outputs = RolloutFiles(store, run, out)
         await outputs.catch_up()
         assert outputs.notes() == ()
         assert not half.exists()
@@ -137,7 +137,7 @@ async def test_a_suspicious_patch_has_a_report_and_nothing_to_train_on(tmp_path:
         rollout = begun(store, run)
         verdict = Verdict(reward=1.0, reason="x", integrity=Integrity("suspicious", "it ends the process"))
         graded(store, rollout, verdict)
-        outputs = Outputs(store, run, out)
+        outputs = RolloutFiles(store, run, out)
         await outputs.finish()
     assert not (out / "stream_calc-0.json").exists()
     assert not (out / "dataset-calc-0").exists()
@@ -157,12 +157,12 @@ async def test_without_the_package_pyarrow_the_run_says_so_and_writes_them_later
         graded(store, rollout)
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, "pyarrow", None)  # what an import meets where it is not installed
-            outputs = Outputs(store, run, out)
+            outputs = RolloutFiles(store, run, out)
             await outputs.finish()
             (note,) = outputs.notes()
             assert "pip install 'understudy[hf]'" in note
             assert (out / "stream_calc-0.json").exists()
-        outputs = Outputs(store, run, out)
+        outputs = RolloutFiles(store, run, out)
         await outputs.finish()
         assert outputs.notes() == ()
         assert (out / "dataset-calc-0").is_dir()
@@ -176,7 +176,7 @@ async def test_a_rollout_that_failed_and_then_ended_well(tmp_path: Path):
         wait(store.begin_running(attempt.id))
         error = ErrorInfo("sandbox", "SandboxError", "it broke")
         wait(store.finish_attempt(attempt.id, "failed", "failed", error=error))
-        outputs = Outputs(store, run, out)
+        outputs = RolloutFiles(store, run, out)
         await outputs.finish()
         note = json.loads((out / "logs" / "calc-0.0" / "rollout.json").read_text())
         assert (note["reward"], note["reason"]) == (None, "sandbox: it broke")

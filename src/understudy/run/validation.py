@@ -16,14 +16,14 @@ from understudy.tasks.prepare import prepare
 from understudy.types import Task
 
 
-class Intake(Struct, frozen=True):
+class ValidatedTasks(Struct, frozen=True):
     """The tasks that may be used, in the order given, and the refused ones with the reason."""
 
     accepted: list[Task]
     refused: dict[str, str]
 
 
-async def take_in(
+async def validate_tasks(
     tasks: Sequence[Task],
     *,
     cache: Path,
@@ -31,7 +31,7 @@ async def take_in(
     environment: TaskEnvironment,
     concurrency: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Intake:
+) -> ValidatedTasks:
     """Validate every task: its gold patch must score 1 and the empty patch 0.
 
     A verdict reached before is remembered in the cache. `progress` is told how many are done, of how many. A task
@@ -39,10 +39,10 @@ async def take_in(
     one task asks for must not end the others. Raises what else goes wrong.
     """
     slots = asyncio.Semaphore(concurrency)
-    reasons: dict[str, str] = {}
+    refused: dict[str, str] = {}
     done = 0
 
-    async def judged(task: Task) -> UnderstudyError | None:
+    async def refusal_of(task: Task) -> UnderstudyError | None:
         """Why a task cannot be used; None when it can."""
         try:
             prepared = await asyncio.to_thread(prepare, task, cache, sandboxes)
@@ -51,21 +51,21 @@ async def take_in(
             return error
         return None
 
-    async def one(task: Task) -> None:
+    async def validate_one(task: Task) -> None:
         nonlocal done
         async with slots:
-            refusal = await judged(task)
+            refusal = await refusal_of(task)
             if refusal is not None and not isinstance(refusal, TaskError):
-                refusal = await judged(task)
+                refusal = await refusal_of(task)
             if refusal is not None:
-                reasons[task.instance_id] = str(refusal)
+                refused[task.instance_id] = str(refusal)
         done += 1
         progress(done, len(tasks))
 
     try:
         async with asyncio.TaskGroup() as group:
             for task in tasks:
-                group.create_task(one(task))
+                group.create_task(validate_one(task))
     except* UnderstudyError as errors:
         raise errors.exceptions[0] from None
-    return Intake([task for task in tasks if task.instance_id not in reasons], reasons)
+    return ValidatedTasks([task for task in tasks if task.instance_id not in refused], refused)
