@@ -287,12 +287,12 @@ async def test_an_end_that_was_never_told_is_no_end() -> None:
 X = event(delta(content="x"))
 BROKEN: dict[str, tuple[Sequence[bytes], str]] = {
     "no end": ([X, event(delta("stop"))], "broke off"),
-    "in the middle of a chunk": ([X, event(delta(content="yy"))[:20]], "broke off|makes no sense"),
+    "in the middle of a chunk": ([X, event(delta(content="yy"))[:20]], "broke off|invalid"),
     "nothing at all": ([], "broke off"),
     "comments only": ([b": ping\n\n"], "broke off"),
-    "no JSON": ([X, b"data: {oops\n\n", DONE], "makes no sense"),
-    "an array": ([X, b"data: []\n\n", DONE], "makes no sense"),
-    "nested beyond reason": ([X, b"data: " + b"[" * 100_000 + b"\n\n", DONE], "makes no sense"),
+    "no JSON": ([X, b"data: {oops\n\n", DONE], "invalid"),
+    "an array": ([X, b"data: []\n\n", DONE], "invalid"),
+    "nested beyond reason": ([X, b"data: " + b"[" * 100_000 + b"\n\n", DONE], "invalid"),
     "an error": ([X, event({"error": {"message": "engine died", "code": 500}}), DONE], "engine died"),
     "an error as text": ([X, event({"error": "engine died"}), DONE], "engine died"),
     "a second choice": ([X, event({"choices": [{"index": 1, "delta": {"content": "y"}}]}), DONE], "one choice"),

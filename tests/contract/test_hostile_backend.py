@@ -172,7 +172,7 @@ async def test_a_connection_lost_before_the_first_byte_is_tried_again(stream: bo
 async def test_it_is_not_tried_for_ever(stream: bool) -> None:
     async with bare(b"") as (url, seen):
         backend = VLLMBackend(url, "m")
-        with pytest.raises(NotServedError, match="no answer"):
+        with pytest.raises(NotServedError, match="no response"):
             await backend.generate(REQUEST, (lambda _: None) if stream else None)
         await backend.close()
     assert len(seen) == 3
@@ -218,7 +218,7 @@ COMMENT = b": " + b"x" * (1 << 20) + b"\n\n"
     ("endless", "message"),
     [
         (lambda: b"data: " + b"x" * sse.EVENT_LIMIT, "one event of more"),
-        (lambda: COMMENT * (http.ANSWER_LIMIT // len(COMMENT) + 1), "the answer has more than"),
+        (lambda: COMMENT * (http.ANSWER_LIMIT // len(COMMENT) + 1), "the response has more than"),
     ],
     ids=["one event", "many events"],
 )

@@ -309,7 +309,7 @@ async def test_an_answer_that_was_not_streamed_must_be_whole() -> None:
 async def test_nobody_there_is_an_error() -> None:
     async with FakeAnthropic() as provider:
         relay = AnthropicRelay(provider.url, "ours", KEY)
-    with pytest.raises(BackendError, match="no answer"):
+    with pytest.raises(BackendError, match="no response"):
         await relay.relay(request())
     await relay.close()
 

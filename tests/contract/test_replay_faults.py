@@ -216,7 +216,7 @@ async def test_a_teacher_that_is_down_is_asked_again_another_day(tmp_path: Path)
             failed = summary.teachers["gpt"].failed
             assert 5 <= failed <= 10, "those under way when the fifth has failed still end"
             assert "5 asks in a row" in (summary.teachers["gpt"].dismissed or "")
-            assert "no answer" in (summary.teachers["gone"].dismissed or "")
+            assert "no response" in (summary.teachers["gone"].dismissed or "")
             assert (summary.teachers["gone"].tries, summary.left) == (0, 24 - failed)
             down = [ask for ask in store.asks.of_replay("replay") if ask.teacher == "gpt"]
             assert all(ask.cost_usd == 0.0 for ask in down), "what was never sent costs nothing"

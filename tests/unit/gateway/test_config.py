@@ -245,7 +245,7 @@ async def test_a_model_that_the_server_does_not_have_is_told_at_once() -> None:
 
 
 async def test_servers_that_are_all_down_are_told_at_once() -> None:
-    with pytest.raises(BackendError, match="no answer"):
+    with pytest.raises(BackendError, match="no response"):
         await build_models(from_flags("sglang", ["http://127.0.0.1:9/v1"], "m", None))
 
 

@@ -421,8 +421,8 @@ async def test_where_a_template_may_stand(tmp_path: Path) -> None:
     ("file", "content", "match"),
     [
         ("tokenizer.json", None, "tokenizer.json cannot be read"),
-        ("tokenizer.json", "{", "tokenizer.json makes no sense"),
-        ("tokenizer.json", '{"added_tokens": 5}', "tokenizer.json makes no sense"),
+        ("tokenizer.json", "{", "invalid tokenizer.json"),
+        ("tokenizer.json", '{"added_tokens": 5}', "invalid tokenizer.json"),
         ("tokenizer_config.json", "[]", "tokenizer_config.json holds no JSON object"),
         ("chat_template.jinja", "{% if %}", "the chat template cannot be read"),
         ("chat_template.jinja", None, "has no chat template"),

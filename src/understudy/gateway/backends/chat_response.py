@@ -247,7 +247,7 @@ def read_chunk(data: bytes, clean: Callable[[str], str]) -> ChatResponse:
     try:
         chunk = read_answer(data, _CHUNK.decode)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise StreamError(f"a chunk of the stream makes no sense: {error}") from error
+        raise StreamError(f"invalid chunk in the stream: {error}") from error
     if chunk.error is not None:
         told = chunk.error if isinstance(chunk.error, _ChatError) else _ChatError(chunk.error)
         status = told.code if isinstance(told.code, int) and 400 <= told.code < 600 else None

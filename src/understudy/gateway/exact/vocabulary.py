@@ -76,7 +76,7 @@ class TokenizerVocabulary:
             plain: dict[str, Any] = fields | {"added_tokens": [], "post_processor": None}
             self._plain = tokenizers.Tokenizer.from_str(json.dumps(plain))
         except Exception as error:  # what `tokenizers` raises has no narrower class
-            raise ConfigError(f"tokenizer.json makes no sense: {error}; get it again from the model") from error
+            raise ConfigError(f"invalid tokenizer.json: {error}; download it from the model again") from error
         vocabulary = self._whole.get_vocab(with_added_tokens=True)
         self._known = frozenset(vocabulary.values())
         self._specials = {token.content: vocabulary[token.content] for token in parts.added_tokens}

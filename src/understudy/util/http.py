@@ -1,0 +1,155 @@
+"""HTTP requests to model servers: bounded responses, no redirects, credentials kept out of every message.
+
+Callers translate what goes wrong into their own errors: `open` raises what aiohttp raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from io import BytesIO
+from typing import Literal
+from urllib.parse import unquote
+
+import aiohttp
+from yarl import URL
+
+UPLOAD_IN_PIECES = 1 << 20
+"""A larger request body is sent in pieces, so that the event loop serves other requests meanwhile."""
+
+_USER_IN_URL = re.compile(r"(?<=://)[^/?#]*@")
+_KEY_HEADERS = {"bearer": ("authorization", "Bearer {}"), "x-api-key": ("x-api-key", "{}")}
+
+
+class ResponseTooLarge(Exception):
+    """A response body has more than `limit` bytes."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the response has more than {limit} bytes")
+        self.limit = limit
+
+
+def was_not_sent(error: BaseException) -> bool:
+    """Whether a request failed before the server can have seen any of it: there was no connection."""
+    return isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+
+
+class HttpConnection:
+    """Connections to the server at `base_url`, with its key. Opens none before it is used.
+
+    A name and password in `base_url` are sent as basic authorization where there is no `api_key`. They are no part
+    of `base`, so that they stand in no message; the same goes for the key (see `redact`). With `keep_alive`,
+    connections are used again; there is no limit on how many are open at once.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        key_header: Literal["bearer", "x-api-key"] = "bearer",
+        keep_alive: bool = True,
+    ) -> None:
+        user = _USER_IN_URL.search(base_url)
+        self.base = _USER_IN_URL.sub("", base_url).rstrip("/")
+        """The address without a name, a password and the last slash."""
+        self.headers = {"content-type": "application/json"}
+        self._secrets: list[str] = []
+        if api_key:
+            header, form = _KEY_HEADERS[key_header]
+            self.headers[header] = form.format(api_key)
+            self._secrets = [api_key]
+        elif user:
+            basic = b64encode(unquote(user[0].removesuffix("@")).encode()).decode()
+            self.headers["authorization"] = f"Basic {basic}"
+            self._secrets = [basic, user[0]]
+        self._keep_alive = keep_alive
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(
+        self,
+        method: str,
+        url: str | URL,
+        data: bytes | None = None,
+        *,
+        timeouts: aiohttp.ClientTimeout,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, str] | None = None,
+        retry_pauses_s: Sequence[float] = (),
+        may_retry: Callable[[Exception], bool] = was_not_sent,
+    ) -> aiohttp.ClientResponse:
+        """The response to one request, whatever its status, with its body still unread; use it with `async with`.
+
+        Where no response came, the request is sent again after each of `retry_pauses_s` seconds, as long as
+        `may_retry` says so of the error. (aiohttp itself sends a GET again, once, when the connection is lost.)
+        Redirects are not followed: nobody said that the conversation may go there. Raises aiohttp.ClientError or
+        OSError (of which TimeoutError is one).
+        """
+        for pause in (*retry_pauses_s, None):
+            try:
+                return await self._client().request(
+                    method,
+                    url,
+                    data=_upload(data),
+                    headers=headers,
+                    params=params,
+                    timeout=timeouts,
+                    allow_redirects=False,
+                )
+            except (aiohttp.ClientError, OSError) as error:
+                if pause is None or not may_retry(error):
+                    raise
+                await asyncio.sleep(pause)
+        raise AssertionError("the last pause is None")
+
+    def redact(self, text: str) -> str:
+        """A text of the server's without our credentials: it may end in a log, the store or a sandbox."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
+
+    def redact_bytes(self, data: bytes) -> bytes:
+        """See `redact`."""
+        for secret in self._secrets:
+            data = data.replace(secret.encode(), b"***")
+        return data
+
+    async def close(self) -> None:
+        """Drop the connections. May be called twice."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=self.headers,
+                connector=aiohttp.TCPConnector(limit=0, force_close=not self._keep_alive),
+                # A cookie that came with one attempt's response must not go out with another's request.
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
+
+
+async def read_pieces(response: aiohttp.ClientResponse, limit: int) -> AsyncGenerator[bytes]:
+    """The body as it arrives; the limit counts decompressed bytes.
+
+    Raises ResponseTooLarge, and what aiohttp raises when the connection is lost.
+    """
+    size = 0
+    while piece := await response.content.readany():
+        size += len(piece)
+        if size > limit:
+            raise ResponseTooLarge(limit)
+        yield piece
+
+
+async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The whole body. Raises as `read_pieces` does."""
+    return b"".join([piece async for piece in read_pieces(response, limit)])
+
+
+def _upload(data: bytes | None) -> bytes | BytesIO | None:
+    return BytesIO(data) if data is not None and len(data) > UPLOAD_IN_PIECES else data
