@@ -1,4 +1,4 @@
-"""The HTTP client of the house: bounded responses, no redirects, no credentials in messages, retries as allowed."""
+"""The HTTP client: bounded responses, no redirects, no credentials in messages, retries as the caller allows."""
 
 from __future__ import annotations
 
