@@ -1,0 +1,55 @@
+"""Expected outputs kept in files, compared piece by piece, and rewritten only when that is asked for.
+
+The files under tests/data/v0_1/expected were written by the code of commit c785012. A test that fails here says that
+today's code gives something else than that code gave. To rewrite them deliberately, where a change is intended:
+
+    UNDERSTUDY_WRITE_GOLDEN=1 .venv/bin/python -m pytest -p no:xdist tests/contract/test_wire_golden.py
+
+and then read `git diff tests/data/v0_1/expected` before it is committed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).parent / "data" / "v0_1"
+EXPECTED = DATA / "expected"
+VARIABLE = "UNDERSTUDY_WRITE_GOLDEN"
+
+_loaded: dict[Path, dict[str, Any]] = {}
+
+
+def check(file: str, name: str, value: Any) -> None:
+    """Compare a value, which JSON can hold, with the one of this name in an expected file.
+
+    The order of an object's keys counts: it is the order in which they are sent or written.
+    """
+    path = EXPECTED / f"{file}.json"
+    expected = _read(path)
+    if os.environ.get(VARIABLE) == "1":
+        expected[name] = value
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_text(expected) + "\n")
+        return
+    shown = path.relative_to(Path(__file__).parents[1])
+    again = f"to rewrite it deliberately, run the test with {VARIABLE}=1 and read `git diff {shown}`"
+    assert name in expected, f"{shown} has no expected value for {name!r}; {again}"
+    before, now = _text(expected[name]), _text(value)
+    if before != now:
+        lines = difflib.unified_diff(before.splitlines(), now.splitlines(), "expected", "now", lineterm="", n=4)
+        difference = "\n".join(line[:600] for line in list(lines)[:80])
+        raise AssertionError(f"{name!r} is not what {shown} says:\n{difference}\n{again}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if path not in _loaded:
+        _loaded[path] = json.loads(path.read_text()) if path.exists() else {}
+    return _loaded[path]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=1)
