@@ -1,9 +1,10 @@
 """Expected outputs kept in files, compared piece by piece, and rewritten only when that is asked for.
 
-The files under tests/data/v0_1/expected were written by the code of commit c785012. A test that fails here says that
-today's code gives something else than that code gave. To rewrite them deliberately, where a change is intended:
+The files under tests/data/v0_1/expected were written by the code of commit c785012. A test that fails here says
+that the code now gives something else than that code gave. To rewrite them deliberately, where that is intended:
 
-    UNDERSTUDY_WRITE_GOLDEN=1 .venv/bin/python -m pytest -p no:xdist tests/contract/test_wire_golden.py
+    UNDERSTUDY_WRITE_GOLDEN=1 .venv/bin/python -m pytest -p no:xdist \\
+        tests/contract/test_wire_golden.py tests/contract/test_opens_v0_1.py
 
 and then read `git diff tests/data/v0_1/expected` before it is committed.
 """
@@ -33,7 +34,7 @@ def check(file: str, name: str, value: Any) -> None:
     if os.environ.get(VARIABLE) == "1":
         expected[name] = value
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_text(expected) + "\n")
+        path.write_text(_lines(expected))
         return
     shown = path.relative_to(Path(__file__).parents[1])
     again = f"to rewrite it deliberately, run the test with {VARIABLE}=1 and read `git diff {shown}`"
@@ -49,6 +50,15 @@ def _read(path: Path) -> dict[str, Any]:
     if path not in _loaded:
         _loaded[path] = json.loads(path.read_text()) if path.exists() else {}
     return _loaded[path]
+
+
+def _lines(cases: dict[str, Any]) -> str:
+    """A file of cases, each of them a line."""
+    dumped = (
+        f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
+        for name, value in cases.items()
+    )
+    return "{\n" + ",\n".join(dumped) + "\n}\n"
 
 
 def _text(value: Any) -> str:
