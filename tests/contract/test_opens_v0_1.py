@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import tarfile
 from pathlib import Path
@@ -66,7 +65,8 @@ def opened(name: str, tmp_path: Path) -> Path:
 
 def said(tmp_path: Path, *arguments: str) -> str:
     """What a command prints; it has to succeed."""
-    done = understudy(*arguments, cwd=tmp_path, env={"TZ": "UTC", "XDG_DATA_HOME": str(tmp_path / "data")})
+    environment = {"TZ": "UTC", "XDG_DATA_HOME": str(tmp_path / "data"), "OPENAI_API_KEY": "none"}
+    done = understudy(*arguments, cwd=tmp_path, env=environment)
     assert done.returncode == 0, f"understudy {' '.join(arguments)}: {done.stderr}"
     return done.stdout
 
@@ -313,8 +313,7 @@ def test_pairs_are_made_of_a_replay(tmp_path: Path) -> None:
 
 
 def test_a_replay_goes_on_with_what_was_asked_before(tmp_path: Path) -> None:
-    """Its teachers are no longer there; nothing is asked, as all that it would ask was answered."""
+    """Its teachers are no longer there: the estimate says that all it would ask was answered."""
     opened("sessions", tmp_path)
     estimate = ("replay", "sessions", "-t", "teachers.toml", "--max-cost", "5", "--limit", "12", "--dry-run")
-    os.environ.setdefault("OPENAI_API_KEY", "none")
     check("replay", "estimate", told(tmp_path, *estimate, "--json"))
