@@ -1,7 +1,8 @@
 """What the code of commit c785012 left on disk can be read, and says what it said then.
 
 Each test opens a copy of an archive in tests/data/v0_1 (see the README there) through the command line alone, and
-compares what comes out with the files in tests/data/v0_1/expected. For how to rewrite those see support_golden.
+compares what comes out with the files in tests/data/v0_1/expected. tests/support/golden.py says
+how to rewrite those.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from typing import Any, cast
 
 import pytest
 
-from support_golden import DATA, check
-from support_wire import serving
-
 from support import understudy
+from support.golden import DATA, check
+from support.wire import serving
 
 VOLATILE = frozenset({"made_at", "wall_s", "_fingerprint", "directory", "output_dir"})
 """Fields that say when or where a command ran."""

@@ -10,7 +10,7 @@ the case tells it to. The cases are in tests/data/v0_1/wire:
 - relay.json: requests and answers that pass through a gateway whose provider speaks Anthropic's API.
 
 A body is the JSON value to send or, where it is a string, those very characters. For how to rewrite the expected
-files see support_golden.
+files see tests/support/golden.py.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from support_golden import DATA, check
-from support_wire import Wire, serving, settled
+from support.golden import DATA, check
+from support.wire import Wire, serving, settled
 
 WIRE = DATA / "wire"
 

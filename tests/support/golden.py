@@ -14,12 +14,15 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
-DATA = Path(__file__).parent / "data" / "v0_1"
+DATA = Path(__file__).parents[1] / "data" / "v0_1"
 EXPECTED = DATA / "expected"
 VARIABLE = "UNDERSTUDY_WRITE_GOLDEN"
+
+_STREAMED_WORDING = re.compile(r'("message": ?)"(?:[^"\\]|\\.)*"')
 
 _loaded: dict[Path, dict[str, Any]] = {}
 
@@ -36,7 +39,7 @@ def check(file: str, name: str, value: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(_lines(expected))
         return
-    shown = path.relative_to(Path(__file__).parents[1])
+    shown = path.relative_to(Path(__file__).parents[2])
     again = f"to rewrite it deliberately, run the test with {VARIABLE}=1 and read `git diff {shown}`"
     assert name in expected, f"{shown} has no expected value for {name!r}; {again}"
     before, now = _text(expected[name]), _text(value)
@@ -62,4 +65,28 @@ def _lines(cases: dict[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=1)
+    return json.dumps(_without_wording(value), ensure_ascii=False, indent=1)
+
+
+def _without_wording(value: Any, in_error: bool = False) -> Any:
+    """The same value with `...` for the message of every error: status, type and code are a format, wording is not.
+
+    Errors are objects, or lines of an event stream that speak of an error.
+    """
+    match value:
+        case dict():
+            return {
+                key: "..."
+                if in_error and key == "message" and isinstance(inner, str)
+                else _without_wording(inner, key == "error" or value.get("type") == "error")
+                for key, inner in value.items()
+            }
+        case list():
+            return [_without_wording(inner, in_error) for inner in value]
+        case str() if '"error"' in value:
+            return "\n".join(
+                _STREAMED_WORDING.sub(r'\1"..."', line) if '"error"' in line else line
+                for line in value.split("\n")
+            )
+        case _:
+            return value
