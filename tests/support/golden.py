@@ -69,7 +69,7 @@ def _text(value: Any) -> str:
 
 
 def _without_wording(value: Any, in_error: bool = False) -> Any:
-    """The same value with `...` for the message of every error: status, type and code are a format, wording is not.
+    """The same value with `...` as the message of every error: type and code are a format, wording is not.
 
     Errors are objects, or lines of an event stream that speak of an error.
     """
