@@ -33,8 +33,8 @@ from understudy.grade.official import MODULE, problems
 from understudy.grade.validate import validate
 from understudy.grade.verdict import grade
 from understudy.sandbox.base import Sandboxes, usable
-from understudy.tasks.base import load_all
 from understudy.tasks.environment import environment_for
+from understudy.tasks.load import load_all
 from understudy.tasks.prepare import PreparedTask, hidden_mounts, prepare, sandbox_spec
 from understudy.types import Task
 

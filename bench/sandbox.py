@@ -20,7 +20,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 
 from understudy.sandbox.base import SandboxSpec
-from understudy.sandbox.local import LocalSandboxes
+from understudy.sandbox.local.sandboxes import LocalSandboxes
 
 TARGETS_MS = {"open + reset": 15.0, "run /bin/true": 8.0}
 

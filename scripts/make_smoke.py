@@ -19,10 +19,11 @@ from smoke_instances import INSTANCES, Change, Instance
 
 from understudy.config import cache_dir
 from understudy.sandbox.base import Sandbox, usable
-from understudy.tasks import catalog, diffs
-from understudy.tasks.baseline import whole
 from understudy.tasks.environment import python_environment
+from understudy.tasks.generate import catalog
+from understudy.tasks.generate.baseline import whole
 from understudy.tasks.prepare import prepare, sandbox_spec
+from understudy.util import diffs
 
 OUTPUT = Path(__file__).parents[1] / "src" / "understudy" / "data" / "smoke.jsonl"
 IMAGE = "understudy/smoke:latest"

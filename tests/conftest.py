@@ -35,7 +35,7 @@ def claude_code() -> Path:
 @pytest.fixture
 def isolation() -> None:
     """The local sandbox works here; the test is skipped where it cannot."""
-    from understudy.sandbox.local import LocalSandboxes
+    from understudy.sandbox.local.sandboxes import LocalSandboxes
 
     require(LocalSandboxes().problems())
 

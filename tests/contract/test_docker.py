@@ -21,15 +21,15 @@ from msgspec.structs import replace
 
 from understudy.errors import SandboxError, TaskError
 from understudy.grade.delta import Pristine
-from understudy.grade.diff import parse
 from understudy.grade.patch import NO_PATCH, extract_patch
 from understudy.sandbox.base import Limits, Mount, Sandbox, SandboxSpec
 from understudy.sandbox.docker.engine import find
 from understudy.sandbox.docker.images import Images
-from understudy.sandbox.docker.kind import DockerSandboxes
+from understudy.sandbox.docker.sandboxes import DockerSandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
 from understudy.types import ImageTree, SuiteChecks, Task
+from understudy.util.diffs import parse_diff
 
 from fakes.registry import Registry
 from support.docker_engine import Engine, InstanceImage, instance_image, test_image
@@ -348,7 +348,7 @@ async def test_what_was_shown_to_one_run_is_hidden_from_the_next(
 async def paths(sandbox: Sandbox, prepared: PreparedTask) -> set[bytes]:
     patch = await extract_patch(sandbox, prepared.git)
     assert not patch.startswith(NO_PATCH), patch
-    return {path for file in parse(patch) for path in file.paths}
+    return {path for file in parse_diff(patch) for path in file.paths}
 
 
 async def test_an_honest_change_of_an_instance_is_its_patch(sandbox: Sandbox, prepared: PreparedTask) -> None:
@@ -435,7 +435,7 @@ _KILLED = """
 import asyncio, os, sys
 from pathlib import Path
 from understudy.sandbox.base import SandboxSpec
-from understudy.sandbox.docker.kind import DockerSandboxes
+from understudy.sandbox.docker.sandboxes import DockerSandboxes
 async def main():
     await DockerSandboxes(image=sys.argv[1]).open(SandboxSpec(tree=Path(sys.argv[2])))
     print("open", flush=True)

@@ -10,8 +10,8 @@ import pytest
 
 from understudy.errors import TaskError
 from understudy.run.validation import ValidatedTasks, validate_tasks
-from understudy.sandbox.docker.kind import DockerSandboxes
-from understudy.tasks import base
+from understudy.sandbox.docker.sandboxes import DockerSandboxes
+from understudy.tasks import load
 from understudy.tasks.environment import TaskEnvironment
 from understudy.types import ImageTree, Task
 
@@ -55,7 +55,7 @@ def folder(place: Path, image: str, *, dockerfile: str = "", settings: str = "")
 
 def taken_in(place: Path, sandboxes: DockerSandboxes, cache: Path) -> tuple[Task, ValidatedTasks]:
     async def work() -> tuple[Task, ValidatedTasks]:
-        (task,) = (await base.load(str(place), sandboxes=sandboxes, cache=cache)).tasks
+        (task,) = (await load.load(str(place), sandboxes=sandboxes, cache=cache)).tasks
         environment = TaskEnvironment()
         return task, await validate_tasks(
             [task], cache=cache, sandboxes=sandboxes, environment=environment, concurrency=1

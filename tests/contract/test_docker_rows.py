@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from understudy.run.validation import ValidatedTasks, validate_tasks
-from understudy.sandbox.docker.kind import DockerSandboxes
-from understudy.tasks import base
-from understudy.tasks.diffs import reverse, unified
+from understudy.sandbox.docker.sandboxes import DockerSandboxes
+from understudy.tasks import load
 from understudy.tasks.environment import TaskEnvironment
+from understudy.util.diffs import reverse, unified
 
 from support import docker_engine, understudy
 
@@ -37,7 +37,7 @@ def taken_in(rows: list[dict[str, Any]], place: Path) -> ValidatedTasks:
     async def work() -> ValidatedTasks:
         sandboxes = DockerSandboxes()
         try:
-            found = await base.load(str(path), sandboxes=sandboxes, cache=place)
+            found = await load.load(str(path), sandboxes=sandboxes, cache=place)
             assert found.refused == ()
             environment = TaskEnvironment()
             return await validate_tasks(

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from understudy.grade.diff import parse
 from understudy.grade.patch import MAX_PATCH_BYTES, NO_PATCH, extract_patch, gate
 from understudy.plugins import load
 from understudy.sandbox.base import Limits, Sandbox, Sandboxes
@@ -23,6 +22,7 @@ from understudy.sandbox.docker.container import DockerSandbox
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import GIT_MOUNT, PreparedTask, prepare, sandbox_spec
 from understudy.types import Directory, PytestChecks, Task
+from understudy.util.diffs import parse_diff
 
 from support import require
 from support.docker_engine import test_image
@@ -128,7 +128,7 @@ async def check_round_trip(
         expected = await snapshot(sandbox)
     patch = await extract_patch(sandbox, prepared.git)
     assert not patch.startswith(NO_PATCH), patch
-    assert b"".join(file.text for file in parse(patch)) == patch
+    assert b"".join(file.text for file in parse_diff(patch)) == patch
     await sandbox.reset()
     await apply(sandbox, patch)
     assert await snapshot(sandbox) == expected
@@ -207,7 +207,7 @@ async def test_nested_repositories_are_files_like_all_others(sandbox: Sandbox, p
         """,
     )
     patch = await extract_patch(sandbox, prepared.git)
-    assert {path for file in parse(patch) for path in file.paths} == {
+    assert {path for file in parse_diff(patch) for path in file.paths} == {
         b"sub/file",
         b"done/file",
         b"pkg/inner/file",
@@ -227,7 +227,7 @@ async def test_caches_and_what_the_task_ignores_stay_out(sandbox: Sandbox, prepa
         """,
     )
     patch = await extract_patch(sandbox, prepared.git)
-    assert {path for file in parse(patch) for path in file.paths} == {
+    assert {path for file in parse_diff(patch) for path in file.paths} == {
         b".gitignore",
         b"keep.log",
         b"docs/deep/out/x",
@@ -272,7 +272,7 @@ async def test_special_and_unreadable_files_have_a_clear_outcome(sandbox: Sandbo
         """,
     )
     patch = await extract_patch(sandbox, prepared.git)
-    changed = {path for file in parse(patch) for path in file.paths}
+    changed = {path for file in parse_diff(patch) for path in file.paths}
     assert changed == {b"run.sh", b".gitattributes", b"unreadable", b"locked/x"}
     assert b"deleted file mode 100755" in patch
 

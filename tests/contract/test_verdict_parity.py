@@ -13,7 +13,7 @@ from understudy.config import cache_dir
 from understudy.grade.validate import validate
 from understudy.grade.verdict import grade
 from understudy.sandbox.base import Sandboxes
-from understudy.sandbox.local import LocalSandboxes
+from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.tasks.environment import TaskEnvironment, python_environment
 from understudy.tasks.prepare import PreparedTask, prepare
 from understudy.types import SuiteChecks, Task

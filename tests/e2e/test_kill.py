@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.sandbox.view import BOX
+from understudy.sandbox.local.mounts import BOX
 from understudy.store.store import Store
 from understudy.tasks.records import dump
 

@@ -14,7 +14,7 @@ import pytest
 
 from understudy.gateway.session import GatewaySession
 from understudy.store.store import Store
-from understudy.tasks.functions import make_functions
+from understudy.tasks.generate.functions import make_functions
 from understudy.tasks.records import dump
 from understudy.train.tiny import corpus
 from understudy.trajectory.samples import merge

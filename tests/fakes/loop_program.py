@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from understudy.run.collector import RolloutCollector, RolloutSettings
 from understudy.run.config import task_digests
 from understudy.sandbox.base import usable
-from understudy.tasks.base import load_all
 from understudy.tasks.datasets.images import ImageChoice
+from understudy.tasks.load import load_all
 from understudy.tasks.records import dump
 from understudy.train.loop.evaluation import Evaluation
 from understudy.train.loop.runtime import LoopSummary, Means, carry_on

@@ -11,11 +11,11 @@ import io
 import tarfile
 
 from understudy.errors import GraderError, TaskError
-from understudy.grade.diff import FileDiff, parse
 from understudy.grade.patch import paths_of, scratch_name
 from understudy.sandbox.base import Sandbox
 from understudy.tasks.prepare import GIT_MOUNT, PreparedTask, git_program
 from understudy.types import PytestChecks, SuiteChecks
+from understudy.util.diffs import FileDiff, parse_diff
 
 _TIMEOUT_S = 120.0
 _DOES_NOT_APPLY, _TEST_PATCH, _NO_GIT = 65, 66, 69
@@ -84,7 +84,7 @@ async def apply_patch(sandbox: Sandbox, prepared: PreparedTask, patch: bytes, *,
     """
     task = prepared.task
     scratch = scratch_name()
-    changed = parse(patch)
+    changed = parse_diff(patch)
     files = task.checks.files if isinstance(task.checks, PytestChecks) else {}
     test_patch = task.checks.test_patch if isinstance(task.checks, SuiteChecks) else ""
     git, repository = "git", f"{sandbox.workdir}/.git"

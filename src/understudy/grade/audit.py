@@ -15,9 +15,9 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from understudy.grade.diff import DiffError, is_new, parse
 from understudy.grade.patch import GatedPatch, gold_paths
 from understudy.types import Evidence, Integrity, PytestChecks, SuiteChecks, Task, Verdict
+from understudy.util.diffs import DiffError, parse_diff
 
 _TEXT_CHARS = 200
 _LINE_CHARS = 4000
@@ -204,7 +204,9 @@ def audit(patch: bytes, task: Task, gated: GatedPatch, verdict: Verdict) -> Inte
         return verdict.integrity
     honest = {evidence.rule for evidence in _suspicions(gold, task)}
     kept = {
-        path.decode(errors="surrogateescape"): is_new(file) for file in parse(gated.patch) for path in file.paths
+        path.decode(errors="surrogateescape"): file.is_new
+        for file in parse_diff(gated.patch)
+        for path in file.paths
     }
     found = [*verdict.integrity.evidence, *_known_failures(task, verdict), *_steering(added, gated)]
     found += [evidence for evidence in _suspicions(added, task, kept) if evidence.rule not in honest]
@@ -304,29 +306,14 @@ def _evidence(rule: str, line: _Line) -> Evidence:
     return Evidence(rule=rule, path=line.path, line=line.number, text=line.text.strip()[:_TEXT_CHARS])
 
 
-_HUNK = re.compile(rb"@@ -\d+(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
-
-
 def _added(patch: bytes) -> Iterator[_Line]:
     """Every line that a patch adds, under the file's new name. Raises DiffError."""
-    for file in parse(patch):
-        name = _new_name(file.text) or min(file.paths)
-        path = name.decode(errors="surrogateescape")
-        number = old = new = 0
-        for line in file.text.split(b"\n"):
-            if old <= 0 and new <= 0:
-                if match := _HUNK.match(line):
-                    number = int(match[2])
-                    old, new = (1 if count is None else int(count) for count in (match[1], match[3]))
-                continue
-            kind = line[:1]
-            if kind == b"+":
-                yield _Line(path, number, line[1 : _LINE_CHARS + 1].decode(errors="replace"))
-            number += kind in (b"+", b" ", b"")
-            new -= kind in (b"+", b" ", b"")
-            old -= kind in (b"-", b" ", b"")
-
-
-def _new_name(text: bytes) -> bytes:
-    match = re.search(rb"^\+\+\+ b/([^\t\n\"]+)", text, re.MULTILINE)
-    return match[1] if match else b""
+    for file in parse_diff(patch):
+        path = (file.new_path or min(file.paths)).decode(errors="surrogateescape")
+        for hunk in file.hunks:
+            number = hunk.new_start
+            for line in hunk.lines:
+                sign = line[:1]
+                if sign == b"+":
+                    yield _Line(path, number, line[1 : _LINE_CHARS + 1].decode(errors="replace"))
+                number += sign in (b"+", b" ", b"")

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from understudy.checks.pytest_checks import deciding_files
 from understudy.errors import GraderError, TaskError
 from understudy.grade.delta import Pristine, TooSlow
-from understudy.grade.diff import DiffError, FileDiff, is_new, parse
 from understudy.sandbox.base import Sandbox
-from understudy.tasks.checks import deciding_files
 from understudy.tasks.prepare import GIT_MOUNT, git_program
 from understudy.types import PytestChecks, SuiteChecks, Task
+from understudy.util.diffs import DiffError, FileDiff, parse_diff
 
 MAX_PATCH_BYTES = 16 << 20
 """The largest patch, and the largest changed file, that is taken."""
@@ -175,7 +175,7 @@ def gate(patch: bytes, task: Task) -> GatedPatch:
     if len(patch) > MAX_PATCH_BYTES:
         return GatedPatch(b"", refused=f"the patch is larger than {MAX_PATCH_BYTES} bytes")
     try:
-        files = parse(patch)
+        files = parse_diff(patch)
     except DiffError as error:
         return GatedPatch(b"", refused=f"the patch cannot be read: {error}")
     if patch.strip() and not files:
@@ -193,7 +193,7 @@ def gate(patch: bytes, task: Task) -> GatedPatch:
         paths = [path.decode(errors="surrogateescape") for path in sorted(file.paths)]
         of_checks = any(path in programs or _is_of_checks(path, checks) for path in paths)
         of_tests = any(path not in allowed and path.startswith(tests) for path in paths) or (
-            is_new(file) and any(path not in allowed and _NAMED_AS_TEST.fullmatch(path) for path in paths)
+            file.is_new and any(path not in allowed and _NAMED_AS_TEST.fullmatch(path) for path in paths)
         )
         protected = [
             path for path in paths if path not in allowed and (is_protected(path) or _shadows(path, file, allowed))
@@ -229,7 +229,7 @@ def _shadows(path: str, file: FileDiff, allowed: frozenset[str]) -> bool:
     """Whether a new file would be imported in place of what runs the tests, which the gold patch leaves alone."""
     package = path.partition("/")[0] + "/"
     own = any(other.startswith(package) for other in allowed)
-    return is_new(file) and not own and _SHADOWS.fullmatch(path) is not None
+    return file.is_new and not own and _SHADOWS.fullmatch(path) is not None
 
 
 def _check_files(task: Task) -> frozenset[str]:
@@ -284,10 +284,10 @@ def paths_of(patch: str, what: str, *, new: bool = False) -> frozenset[str]:
     Raises TaskError, saying `what` it is, when it cannot be read.
     """
     try:
-        files = parse(patch.encode(errors="surrogateescape"))
+        files = parse_diff(patch.encode(errors="surrogateescape"))
     except DiffError as error:
         raise TaskError(f"{what} cannot be read: {error}") from error
-    kept = (file for file in files if is_new(file) or not new)
+    kept = (file for file in files if file.is_new or not new)
     return frozenset(path.decode(errors="surrogateescape") for file in kept for path in file.paths)
 
 

@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from understudy.checks.log_parsers import check_parser
 from understudy.errors import TaskError
-from understudy.grade.parsers import check_parser
 from understudy.grade.patch import GatedPatch, gate
 from understudy.grade.verdict import evaluate, evaluate_fully
 from understudy.sandbox.base import Sandboxes

@@ -7,12 +7,12 @@ import time
 
 from msgspec.structs import replace
 
+from understudy.checks.pytest_checks import PytestReport, deciding_files, run_pytest, run_script
+from understudy.checks.suite import Judged, begin, run_suite
 from understudy.grade.apply import apply_patch
 from understudy.grade.audit import audit
 from understudy.grade.patch import GatedPatch, gate
-from understudy.grade.suite import Judged, begin, run_suite
 from understudy.sandbox.base import Sandbox, Sandboxes
-from understudy.tasks.checks import PytestReport, deciding_files, run_pytest, run_script
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, hidden_mounts, sandbox_spec
 from understudy.types import KEEPS, SOLVES, PytestChecks, ScriptChecks, SuiteChecks, TestOutcome, Verdict
@@ -70,7 +70,13 @@ async def evaluate_fully(
             case ScriptChecks():
                 judged = Judged(await _script(sandbox, checks))
             case SuiteChecks():
-                judged = await run_suite(sandbox, prepared, gated.patch)
+                judged = await run_suite(
+                    sandbox,
+                    prepared.task,
+                    gated.patch,
+                    with_canaries=prepared.canaries,
+                    allowed_conflicts=prepared.conflicts,
+                )
         verdict = replace(judged.verdict, checks_s=time.monotonic() - started)
     finally:
         await sandbox.close()

@@ -6,10 +6,8 @@ import re
 from pathlib import PurePosixPath
 
 from msgspec import Struct, structs
-from unidiff.errors import UnidiffParseError
-from unidiff.patch import Hunk, PatchedFile, PatchSet
 
-_NO_NEWLINE = "\\ No newline at end of file\n"
+from understudy.util.diffs import NO_NEWLINE, DiffError, FileDiff, Hunk, parse_diff
 
 
 class Edit(Struct, frozen=True):
@@ -39,7 +37,7 @@ class Edit(Struct, frozen=True):
         sizes = [sum(tag != other for tag, _ in self.lines) for other in ("+", "-")]
         starts = [self.line if size else self.line - 1 for size in sizes]
         body = "".join(
-            f"{tag}{text}" if text.endswith("\n") else f"{tag}{text}\n{_NO_NEWLINE}" for tag, text in self.lines
+            f"{tag}{text}" if text.endswith("\n") else f"{tag}{text}\n{NO_NEWLINE}\n" for tag, text in self.lines
         )
         span = f"@@ -{starts[0]},{sizes[0]} +{starts[1]},{sizes[1]} @@\n"
         # Without git's own header, git takes a file that is emptied for one that is removed.
@@ -80,12 +78,12 @@ Change = Edit | Write | Remove | Apply
 def read_changes(patch: str) -> list[Change]:
     """The changes of a unified diff, in order. A diff that cannot be taken apart is one `Apply`."""
     try:
-        files = PatchSet(patch)
-    except UnidiffParseError:
-        return [Apply(patch)]
-    if not files or any(file.is_binary_file or _mode_changes(file) for file in files):
-        return [Apply(patch)] if patch.strip() else []
-    return [change for file in files for change in _file_changes(file)]
+        files = parse_diff(patch.encode(errors="surrogateescape"))
+        if files and not any(file.is_binary or _changes_mode(file) for file in files):
+            return [change for file in files for change in _file_changes(file)]
+    except DiffError:
+        pass
+    return [Apply(patch)] if patch.strip() else []
 
 
 def spoil(changes: list[Change]) -> list[Change]:
@@ -129,41 +127,49 @@ def _comment(path: str, text: str) -> str:
     return style.format(text)
 
 
-def _mode_changes(file: PatchedFile) -> bool:
+def _changes_mode(file: FileDiff) -> bool:
     """Whether the file's mode matters: it is changed, or a new file is no ordinary one."""
-    modes = [line for line in file.patch_info or () if line.startswith(("old mode", "new mode", "new file mode"))]
-    return any(not line.rstrip().endswith("new file mode 100644") for line in modes)
+    modes = [line for line in file.header if line.startswith((b"old mode", b"new mode", b"new file mode"))]
+    return any(line.rstrip() != b"new file mode 100644" for line in modes)
 
 
-def _file_changes(file: PatchedFile) -> list[Change]:
-    # Not unidiff's own is_added_file and is_removed_file: they go by line numbers, which an empty file has too.
-    if file.target_file == "/dev/null":
-        return [Remove(file.path, str(file))]
+def _file_changes(file: FileDiff) -> list[Change]:
+    """The changes of one file. Raises DiffError for a line that no tool of git writes."""
+    text = _decode(file.text)
+    path = _decode(file.new_path or file.old_path or min(file.paths))
+    if file.new_path is None:
+        return [Remove(path, text)]
     edits: list[Edit] = []
     shift = 0
-    for hunk in file:
-        lines = _lines(hunk)
-        edits.append(Edit(file.path, hunk.source_start + (hunk.source_length == 0) + shift, lines))
-        shift += hunk.target_length - hunk.source_length
-    if file.source_file == "/dev/null":
+    for hunk in file.hunks:
+        # An empty side names the line before the change, hence the one that is added there.
+        edits.append(Edit(path, hunk.old_start + (hunk.old_count == 0) + shift, _hunk_lines(hunk)))
+        shift += hunk.new_count - hunk.old_count
+    if file.old_path is None:
         content = "".join(edit.new for edit in edits)
         exact = content and all(line == line.rstrip() for line in content.split("\n"))
-        return [Write(file.path, content)] if exact else [Apply(str(file))]
-    if file.is_rename or not edits or not all(_editable(edit) for edit in edits):
-        return [Apply(str(file))]
+        return [Write(path, content)] if exact else [Apply(text)]
+    if file.old_path != file.new_path or not edits or not all(_editable(edit) for edit in edits):
+        return [Apply(text)]
     return list(edits)
 
 
-def _lines(hunk: Hunk) -> tuple[tuple[str, str], ...]:
+def _hunk_lines(hunk: Hunk) -> tuple[tuple[str, str], ...]:
     lines: list[tuple[str, str]] = []
-    for line in hunk:
-        if line.line_type == "\\":
-            tag, text = lines[-1]
-            lines[-1] = (tag, text.removesuffix("\n"))
+    for line in hunk.lines:
+        sign, text = line[:1].decode() or " ", _decode(line[1:])
+        if sign == "\\":
+            tag, last = lines[-1]
+            lines[-1] = (tag, last.removesuffix("\n"))
+        elif sign == "\t":
+            raise DiffError(f"expected a line of a hunk, got {line[:80]!r}")
         else:
-            # Some tools write an empty context line without its leading space.
-            lines.append((line.line_type.strip() or " ", line.value))
+            lines.append((sign, text + "\n"))
     return tuple(lines)
+
+
+def _decode(data: bytes) -> str:
+    return data.decode(errors="surrogateescape")
 
 
 def _editable(edit: Edit) -> bool:

@@ -19,11 +19,11 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, field
 
+from understudy.checks.pytest_checks import PLUGIN_MOUNT, REWARDS
 from understudy.errors import ConfigError, TaskError
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
-from understudy.tasks.checks import PLUGIN_MOUNT, REWARDS
 from understudy.tasks.environment import TaskEnvironment
-from understudy.tasks.sources import materialise, relative_path
+from understudy.tasks.sources.materialise import materialise, relative_path
 from understudy.types import Directory, ImageTree, PytestChecks, ScriptChecks, Source, Task
 from understudy.util.atomic import atomic_write
 from understudy.util.locks import locked, make_readable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from understudy.tasks.functions import make_functions
+from understudy.tasks.generate.functions import make_functions
 from understudy.tasks.records import load
 
 from support import understudy

@@ -10,14 +10,14 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
+from understudy.checks.canaries import plant
+from understudy.checks.suite import SuiteRun, begin, judge_suite, run_command
 from understudy.config import cache_dir
 from understudy.grade.apply import apply_patch
-from understudy.grade.canaries import plant
 from understudy.grade.patch import GatedPatch, gate
-from understudy.grade.suite import SuiteRun, begin, judge_suite, run_command
 from understudy.grade.verdict import grade
 from understudy.sandbox.base import Sandboxes
-from understudy.sandbox.local import LocalSandboxes
+from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.tasks.environment import TaskEnvironment, python_environment
 from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
 from understudy.types import SuiteChecks, Verdict

@@ -139,7 +139,7 @@ def test_a_patch_that_cannot_be_read_keeps_what_was_found() -> None:
 
 def test_the_gold_patches_that_are_shipped_are_clean(tmp_path: Path) -> None:
     from understudy.plugins import load
-    from understudy.tasks.base import load_all
+    from understudy.tasks.load import load_all
 
     tasks = asyncio.run(
         load_all(["smoke"], sandboxes=load("sandboxes", "unsafe-local")(), cache=cache_dir())

@@ -15,7 +15,7 @@ from understudy.grade.batch import Bench, Standing, grade_all
 from understudy.grade.predictions import open_predictions
 from understudy.grade.reports import UNSURE
 from understudy.sandbox.base import Sandbox, SandboxSpec
-from understudy.sandbox.local import LocalSandboxes
+from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.tasks.environment import environment_for
 from understudy.types import PytestChecks, SuiteChecks, Task
 

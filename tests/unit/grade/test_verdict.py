@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from understudy.checks.pytest_checks import PytestReport
 from understudy.config import cache_dir
 from understudy.errors import GraderError, SandboxError, TaskError
-from understudy.grade.diff import parse
 from understudy.grade.patch import NO_PATCH, gate
 from understudy.grade.validate import validate
 from understudy.grade.verdict import grade, judge
 from understudy.plugins import load
 from understudy.sandbox.base import Limits, Mount, Sandbox, Sandboxes, SandboxSpec
-from understudy.sandbox.local import LocalSandboxes
-from understudy.tasks.checks import PytestReport
+from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.tasks.environment import TaskEnvironment, python_environment
 from understudy.tasks.prepare import PreparedTask, prepare
 from understudy.types import Files, PytestChecks, ScriptChecks, Task, TestOutcome
+from understudy.util.diffs import parse_diff
 
 from support import grading as support_grading
 from support import require
@@ -380,7 +380,7 @@ PIECES = st.sampled_from(
 def test_law_the_gate_answers_whatever_the_patch_is(lines: list[bytes]) -> None:
     gated = gate(b"\n".join(lines), TASK)
     assert not (gated.refused and gated.patch)
-    for file in parse(gated.patch):
+    for file in parse_diff(gated.patch):
         assert not file.modes - {b"100644", b"100755"}
         assert not any(b"conftest.py" in path for path in file.paths)
 

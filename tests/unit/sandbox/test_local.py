@@ -13,7 +13,7 @@ import pytest
 from understudy.config import SANDBOX_UID
 from understudy.errors import SandboxError
 from understudy.sandbox.base import Completed, Limits, Mount, SandboxSpec
-from understudy.sandbox.local import LocalSandbox, LocalSandboxes
+from understudy.sandbox.local.sandboxes import LocalSandbox, LocalSandboxes
 
 from support import until
 

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from understudy.errors import ConfigError, TaskError
 from understudy.run.validation import validate_tasks
 from understudy.sandbox.unsafe import UnsafeSandboxes
-from understudy.tasks import base, records
-from understudy.tasks.datasets import hub
+from understudy.tasks import load as tasks_load
+from understudy.tasks import records
+from understudy.tasks.datasets import rows
 from understudy.tasks.datasets.formats import task_of
 from understudy.tasks.datasets.images import ImageChoice
 from understudy.tasks.environment import python_environment
-from understudy.tasks.loaded import Loaded
+from understudy.tasks.records import Loaded
 from understudy.types import ImageTree, Sdist, SuiteChecks
 
 from support import calc_task
@@ -125,7 +126,7 @@ def multi(**changes: Any) -> dict[str, Any]:
 
 
 def load(*specs: Path | str, cache: Path, **options: Any) -> Loaded:
-    found = base.load_all(map(str, specs), sandboxes=UnsafeSandboxes(), cache=cache, **options)
+    found = tasks_load.load_all(map(str, specs), sandboxes=UnsafeSandboxes(), cache=cache, **options)
     return asyncio.run(found)
 
 
@@ -375,8 +376,8 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path: Path):
     program = (
         "import sys; sys.modules['pyarrow'] = None\n"
         "from pathlib import Path\n"
-        "from understudy.tasks.datasets import read\n"
-        "list(read.rows(Path(sys.argv[1])))\n"
+        "from understudy.tasks.datasets import rows\n"
+        "list(rows.read_rows(Path(sys.argv[1])))\n"
     )
     argv = [sys.executable, "-c", program, str(tmp_path / "t.parquet")]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
@@ -397,21 +398,21 @@ def test_datasets_of_the_hub_and_saved_ones(tmp_path: Path, monkeypatch: pytest.
     for name, split in given.items():
         split.to_parquet(tmp_path / "repository" / "data" / f"{name}-00000-of-00001.parquet")
     # `load_dataset` takes the path of a local repository where a name on the hub can stand.
-    rows = list(hub.rows(hub.HubName(str(tmp_path / "repository"), "dev")))
-    assert [row["instance_id"] for _, row in rows] == ["pallets__flask-0"]
-    assert rows[0][0] == f"{tmp_path}/repository:dev: row 1"
+    found = list(rows.hub_rows(rows.HubName(str(tmp_path / "repository"), "dev")))
+    assert [row["instance_id"] for _, row in found] == ["pallets__flask-0"]
+    assert found[0][0] == f"{tmp_path}/repository:dev: row 1"
     with pytest.raises(ConfigError, match="has no split 'train'"):
-        list(hub.rows(hub.HubName(str(tmp_path / "repository"), "train")))
+        list(rows.hub_rows(rows.HubName(str(tmp_path / "repository"), "train")))
     with pytest.raises(ConfigError, match="the dataset cannot be had"):
-        list(hub.rows(hub.HubName(str(tmp_path / "absent"))))
+        list(rows.hub_rows(rows.HubName(str(tmp_path / "absent"))))
 
 
 def test_names_of_the_hub():
-    assert hub.parse("SWE-bench/SWE-bench_Verified") == hub.HubName("SWE-bench/SWE-bench_Verified")
-    assert hub.parse("a/b:test@v1.0/x") == hub.HubName("a/b", "test", "v1.0/x")
-    assert hub.parse("a/b@abc") == hub.HubName("a/b", "", "abc")
+    assert rows.parse_hub_name("SWE-bench/SWE-bench_Verified") == rows.HubName("SWE-bench/SWE-bench_Verified")
+    assert rows.parse_hub_name("a/b:test@v1.0/x") == rows.HubName("a/b", "test", "v1.0/x")
+    assert rows.parse_hub_name("a/b@abc") == rows.HubName("a/b", "", "abc")
     for other in ("verified", "/a/b", "./a/b", "a/b/c", "a/b:", "a /b"):
-        assert hub.parse(other) is None, other
+        assert rows.parse_hub_name(other) is None, other
 
 
 @pytest.mark.parametrize("spec", ["verified", "tasks/absent.jsonl", "a/b/c", "nothing:test", ""])
@@ -445,12 +446,12 @@ def test_the_smoke_rows_are_whole(tmp_path: Path):
 @pytest.mark.usefixtures("isolation")
 def test_the_smoke_instances_pass_intake():
     from understudy.config import cache_dir
-    from understudy.sandbox.local import LocalSandboxes
+    from understudy.sandbox.local.sandboxes import LocalSandboxes
 
     cache, sandboxes = cache_dir(), LocalSandboxes()
 
     async def validated() -> dict[str, str]:
-        found = await base.load("smoke", sandboxes=sandboxes, cache=cache)
+        found = await tasks_load.load("smoke", sandboxes=sandboxes, cache=cache)
         intake = await validate_tasks(
             found.tasks,
             cache=cache,

@@ -11,10 +11,11 @@ import pytest
 from understudy.config import cache_dir
 from understudy.errors import TaskError
 from understudy.sandbox.unsafe import UnsafeSandboxes
-from understudy.tasks import base, dockerfile
-from understudy.tasks.build import lay
+from understudy.tasks import load
 from understudy.tasks.environment import TaskEnvironment, python_environment
-from understudy.tasks.folder import take_in
+from understudy.tasks.sources import dockerfile
+from understudy.tasks.sources.dockerfile import lay
+from understudy.tasks.sources.folder import take_in
 from understudy.types import Directory, ScriptChecks, Task
 
 TOML = """\
@@ -276,12 +277,12 @@ async def test_load_finds_out_what_is_meant(harbor: Path, simple: Path, tmp_path
     sandboxes = UnsafeSandboxes()
     both = tmp_path / "both"
     lay(harbor.parent, both)
-    found = await base.load(str(both), sandboxes=sandboxes, cache=cache)
+    found = await load.load(str(both), sandboxes=sandboxes, cache=cache)
     assert [task.instance_id for task in found.tasks] == ["answer", "plain-task"]
-    found = await base.load(str(both), sandboxes=sandboxes, cache=cache, instance_ids=["plain-task"])
+    found = await load.load(str(both), sandboxes=sandboxes, cache=cache, instance_ids=["plain-task"])
     assert [task.instance_id for task in found.tasks] == ["plain-task"]
-    (one,) = (await base.load(str(both / "plain task!"), sandboxes=sandboxes, cache=cache)).tasks
+    (one,) = (await load.load(str(both / "plain task!"), sandboxes=sandboxes, cache=cache)).tasks
     assert one.instance_id == "plain-task"
     for spec, said in ((both / "gone", "does not exist"), (both / "plain task!" / "tree", "is none of these")):
         with pytest.raises(TaskError, match=said):
-            await base.load(str(spec), sandboxes=sandboxes, cache=cache)
+            await load.load(str(spec), sandboxes=sandboxes, cache=cache)

@@ -15,10 +15,10 @@ from understudy.config import cache_dir
 from understudy.errors import TaskError
 from understudy.grade.validate import validate
 from understudy.model.changes import Edit, read_changes
-from understudy.sandbox.local import LocalSandboxes
-from understudy.tasks import functions
+from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.tasks.environment import python_environment
-from understudy.tasks.functions import (
+from understudy.tasks.generate import functions
+from understudy.tasks.generate.functions import (
     MEANINGS,
     SPLITS,
     Function,

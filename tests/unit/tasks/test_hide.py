@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import TaskError
-from understudy.tasks.hide import function_of, hide
+from understudy.tasks.generate.hide import function_of, hide
 
 TEXT = """\
 import pytest

@@ -11,11 +11,11 @@ import pytest
 from understudy.config import cache_dir
 from understudy.errors import TaskError
 from understudy.sandbox.base import Sandboxes
-from understudy.sandbox.local import LocalSandboxes
+from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.sandbox.unsafe import UnsafeSandboxes
-from understudy.tasks import catalog
-from understudy.tasks.mutated import make
-from understudy.tasks.sources import materialise
+from understudy.tasks.generate import catalog
+from understudy.tasks.generate.mutated import make
+from understudy.tasks.sources.materialise import materialise
 from understudy.types import PytestChecks, Task
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import TaskError
-from understudy.tasks import baseline, mutations
-from understudy.tasks.mutations import Module, Site, mutate, sites
+from understudy.tasks.generate import baseline, mutations
+from understudy.tasks.generate.mutations import Module, Site, mutate, sites
 
 # What the operators know, in forms that are easy to get wrong: brackets, comments, wide characters, continuations.
 _STATEMENTS = (

@@ -20,7 +20,7 @@ from understudy.errors import ConfigError, TaskError
 from understudy.sandbox.unsafe import UnsafeSandboxes
 from understudy.tasks.environment import python_environment
 from understudy.tasks.prepare import GIT_MOUNT, ignore_rules, prepare, sandbox_spec
-from understudy.tasks.sources import fetch, materialise
+from understudy.tasks.sources.materialise import fetch, materialise
 from understudy.types import Directory, Files, PytestChecks, ScriptChecks, Sdist, Source, Task
 
 ENV = {"PATH": os.environ["PATH"], "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}

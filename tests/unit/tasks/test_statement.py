@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.tasks.diffs import unified
-from understudy.tasks.statement import Failure, compose, leaks, steady
+from understudy.tasks.generate.statement import Failure, compose, leaks, steady
+from understudy.util.diffs import unified
 
 MESSAGE = """\
     def test_add():

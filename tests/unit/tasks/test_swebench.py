@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from understudy.checks.log_parsers import PARSERS
 from understudy.errors import ConfigError, TaskError
-from understudy.grade.parsers import PARSERS
 from understudy.tasks.datasets import eval_script
 from understudy.tasks.datasets.formats import task_of
 from understudy.tasks.datasets.harness import as_harness_row

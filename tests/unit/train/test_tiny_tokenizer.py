@@ -15,7 +15,7 @@ from understudy.gateway.exact.codec import LocalCodec
 from understudy.gateway.exact.template import ChatTemplate
 from understudy.model.shipped import TINY, directory_of
 from understudy.model.tokenizer import SPECIAL_TOKENS
-from understudy.tasks.functions import modules
+from understudy.tasks.generate.functions import modules
 from understudy.train.tiny import corpus, tokenizer
 
 from support.tiny import encode

@@ -48,9 +48,9 @@ def setup() -> None:
     """Fetch what a run needs and is not here yet: Claude Code, the tasks' environment, the pinned packages."""
     from understudy.agents.claude_install import install
     from understudy.config import cache_dir
-    from understudy.tasks.catalog import CATALOG
     from understudy.tasks.environment import python_environment
-    from understudy.tasks.sources import fetch
+    from understudy.tasks.generate.catalog import CATALOG
+    from understudy.tasks.sources.materialise import fetch
 
     cache = cache_dir()
     typer.echo(f"Claude Code: {install(cache)}", err=True)
@@ -98,7 +98,7 @@ def _tool(name: str, remedy: str, *, required: bool = True) -> Callable[[], Chec
 
 
 def _sandbox() -> Check:
-    from understudy.sandbox.local import LocalSandboxes
+    from understudy.sandbox.local.sandboxes import LocalSandboxes
 
     problems = LocalSandboxes().problems()
     found = "does not work here" if problems else "works"
@@ -106,7 +106,7 @@ def _sandbox() -> Check:
 
 
 def _docker() -> Check:
-    from understudy.sandbox.docker.kind import DockerSandboxes
+    from understudy.sandbox.docker.sandboxes import DockerSandboxes
 
     problems = DockerSandboxes().problems()
     found = "does not work here" if problems else "works"
@@ -145,8 +145,8 @@ def _task_environment() -> Check:
 
 def _packages() -> Check:
     from understudy.config import cache_dir
-    from understudy.tasks.catalog import CATALOG
-    from understudy.tasks.sources import archive_path
+    from understudy.tasks.generate.catalog import CATALOG
+    from understudy.tasks.sources.materialise import archive_path
 
     missing = [name for name, each in CATALOG.items() if not archive_path(each.sdist, cache_dir()).is_file()]
     found = f"not fetched yet: {', '.join(missing)}" if missing else ", ".join(CATALOG)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from understudy.grade.batch import Standing
     from understudy.grade.predictions import Predictions
     from understudy.tasks.datasets.images import ImageChoice
-    from understudy.tasks.loaded import Loaded
+    from understudy.tasks.records import Loaded
     from understudy.types import Task
 
 _PLAIN_S = 10.0
@@ -120,7 +120,7 @@ async def _load(
     from understudy import plugins
     from understudy.config import cache_dir
     from understudy.sandbox.base import usable
-    from understudy.tasks.base import load_all
+    from understudy.tasks.load import load_all
 
     # Without a choice it is for task folders only; whether it works here is asked when it is known to be used.
     sandboxes = usable(sandbox, _options(sandbox)) if sandbox else plugins.load("sandboxes", LOCAL)()

@@ -18,8 +18,8 @@ from understudy.errors import ConfigError, TaskError
 from understudy.run.collector import RolloutCollector, RolloutSettings
 from understudy.run.config import digest, task_digests
 from understudy.sandbox.base import Sandboxes, usable
-from understudy.tasks.base import load_all
 from understudy.tasks.datasets.images import ImageChoice
+from understudy.tasks.load import load_all
 from understudy.train.loop.runtime import LoopSummary, Means, carry_on, model_digest
 from understudy.train.loop.state import LoopConfig
 from understudy.train.options import GRPOOptions

@@ -22,9 +22,9 @@ from understudy.errors import ConfigError, TaskError
 from understudy.run.config import RunConfig, task_digests
 from understudy.run.runner import RunSummary, execute_run
 from understudy.sandbox.base import Sandboxes, usable
-from understudy.tasks.base import load_all
 from understudy.tasks.datasets.images import ImageChoice
-from understudy.tasks.loaded import Loaded
+from understudy.tasks.load import load_all
+from understudy.tasks.records import Loaded
 from understudy.types import Task
 
 _log = logging.getLogger(__name__)

@@ -104,10 +104,10 @@ async def _made(
 ) -> list[Task]:
     """The tasks, not validated yet. Raises TaskError."""
     if package == _FUNCTIONS:
-        from understudy.tasks.functions import make_functions
+        from understudy.tasks.generate.functions import make_functions
 
         return make_functions(count, seed, split.value)
-    from understudy.tasks.mutated import make
+    from understudy.tasks.generate.mutated import make
 
     progress = _counter(f"{{}} of {count} bugs kept, {{}} tried")
     return await make(package, count, seed, sandboxes=sandboxes, cache=cache, jobs=jobs, progress=progress)
@@ -134,9 +134,9 @@ def check_tasks(
     from understudy.config import cache_dir
     from understudy.run.validation import ValidatedTasks, validate_tasks
     from understudy.sandbox.base import usable
-    from understudy.tasks.base import load_all
     from understudy.tasks.datasets.images import ImageChoice
     from understudy.tasks.environment import environment_for
+    from understudy.tasks.load import load_all
 
     cache = cache_dir()
     images = ImageChoice(namespace, instance_image_tag)

@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import posixpath
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from understudy.errors import SandboxError
-from understudy.sandbox.base import Completed, Delta, Ignored, SandboxSpec
-from understudy.sandbox.docker import changes, files, reveal
-from understudy.sandbox.docker import spec as specs
-from understudy.sandbox.docker.attach import Attached, NotStarted, Output, attach
+from understudy.sandbox.base import Completed, Delta, Ignored, Mount, SandboxSpec
+from understudy.sandbox.docker import changes, files
+from understudy.sandbox.docker import container_config as specs
 from understudy.sandbox.docker.engine import Engine, Missing, Refused
-from understudy.sandbox.docker.images import HOME, Prepared
+from understudy.sandbox.docker.exec_stream import Attached, NotStarted, Output, attach
+from understudy.sandbox.docker.images import HOME, Prepared, pack
 from understudy.sandbox.process import to_the_end
 
 LAST_SIGNAL = 64
@@ -332,12 +333,12 @@ class DockerSandbox:
     async def _reveal(self) -> list[str]:
         """Copy the private mounts in; the paths to remove again."""
         private = [mount for mount in self._spec.mounts if mount.private]
-        return await self._call("show what is private", reveal.show, self._engine, self._container, private)
+        return await self._call("show what is private", show_mounts, self._engine, self._container, private)
 
     async def _hide(self, shown: Sequence[str]) -> None:
         """Remove what was shown; when that cannot be, end the sandbox rather than let it be seen."""
         await self._wake()
-        if not await self._call("hide what was shown", reveal.hide, self._engine, self._container, shown):
+        if not await self._call("hide what was shown", hide_mounts, self._engine, self._container, shown):
             await self.close()
             raise SandboxError("what a run was shown could not be hidden again, so the sandbox was closed")
 
@@ -393,3 +394,26 @@ class DockerSandbox:
         """Kill and remove the container."""
         self._closed = True
         await self._containers.drop(self._container)
+
+
+def show_mounts(engine: Engine, container: str, mounts: Sequence[Mount]) -> list[str]:
+    """Copy the mounts' sources in, for everybody to read; the topmost paths that were not there before."""
+    shown: list[str] = []
+    for mount in mounts:
+        above = posixpath.dirname(mount.target)
+        while engine.stat(container, above) is None:
+            above = posixpath.dirname(above)
+        inside = posixpath.relpath(mount.target, above)
+        shown.append(posixpath.join(above, inside.split("/")[0]))
+        with tempfile.TemporaryFile() as archive:
+            pack(mount.source, archive, 0, inside, read_only=True)
+            archive.seek(0)
+            engine.api.put_archive(container, above, archive)
+    return shown
+
+
+def hide_mounts(engine: Engine, container: str, shown: Sequence[str]) -> bool:
+    """Remove what was shown; whether it is gone, as the engine says."""
+    made = engine.api.exec_create(container, ["/bin/rm", "-rf", "--", *shown], user="0:0")
+    engine.api.exec_start(made["Id"])
+    return all(engine.stat(container, path) is None for path in shown)

@@ -17,9 +17,9 @@ import docker
 import docker.errors
 import requests
 import urllib3.exceptions
+from docker.transport import unixconn
 
 from understudy.errors import ConfigError, SandboxError
-from understudy.sandbox.docker.transport import Adapter
 
 T = TypeVar("T")
 
@@ -176,3 +176,92 @@ def find() -> Engine:
         "there is no container engine here: install Docker (Debian: apt-get install docker.io) or Podman "
         "(apt-get install podman; systemctl --user start podman.socket), or name its socket in DOCKER_HOST"
     )
+
+
+def process_stamp(pid: int) -> str:
+    """A name that no other process has: boot, pid namespace, pid, start time. Raises OSError when it is gone."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}/{pid}/{started}"
+
+
+def owner_labels(what: str) -> dict[str, str]:
+    """The labels of something that we make and that is to go when we have ended."""
+    return {LABEL: what, OWNER: process_stamp(os.getpid())}
+
+
+def _is_dead(owner: str) -> bool:
+    """Whether an owner certainly lives no more: one in another process namespace may."""
+    try:
+        boot, namespace, pid, _ = owner.split("/")
+        ours = process_stamp(os.getpid()).split("/")
+        if boot != ours[0]:
+            return True
+        if namespace != ours[1]:
+            return False
+        return process_stamp(int(pid)) != owner
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except ValueError:
+        return False
+
+
+def remove_orphans(engine: Engine) -> int:
+    """Remove the containers whose owner is dead; returns how many. Raises SandboxError."""
+    with doing("look for containers left behind"):
+        found: list[Mapping[str, Any]] = engine.api.containers(all=True, filters={"label": [LABEL, OWNER]})
+    stale = [container["Id"] for container in found if _is_dead(container["Labels"][OWNER])]
+    for container in stale:
+        remove_container(engine, container)
+    return len(stale)
+
+
+def remove_container(engine: Engine, container: str) -> None:
+    """Kill and remove a container, with what it alone used; one that is gone is fine. Raises SandboxError."""
+    with doing(f"remove the container {container[:12]}"):
+        try:
+            engine.api.remove_container(container, force=True, v=True)
+        except Missing:
+            return
+        except Refused as error:
+            if "already in progress" not in str(error):
+                raise
+
+
+_Connection: Any = unixconn.UnixHTTPConnection
+_Pool: Any = unixconn.UnixHTTPConnectionPool
+_Adapter: Any = unixconn.UnixHTTPAdapter
+
+
+class Connection(_Connection):
+    """As the library's, which leaves a socket open that it cannot connect."""
+
+    def connect(self) -> None:
+        """Connect, or raise OSError."""
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            made.settimeout(self.timeout)
+            made.connect(self.unix_socket)
+        except BaseException:
+            made.close()
+            raise
+        self.sock = made
+
+
+class Pool(_Pool):
+    """Connections that can be used again."""
+
+    def _new_conn(self) -> Connection:
+        return Connection(self.base_url, self.socket_path, self.timeout)
+
+
+class Adapter(_Adapter):
+    """As the library's, which has a pool for every URL, so that hardly a connection is used twice."""
+
+    def get_connection(self, url: str, proxies: object = None) -> Pool:
+        """The one pool."""
+        with self.pools.lock:
+            pool = self.pools.get("")
+            if pool is None:
+                pool = self.pools[""] = Pool("http+docker://", self.socket_path, self.timeout, self.max_pool_size)
+            return pool

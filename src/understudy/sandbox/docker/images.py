@@ -6,13 +6,16 @@ believed here (its shell, its git): no agent has been in it yet. It runs without
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import shutil
 import stat
 import tarfile
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -21,8 +24,16 @@ from msgspec import Struct
 
 from understudy.errors import SandboxError, TaskError
 from understudy.sandbox.base import SandboxSpec
-from understudy.sandbox.docker import owner, scripts
-from understudy.sandbox.docker.engine import Engine, Missing, Refused, doing, explain
+from understudy.sandbox.docker import files
+from understudy.sandbox.docker.engine import (
+    Engine,
+    Missing,
+    Refused,
+    doing,
+    explain,
+    owner_labels,
+    remove_container,
+)
 from understudy.sandbox.docker.pull import Progress, Puller
 
 REPOSITORY = "understudy/prepared"
@@ -141,7 +152,7 @@ class Images:
 
     def _make(self, spec: SandboxSpec, image: str, base: str, tag: str) -> None:
         user = 0 if spec.as_root else USER_ID
-        script = scripts.SCRUB if spec.tree_in_image else scripts.REPLACE
+        script = SCRUB if spec.tree_in_image else REPLACE
         container = self._create(base, script, spec.workdir, f"{user}:{user}", HOME)
         try:
             with doing(f"prepare the image {image}"):
@@ -158,7 +169,7 @@ class Images:
                 f"cannot prepare the image {image}: what it is made of has gone: {error}"
             ) from error
         finally:
-            owner.remove(self._engine, container)
+            remove_container(self._engine, container)
 
     def _create(self, image: str, script: str, *args: str) -> str:
         with doing("make a container"):
@@ -169,7 +180,7 @@ class Images:
                     "Cmd": list(args),
                     "User": "0:0",
                     "WorkingDir": "/",
-                    "Labels": owner.labels("prepare"),
+                    "Labels": owner_labels("prepare"),
                     "NetworkDisabled": True,
                     "Healthcheck": {"Test": ["NONE"]},
                     "HostConfig": {
@@ -199,13 +210,13 @@ class Images:
 
     def check_ancestry(self, image: str, path: str, base_commit: str) -> None:
         """Raise TaskError unless the repository at `path` of an image is at a commit, or at one made upon it."""
-        container = self._create(image, scripts.ANCESTRY, path, base_commit)
+        container = self._create(image, ANCESTRY, path, base_commit)
         try:
             with doing(f"look at the repository of the image {image}"):
                 code, said = self._run(container, image)
         finally:
-            owner.remove(self._engine, container)
-        if code in (scripts.NO_DIRECTORY, scripts.NO_GIT, scripts.NO_COMMIT):
+            remove_container(self._engine, container)
+        if code in (NO_DIRECTORY, NO_GIT, NO_COMMIT):
             raise _failure(code, said, image, path)
         if code:
             there = said.split("\n", 1)[0].strip()
@@ -269,9 +280,9 @@ def no_shell(image: str, error: Exception) -> SandboxError:
 
 def _failure(code: int, said: str, image: str, workdir: str) -> TaskError | SandboxError:
     reasons = {
-        scripts.NO_DIRECTORY: f"the image {image} has no directory {workdir}; check the task's workdir and image",
-        scripts.NO_GIT: f"the image {image} has a repository at {workdir} but no git to look at it with",
-        scripts.NO_COMMIT: f"the repository at {workdir} of the image {image} has no commit; it is not usable",
+        NO_DIRECTORY: f"the image {image} has no directory {workdir}; check the task's workdir and image",
+        NO_GIT: f"the image {image} has a repository at {workdir} but no git to look at it with",
+        NO_COMMIT: f"the repository at {workdir} of the image {image} has no commit; it is not usable",
     }
     if code in reasons:
         return TaskError(reasons[code])
@@ -322,8 +333,6 @@ def pack(tree: Path, output: BinaryIO, user: int, name: str = ".", *, read_only:
 
 def _add_user(engine: Engine, container: str) -> None:
     """Let the sandbox's user have a name: programs ask for it."""
-    from understudy.sandbox.docker import files
-
     for path, line in (
         ("/etc/passwd", f"agent:x:{USER_ID}:{USER_ID}:agent:{HOME}:/bin/sh\n"),
         ("/etc/group", f"agent:x:{USER_ID}:\n"),
@@ -336,3 +345,207 @@ def _add_user(engine: Engine, container: str) -> None:
             continue
         known += b"" if known.endswith(b"\n") or not known else b"\n"
         files.write(engine, container, path, known + line.encode(), mode=0o644, user=0)
+
+
+NO_DIRECTORY, NO_GIT, NO_COMMIT = 96, 97, 98
+
+_HOME = r"""
+set -eu
+work=$1 owner=$2 home=$3
+rm -rf "$home"; mkdir -p "$home" /tmp; chown "$owner" "$home"; chmod 1777 /tmp
+"""
+
+# The repository is made anew of what HEAD leads to: whatever else the old one holds, or points to, stays behind.
+SCRUB = (
+    _HOME
+    + rf"""
+[ -d "$work" ] && [ ! -L "$work" ] || exit {NO_DIRECTORY}
+cd "$work"
+find . -mindepth 1 ! -path ./.git -iname .git -prune -exec rm -rf {{}} +
+if [ -e .git ]; then
+  new=/understudy-new-git
+  mkdir -p "$new"
+  printf '[safe]\n\tdirectory = *\n' >"$new/.gitconfig"
+  export HOME="$new" GIT_CONFIG_NOSYSTEM=1 GIT_NO_REPLACE_OBJECTS=1 LC_ALL=C
+  command -v git >/dev/null || exit {NO_GIT}
+  head=$(git rev-parse --verify --quiet 'HEAD^{{commit}}') || exit {NO_COMMIT}
+  branch=$(git symbolic-ref --quiet HEAD || true)
+  git for-each-ref --merged "$head" --format='%(objectname) %(refname)' refs/tags >"$new/tags"
+  git init --quiet --bare --template= "$new/git"
+  mkdir -p "$new/git/objects/pack"
+  {{ echo "$head"; while read -r tag _; do echo "$tag"; done <"$new/tags"; }} |
+    git pack-objects --quiet --revs "$new/git/objects/pack/pack" >/dev/null
+  shallow=$(git rev-parse --git-dir)/shallow
+  [ ! -e "$shallow" ] || cp "$shallow" "$new/git/shallow"
+  rm -rf .git
+  mv "$new/git" .git
+  git config core.bare false
+  while read -r tag name; do git update-ref "$name" "$tag"; done <"$new/tags"
+  if [ -n "$branch" ]; then
+    git update-ref "$branch" "$head"
+    git symbolic-ref HEAD "$branch"
+  else
+    git update-ref --no-deref HEAD "$head"
+  fi
+  rm -rf .git/logs
+  git read-tree HEAD
+  git update-index -q --refresh || true
+  cd /
+  rm -rf "$new"
+fi
+# Where an owner is set, even to what it is, the engine copies the file up.
+find "$work" ! "(" -user "${{owner%%:*}}" -group "${{owner##*:}}" ")" -exec chown -h "$owner" {{}} +
+"""
+)
+REPLACE = (
+    _HOME
+    + r"""
+rm -rf "$work"
+mkdir -p "$work"
+chown "$owner" "$work"
+"""
+)
+ANCESTRY = rf"""
+printf '[safe]\n\tdirectory = *\n' >/tmp/.gitconfig
+export HOME=/tmp GIT_CONFIG_NOSYSTEM=1 GIT_NO_REPLACE_OBJECTS=1 LC_ALL=C
+cd "$1" || exit {NO_DIRECTORY}
+command -v git >/dev/null || exit {NO_GIT}
+git rev-parse --verify HEAD || exit {NO_COMMIT}
+git merge-base --is-ancestor "$2" HEAD
+"""
+
+
+BUILT = "understudy.task"
+"""The label of images that were built for task folders."""
+
+_SAID_CHARS = 2000
+
+
+def build(engine: Engine, context: Path, name: str, *, timeout_s: float, progress: Progress) -> None:
+    """Make the image `name` of the Dockerfile in the directory `context`, as `docker build` does.
+
+    Its steps have the engine's network. Raises TaskError with the end of what was said when a step fails or the
+    whole takes longer than `timeout_s`, SandboxError when the engine breaks.
+    """
+    said = ""
+    progress(f"{name}: building it from {context}")
+    with _events(engine, context, name, timeout_s) as events:
+        ends = time.monotonic() + timeout_s
+        for event in events:
+            said = (said + str(event.get("stream") or ""))[-_SAID_CHARS:]
+            if failed := event.get("error"):
+                raise TaskError(
+                    f"{context / 'Dockerfile'}: cannot be built: {failed}; the end of what it said:\n{said}"
+                )
+            if time.monotonic() > ends:
+                raise _too_slow(context, timeout_s, said)
+    progress(f"{name}: built")
+
+
+@contextlib.contextmanager
+def _events(engine: Engine, context: Path, name: str, timeout_s: float) -> Generator[Any]:
+    """What the engine says, as objects; leaving early ends the build."""
+    import requests
+    import urllib3.exceptions
+
+    options: Mapping[str, Any] = {
+        "path": str(context),
+        "tag": name,
+        "labels": {BUILT: "1"},
+        "rm": True,
+        "forcerm": True,
+        "decode": True,
+        "timeout": timeout_s,
+    }
+    with doing(f"build {context}"):
+        events = engine.api.build(**options)
+    with contextlib.closing(events):
+        try:
+            yield events
+        except Refused as error:
+            raise TaskError(f"{context / 'Dockerfile'}: cannot be built: {explain(error)}") from error
+        except (requests.Timeout, urllib3.exceptions.TimeoutError) as error:
+            raise _too_slow(context, timeout_s, "") from error
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            raise SandboxError(
+                f"cannot build {context}: the container engine broke off: {explain(error)}"
+            ) from error
+
+
+def _too_slow(context: Path, timeout_s: float, said: str) -> TaskError:
+    return TaskError(
+        f"{context / 'Dockerfile'}: was not built in {timeout_s:.0f} s (environment.build_timeout_sec of "
+        f"task.toml); the end of what it said:\n{said}"
+    )
+
+
+def export_tree(engine: Engine, images: Images, image: str, path: str, base_commit: str, into: Path) -> None:
+    """Make the directory `into` with what an image holds at `path`, without any `.git`; fetches the image.
+
+    Links are kept as they are and never followed; devices, pipes and sockets are left out. Raises TaskError when
+    the image or the path is not there, or its repository is not at `base_commit`.
+    """
+    images.ensure(image)
+    if base_commit:
+        images.check_ancestry(image, path, base_commit)
+    with doing(f"take {path} out of the image {image}"):
+        container = engine.api.create_container_from_config(
+            {
+                "Image": image,
+                "Entrypoint": ["/bin/true"],
+                "Cmd": [],
+                "Labels": owner_labels("export"),
+                "NetworkDisabled": True,
+                "HostConfig": {"NetworkMode": "none"},
+            }
+        )["Id"]
+    try:
+        with doing(f"take {path} out of the image {image}"):
+            found = engine.stat(container, path)
+            if found is None or not files.is_plain_directory(found):
+                raise TaskError(f"the image {image} has no directory {path}; check the task's workdir and image")
+            try:
+                with files.archive(engine, container, path) as tar:
+                    unpack(tar, into)
+            except tarfile.TarError as error:
+                raise TaskError(f"the tree at {path} of the image {image} cannot be read: {error}") from error
+    except Missing as error:
+        raise SandboxError(f"cannot take {path} out of the image {image}: {error}") from error
+    finally:
+        remove_container(engine, container)
+
+
+def unpack(tar: tarfile.TarFile, into: Path) -> None:
+    """Write an archive's members, without the first part of their names, to the new directory `into`.
+
+    Raises tarfile.TarError for a member that leads out of it, also through a link that came before.
+    """
+    into.mkdir(parents=True)
+    links: set[PurePosixPath] = set()
+    for member in tar:
+        parts = PurePosixPath(member.name).parts[1:]
+        path = PurePosixPath(*parts)
+        if any(part.lower() == ".git" for part in parts) or not parts:
+            continue
+        if ".." in parts or path.is_absolute() or any(parent in links for parent in (path, *path.parents)):
+            raise tarfile.TarError(f"{member.name!r} leads out of the tree")
+        place = into / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if member.isdir():
+            place.mkdir(exist_ok=True)
+        elif member.issym():
+            place.symlink_to(member.linkname)
+            links.add(path)
+        elif member.islnk():
+            other = PurePosixPath(*PurePosixPath(member.linkname).parts[1:])
+            if ".." in other.parts or any(parent in links for parent in other.parents):
+                raise tarfile.TarError(f"{member.name!r} is a link that leads out of the tree")
+            if other in links:
+                place.symlink_to((into / other).readlink())
+                links.add(path)
+            elif (into / other).is_file():
+                shutil.copy2(into / other, place)
+        elif member.isreg() and (content := tar.extractfile(member)) is not None:
+            with content, place.open("xb") as file:
+                shutil.copyfileobj(content, file, 1 << 18)
+            place.chmod(0o755 if files.executable(member) else 0o644)

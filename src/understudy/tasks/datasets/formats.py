@@ -13,7 +13,7 @@ from understudy.tasks import records
 from understudy.tasks.datasets import live, multi, rebench, swebench, swesmith
 from understudy.tasks.datasets.images import ImageChoice
 from understudy.tasks.datasets.row import Row, kind
-from understudy.tasks.loaded import Loaded, Refused, by_reason
+from understudy.tasks.records import Loaded, Refused, by_reason
 from understudy.types import Task
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from typing import Any, cast
-
-from unidiff.errors import UnidiffParseError
-from unidiff.patch import PatchSet
 
 from understudy.errors import TaskError
 from understudy.tasks.datasets import eval_script
 from understudy.tasks.datasets.swebench import WORKDIR
 from understudy.types import ImageTree, SuiteChecks, Task
+from understudy.util.diffs import DiffError, parse_diff
 
 _DELIMITER = "EOF_UNDERSTUDY_TEST_PATCH"
 
@@ -62,11 +62,11 @@ def _script(kept: str | list[str] | None, task: Task, checks: SuiteChecks, commi
     if kept is not None:
         return checks.test_patch.join(kept)
     try:
-        changed = [file.source_file for file in PatchSet(checks.test_patch)]
-    except UnidiffParseError as error:
+        files = parse_diff(checks.test_patch.encode(errors="surrogateescape"))
+    except DiffError as error:
         raise TaskError(f"task {task.instance_id}: test_patch is not a unified diff: {error}") from error
-    files = [name.removeprefix("a/") for name in changed if name.startswith("a/")]
-    reset = f"git checkout {commit} {' '.join(files)}" if files else "echo 'No test files to reset'"
+    changed = [shlex.quote(os.fsdecode(file.old_path)) for file in files if file.old_path is not None]
+    reset = f"git checkout {commit} {' '.join(changed)}" if changed else "echo 'No test files to reset'"
     activate = [line for line in checks.activate.split("\n") if line != eval_script.PIPEFAIL]
     lines = [
         "#!/bin/bash",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 
 from understudy.errors import TaskError
-from understudy.tasks import diffs
 from understudy.tasks.datasets import swebench
 from understudy.tasks.datasets.images import ImageChoice, named_image
 from understudy.tasks.datasets.row import Row
 from understudy.types import ImageTree, SuiteChecks, Task
+from understudy.util import diffs
 
 _PYTEST = "pytest -rA --disable-warnings --color=no --tb=no -p no:cacheprovider"
 

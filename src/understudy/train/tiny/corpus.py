@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from understudy.tasks.functions import MEANINGS, Function, Module, Split, modules
+from understudy.tasks.generate.functions import MEANINGS, Function, Module, Split, modules
 
 SYSTEM_PROMPT = "You mend one function. Read the file, then edit it."
 TOOLS = "Edit,Read"

@@ -1,0 +1,293 @@
+"""Reading what a test suite printed: which tests there were, and how each ended.
+
+A parser reads a log and yields each (test id, status) it finds, in the order in which later ones count. Statuses
+are the words of SWE-bench: PASSED, FAILED, ERROR, SKIPPED, XFAIL. Every parser of ours takes time linear in the
+log, whatever is in it: logs are hostile.
+
+The names are those of the `swebench` package, where every repository has one of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+from msgspec import Struct, field
+
+from understudy.checks import swebench_parsers
+from understudy.errors import TaskError
+
+Parser = Callable[[str], Iterator[tuple[str, str]]]
+"""From a log to its (test id, status) pairs. Of several for one id the last counts."""
+
+PASSED, FAILED, ERROR, SKIPPED, XFAIL = "PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL"
+STATUSES = (FAILED, PASSED, SKIPPED, ERROR, XFAIL)
+
+
+def lines(log: str) -> Iterator[str]:
+    """The lines of a log, one at a time: a list of them could be a hundred times as large as the log."""
+    start = 0
+    while (end := log.find("\n", start)) >= 0:
+        yield log[start:end]
+        start = end + 1
+    yield log[start:]
+
+
+# --- pytest --------------------------------------------------------------------------------------------
+
+_SKIP_COUNT = re.compile(r"\[\d+\]\n?\Z")
+_COLOUR = re.compile(r"\[\d+m")
+_CONTROLS = dict.fromkeys(range(1, 32))
+
+
+def pytest_summary(log: str) -> Iterator[tuple[str, str]]:
+    """`STATUS id` lines, where an id ends at the first space."""
+    for line in lines(log):
+        if words := _summary_words(line):
+            yield words[1], words[0]
+
+
+def pytest_matplotlib(log: str) -> Iterator[tuple[str, str]]:
+    """`summary`, with the mouse buttons as numbers: how they are shown depends on the version of Python."""
+    for line in lines(log):
+        if words := _summary_words(line.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3")):
+            yield words[1], words[0]
+
+
+def pytest_options(log: str) -> Iterator[tuple[str, str]]:
+    """`summary`, with a parameter that is an absolute path reduced to its last part: it differs by machine."""
+    for line in lines(log):
+        if words := _summary_words(line):
+            yield _without_path(words[1]), words[0]
+
+
+def pytest_verbose(log: str) -> Iterator[tuple[str, str]]:
+    """`STATUS id` lines and `id STATUS` lines, colours and control characters taken out; ids may have spaces."""
+    for raw in lines(log):
+        line = _COLOUR.sub("", raw).translate(_CONTROLS)
+        if line.startswith(STATUSES):
+            if line.startswith(FAILED):
+                line = line.partition(" - ")[0]
+            words = line.split()
+            if len(words) >= 2 and not _counts_skips(words):
+                yield " ".join(words[1:]), words[0]
+        elif line.endswith(STATUSES):
+            words = line.split()
+            if len(words) >= 2:
+                yield " ".join(words[:-1]), words[-1]
+
+
+def pytest_seaborn(log: str) -> Iterator[tuple[str, str]]:
+    """`FAILED id`, `PASSED id` and `id PASSED …` lines; nothing else counts."""
+    for line in lines(log):
+        words = line.split(None, 2)
+        if len(words) < 2:
+            continue
+        if line.startswith(FAILED):
+            yield words[1], FAILED
+        elif f" {PASSED} " in line:
+            if words[1] == PASSED:
+                yield words[0], PASSED
+        elif line.startswith(PASSED):
+            yield words[1], PASSED
+
+
+def _summary_words(line: str) -> list[str]:
+    """The status and the first word after it; nothing for another line."""
+    if not line.startswith(STATUSES):
+        return []
+    if line.startswith(FAILED):
+        line = line.replace(" - ", " ")
+    words = line.split(None, 2)
+    return words if len(words) >= 2 and not _counts_skips(words) else []
+
+
+def _counts_skips(words: list[str]) -> bool:
+    """Whether this is `SKIPPED [3] file:line: reason`, which names no test."""
+    return words[0] == SKIPPED and _SKIP_COUNT.match(words[1]) is not None
+
+
+def _without_path(id: str) -> str:
+    start, end = id.find("["), id.rfind("]")
+    if start < 0 or end < start:
+        return id
+    option = id[start + 1 : end]
+    if option.startswith("/") and not option.startswith("//") and "*" not in option:
+        option = "/" + option.rpartition("/")[2]
+    return f"{id[:start]}[{option}]"
+
+
+# --- Django and SymPy ----------------------------------------------------------------------------------
+
+_OK = (" ... ok", " ... OK", " ...  OK")
+_VERSION_TEST = "--version is equivalent to version"  # a name that is cut by what it prints
+_MIGRATION = "Applying sites.0002_alter_domain_unique...test_no_migrations"
+_ENDS = {" ... FAIL": FAILED, " ... ERROR": ERROR}
+_HEADINGS = {"FAIL:": FAILED, "ERROR:": ERROR}
+
+# Tests whose `ok` is on a line of its own, after something that was printed meanwhile.
+_TESTING = re.compile(r"^(.*?)\s\.\.\.\sTesting against Django installed in ", re.MULTILINE)
+_SILENCED = re.compile(r" silenced\)\.\nok$", re.MULTILINE)
+_SERVER_ERROR = re.compile(r"^(.*?)\s\.\.\.\sInternal Server Error: /", re.MULTILINE)
+_CHECKED = re.compile(r"^(.*?)\s\.\.\.\sSystem check identified no issues \(0 silenced\)\nok$", re.MULTILINE)
+
+
+def django(log: str) -> Iterator[tuple[str, str]]:
+    """unittest's verbose lines, `id ... ok`, and the headings of failures."""
+    latest: str | None = None
+    for raw in lines(log):
+        line = raw.strip()
+        if _VERSION_TEST in line:
+            yield _VERSION_TEST, PASSED
+        if " ... " in line:
+            latest = line.partition(" ... ")[0]
+        for suffix in _OK:
+            if line.endswith(suffix):
+                if line.startswith(_MIGRATION):
+                    line = line.split("...", 1)[-1].strip()
+                yield line.rsplit(suffix, 1)[0], PASSED
+                break
+        if " ... skipped" in line:
+            yield line.partition(" ... skipped")[0], SKIPPED
+        for suffix, status in _ENDS.items():
+            if line.endswith(suffix):
+                yield line.partition(suffix)[0], status
+        for heading, status in _HEADINGS.items():
+            if line.startswith(heading) and len(words := line.split(None, 2)) > 1:
+                yield words[1], status
+        if line.startswith("ok") and latest is not None:
+            yield latest, PASSED
+    yield from ((id, PASSED) for id in _late(log))
+
+
+def _late(log: str) -> Iterator[str]:
+    """The ids whose `ok` came late. Only what follows the first of several openings can end it."""
+    at = 0
+    while (opening := _TESTING.search(log, at)) and (end := _SILENCED.search(log, opening.end())):
+        yield opening[1]
+        at = end.end()
+    at = 0
+    while opening := _SERVER_ERROR.search(log, at):
+        end = log.find("\n", opening.end())
+        if end < 0:
+            break
+        if log[end - 1] == "/" and end > opening.end() and _is_line(log, end + 1, "ok"):
+            yield opening[1]
+            at = end + 3
+        else:
+            at = log.find("\n", opening.start()) + 1
+    for match in _CHECKED.finditer(log):
+        yield match[1]
+
+
+def _is_line(log: str, start: int, text: str) -> bool:
+    return log.startswith(text, start) and log[start + len(text) : start + len(text) + 1] in ("", "\n")
+
+
+def sympy(log: str) -> Iterator[tuple[str, str]]:
+    """`test_name ok` lines of `bin/test --verbose`, and the headings of failures, `___ file.py:test_name ___`."""
+    for line in lines(log):
+        first, last = line.find(" "), line.rfind(" ")
+        middle = line.rfind(".py:", first + 1, last)
+        if 0 <= first < middle:
+            yield f"{line[first + 1 : middle]}.py:{line[middle + 4 : last]}", FAILED
+    for raw in lines(log):
+        line = raw.strip()
+        if line.startswith("test_"):
+            for suffix, status in ((" E", ERROR), (" F", FAILED), (" ok", PASSED)):
+                if line.endswith(suffix):
+                    yield line.split(None, 1)[0], status
+
+
+# --- by name -------------------------------------------------------------------------------------------
+
+PARSERS: dict[str, Parser] = {
+    "parse_log_pytest": pytest_summary,
+    "parse_log_pytest_options": pytest_options,
+    "parse_log_pytest_v2": pytest_verbose,
+    "parse_log_seaborn": pytest_seaborn,
+    "parse_log_matplotlib": pytest_matplotlib,
+    "parse_log_django": django,
+    "parse_log_sympy": sympy,
+    "parse_log_astroid": pytest_summary,
+    "parse_log_flask": pytest_summary,
+    "parse_log_marshmallow": pytest_summary,
+    "parse_log_pvlib": pytest_summary,
+    "parse_log_pyvista": pytest_summary,
+    "parse_log_sqlfluff": pytest_summary,
+    "parse_log_xarray": pytest_summary,
+    "parse_log_pydicom": pytest_options,
+    "parse_log_requests": pytest_options,
+    "parse_log_pylint": pytest_options,
+    "parse_log_astropy": pytest_verbose,
+    "parse_log_scikit": pytest_verbose,
+    "parse_log_sphinx": pytest_verbose,
+}
+"""Our own parsers. What is not here is read by the `swebench` package, where that is installed."""
+
+
+class Seen(Struct):
+    """How often each status was seen of one test id, and the last one, which is what SWE-bench goes by."""
+
+    last: str = ""
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+
+
+class Reading(Struct):
+    """What a log says of the tests that were asked for.
+
+    `found` tells that any test was found, asked for or not, `failures` that one failed, and `ran` that there is a
+    sign that tests ran at all.
+    """
+
+    tests: dict[str, Seen] = field(default_factory=dict[str, Seen])
+    found: bool = False
+    failures: bool = False
+    ran: bool = False
+
+
+def check_parser(name: str, where: str) -> None:
+    """Raise TaskError, naming `where`, unless there is a parser of this name."""
+    if name in PARSERS:
+        return
+    if swebench_parsers.place() is None:
+        raise TaskError(
+            f"{where}: checks.parser {name!r} is not one of Understudy's own ({', '.join(sorted(PARSERS))}); the "
+            "swebench package may have it: pip install 'understudy[swebench]'"
+        )
+    if name not in (names := swebench_parsers.names()):
+        raise TaskError(f"{where}: checks.parser {name!r} is unknown; expected one of {', '.join(sorted(names))}")
+
+
+def read(name: str, log: str, wanted: Collection[str], *, containing: str = "", instance: str = "") -> Reading:
+    """Read a log with the parser called `name`, which `check_parser` has found to be one.
+
+    Kept are the `wanted` ids, those that begin with a wanted id that was cut inside its parameters (as some of
+    SWE-bench's are), and where it is given those with the text `containing`: memory is bounded by what is wanted,
+    not by the log. Raises Unreadable when a parser of the `swebench` package fails on this log, GraderError when
+    there is no such package.
+    """
+    if name in PARSERS:
+        return _kept(PARSERS[name](log), frozenset(wanted), containing)
+    statuses, ran = swebench_parsers.parse(name, log, instance)
+    reading = _kept(statuses.items(), frozenset(wanted), containing)
+    reading.ran = reading.ran or ran
+    return reading
+
+
+def is_cut(id: str) -> bool:
+    """Whether an expected id ends inside its parameters."""
+    return id.count("[") > id.count("]")
+
+
+def _kept(found: Iterable[tuple[str, str]], wanted: frozenset[str], containing: str) -> Reading:
+    reading = Reading()
+    cut = tuple(id for id in wanted if is_cut(id))
+    for id, status in found:
+        reading.found = reading.ran = True
+        reading.failures = reading.failures or status in (FAILED, ERROR)
+        if id in wanted or (cut and id.startswith(cut)) or (containing and containing in id):
+            seen = reading.tests.setdefault(id, Seen())
+            seen.last = status
+            seen.counts[status] = seen.counts.get(status, 0) + 1
+    return reading

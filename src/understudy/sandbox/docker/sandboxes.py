@@ -1,0 +1,283 @@
+"""The kind of sandbox called `docker`: finds the engine, prepares images, keeps containers ready, cleans up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import ClassVar, Literal, get_args
+
+from understudy.errors import ConfigError, SandboxError, TaskError, UnderstudyError
+from understudy.sandbox.base import SandboxSpec
+from understudy.sandbox.docker import container_config as specs
+from understudy.sandbox.docker.container import DockerSandbox
+from understudy.sandbox.docker.engine import (
+    Engine,
+    Missing,
+    Refused,
+    doing,
+    explain,
+    find,
+    owner_labels,
+    remove_container,
+    remove_orphans,
+)
+from understudy.sandbox.docker.images import Images, Prepared, build, export_tree
+from understudy.sandbox.docker.pull import log_progress
+
+CacheLevel = Literal["none", "base", "env", "instance"]
+
+WARM = 4
+"""How many containers are kept ready at most."""
+
+_MAKERS = 8
+_QUOTA_DRIVERS = frozenset({"btrfs", "zfs"})
+
+_log = logging.getLogger("understudy.sandbox.docker")
+
+
+class _Home:
+    """One engine in use: its images, and the containers that are being made on it."""
+
+    def __init__(self, engine: Engine, images: Images, cpus: float | None) -> None:
+        self.engine = engine
+        self.images = images
+        self.quota = _has_quota(engine)
+        self._cpus = cpus
+        self._pool = ThreadPoolExecutor(_MAKERS, "docker-make")
+        self._guard = Lock()
+        self._ready: list[tuple[tuple[object, ...], Future[tuple[str, Prepared]]]] = []
+
+    def expect(self, spec: SandboxSpec, image: str) -> None:
+        """Make a container ahead, unless as many as may be are there already."""
+        with self._guard:
+            if len(self._ready) < WARM:
+                self._ready.append((specs.key(spec, image), self._pool.submit(self._make, spec, image)))
+
+    async def make(self, spec: SandboxSpec) -> tuple[str, Prepared]:
+        """A started container for a spec, made ahead or now. Raises SandboxError, TaskError."""
+        key = specs.key(spec, spec.image)
+        with self._guard:
+            position = next((n for n, (of, _) in enumerate(self._ready) if of == key), None)
+            future = None if position is None else self._ready.pop(position)[1]
+        if future is not None:
+            with contextlib.suppress(UnderstudyError):  # what went wrong ahead is tried once more
+                return await self._wait(future)
+        return await self._wait(self._pool.submit(self._make, spec, spec.image))
+
+    async def _wait(self, future: Future[tuple[str, Prepared]]) -> tuple[str, Prepared]:
+        try:
+            return await asyncio.shield(asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            # Not here: what is made already would be removed while everything else waits.
+            asyncio.get_running_loop().run_in_executor(None, self._discard, future)
+            raise
+
+    def _discard(self, future: Future[tuple[str, Prepared]]) -> None:
+        """Nobody wants this container any more, made or not."""
+
+        def drop(made: Future[tuple[str, Prepared]]) -> None:
+            if not made.cancelled() and made.exception() is None:
+                self._remove(made.result()[0])
+
+        future.cancel()
+        future.add_done_callback(drop)
+
+    def _make(self, spec: SandboxSpec, image: str) -> tuple[str, Prepared]:
+        for again in (True, False):
+            prepared = self.images.prepared(spec, image).result()
+            try:
+                return self._start(spec, prepared), prepared
+            except Missing as error:
+                self.images.forget(prepared)
+                if not again:
+                    raise SandboxError(f"cannot open a sandbox of the image {image}: {explain(error)}") from error
+        raise AssertionError("unreachable")
+
+    def _start(self, spec: SandboxSpec, prepared: Prepared) -> str:
+        with doing(f"open a sandbox of the image {prepared.image}"):
+            container = self._create(spec, prepared)
+            try:
+                self.engine.api.start(container)
+            except BaseException:
+                remove_container(self.engine, container)
+                raise
+        return container
+
+    def _create(self, spec: SandboxSpec, prepared: Prepared) -> str:
+        labels = owner_labels("sandbox")
+        config = specs.container(spec, prepared, labels, cpus=self._cpus, quota=self.quota)
+        try:
+            return self.engine.api.create_container_from_config(config)["Id"]
+        except Refused as error:
+            if not self.quota or "storage-opt" not in str(error).lower():
+                raise
+        self.quota = False
+        config = specs.container(spec, prepared, labels, cpus=self._cpus, quota=False)
+        return self.engine.api.create_container_from_config(config)["Id"]
+
+    def _remove(self, container: str) -> None:
+        try:
+            remove_container(self.engine, container)
+        except SandboxError as error:
+            _log.warning("%s; it is removed when Understudy runs next", error)
+
+    async def drop(self, container: str) -> None:
+        """Remove a container; never raises."""
+        await self.engine.do("remove a container", self._remove, container)
+
+    def close(self) -> None:
+        """Drop what was made ready; what is being fetched is called off."""
+        self.images.stop()
+        with self._guard:
+            ready, self._ready = self._ready, []
+        for _, future in ready:
+            self._discard(future)
+        self._pool.shutdown(wait=True)
+        self.images.close()
+        self.engine.close()
+
+
+def _has_quota(engine: Engine) -> bool:
+    """Whether the engine's storage may be able to bound what one container writes."""
+    with contextlib.suppress(SandboxError):
+        info = engine.info()
+        backing = {name: value for name, value in info.get("DriverStatus") or () if name == "Backing Filesystem"}
+        driver = info.get("Driver")
+        return driver in _QUOTA_DRIVERS or (driver == "overlay2" and "xfs" in backing.values())
+    return False
+
+
+class DockerSandboxes:
+    """Opens containers as sandboxes.
+
+    `image` is for tasks that name none. `cache_level` other than "instance" removes, at `aclose`, the images that
+    this run fetched, and with `clean` those as well that were there before; `force_rebuild` fetches and prepares
+    anew. `cpus` bounds the processors of one container. `progress` is told how fetching goes.
+    """
+
+    name: ClassVar[str] = "docker"
+    host_programs: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        image: str = "",
+        cache_level: CacheLevel = "instance",
+        clean: bool = False,
+        force_rebuild: bool = False,
+        cpus: float | None = None,
+        progress: Callable[[str], None] = log_progress,
+        pull_wait_s: float = 15.0,
+    ) -> None:
+        if cache_level not in get_args(CacheLevel):
+            raise ConfigError(f"cache_level is {cache_level!r}; expected one of {', '.join(get_args(CacheLevel))}")
+        self._image = image
+        self._cache_level: CacheLevel = cache_level
+        self._clean = clean
+        self._force_rebuild = force_rebuild
+        self._cpus = cpus
+        self._progress = progress
+        self._pull_wait_s = pull_wait_s
+        self._guard = Lock()
+        self._home: _Home | None = None
+
+    def _used(self) -> _Home:
+        """The engine in use, found at the first call. Raises ConfigError, SandboxError."""
+        with self._guard:
+            if self._home is None:
+                engine = find()
+                images = Images(
+                    engine, self._progress, force_rebuild=self._force_rebuild, pull_wait_s=self._pull_wait_s
+                )
+                remove_orphans(engine)
+                self._home = _Home(engine, images, self._cpus)
+            return self._home
+
+    def problems(self) -> list[str]:
+        """Why containers cannot be had here."""
+        try:
+            engine = find()
+            with contextlib.closing(engine):
+                system = engine.info().get("OSType", "linux")
+        except (ConfigError, SandboxError) as error:
+            return [str(error)]
+        return [] if system == "linux" else [f"the container engine runs {system} containers; expected linux ones"]
+
+    def _imaged(self, spec: SandboxSpec) -> SandboxSpec:
+        """The spec with an image. Raises TaskError when nobody names one."""
+        from msgspec.structs import replace
+
+        if spec.image:
+            return spec
+        if not self._image:
+            raise TaskError(
+                "the task names no container image; name one for such tasks with --image, or run them with "
+                "--sandbox local"
+            )
+        return replace(spec, image=self._image)
+
+    def export_tree(self, image: str, path: str, base_commit: str, into: Path) -> None:
+        """Make `into` with what an image holds at `path`. Raises TaskError, SandboxError, ConfigError."""
+        home = self._used()
+        export_tree(home.engine, home.images, image or self._image, path, base_commit, into)
+
+    def image_id(self, image: str, *, fetch: bool) -> str:
+        """The engine's id of an image. Raises TaskError, SandboxError, ConfigError."""
+        images = self._used().images
+        found = images.ensure(image) if fetch or self._force_rebuild else images.here(image)
+        return found["Id"] if found else ""
+
+    def build_image(self, context: Path, name: str, *, timeout_s: float) -> None:
+        """Build the image of a Dockerfile unless it is there. Raises TaskError, SandboxError, ConfigError."""
+        home = self._used()
+        with doing(f"look for the image {name}"):
+            there = bool(home.engine.api.images(name, quiet=True))
+        if not there or self._force_rebuild:
+            build(home.engine, context, name, timeout_s=timeout_s, progress=self._progress)
+
+    def workdir_of(self, image: str) -> str:
+        """The directory that an image's programs start in, "" when it names none; fetches the image."""
+        config: dict[str, str] = self._used().images.ensure(image)["Config"] or {}
+        return config.get("WorkingDir") or ""
+
+    def expect(self, spec: SandboxSpec) -> None:
+        """Make a container for this spec in the background; what goes wrong is told when it is opened."""
+        with contextlib.suppress(UnderstudyError):
+            spec = self._imaged(spec)
+            specs.check(spec)
+            self._used().expect(spec, spec.image)
+
+    async def open(self, spec: SandboxSpec) -> DockerSandbox:
+        """Open a sandbox. Raises SandboxError, and TaskError when its image cannot be used."""
+        spec = self._imaged(spec)
+        specs.check(spec)
+        try:
+            home = await asyncio.to_thread(self._used)
+        except ConfigError as error:  # it was there when `problems` looked
+            raise SandboxError(str(error)) from error
+        container, prepared = await home.make(spec)
+        return DockerSandbox(spec, home, container, prepared)
+
+    async def aclose(self) -> None:
+        """Drop what was made ready, and the images that are not to be kept."""
+        with self._guard:
+            home, self._home = self._home, None
+        if home is not None:
+            await asyncio.to_thread(self._close, home)
+
+    def _close(self, home: _Home) -> None:
+        home.close()
+        if self._cache_level != "instance":
+            try:
+                home.images.drop_all(lambda image: self._clean or image in home.images.fetched)
+            except UnderstudyError as error:
+                _log.warning("%s", error)
+            home.engine.close()
+
+    def prepare_tree(self, tree: Path) -> None:
+        """Nothing to do: in a prepared image the tree has the owner it needs."""

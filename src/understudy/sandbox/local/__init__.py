@@ -1,0 +1,1 @@
+"""Sandboxes of this machine's own programs: bubblewrap, an overlay and control groups."""

@@ -1,0 +1,228 @@
+"""What a local sandbox consists of, as arguments for bubblewrap.
+
+There are two bubbles, one in the other. The outer one lives as long as the sandbox and holds every mount: the
+tree, what the spec declares, a tmpfs for all that is written, and under `BOX` the root file system that commands
+see. The inner one is made for each run: it shows BOX and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from understudy.errors import SandboxError
+from understudy.sandbox.base import Limits, SandboxSpec, below, check_spec
+
+BOX = "/state/box"
+NOFILE = 65536
+HOME = "/home/agent"
+USER_ID = 1000
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ATTIC = "/var/attic"
+"""Where top-level directories live that `write` makes: the root itself is read-only and has links to here."""
+
+AREAS = (HOME, "/tmp", "/var", "/dev/shm")
+"""Writable directories besides the workdir, all on the one bounded tmpfs."""
+
+ETC_DIRECTORIES = ("alternatives", "pki/ca-trust/extracted", "pki/tls/certs", "ssl/certs")
+ETC_FILES = (
+    "ca-certificates.conf",
+    "ld.so.cache",
+    "localtime",
+    "mime.types",
+    "nsswitch.conf",
+    "protocols",
+    "services",
+    "ssl/openssl.cnf",
+)
+"""What of the host's /etc is shown, where it exists: how programs find libraries, certificates and the time."""
+
+ETC_WRITTEN = {
+    "passwd": f"root:x:0:0:root:/root:/bin/sh\nagent:x:{USER_ID}:{USER_ID}:agent:{HOME}:/bin/sh\n"
+    "nobody:x:65534:65534:nobody:/:/bin/false\n",
+    "group": f"root:x:0:\nagent:x:{USER_ID}:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost\n::1 localhost\n",
+}
+
+SETUP = """set -e
+mount -t overlay overlay -o "$1" "$2"
+shift 2
+while [ $# -gt 0 ]; do
+  if [ -d "$1" ]; then mkdir -p "$2"; else mkdir -p "${2%/*}"; [ -e "$2" ] || : > "$2"; fi
+  mount --bind "$1" "$2"
+  shift 2
+done
+echo ready
+read -r _
+"""
+"""Run by the outer bubble: the overlay and what lies upon it, then nothing until our end of stdin closes."""
+
+
+def check(spec: SandboxSpec) -> None:
+    """Raise SandboxError for a spec that cannot be opened as it stands."""
+    check_spec(spec, writable=AREAS, taken=AREAS)
+    for mount in spec.mounts:
+        if below(mount.target, spec.workdir):
+            place = spec.tree / PurePosixPath(mount.target).relative_to(spec.workdir)
+            if any(
+                part.is_symlink() for part in (place, *place.parents)[: len(place.parts) - len(spec.tree.parts)]
+            ):
+                raise SandboxError(
+                    f"cannot mount {mount.source} at {mount.target}: a link of the tree is in the way"
+                )
+
+
+def _system() -> list[str]:
+    """The programs and libraries of this machine, read-only; /bin and its like as links where they are links.
+
+    The outer bubble needs them too, and links to what BOX has.
+    """
+    found: list[str] = []
+    for name in ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        place = Path("/", name)
+        if place.is_symlink():
+            found += ["--symlink", str(place.readlink()), f"{BOX}/{name}"]
+        elif place.is_dir():
+            found += ["--ro-bind", str(place), f"{BOX}/{name}"]
+        else:
+            continue
+        found += ["--symlink", f"{BOX}/{name}", f"/{name}"]
+    for name in ETC_DIRECTORIES:
+        if Path("/etc", name).is_dir():
+            for parent in reversed(PurePosixPath("/etc", name).parents[:-1]):
+                found += ["--dir", f"{BOX}{parent}"]
+            found += ["--ro-bind", f"/etc/{name}", f"{BOX}/etc/{name}"]
+    return found
+
+
+def etc() -> dict[str, bytes]:
+    """The files to write under /etc, by their path there."""
+    found = {name: content.encode() for name, content in ETC_WRITTEN.items()}
+    for name in ETC_FILES:
+        with contextlib.suppress(FileNotFoundError):
+            found[name] = Path("/etc", name).read_bytes()
+    return found
+
+
+def private_place(index: int) -> str:
+    """Where the outer bubble keeps the spec's mount number `index` when it is private."""
+    return f"/private/{index}"
+
+
+def outer(spec: SandboxSpec, *, rootless: bool) -> list[str]:
+    """The command that holds a sandbox. It prints "ready" and ends when its stdin does.
+
+    bubblewrap is the first process of a process namespace that it has not made itself: then the kernel kills all
+    that is inside when it dies. In one of its own, a child may wait for ever for a bubblewrap that was killed.
+    """
+    argv = ["unshare", "--pid", "--kill-child=SIGKILL", "--mount-proc"]
+    argv += ["--user", "--map-root-user", "--"] if rootless else ["--"]
+    # The kernel lets the inner bubble mount a /proc only while a whole one is in sight, hence no --proc here.
+    argv += [
+        "bwrap",
+        "--cap-add",
+        "ALL",
+        "--dev-bind",
+        "/dev",
+        "/dev",
+        "--dev-bind",
+        "/proc",
+        "/proc",
+        "--dir",
+        "/tmp",
+    ]
+    argv += ["--size", str(spec.limits.disk_bytes), "--tmpfs", "/state", "--dir", BOX, *_system()]
+    argv += [
+        "--dir",
+        "/state/upper",
+        "--dir",
+        "/state/work",
+        "--dir",
+        "/private",
+        "--ro-bind",
+        str(spec.tree.absolute()),
+        "/lower",
+    ]
+    for area in AREAS:
+        argv += ["--perms", "1777" if area in ("/tmp", "/dev/shm") else "0755", "--dir", f"{BOX}{area}"]
+    argv += [
+        "--dir",
+        f"{BOX}/run",
+        "--dir",
+        f"{BOX}/proc",
+        "--dir",
+        f"{BOX}{spec.workdir}",
+        "--perms",
+        "1777",
+        "--dir",
+        f"{BOX}/var/tmp",
+    ]
+    late: list[str] = []
+    for index, mount in enumerate(spec.mounts):
+        if mount.private:
+            argv += ["--ro-bind", str(mount.source.absolute()), private_place(index)]
+        elif below(mount.target, spec.workdir):
+            argv += ["--ro-bind", str(mount.source.absolute()), f"/late/{index}"]
+            late += [f"/late/{index}", f"{BOX}{mount.target}"]
+        else:
+            # bubblewrap would make them for itself alone.
+            for parent in reversed(PurePosixPath(mount.target).parents[:-1]):
+                argv += ["--dir", f"{BOX}{parent}"]
+            argv += ["--ro-bind", str(mount.source.absolute()), f"{BOX}{mount.target}"]
+    options = "lowerdir=/lower,upperdir=/state/upper,workdir=/state/work" + (",userxattr" if rootless else "")
+    return [*argv, "--", "/bin/sh", "-c", SETUP, "sandbox", options, f"{BOX}{spec.workdir}", *late]
+
+
+def environment(spec: SandboxSpec, extra: Mapping[str, str] | None) -> dict[str, str]:
+    """All the environment a command gets (bubblewrap adds PWD)."""
+    return {
+        "PATH": ":".join([*spec.path_prefixes, SYSTEM_PATH]),
+        "HOME": HOME,
+        "LANG": "C.UTF-8",
+        "USER": "agent",
+        **spec.env,
+        **(extra or {}),
+    }
+
+
+def inner(spec: SandboxSpec, env: Mapping[str, str], *, cwd: str, reveal: bool) -> list[str]:
+    """Options of the bubble for one run, made inside the outer one."""
+    args = [
+        "--unshare-user",
+        "--disable-userns",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-ipc",
+        "--unshare-uts",
+    ]
+    args += ["--unshare-cgroup-try", "--uid", str(USER_ID), "--gid", str(USER_ID), "--hostname", "sandbox"]
+    args += ["--die-with-parent", "--new-session", "--cap-drop", "ALL", "--ro-bind", BOX, "/"]
+    args += ["--proc", "/proc", "--dev", "/dev"]
+    for area in (*AREAS, spec.workdir):
+        args += ["--bind", f"{BOX}{area}", area]
+    if reveal:
+        for index, mount in enumerate(spec.mounts):
+            if mount.private:
+                args += ["--ro-bind", private_place(index), mount.target]
+    args += ["--remount-ro", "/dev", "--chdir", cwd, "--clearenv"]
+    for name, value in env.items():
+        args += ["--setenv", name, value]
+    return args
+
+
+def limits(bounds: Limits, *, data_bytes: int | None) -> list[str]:
+    """The command that sets the limits of a run from within, where processes are counted per sandbox."""
+    wanted = {
+        "nproc": (resource.RLIMIT_NPROC, bounds.processes),
+        "nofile": (resource.RLIMIT_NOFILE, NOFILE),
+        "core": (resource.RLIMIT_CORE, 0),
+    }
+    if data_bytes is not None:
+        wanted["data"] = (resource.RLIMIT_DATA, data_bytes)
+    argv = ["/usr/bin/prlimit"]
+    for name, (kind, value) in wanted.items():
+        ours = resource.getrlimit(kind)[1]
+        argv.append(f"--{name}={value if ours == resource.RLIM_INFINITY else min(value, ours)}")
+    return [*argv, "--"]

@@ -1,0 +1,367 @@
+"""`local`: overlayfs and bubblewrap. Nothing of it is left when Understudy ends, in whatever way.
+
+The tree is the lower layer of an overlay whose upper layer lies on a tmpfs, as do home and /tmp: what is written
+is bounded, and gone with the mounts. Commands run as a user without rights; they see the system's programs
+read-only, only their own processes, and a network with nothing but a loopback interface.
+
+Memory is bounded for all processes together where control groups can be made, else for each process alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import posixpath
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ClassVar
+
+from understudy.config import SANDBOX_UID
+from understudy.errors import SandboxError
+from understudy.sandbox.base import Completed, Ignored, OfThisMachine, SandboxSpec, below
+from understudy.sandbox.local import cgroups, files, mounts
+from understudy.sandbox.local.holder import CHAIN_ENV, Holder, start
+from understudy.sandbox.process import complete, kill_group, to_the_end
+
+TOOLS = {
+    "bwrap": "bubblewrap",
+    "mount": "mount",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+    "prlimit": "util-linux",
+}
+"""The programs needed, and the Debian packages they are in."""
+
+USER_NAMESPACE_SWITCHES = {
+    "/proc/sys/user/max_user_namespaces": ("0", "sysctl -w user.max_user_namespaces=15000"),
+    "/proc/sys/kernel/unprivileged_userns_clone": ("0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+    "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": (
+        "1",
+        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+    ),
+}
+"""Kernel switches, the value that forbids user namespaces, and the command that allows them."""
+
+LAST_SIGNAL = 64
+
+
+class _Run:
+    """The descriptors and the fate of one run: bubblewrap tells its first process and the exit code."""
+
+    def __init__(self, proc: int, options: Sequence[str]) -> None:
+        if any("\0" in option for option in options):
+            raise SandboxError("cannot run a command with a NUL byte in its environment or working directory")
+        self._proc = proc
+        self.status = os.memfd_create("status")
+        self.options = os.memfd_create("options")
+        os.write(self.options, b"".join(os.fsencode(option) + b"\0" for option in options))
+        os.lseek(self.options, 0, os.SEEK_SET)
+
+    def close(self) -> None:
+        os.close(self.status)
+        os.close(self.options)
+
+    def told(self, key: str) -> int | None:
+        """What bubblewrap said about `key` so far."""
+        for line in os.pread(self.status, 1 << 16, 0).splitlines(keepends=True):
+            if line.endswith(b"\n") and key in (record := json.loads(line)):
+                return record[key]
+        return None
+
+    def kill(self, leader: int) -> None:
+        """Kill the first process of the run's namespace, and with it all others.
+
+        Before it is told, nothing of the command runs yet and the group is all there is.
+        """
+        first = self.told("child-pid")
+        if first is None:
+            kill_group(leader)
+            return
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            handle = os.open(str(first), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._proc)
+            try:
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                os.close(handle)
+
+    async def gone(self) -> None:
+        """Wait until no process is left but the first, which is bubblewrap: all others descend from it."""
+        first = self.told("child-pid")
+        # The kernel tells the end of a process to its parent alone, so we have to look.
+        while first is not None and self._has_children(first):  # noqa: ASYNC110
+            await asyncio.sleep(0.0005)
+
+    def _has_children(self, pid: int) -> bool:
+        try:
+            children = os.open(f"{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
+        except OSError:
+            return False
+        try:
+            return os.read(children, 1) != b""
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(children)
+
+
+class LocalSandbox:
+    """An open sandbox: a holder, and what is needed to enter it."""
+
+    def __init__(self, spec: SandboxSpec, kind: LocalSandboxes, holder: Holder) -> None:
+        self._spec = spec
+        self._kind = kind
+        self._holder = holder
+        self._closed = False
+
+    @property
+    def workdir(self) -> str:
+        """The spec's workdir."""
+        return self._spec.workdir
+
+    @property
+    def home(self) -> str:
+        """A directory on the bounded tmpfs."""
+        return mounts.HOME
+
+    def locate(self, target: str) -> str:
+        """The target itself. Raises SandboxError when no mount was declared there."""
+        if all(mount.target != target for mount in self._spec.mounts):
+            raise SandboxError(
+                f"no mount has the target {target!r}; there are: {[m.target for m in self._spec.mounts]}"
+            )
+        return target
+
+    def _root(self) -> int:
+        """The root that commands see. Raises SandboxError when the sandbox is gone."""
+        if not self._holder.alive:
+            raise SandboxError("the sandbox is closed, or something killed it; open a new one")
+        return self._holder.box
+
+    def _absolute(self, path: str) -> str:
+        return posixpath.normpath(posixpath.join(self.workdir, path))
+
+    def _find(self, program: str, *, path: str, cwd: str, reveal: bool) -> None:
+        """Raise SandboxError unless there is such a program."""
+        places = [cwd] if "/" in program else path.split(":")
+        for place in places:
+            candidate = posixpath.join(place, program)
+            if reveal and any(m.private and below(candidate, m.target) for m in self._spec.mounts):
+                return
+            mode = files.kind(self._root(), candidate)
+            if mode is not None and stat.S_ISREG(mode) and mode & 0o111:
+                return
+        raise SandboxError(
+            f"cannot run {program!r}: no such program in the sandbox, looked in {', '.join(places)}"
+        )
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        reveal: bool = False,
+    ) -> Completed:
+        """Run a command. An exit code of 128 + n, a shell's word for signal n, is returned as -n."""
+        if any("\0" in word for word in argv):
+            raise SandboxError(f"cannot run {argv[0]!r}: there is a NUL byte in an argument")
+        where = self._absolute(cwd or "")
+        environment = mounts.environment(self._spec, env)
+        self._find(argv[0], path=environment["PATH"], cwd=where, reveal=reveal)
+        if reveal:
+            self._make_private_targets()
+        run = _Run(self._holder.proc, mounts.inner(self._spec, environment, cwd=where, reveal=reveal))
+        command = [*self._kind.enter(self._holder, self._spec, run), *argv]
+        done, code = await to_the_end(lambda over: self._watch(run, command, over, timeout_s, stdin))
+        if done.timed_out:
+            return done
+        if code is None:
+            said = done.stderr.decode(errors="replace").strip()[-500:]
+            raise SandboxError(f"cannot run {argv[0]!r} in {where}: {said or 'the sandbox was closed meanwhile'}")
+        signalled = 128 < code <= 128 + LAST_SIGNAL
+        return Completed(
+            exit_code=128 - code if signalled else code,
+            stdout=done.stdout,
+            stderr=done.stderr,
+            duration_s=done.duration_s,
+            truncated=done.truncated,
+        )
+
+    async def _watch(
+        self, run: _Run, command: list[str], over: asyncio.Event, timeout_s: float, stdin: bytes
+    ) -> tuple[Completed, int | None]:
+        """Run the helpers that run a command. The code is None when they failed before it started."""
+        try:
+            done = await complete(
+                command,
+                over,
+                timeout_s=timeout_s,
+                output_bytes=self._spec.limits.output_bytes,
+                stdin=stdin,
+                env=CHAIN_ENV,
+                pass_fds=(run.status, run.options),
+                kill=run.kill,
+            )
+            await run.gone()
+            return done, run.told("exit-code")
+        except OSError as error:
+            self._root()  # closing it while the command starts is no fault of the machine
+            raise SandboxError(f"cannot start {command[0]}: {error}; see `understudy doctor`") from error
+        finally:
+            run.close()
+
+    def _make_private_targets(self) -> None:
+        """Give every private mount a place to be seen at. Only now, for until now nobody was to know of it."""
+        for mount in self._spec.mounts:
+            if mount.private:
+                files.make_mount_point(self._root(), mount.target, directory=mount.source.is_dir())
+
+    async def read(self, path: str, *, limit: int = 64 << 20) -> bytes:
+        """The content of a regular file. Links, pipes and devices lead nowhere else."""
+        return await asyncio.to_thread(files.read, self._root(), self._absolute(path), limit, self._kind.user)
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Write a file. A top-level directory that is not there is made, writable for commands too."""
+        place = self._absolute(path)
+        top = place.split("/")[1]
+        if place.count("/") > 1 and files.kind(self._root(), f"/{top}") is None:
+            await asyncio.to_thread(files.make_directory, self._root(), f"{mounts.ATTIC}/{top}", self._kind.user)
+            with contextlib.suppress(FileExistsError):
+                os.symlink(f"{mounts.ATTIC.lstrip('/')}/{top}", top, dir_fd=self._root())
+        await asyncio.to_thread(files.write, self._root(), place, data, mode, self._kind.user)
+
+    async def delta(self, *, file_limit: int, ignored: Ignored) -> None:
+        """None: a revealed run reads what changed."""
+
+    async def reset(self) -> None:
+        """Open anew: the fresh holder takes the place of the old one, which dies with all that was written."""
+        self._root()
+        closing = asyncio.create_task(self._holder.close())
+        try:
+            self._holder = await self._kind.hold(self._spec)
+        finally:
+            await closing
+        if self._closed:
+            await self._holder.close()
+
+    async def close(self) -> None:
+        """Kill everything inside; the kernel frees the rest."""
+        self._closed = True
+        await self._holder.close()
+
+
+def _may_become(user: int) -> bool:
+    """Whether we are root in a user namespace that knows `user`; root in a smaller one is like anybody else."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return False
+    ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return any(int(first) <= user < int(first) + int(count) for first, _, count in ranges)
+
+
+class LocalSandboxes(OfThisMachine):
+    """Opens local sandboxes, as root with a user id of their own, else in a user namespace."""
+
+    name: ClassVar[str] = "local"
+
+    def __init__(self) -> None:
+        self.user = SANDBOX_UID if _may_become(SANDBOX_UID) else None
+        self._groups: list[Path | None] = []
+
+    def problems(self) -> list[str]:
+        """Why there can be no local sandboxes here, found by opening one when the programs are there."""
+        if sys.platform != "linux":
+            return [f"local sandboxes need Linux, this is {sys.platform}; run in a Linux machine or container"]
+        missing = [
+            f"`{tool}` is missing; install it, on Debian and Ubuntu with: apt-get install {package}"
+            for tool, package in TOOLS.items()
+            if shutil.which(tool, path=CHAIN_ENV["PATH"]) is None
+        ]
+        if missing:
+            return missing
+        try:
+            # In a thread, since the caller may be inside an event loop.
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(asyncio.run, self._try()).result()
+        except SandboxError as error:
+            return [f"{error}; {hint}" for hint in self._hints()]
+        return []
+
+    def _hints(self) -> list[str]:
+        if self.user is not None:
+            return [
+                "in a container, start it with --privileged, or with --cap-add SYS_ADMIN and no seccomp filter"
+            ]
+        found = [
+            f"user namespaces are switched off by {switch}; as root: {command}"
+            for switch, (forbidding, command) in USER_NAMESPACE_SWITCHES.items()
+            if Path(switch).exists() and Path(switch).read_text().strip() == forbidding
+        ]
+        return found or ["run as root, or on Linux 5.11 or newer with user namespaces allowed"]
+
+    async def _try(self) -> None:
+        with tempfile.TemporaryDirectory() as tree:
+            sandbox = await self.open(SandboxSpec(tree=Path(tree)))
+            try:
+                await sandbox.run(["true"], timeout_s=10)
+            finally:
+                await sandbox.close()
+
+    async def hold(self, spec: SandboxSpec) -> Holder:
+        """Start a holder for `spec`. Raises SandboxError."""
+        if not self._groups:
+            self._groups.append(cgroups.find_parent())
+        # What is written lies in memory too, and is charged to whoever wrote it.
+        memory_bytes = spec.limits.memory_bytes + spec.limits.disk_bytes
+        holder = await start(mounts.outer(spec, rootless=self.user is None), self._groups[0], memory_bytes)
+        try:
+            self._furnish(holder, spec)
+        except BaseException:
+            await holder.close()
+            raise
+        return holder
+
+    def _furnish(self, holder: Holder, spec: SandboxSpec) -> None:
+        """Give the sandbox's user what it may write, and write what is not taken from this machine."""
+        try:
+            if self.user is not None:
+                for place in (*mounts.AREAS, spec.workdir):
+                    os.chown(place.lstrip("/"), self.user, self.user, dir_fd=holder.box, follow_symlinks=False)
+        except OSError as error:
+            raise SandboxError(f"cannot give a sandbox to user {self.user}: {error}") from error
+        for name, content in mounts.etc().items():
+            files.write(holder.box, f"/etc/{name}", content, 0o644, None)
+
+    async def open(self, spec: SandboxSpec) -> LocalSandbox:
+        """Open a sandbox. Raises SandboxError when the spec or this machine does not allow it."""
+        mounts.check(spec)
+        return LocalSandbox(spec, self, await self.hold(spec))
+
+    def enter(self, holder: Holder, spec: SandboxSpec, run: _Run) -> list[str]:
+        """The helpers that lead a command into a sandbox, each replacing the one before."""
+        chain = ["/bin/sh", "-c", cgroups.JOIN, "join", str(holder.group)] if holder.group else []
+        chain += ["nsenter", "--target", str(holder.target), "--mount", "--pid"]
+        if self.user is None:
+            chain += ["--user", "--preserve-credentials"]
+        else:
+            chain += ["--setuid", str(self.user), "--setgid", str(self.user)]
+        chain += ["--", "bwrap", "--json-status-fd", str(run.status), "--args", str(run.options), "--"]
+        return [*chain, *mounts.limits(spec.limits, data_bytes=None if holder.group else spec.limits.memory_bytes)]
+
+    def prepare_tree(self, tree: Path) -> None:
+        """Give the tree to the sandboxes' user when we are root; links are not followed."""
+        if self.user is None:
+            return
+        os.chown(tree, self.user, self.user, follow_symlinks=False)
+        for folder, directories, names in os.walk(tree):
+            for name in (*directories, *names):
+                os.chown(Path(folder, name), self.user, self.user, follow_symlinks=False)

@@ -1,0 +1,212 @@
+"""Reading rows: from lines of JSON, a JSON list, Parquet files, or a dataset that `datasets` saved."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from understudy.errors import ConfigError, TaskError
+from understudy.tasks.datasets.row import kind
+
+_LINE_BYTES = 64 << 20
+_FILE_BYTES = 2 << 30
+_BATCH_ROWS = 256
+_SPLIT_FILE = re.compile(r"(?P<split>.+?)(?:-[0-9]+-of-[0-9]+(?:-[0-9a-f]+)?)?\.parquet")
+_SAVED = ("dataset_dict.json", "dataset_info.json")
+
+Place = tuple[str, Any]
+"""Where a row stands, for a person, and the row: whatever JSON can be."""
+
+
+def read_rows(path: Path, split: str = "") -> Iterator[Place]:
+    """The rows of a file or a directory; of the named split, or of the test split or the only one.
+
+    Raises TaskError, naming file and line, for what cannot be read, ConfigError for a split that is not there or a
+    library that is not installed.
+    """
+    if path.is_dir():
+        if is_saved(path):
+            yield from saved_rows(path, split)
+            return
+        for file in _files_of_split(path, split):
+            yield from _parquet(file)
+    elif path.suffix == ".parquet":
+        yield from _parquet(path)
+    elif path.suffix == ".json":
+        yield from _list(path)
+    else:
+        yield from _lines(path)
+
+
+def is_saved(path: Path) -> bool:
+    """Whether a directory is a dataset that `datasets` saved."""
+    return any((path / name).is_file() for name in _SAVED)
+
+
+def parquet_files(path: Path) -> list[Path]:
+    """The Parquet files of a directory and of those in it, sorted."""
+    return sorted(
+        file for pattern in ("*.parquet", "*/*.parquet") for file in path.glob(pattern) if file.is_file()
+    )
+
+
+def choose_split(name: str, splits: list[str], asked: str) -> str:
+    """The split asked for, else `test`, else the only one. Raises ConfigError when there is none such."""
+    if asked in splits:
+        return asked
+    if not asked:
+        if "test" in splits:
+            return "test"
+        if len(splits) == 1:
+            return splits[0]
+    found = ", ".join(splits) or "none"
+    problem = f"has no split {asked!r}" if asked else "has several splits, none of them test"
+    raise ConfigError(
+        f"{name}: {problem}; there are: {found}; name one as {name}:{splits[0] if splits else 'SPLIT'}"
+    )
+
+
+def _files_of_split(path: Path, asked: str) -> list[Path]:
+    by_split: dict[str, list[Path]] = {}
+    for file in parquet_files(path):
+        match = _SPLIT_FILE.fullmatch(file.name)
+        by_split.setdefault(match["split"] if match else file.stem, []).append(file)
+    return by_split[choose_split(str(path), sorted(by_split), asked)]
+
+
+def _lines(path: Path) -> Iterator[Place]:
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(_LINE_BYTES + 1):
+                number += 1
+                where = f"{path}:{number}"
+                if len(line) > _LINE_BYTES:
+                    raise TaskError(
+                        f"{where}: longer than {_LINE_BYTES >> 20} MiB; expected one JSON object a line"
+                    )
+                if line.strip():
+                    yield where, _decoded(line, where)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> TaskError:
+    return TaskError(f"{path}: cannot be read: {error.strerror}; give a file of task records or rows")
+
+
+def _decoded(data: bytes, where: str) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise TaskError(f"{where}: not a task record: {error}") from error
+
+
+def _list(path: Path) -> Iterator[Place]:
+    try:
+        if path.stat().st_size > _FILE_BYTES:
+            raise TaskError(f"{path}: larger than {_FILE_BYTES >> 30} GiB; give it as JSONL, one object a line")
+        found = _decoded(path.read_bytes(), str(path))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not isinstance(found, list):
+        raise TaskError(f"{path}: expected a list of objects, found {kind(found)}")
+    entries: list[Any] = found  # pyright: ignore[reportUnknownVariableType]
+    for number, row in enumerate(entries, start=1):
+        yield f"{path}[{number}]", row
+
+
+def _parquet(path: Path) -> Iterator[Place]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ConfigError(
+            f"{path}: Parquet is read with pyarrow, which is not installed; run: pip install 'understudy[hf]'"
+        ) from error
+    library: Any = parquet
+    arrow: Any = pyarrow
+    failures: tuple[type[Exception], ...] = (OSError, arrow.ArrowException)
+    number = 0
+    try:
+        with path.open("rb") as opened, library.ParquetFile(opened) as file:
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}: row {number}", row
+    except failures as error:
+        raise TaskError(f"{path}: cannot be read as Parquet after row {number}: {error}") from error
+
+
+_NAME = re.compile(
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)"
+    r"(?::(?P<split>[A-Za-z0-9][A-Za-z0-9._-]*))?(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]*))?"
+)
+
+
+class HubName(Struct, frozen=True):
+    """A dataset on the hub: ORG/NAME, and split and revision where they were given."""
+
+    name: str
+    split: str = ""
+    revision: str = ""
+
+
+def parse_hub_name(spec: str) -> HubName | None:
+    """A spec of the form ORG/NAME[:SPLIT][@REVISION]; None when it is none."""
+    match = _NAME.fullmatch(spec)
+    return HubName(match["name"], match["split"] or "", match["revision"] or "") if match else None
+
+
+def hub_rows(wanted: HubName) -> Iterator[Place]:
+    """The rows of a dataset. Raises ConfigError when it cannot be had."""
+    library = _library(wanted.name)
+    revision = wanted.revision or None
+    try:
+        found = library.load_dataset(wanted.name, revision=revision)
+    except _failures(library) as error:
+        raise ConfigError(
+            f"{wanted.name}: the dataset cannot be had: {str(error).strip() or type(error).__name__}; check the "
+            "name, the network and HF_ENDPOINT, or give the path of a file that was downloaded elsewhere"
+        ) from error
+    yield from _of_split(wanted.name, found, wanted.split)
+
+
+def saved_rows(path: Path, split: str) -> Iterator[Place]:
+    """The rows of a directory written by `save_to_disk`. Raises ConfigError when it cannot be read."""
+    library = _library(str(path))
+    try:
+        found = library.load_from_disk(str(path))
+    except _failures(library) as error:
+        raise ConfigError(f"{path}: the saved dataset cannot be read: {error}") from error
+    yield from _of_split(str(path), found, split)
+
+
+def _library(name: str) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ConfigError(
+            f"{name}: it is read with the library datasets, which is not installed; run: pip install "
+            "'understudy[hf]', or give the path of a JSONL file"
+        ) from error
+    return datasets
+
+
+def _failures(library: Any) -> tuple[type[Exception], ...]:
+    return (OSError, ValueError, RuntimeError, library.exceptions.DatasetsError)
+
+
+def _of_split(name: str, found: Any, split: str) -> Iterator[Place]:
+    if isinstance(found, dict):  # a DatasetDict is one
+        chosen = choose_split(name, sorted(str(key) for key in found), split)  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+        found, name = found[chosen], f"{name}:{chosen}"  # pyright: ignore[reportUnknownVariableType]
+    elif split:
+        choose_split(name, [str(found.split)], split)
+    for number, row in enumerate(found, start=1):  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
+        yield f"{name}: row {number}", row

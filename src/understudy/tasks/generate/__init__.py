@@ -1,0 +1,1 @@
+"""Tasks that are made rather than found: mutated packages, and modules of small functions."""

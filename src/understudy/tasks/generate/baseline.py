@@ -1,0 +1,146 @@
+"""What a package's own tests do while it is whole: which pass every time, and which lines they reach."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import posixpath
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from understudy.checks import pytest_checks
+from understudy.errors import TaskError
+from understudy.sandbox.base import Sandbox, Sandboxes
+from understudy.tasks.environment import TaskEnvironment
+from understudy.tasks.generate import reach_plugin
+from understudy.tasks.generate.catalog import Package
+from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
+from understudy.types import PytestChecks, Task
+from understudy.util.locks import locked
+
+_RUN_TIMEOUT_S = 300.0
+
+
+class Reached(Struct, frozen=True):
+    """What one test file does: CPU seconds it takes while traced, and module → lines that it runs."""
+
+    seconds: float
+    lines: dict[str, list[int]]
+
+
+class Baseline(Struct, frozen=True):
+    """Node ids of the tests that pass every time, and what each test file reaches ("": at import)."""
+
+    stable: tuple[str, ...]
+    reach: dict[str, Reached]
+
+    def files_reaching(self, module: str, lines: range) -> list[str]:
+        """The test files that run any of these lines; all of them when the lines run at import."""
+
+        def reaches(file: str) -> bool:
+            found = self.reach.get(file)
+            return found is not None and any(line in lines for line in found.lines.get(module, ()))
+
+        files = sorted({node_id.partition("::")[0] for node_id in self.stable})
+        return files if reaches("") else [file for file in files if reaches(file)]
+
+    def cpu_s(self, files: Iterable[str]) -> int:
+        """CPU seconds after which a run of these files is a hang: far more than an honest run takes."""
+        return 4 + math.ceil(3 * sum(self.reach[file].seconds for file in files))
+
+
+def whole(package: Package) -> Task:
+    """The unchanged package as a task, to open sandboxes on."""
+    return Task(
+        instance_id=package.sdist.name,
+        repo=package.sdist.name,
+        instruction="",
+        source=package.sdist,
+        checks=PytestChecks(files={}, fail_to_pass=()),
+        gold_patch="",
+    )
+
+
+async def baseline(
+    package: Package, *, sandboxes: Sandboxes, environment: TaskEnvironment, cache: Path
+) -> tuple[PreparedTask, Baseline]:
+    """The unchanged package's tree and baseline; measured in sandboxes on the first call, then from the cache.
+
+    Raises TaskError when none of its tests pass.
+    """
+    prepared = await asyncio.to_thread(prepare, whole(package), cache, sandboxes)
+    made_by = [Path(__file__), Path(reach_plugin.__file__), Path(pytest_checks.__file__)]
+    key = hashlib.sha256(b"".join(await asyncio.to_thread(lambda: [path.read_bytes() for path in made_by])))
+    key.update(msgspec.json.encode((package, environment.path_prefixes, environment.env, sandboxes.name)))
+    stored = cache / "baselines" / f"{key.hexdigest()[:24]}.json"
+    if not stored.exists():
+        found = await _measure(package, prepared, sandboxes, environment)
+        with locked(stored.with_suffix(".lock")):
+            aside = stored.with_suffix(".new")
+            aside.write_bytes(msgspec.json.encode(found))
+            aside.rename(stored)
+    return prepared, msgspec.json.decode(stored.read_bytes(), type=Baseline)
+
+
+async def _measure(
+    package: Package, prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> Baseline:
+    files = test_files(package, prepared.tree)
+    sandbox = await sandboxes.open(sandbox_spec(prepared, environment))
+    try:
+        reach = await _reach(sandbox, package, files)
+        await sandbox.reset()
+        once = await pytest_checks.run_pytest(sandbox, files, timeout_s=_RUN_TIMEOUT_S)
+        await sandbox.reset()
+        # The other way round, so that a test which needs another one before it shows itself.
+        again = await pytest_checks.run_pytest(sandbox, files[::-1], timeout_s=_RUN_TIMEOUT_S)
+    finally:
+        await sandbox.close()
+    stable = [
+        node_id
+        for node_id, outcome in once.outcomes.items()
+        if outcome == again.outcomes.get(node_id) == "passed" and node_id.partition("::")[0] in reach
+    ]
+    if not stable:
+        raise TaskError(f"{package.sdist.name}: none of its tests pass; pytest said:\n{once.log[-2000:]}")
+    return Baseline(tuple(sorted(stable)), reach)
+
+
+async def _reach(sandbox: Sandbox, package: Package, files: list[str]) -> dict[str, Reached]:
+    script, out = (posixpath.join(sandbox.home, name) for name in ("reach.py", "reach.json"))
+    await sandbox.write(script, await asyncio.to_thread(Path(reach_plugin.__file__).read_bytes))
+    paths = [posixpath.join(sandbox.workdir, file) for file in files]
+    done = await sandbox.run(
+        ["python", "-P", "-s", script, out, sandbox.workdir, package.code, *paths],
+        timeout_s=_RUN_TIMEOUT_S,
+        env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        cwd=sandbox.workdir,
+    )
+    try:
+        return msgspec.json.decode(await sandbox.read(out), type=dict[str, Reached])
+    except (FileNotFoundError, msgspec.MsgspecError) as error:
+        said = (done.stdout + done.stderr)[-2000:].decode(errors="replace")
+        raise TaskError(f"{package.sdist.name}: its tests cannot be traced ({error}):\n{said}") from error
+
+
+def test_files(package: Package, tree: Path) -> list[str]:
+    """The package's test files, sorted, relative to the tree."""
+    return _python_files(tree, package.tests, package.skip, "test_*.py")
+
+
+def modules(package: Package, tree: Path) -> list[str]:
+    """The package's own modules without its tests, sorted, relative to the tree."""
+    return _python_files(tree, (package.code,), (*package.skip, *package.tests), "*.py")
+
+
+def _python_files(tree: Path, places: tuple[str, ...], skip: tuple[str, ...], pattern: str) -> list[str]:
+    found: list[str] = []
+    for place in places:
+        start = tree / place
+        paths = [start] if start.is_file() else sorted(start.rglob(pattern))
+        found += [path.relative_to(tree).as_posix() for path in paths if path.is_file() and not path.is_symlink()]
+    return sorted(path for path in found if not any(path == out or path.startswith(f"{out}/") for out in skip))

@@ -1,0 +1,237 @@
+"""Small tasks made out of nothing: a module of a few functions, one of which does not do what its docstring says.
+
+All of it is written from a table of meanings and made-up names, so that a small model can learn the work, and be
+tested on names and files that it never saw: the words of the two splits have no word in common.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import keyword
+import operator
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, cast
+
+from msgspec import Struct
+
+from understudy.errors import TaskError
+from understudy.types import Files, PytestChecks, Task
+from understudy.util.diffs import unified
+
+Split = Literal["train", "held-out"]
+SPLITS: tuple[Split, ...] = ("train", "held-out")
+REPO = "functions"
+
+_HELD_OUT_SHARE = 4
+"""One word of so many is kept for the held-out split."""
+
+_ONSETS = (
+    "b",
+    "d",
+    "f",
+    "g",
+    "k",
+    "l",
+    "m",
+    "n",
+    "p",
+    "r",
+    "s",
+    "t",
+    "v",
+    "z",
+    "br",
+    "dr",
+    "gr",
+    "kl",
+    "pl",
+    "tr",
+)
+_VOWELS = ("a", "e", "i", "o", "u")
+_CODAS = ("", "", "n", "r", "l", "s")
+_FOLDERS = ("src", "lib", "app", "core", "util")
+_TASKS_LIMIT = 20_000
+_CHECK_TIMEOUT_S = 60.0
+
+
+class Meaning(Struct, frozen=True):
+    """What a function does: its docstring and expression, with `{a}`, `{b}` and `{n}` to be filled in.
+
+    `value` computes it from the arguments and the number. Meanings of one `kind` take the same arguments, and each
+    is a bug in the place of another.
+    """
+
+    kind: Literal["two", "number", "list"]
+    says: str
+    does: str
+    value: Callable[..., Any]
+
+
+MEANINGS = (
+    Meaning("two", "Return the sum of {a} and {b}.", "{a} + {b}", operator.add),
+    Meaning("two", "Return {a} minus {b}.", "{a} - {b}", operator.sub),
+    Meaning("two", "Return the product of {a} and {b}.", "{a} * {b}", operator.mul),
+    Meaning("two", "Return the larger of {a} and {b}.", "max({a}, {b})", max),
+    Meaning("two", "Return the smaller of {a} and {b}.", "min({a}, {b})", min),
+    Meaning("two", "Return whether {a} is less than {b}.", "{a} < {b}", operator.lt),
+    Meaning("two", "Return whether {a} is greater than {b}.", "{a} > {b}", operator.gt),
+    Meaning("number", "Return {a} plus {n}.", "{a} + {n}", operator.add),
+    Meaning("number", "Return {a} minus {n}.", "{a} - {n}", operator.sub),
+    Meaning("number", "Return {a} times {n}.", "{a} * {n}", operator.mul),
+    Meaning("list", "Return the first item of {a}.", "{a}[0]", operator.itemgetter(0)),
+    Meaning("list", "Return the last item of {a}.", "{a}[-1]", operator.itemgetter(-1)),
+    Meaning("list", "Return the length of {a}.", "len({a})", len),
+)
+"""Every pair of one kind differs on `_INPUTS`."""
+
+_INPUTS: dict[str, tuple[tuple[Any, ...], ...]] = {
+    "two": ((7, 3), (3, 8), (5, 5)),
+    "number": ((9,), (2,)),
+    "list": (([4, 6, 9],), ([8, 1],)),
+}
+
+
+class Function(Struct, frozen=True):
+    """A function of a module. `meaning` is what its docstring says, `number` the one in it, if it has any."""
+
+    name: str
+    arguments: tuple[str, ...]
+    meaning: Meaning
+    number: int
+
+    @property
+    def signature(self) -> str:
+        """Its first line."""
+        return f"def {self.name}({', '.join(self.arguments)}):"
+
+    def expression(self, meaning: Meaning | None = None) -> str:
+        """What it returns, or would return if it meant something else."""
+        return self._fill((meaning or self.meaning).does)
+
+    def code(self, expression: str) -> str:
+        """Its source with this expression."""
+        return f'{self.signature}\n    """{self._fill(self.meaning.says)}"""\n    return {expression}\n'
+
+    def _fill(self, text: str) -> str:
+        return text.format(a=self.arguments[0], b=self.arguments[-1], n=self.number)
+
+
+class Module(Struct, frozen=True):
+    """A module in `path` with one `faulty` function, which does what `instead` means."""
+
+    path: str
+    functions: tuple[Function, ...]
+    faulty: int
+    instead: Meaning
+
+    @property
+    def broken(self) -> Function:
+        """The function that returns the wrong result."""
+        return self.functions[self.faulty]
+
+    def text(self, *, mended: bool) -> str:
+        """The module's source."""
+        parts = [
+            function.code(function.expression(self.instead if number == self.faulty and not mended else None))
+            for number, function in enumerate(self.functions)
+        ]
+        return "\n\n".join(parts)
+
+    @property
+    def instruction(self) -> str:
+        """What the agent is asked."""
+        return f"The function `{self.broken.name}` in {self.path} returns the wrong result. Fix it."
+
+
+def make_functions(count: int, seed: int, split: Split) -> list[Task]:
+    """`count` different tasks of a split, the same ones for the same arguments; more begin with the same ones.
+
+    Raises TaskError for a count that is not from 1 to 20,000.
+    """
+    if not 1 <= count <= _TASKS_LIMIT:
+        raise TaskError(f"{REPO}: {count} tasks; expected 1 to {_TASKS_LIMIT:,}")
+    made: dict[str, Task] = {}
+    for module in modules(seed, split):
+        task = _task(module, seed, split)
+        made.setdefault(task.instance_id, task)
+        if len(made) == count:
+            break
+    return list(made.values())
+
+
+def modules(seed: int, split: Split) -> Iterator[Module]:
+    """Modules without end, the same ones for the same arguments."""
+    draw = random.Random(f"{REPO}:{split}:{seed}")
+    while True:
+        yield _module(draw, split)
+
+
+def _module(draw: random.Random, split: Split) -> Module:
+    names = _words(draw, split)
+    folder, functions = draw.choice(_FOLDERS), tuple(_function(draw, names) for _ in range(draw.randint(2, 3)))
+    faulty = draw.randrange(len(functions))
+    meaning = functions[faulty].meaning
+    others = [other for other in MEANINGS if other.kind == meaning.kind and other is not meaning]
+    return Module(f"{folder}/{next(names)}.py", functions, faulty, draw.choice(others))
+
+
+def _function(draw: random.Random, names: Iterator[str]) -> Function:
+    meaning = draw.choice(MEANINGS)
+    arguments = tuple(next(names) for _ in range(2 if meaning.kind == "two" else 1))
+    return Function(next(names), arguments, meaning, draw.randint(2, 9))
+
+
+def _words(draw: random.Random, split: Split) -> Iterator[str]:
+    """Different made-up words of a split, without end."""
+    seen: set[str] = set()
+    while True:
+        word = "".join(draw.choice(_ONSETS) + draw.choice(_VOWELS) + draw.choice(_CODAS) for _ in range(2))
+        taken = word in seen or keyword.iskeyword(word) or word in sys.stdlib_module_names
+        if not taken and split_of(word) == split:
+            seen.add(word)
+            yield word
+
+
+def split_of(word: str) -> Split:
+    """The split that a made-up word belongs to, by its hash."""
+    held_out = hashlib.sha256(word.encode()).digest()[0] % _HELD_OUT_SHARE == 0
+    return "held-out" if held_out else "train"
+
+
+def _task(module: Module, seed: int, split: Split) -> Task:
+    broken, mended = ({module.path: module.text(mended=mended)} for mended in (False, True))
+    tests = f"tests/test_{module.path.rpartition('/')[2]}"
+    ids = [f"{tests}::test_{function.name}" for function in module.functions]
+    gold = unified(broken, mended)
+    digest = hashlib.sha256(gold.encode()).hexdigest()
+    return Task(
+        instance_id=f"{REPO}__{module.broken.name}-{digest[:8]}",
+        repo=REPO,
+        instruction=module.instruction,
+        source=Files(broken),
+        checks=PytestChecks(
+            files={tests: _tests(module)},
+            fail_to_pass=(ids[module.faulty],),
+            pass_to_pass=tuple(id_ for number, id_ in enumerate(ids) if number != module.faulty),
+            timeout_s=_CHECK_TIMEOUT_S,
+        ),
+        gold_patch=gold,
+        meta={"seed": seed, "split": split, "says": module.broken.meaning.does, "does": module.instead.does},
+    )
+
+
+def _tests(module: Module) -> str:
+    """A test for each function, whose values are computed from what is meant."""
+    place = module.path.removesuffix(".py").replace("/", ".")
+    tests = [f"from {place} import {', '.join(function.name for function in module.functions)}\n"]
+    for function in module.functions:
+        lines = [f"def test_{function.name}():"]
+        for given in _INPUTS[function.meaning.kind]:
+            inputs = (*given, function.number) if function.meaning.kind == "number" else given
+            value = function.meaning.value(*cast("tuple[Any, ...]", inputs))
+            compare = "is" if isinstance(value, bool) else "=="
+            lines.append(f"    assert {function.name}({', '.join(map(repr, given))}) {compare} {value!r}")
+        tests.append("\n".join(lines) + "\n")
+    return "\n\n".join(tests)

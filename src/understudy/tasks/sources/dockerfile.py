@@ -1,0 +1,399 @@
+"""Reading the part of a Dockerfile that a local sandbox can honour; everything else is refused by line."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import posixpath
+import re
+import shlex
+import shutil
+import stat
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+
+from msgspec import Struct, field
+
+from understudy.errors import TaskError
+from understudy.sandbox.base import Completed, Limits, Sandboxes, SandboxSpec
+from understudy.tasks.environment import TaskEnvironment
+from understudy.tasks.sources.materialise import extract
+
+_HINT = "a local sandbox cannot honour it; run it with --sandbox docker"
+
+
+class Copy(Struct, frozen=True):
+    """COPY or ADD: patterns of the build context, and the absolute place they go to (`/` at the end: into it)."""
+
+    line: int
+    sources: tuple[str, ...]
+    target: str
+
+
+class Run(Struct, frozen=True):
+    """RUN: the command with the directory and the variables that it sees."""
+
+    line: int
+    argv: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+
+
+class MakeDirectory(Struct, frozen=True):
+    """WORKDIR: the directory is made when it is not there."""
+
+    line: int
+    path: str
+
+
+Step = Copy | Run | MakeDirectory
+
+
+class Recipe(Struct):
+    """What a Dockerfile says: the image it starts from, its last WORKDIR, all variables, and its steps."""
+
+    image: str = ""
+    workdir: str = ""
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    steps: list[Step] = field(default_factory=list[Step])
+
+
+def read(path: Path) -> Recipe:
+    """The recipe of a Dockerfile. Raises TaskError, naming file and line, for whatever cannot be honoured."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path}: is not UTF-8: {error}") from error
+    recipe = Recipe()
+    for line, instruction in _instructions(text):
+        word, _, rest = instruction.partition(" ")
+        handler = _HANDLERS.get(word.upper())
+        try:
+            if handler is None:
+                raise _Refusal(f"{word.upper()} is not one of {', '.join(_HANDLERS)}: {_HINT}")
+            if not recipe.image and word.upper() != "FROM":
+                raise _Refusal("FROM must come first")
+            handler(recipe, line, rest.strip())
+        except _Refusal as refusal:
+            raise TaskError(f"{path}:{line}: {refusal}") from refusal
+    if not recipe.image:
+        raise TaskError(f"{path}: no FROM; expected a Dockerfile")
+    if recipe.workdir in ("", "/"):
+        raise TaskError(f"{path}: no WORKDIR below /; the task's tree is what lies in it, so one is needed")
+    _check_places(recipe, path)
+    return recipe
+
+
+class _Refusal(Exception):
+    """Why an instruction is not taken; becomes a TaskError with its place."""
+
+
+def _instructions(text: str) -> list[tuple[int, str]]:
+    """Each instruction on one line, with the number of the line it starts on; comments are gone."""
+    found: list[tuple[int, str]] = []
+    parts: list[str] = []
+    first = 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip()
+        if stripped.startswith("#") or not stripped:
+            continue
+        first = first if parts else number
+        open_ended = stripped.endswith("\\")
+        parts.append(stripped[:-1].rstrip() if open_ended else stripped)
+        if not open_ended:
+            found.append((first, re.sub(r"\t", " ", " ".join(parts), count=1)))
+            parts = []
+    if parts:
+        found.append((first, " ".join(parts)))
+    return found
+
+
+def _from(recipe: Recipe, line: int, rest: str) -> None:
+    words = [word for word in rest.split() if not word.startswith("--platform=")]
+    if recipe.image:
+        raise _Refusal(f"a second FROM: {_HINT}")
+    if not words or words[0].startswith("-") or "$" in words[0]:
+        raise _Refusal(f"FROM {rest}: expected the name of an image")
+    recipe.image = words[0]
+
+
+def _workdir(recipe: Recipe, line: int, rest: str) -> None:
+    (path,) = _words(recipe, rest) if rest else ("",)
+    if not path:
+        raise _Refusal("WORKDIR: expected a path")
+    recipe.workdir = posixpath.normpath(posixpath.join(recipe.workdir or "/", path))
+    recipe.steps.append(MakeDirectory(line, recipe.workdir))
+
+
+def _env(recipe: Recipe, line: int, rest: str) -> None:
+    name, space, value = rest.partition(" ")
+    pairs = [(name, value.strip())] if space and "=" not in name else None
+    if pairs is None:
+        split = [word.partition("=") for word in _words(recipe, rest)]
+        if not all(name and equals for name, equals, _ in split):
+            raise _Refusal(f"ENV {rest}: expected NAME=value")
+        pairs = [(name, value) for name, _, value in split]
+    for name, value in pairs:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in ("PATH", "HOME"):
+            raise _Refusal(f"ENV {name}: the sandbox sets it itself, or it is not a name: {_HINT}")
+        recipe.env[name] = value
+
+
+def _copy(recipe: Recipe, line: int, rest: str) -> None:
+    words = _words(recipe, rest)
+    if rest.startswith("["):
+        words = _json_words(rest)
+    if words and words[0].startswith("--"):
+        raise _Refusal(f"{words[0]}: {_HINT}")
+    *sources, target = words
+    if not sources or any("<<" in source for source in sources):
+        raise _Refusal("COPY: expected sources and a target")
+    for source in sources:
+        if re.match(r"[a-z][a-z0-9+.-]*://|git@", source):
+            raise _Refusal(f"{source}: sandboxes have no network: {_HINT}")
+        if ".." in source.split("/"):
+            raise _Refusal(f"{source}: leads out of the build context")
+    slash = "/" if target.endswith(("/", "/.")) or target == "." or len(sources) > 1 else ""
+    place = posixpath.normpath(posixpath.join(recipe.workdir or "/", target))
+    recipe.steps.append(Copy(line, tuple(sources), place.rstrip("/") + slash))
+
+
+def _add(recipe: Recipe, line: int, rest: str) -> None:
+    if re.search(r"\.(tar|tgz|tbz2?|txz|zip|gz|bz2|xz|zst)\b", rest):
+        raise _Refusal(f"ADD of an archive, which unpacks it: use COPY, or unpack it beforehand; {_HINT}")
+    _copy(recipe, line, rest)
+
+
+def _run(recipe: Recipe, line: int, rest: str) -> None:
+    if not rest or rest.startswith("--"):
+        raise _Refusal(f"RUN {rest.split(' ')[0]}: {_HINT}")
+    if re.search(r"<<-?\s*['\"]?[A-Za-z_]", rest):
+        raise _Refusal(f"RUN with a here-document: {_HINT}")
+    argv = tuple(_json_words(rest)) if rest.startswith("[") else ("/bin/sh", "-c", rest)
+    recipe.steps.append(Run(line, argv, recipe.workdir or "/", dict(recipe.env)))
+
+
+def _nothing(recipe: Recipe, line: int, rest: str) -> None:
+    pass
+
+
+_HANDLERS: dict[str, Callable[[Recipe, int, str], None]] = {
+    "FROM": _from,
+    "WORKDIR": _workdir,
+    "COPY": _copy,
+    "ADD": _add,
+    "ENV": _env,
+    "RUN": _run,
+    # What is said about the image, or done when a container of it starts by itself: nothing for the tree.
+    **dict.fromkeys(("LABEL", "MAINTAINER", "EXPOSE", "CMD", "STOPSIGNAL"), _nothing),
+}
+
+
+def _words(recipe: Recipe, text: str) -> list[str]:
+    """The words of an instruction: quotes taken off, variables of earlier ENV lines put in."""
+    if "$" in text and ("'" in text or "\\$" in text):
+        raise _Refusal(f"{text}: quoted dollar signs are not read; write it without them")
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name not in recipe.env:
+            raise _Refusal(f"${name} is set by no ENV before: {_HINT}")
+        return recipe.env[name]
+
+    try:
+        words = shlex.split(text, posix=True)
+    except ValueError as error:
+        raise _Refusal(f"{text}: {error}") from error
+    return [re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, word) for word in words]
+
+
+def _json_words(text: str) -> list[str]:
+    try:
+        words: object = json.loads(text)
+    except ValueError:
+        words = None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):  # pyright: ignore[reportUnknownVariableType]
+        raise _Refusal(f"{text}: expected a JSON array of strings")
+    return [str(word) for word in words]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+
+
+def _check_places(recipe: Recipe, path: Path) -> None:
+    """Everything must happen below the last WORKDIR: it is all that a task's tree holds."""
+    for step in recipe.steps:
+        match step:
+            case Copy():
+                place, what = step.target, "COPY to"
+            case Run():
+                place, what = step.cwd, "RUN in"
+            case MakeDirectory():
+                # A directory on the way, or one that a later WORKDIR leaves unused, has nothing in it.
+                continue
+        if posixpath.commonpath([place, recipe.workdir]) != recipe.workdir:
+            raise TaskError(
+                f"{path}:{step.line}: {what} {place}, outside the last WORKDIR {recipe.workdir}: {_HINT}"
+            )
+
+
+# --- carrying a recipe out ----------------------------------------------------------------------------
+
+_ARCHIVE_BYTES = 256 << 20
+
+
+async def build(
+    recipe: Recipe,
+    dockerfile: Path,
+    tree: Path,
+    *,
+    sandboxes: Sandboxes,
+    environment: TaskEnvironment,
+    timeout_s: float,
+) -> None:
+    """Make the directory `tree` as the recipe says, with the Dockerfile's own directory as build context.
+
+    A RUN sees no network and keeps only what it writes to the working directory; `timeout_s` bounds each. Raises
+    TaskError, naming file and line, when a step fails.
+    """
+    await asyncio.to_thread(tree.mkdir)
+    runs: list[Run] = []
+    for step in [*recipe.steps, None]:
+        if isinstance(step, Run):
+            runs.append(step)
+            continue
+        if runs:
+            await _execute_runs(runs, recipe, dockerfile, tree, sandboxes, environment, timeout_s)
+            runs = []
+        if isinstance(step, Copy):
+            await asyncio.to_thread(_apply_copy, step, recipe, dockerfile, tree)
+        elif isinstance(step, MakeDirectory) and PurePosixPath(step.path).is_relative_to(recipe.workdir):
+            await asyncio.to_thread(
+                _directory, _inside(tree, recipe, step.path), tree, f"{dockerfile}:{step.line}"
+            )
+
+
+def lay(source: Path, target: Path) -> None:
+    """Put a file, link or directory of the host at `target`; what was there gives way, directories are merged.
+
+    Links are copied as links and never followed. Raises TaskError for special files.
+    """
+    mode = source.lstat().st_mode
+    there = target.lstat().st_mode if os.path.lexists(target) else None
+    if there is not None and not (stat.S_ISDIR(mode) and stat.S_ISDIR(there)):
+        shutil.rmtree(target) if stat.S_ISDIR(there) else target.unlink()
+    if stat.S_ISLNK(mode):
+        target.symlink_to(source.readlink())
+    elif stat.S_ISDIR(mode):
+        target.mkdir(exist_ok=True)
+        for entry in sorted(source.iterdir()):
+            lay(entry, target / entry.name)
+    elif stat.S_ISREG(mode):
+        shutil.copyfile(source, target)
+        target.chmod(0o755 if mode & 0o100 else 0o644)
+    else:
+        raise TaskError(f"{source}: is neither a file, a directory nor a link; take it out of the task")
+
+
+def said(done: Completed) -> str:
+    """How a command ended, and the end of what it printed."""
+    how = "did not end in time" if done.timed_out else f"ended with exit code {done.exit_code}"
+    tail = (done.stdout + done.stderr)[-2000:].decode(errors="replace").strip()
+    return f"{how}; its output ends with:\n{tail}" if tail else f"{how}, without output"
+
+
+def _inside(tree: Path, recipe: Recipe, path: str) -> Path:
+    return tree / PurePosixPath(path).relative_to(recipe.workdir)
+
+
+def _directory(path: Path, tree: Path, where: str) -> None:
+    """Make a directory below the tree; no link on the way may lead out of it."""
+    if not path.resolve().is_relative_to(tree.resolve()):
+        raise TaskError(f"{where}: {path.relative_to(tree)} leads out of the working directory through a link")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TaskError(f"{where}: {path.relative_to(tree)}: {error.strerror}") from error
+
+
+def _apply_copy(step: Copy, recipe: Recipe, dockerfile: Path, tree: Path) -> None:
+    where = f"{dockerfile}:{step.line}"
+    context = dockerfile.parent.resolve()
+    if (context / ".dockerignore").exists():
+        raise TaskError(f"{where}: a .dockerignore is there, which is not read; take it out of {context}")
+    target = _inside(tree, recipe, step.target)
+    for pattern in step.sources:
+        relative = pattern.strip("/") or "."
+        try:
+            found = [context] if relative == "." else sorted(context.glob(relative))
+        except ValueError as error:
+            raise TaskError(f"{where}: {pattern!r}: {error}") from error
+        if not found:
+            raise TaskError(f"{where}: {pattern!r} matches nothing in {context}")
+        for source in found:
+            real = source.resolve()
+            if not real.is_relative_to(context):
+                raise TaskError(f"{where}: {source} leads out of the build context")
+            into = step.target.endswith("/") or len(found) > 1 or target.is_dir()
+            if real.is_dir():
+                _directory(target, tree, where)
+                for entry in sorted(real.iterdir()):
+                    lay(entry, target / entry.name)
+            else:
+                place = target / source.name if into else target
+                _directory(place.parent, tree, where)
+                lay(real, place)
+
+
+async def _execute_runs(
+    runs: Sequence[Run],
+    recipe: Recipe,
+    dockerfile: Path,
+    tree: Path,
+    sandboxes: Sandboxes,
+    environment: TaskEnvironment,
+    timeout_s: float,
+) -> None:
+    await asyncio.to_thread(sandboxes.prepare_tree, tree)
+    sandbox = await sandboxes.open(
+        SandboxSpec(
+            tree=tree,
+            workdir=recipe.workdir,
+            mounts=environment.mounts,
+            env=environment.env,
+            path_prefixes=environment.path_prefixes,
+            limits=Limits(output_bytes=_ARCHIVE_BYTES),
+        )
+    )
+    try:
+        for run in runs:
+            done = await sandbox.run(run.argv, timeout_s=timeout_s, env=run.env, cwd=run.cwd)
+            if done.exit_code != 0:
+                raise TaskError(
+                    f"{dockerfile}:{run.line}: RUN {said(done)}\nHere it has no network and may write to "
+                    f"{recipe.workdir}, its home and /tmp only; if it needs more, run it with "
+                    f"--sandbox docker"
+                )
+        argv = ["tar", "-c", "-f", "-", "--exclude=__pycache__", "--exclude=./.git", "."]
+        packed = await sandbox.run(argv, timeout_s=timeout_s, cwd=recipe.workdir)
+    finally:
+        await sandbox.close()
+    where = f"{dockerfile}:{runs[-1].line}"
+    if packed.exit_code != 0 or packed.truncated:
+        raise TaskError(
+            f"{where}: what RUN left cannot be read, or is above {_ARCHIVE_BYTES} bytes: tar {said(packed)}"
+        )
+    await asyncio.to_thread(_unpack, packed.stdout, tree, where)
+
+
+def _unpack(archive: bytes, tree: Path, where: str) -> None:
+    shutil.rmtree(tree)
+    tree.mkdir()
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            for member in tar:
+                extract(tar, member, member.name, tree)
+    except (tarfile.TarError, OSError, KeyError) as error:
+        raise TaskError(f"{where}: what RUN left cannot be kept: {error}") from error

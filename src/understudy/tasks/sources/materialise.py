@@ -1,0 +1,226 @@
+"""Getting a task's source: a pinned sdist, a directory of the host, or files given in place."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path, PurePosixPath
+
+from understudy.errors import ConfigError, TaskError
+from understudy.tasks.environment import python_environment
+from understudy.types import Directory, Files, ImageTree, Sdist, Source
+from understudy.util.locks import locked
+
+_MAX_BYTES = 2 << 30
+_MAX_MEMBERS = 200_000
+_PIP_TIMEOUT_S = 600
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+# pip asks a package for its metadata even when it only downloads it, which runs the package's own code. Loaded as
+# sitecustomize by the interpreters that pip starts, this answers for the package; any other program is ended.
+_NO_BUILD = """\
+import json, os, sys
+if sys.orig_argv[1:3] != ["-m", "pip"]:
+    hook, control = (["", ""] + sys.orig_argv)[-2:]
+    result = None
+    if hook == "prepare_metadata_for_build_wheel":
+        name, version = os.environ["UNDERSTUDY_SDIST"].split("==")
+        result = "%s-%s.dist-info" % (name.replace("-", "_"), version)
+        with open(os.path.join(control, "input.json")) as file:
+            place = os.path.join(json.load(file)["kwargs"]["metadata_directory"], result)
+        os.makedirs(place)
+        with open(os.path.join(place, "METADATA"), "w") as file:
+            file.write("Metadata-Version: 2.1\\nName: %s\\nVersion: %s\\n" % (name, version))
+    elif hook.startswith("get_requires_for_"):
+        result = []
+    if result is not None:
+        with open(os.path.join(control, "output.json"), "w") as file:
+            json.dump({"return_val": result}, file)
+    os._exit(result is None)
+"""
+
+
+def relative_path(name: str, where: str) -> PurePosixPath:
+    """`name` as a path inside a tree. Raises TaskError, naming `where`, when it leads elsewhere or into `.git`."""
+    path = PurePosixPath(name)
+    bad = path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name
+    if bad or any(part.lower() == ".git" for part in path.parts):
+        raise TaskError(
+            f"{where}: {name!r} is not a path inside the tree; give a relative one without '..' and '.git'"
+        )
+    return path
+
+
+def materialise(source: Source, into: Path, cache: Path) -> None:
+    """Make the new directory `into` with the source's files; `.git` is left out at every depth.
+
+    Raises TaskError when the source is not usable, ConfigError when it cannot be fetched.
+    """
+    match source:
+        case Sdist():
+            _unpack(fetch(source, cache), into)
+        case Directory():
+            _copy(Path(source.path), into)
+        case Files():
+            _write(source.files, into)
+        case ImageTree():
+            raise TaskError("what is in a container image can be the source of a task, but not of its checks")
+
+
+def fetch(sdist: Sdist, cache: Path) -> Path:
+    """The archive of a pinned sdist, from the cache or through pip; its hash is verified, its code never run.
+
+    Raises ConfigError when pip cannot get it, TaskError when the pin is malformed or the hash is another.
+    """
+    for value, pattern, expected in (
+        (sdist.name, _NAME, "a name must be letters, digits, '.', '_' and '-'"),
+        (sdist.version, _VERSION, "a version must be letters, digits, '.', '+', '!', '_' and '-'"),
+        (sdist.sha256, _SHA256, "sha256 must be 64 lower-case hex digits"),
+    ):
+        if not pattern.fullmatch(value):
+            raise TaskError(f"sdist {sdist.name!r} {sdist.version!r}: found {value!r}; {expected}")
+    archive = archive_path(sdist, cache)
+    home = archive.parent
+    if not archive.exists():
+        with locked(home.with_suffix(".lock")):
+            if not archive.exists():
+                home.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryDirectory(dir=home) as temporary:
+                    _download(sdist, Path(temporary), cache).rename(archive)
+    return archive
+
+
+def archive_path(sdist: Sdist, cache: Path) -> Path:
+    """Where the archive of a pinned sdist lies once it is fetched."""
+    return cache.absolute() / "sdists" / sdist.sha256 / "file"
+
+
+def _download(sdist: Sdist, place: Path, cache: Path) -> Path:
+    pin = f"{sdist.name}=={sdist.version}"
+    (place / "sitecustomize.py").write_text(_NO_BUILD, encoding="utf-8")
+    (place / "requirements.txt").write_text(f"{pin} --hash=sha256:{sdist.sha256}\n", encoding="utf-8")
+    python = Path(python_environment(cache).path_prefixes[0], "python")
+    argv = [python, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    argv += ["--no-binary=:all:", "--no-build-isolation", "--require-hashes", "--dest", place / "got"]
+    try:
+        pip = subprocess.run(
+            [*argv, "-r", place / "requirements.txt"],
+            env={**os.environ, "PYTHONPATH": str(place), "UNDERSTUDY_SDIST": pin},
+            capture_output=True,
+            text=True,
+            timeout=_PIP_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"pip could not be run to fetch {pin}: {error}; run the same command again") from error
+    if "DO NOT MATCH THE HASHES" in pip.stderr:
+        raise TaskError(f"sdist {pin}: what the index has is not sha256 {sdist.sha256}; correct the pin")
+    found = sorted((place / "got").glob("*"))
+    if pip.returncode or len(found) != 1:
+        raise ConfigError(
+            f"pip could not fetch the source of {pin}; check name and version, the network and pip's own "
+            f"settings, then run the same command again. pip said:\n{pip.stderr.strip()[-2000:]}"
+        )
+    if (got := hashlib.sha256(found[0].read_bytes()).hexdigest()) != sdist.sha256:
+        raise TaskError(f"sdist {pin}: got sha256 {got}, expected {sdist.sha256}; correct the pin")
+    return found[0]
+
+
+def _unpack(archive: Path, into: Path) -> None:
+    """Unpack without the archive's top directory."""
+    into.mkdir(parents=True)
+    total = 0
+    try:
+        with tarfile.open(archive) as tar:
+            for count, member in enumerate(tar, 1):
+                total += member.size
+                if total > _MAX_BYTES or count > _MAX_MEMBERS:
+                    raise TaskError(f"{archive}: unpacks to more than {_MAX_BYTES} bytes or {_MAX_MEMBERS} files")
+                parts = PurePosixPath(member.name).parts[1:]
+                if parts and all(part.lower() != ".git" for part in parts):
+                    extract(tar, member, "/".join(parts), into)
+    except (tarfile.TarError, OSError, EOFError, KeyError) as error:
+        raise TaskError(f"{archive}: cannot be unpacked as a source archive: {error}") from error
+
+
+def _copy(source: Path, into: Path) -> None:
+    if not source.is_dir():
+        raise TaskError(f"{source}: no such directory; a task's source must be there and readable")
+    into.mkdir(parents=True)
+    for parent, names, files in os.walk(source, onerror=_unreadable):
+        names[:] = [name for name in names if name.lower() != ".git"]
+        there = into / Path(parent).relative_to(source)
+        for name in [*names, *(name for name in files if name.lower() != ".git")]:
+            origin = Path(parent, name)
+            mode = origin.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                (there / name).symlink_to(origin.readlink())
+            elif stat.S_ISDIR(mode):
+                (there / name).mkdir()
+            elif not stat.S_ISREG(mode):
+                raise TaskError(f"{origin}: is neither a file, a directory nor a link; take it out of the source")
+            elif not os.access(origin, os.R_OK):
+                raise TaskError(f"{origin}: cannot be read; make it readable or take it out of the source")
+            else:
+                shutil.copy2(origin, there / name)
+
+
+def _unreadable(error: OSError) -> None:
+    raise TaskError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+def _write(files: dict[str, str], into: Path) -> None:
+    into.mkdir(parents=True)
+    for name, content in files.items():
+        path = into / relative_path(name, "files")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.encode())
+        except (OSError, UnicodeEncodeError) as error:
+            raise TaskError(f"files: {name!r} cannot be written: {error}") from error
+
+
+def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, root: Path) -> None:
+    """Write a member to the path `name` below the directory `root`: a file, a directory or a link.
+
+    Does what tarfile's own data filter does, which Python has from 3.11.4 on only; Debian 12 has 3.11.2.
+    Raises tarfile.TarError for a member that leads out of `root` or is anything else.
+    """
+    root = root.resolve()
+    path = PurePosixPath(name)
+    place = root / path
+    if place == root and member.isdir():
+        return
+    if path.is_absolute() or ".." in path.parts or not place.parent.resolve().is_relative_to(root):
+        raise tarfile.TarError(f"{member.name!r} leads out of the tree")
+    if member.isdir():
+        if place.is_symlink():
+            raise tarfile.TarError(f"{member.name!r} is a link and a directory")
+        place.mkdir(parents=True, exist_ok=True)
+        return
+    if member.issym():
+        target = place.parent / member.linkname
+        if PurePosixPath(member.linkname).is_absolute() or not target.resolve().is_relative_to(root):
+            raise tarfile.TarError(f"{member.name!r} is a link that leads out of the tree")
+    elif not (member.isreg() or member.islnk()):
+        raise tarfile.TarError(f"{member.name!r} is neither a file, a directory nor a link")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)
+    if member.issym():
+        place.symlink_to(member.linkname)
+        return
+    content = tar.extractfile(member)  # a hard link's content is that of its target in the archive
+    if content is None:
+        raise tarfile.TarError(f"{member.name!r} is a link to what is no file")
+    with content, place.open("xb") as file:
+        shutil.copyfileobj(content, file)
+    place.chmod(0o755 if member.mode & 0o100 else 0o644)
+    os.utime(place, (member.mtime, member.mtime))

@@ -1,0 +1,365 @@
+"""Unified diffs: the one reader of them in this code base, and diffs that are made or reversed.
+
+The reader is strict, because the gate lets a patch through by what it read in it: whatever it cannot account for
+is an error and never skipped. Only text before the first file and the signature of a mail are ignored. It works
+on bytes, since paths and contents in a patch need not be UTF-8.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+NO_NEWLINE = "\\ No newline at end of file"
+
+_ESCAPES = dict(zip(b'abtnvfr"\\', b'\a\b\t\n\v\f\r"\\', strict=True))
+_ESCAPE = re.compile(rb"\\([0-3][0-7]{2}|.)", re.DOTALL)
+_QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@(.*)", re.DOTALL)
+_MODE = re.compile(rb"(?:old mode|new mode|deleted file mode|new file mode) ([0-7]{6})\Z")
+_INDEX = re.compile(rb"index [0-9a-f]+\.\.[0-9a-f]+(?: ([0-7]{6}))?\Z")
+_SIMILARITY = re.compile(rb"(?:dis)?similarity index \d+%\Z")
+_GIT_VERSION = re.compile(rb"\d+\.\d+[\w.() -]*\Z")
+_BINARY_SIZE = re.compile(rb"(?:literal|delta) \d+\Z")
+
+
+class DiffError(ValueError):
+    """A patch that cannot be read or reversed; the message names the line and what was expected."""
+
+
+class Hunk(Struct, frozen=True):
+    """One stretch of changed lines.
+
+    Each of `lines` begins with its sign (" ", "-", "+", or "\\" for a missing line end) and has no line end of its
+    own. Some tools strip the sign of an empty context line; such a line is empty here or begins with a tab.
+    """
+
+    old_start: int
+    old_count: int
+    new_start: int
+    new_count: int
+    section: bytes
+    lines: tuple[bytes, ...]
+
+
+class FileDiff(Struct, frozen=True):
+    """The change of one file.
+
+    `paths` and `modes` are all that are named, `text` the file's own bytes of the patch, and `header` its lines
+    before the first hunk. `old_path` and `new_path` are None for a file that is added or removed.
+    """
+
+    paths: frozenset[bytes]
+    modes: frozenset[bytes]
+    text: bytes
+    header: tuple[bytes, ...]
+    old_path: bytes | None
+    new_path: bytes | None
+    hunks: tuple[Hunk, ...] = ()
+    is_binary: bool = False
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the change adds a file that was not there."""
+        return any(line.startswith((b"new file mode ", b"--- /dev/null")) for line in self.header)
+
+
+def parse_diff(patch: bytes) -> list[FileDiff]:
+    """The files that a patch changes, in its order; text before the first one is ignored. Raises DiffError."""
+    return _DiffReader(patch).files()
+
+
+class _DiffReader:
+    """A cursor over the lines of a patch; each method reads what it is named after and moves on."""
+
+    def __init__(self, patch: bytes) -> None:
+        self._lines = patch.split(b"\n")
+        self._ends_with_newline = self._lines[-1] == b""
+        if self._ends_with_newline:
+            self._lines.pop()
+        self._position = 0
+
+    def files(self) -> list[FileDiff]:
+        files: list[FileDiff] = []
+        while self._position < len(self._lines):
+            line = self._lines[self._position]
+            if line.startswith(b"diff --git ") or self._is_plain_header():
+                files.append(self._file())
+            elif files and line.strip() and line != b"-- " and not self._is_signature():
+                raise self._error("expected the next file of the patch")
+            else:
+                self._position += 1
+        return files
+
+    def _file(self) -> FileDiff:
+        start = self._position
+        paths: set[bytes] = set()
+        modes: set[bytes] = set()
+        git_names: bytes | None = None
+        sides: list[bytes | None] = []
+        hunks: list[Hunk] = []
+        if (line := self._peek()).startswith(b"diff --git "):
+            git_names = line.removeprefix(b"diff --git ")
+            self._position += 1
+            self._extended_header(paths, modes)
+        is_binary = self._peek() == b"GIT binary patch"
+        if is_binary:
+            header_end = self._position + 1
+            self._binary()
+        else:
+            if self._peek().startswith(b"--- "):
+                sides = [self._side(prefix) for prefix in (b"--- ", b"+++ ")]
+                paths.update(path for path in sides if path is not None)
+            header_end = self._position
+            while match := _HUNK.match(self._peek()):
+                hunks.append(self._hunk(match))
+        same = None if git_names is None else _same_names(git_names)
+        if same is not None:
+            paths.add(same)
+        if not paths:
+            raise self._error("no file name can be read for the file that ends here")
+        header = tuple(self._lines[start:header_end])
+        old_path, new_path = sides or _sides_of_header(header, same)
+        text = b"\n".join(self._lines[start : self._position])
+        if self._position < len(self._lines) or self._ends_with_newline:
+            text += b"\n"
+        return FileDiff(
+            frozenset(paths), frozenset(modes), text, header, old_path, new_path, tuple(hunks), is_binary
+        )
+
+    def _extended_header(self, paths: set[bytes], modes: set[bytes]) -> None:
+        while True:
+            line = self._peek()
+            if match := _MODE.match(line) or _INDEX.match(line):
+                modes.update(mode for mode in match.groups() if mode)
+            elif line.startswith((b"rename from ", b"rename to ", b"copy from ", b"copy to ")):
+                paths.add(_unquote(line.split(b" ", 2)[2]))
+            elif not _SIMILARITY.match(line):
+                return
+            self._position += 1
+
+    def _side(self, prefix: bytes) -> bytes | None:
+        line = self._peek()
+        if not line.startswith(prefix):
+            raise self._error(f"expected a line that starts with {prefix.decode()!r}")
+        self._position += 1
+        text = line.removeprefix(prefix)
+        name = _unquote(text) if text.startswith(b'"') else text.partition(b"\t")[0]
+        return None if name == b"/dev/null" else _strip(name)
+
+    def _hunk(self, match: re.Match[bytes]) -> Hunk:
+        self._position += 1
+        first = self._position
+        old_count, new_count = (1 if count is None else int(count) for count in (match[2], match[4]))
+        old, new = old_count, new_count
+        while old > 0 or new > 0:
+            if self._position >= len(self._lines):
+                raise self._error("the patch ends inside a hunk, expected more lines")
+            sign = self._peek()[:1]
+            if sign not in (b" ", b"+", b"-", b"\\", b"", b"\t"):
+                raise self._error("expected a line of a hunk")
+            old -= sign in (b" ", b"-", b"", b"\t")
+            new -= sign in (b" ", b"+", b"", b"\t")
+            self._position += 1
+        if old or new:
+            raise self._error("a hunk is longer than its header says")
+        if self._peek().startswith(b"\\"):
+            self._position += 1
+        lines = tuple(self._lines[first : self._position])
+        return Hunk(int(match[1]), old_count, int(match[3]), new_count, match[5], lines)
+
+    def _binary(self) -> None:
+        self._position += 1
+        while _BINARY_SIZE.match(self._peek()):
+            self._position += 1
+            while self._peek():
+                self._position += 1
+            if self._position < len(self._lines):
+                self._position += 1
+
+    def _is_signature(self) -> bool:
+        """Whether this is the version of git below a patch that git formatted as a mail."""
+        return (
+            self._lines[self._position - 1] == b"-- "
+            and _GIT_VERSION.match(self._lines[self._position]) is not None
+        )
+
+    def _is_plain_header(self) -> bool:
+        ahead = self._lines[self._position : self._position + 3]
+        return (
+            len(ahead) == 3
+            and ahead[0].startswith(b"--- ")
+            and ahead[1].startswith(b"+++ ")
+            and _HUNK.match(ahead[2]) is not None
+        )
+
+    def _peek(self) -> bytes:
+        return self._lines[self._position] if self._position < len(self._lines) else b""
+
+    def _error(self, expected: str) -> DiffError:
+        return DiffError(f"line {self._position + 1}: {expected}, got {self._peek()[:80]!r}")
+
+
+def _sides_of_header(header: tuple[bytes, ...], same: bytes | None) -> tuple[bytes | None, bytes | None]:
+    """The old and the new path of a file without `---` and `+++` lines, as one that is only renamed."""
+    old = new = same
+    for line in header:
+        if line.startswith((b"rename from ", b"copy from ")):
+            old = _unquote(line.split(b" ", 2)[2])
+        elif line.startswith((b"rename to ", b"copy to ")):
+            new = _unquote(line.split(b" ", 2)[2])
+        elif line.startswith(b"new file mode "):
+            old = None
+        elif line.startswith(b"deleted file mode "):
+            new = None
+    return old, new
+
+
+def _same_names(names: bytes) -> bytes | None:
+    """The path in `a/path b/path`, which is all there is when a file changes without text; None if they differ."""
+    if names.startswith(b'"'):
+        match = _QUOTED.match(names)
+        if match is None:
+            return None
+        first, second = match[0], names[match.end() + 1 :]
+    elif names.endswith(b'"'):
+        first, _, second = names.partition(b' "')
+        second = b'"' + second
+    else:
+        # Paths may contain spaces: only the middle of the text can be the space between two equal paths.
+        middle = len(names) // 2
+        first, second = names[:middle], names[middle + 1 :]
+        if names[middle : middle + 1] != b" ":
+            return None
+    one, other = _strip(_unquote(first)), _strip(_unquote(second))
+    return one if one == other else None
+
+
+def _strip(name: bytes) -> bytes:
+    """A path without its first component, `a/` or `b/`, as `git apply -p1` reads it."""
+    return name.partition(b"/")[2] if not name.startswith(b"/") else name
+
+
+def _unquote(text: bytes) -> bytes:
+    match = _QUOTED.match(text)
+    if match is None:
+        return text
+
+    def plain(escape: re.Match[bytes]) -> bytes:
+        code = escape[1]
+        return bytes([int(code, 8) if len(code) == 3 else _ESCAPES.get(code[0], code[0])])
+
+    return _ESCAPE.sub(plain, match[1])
+
+
+# --- making diffs ------------------------------------------------------------------------------------------
+
+
+def unified(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    """The diff that turns the files `old` into `new` (path → text), byte for byte; both have the same paths."""
+    return "".join(_unified_file(path, old[path], new[path]) for path in sorted(old) if old[path] != new[path])
+
+
+def _unified_file(path: str, old: str, new: str) -> str:
+    lines = [f"diff --git a/{path} b/{path}\n"]
+    for line in difflib.unified_diff(_lines(old), _lines(new), f"a/{path}", f"b/{path}"):
+        lines.append(line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}\n")
+    return "".join(lines)
+
+
+def _lines(text: str) -> list[str]:
+    # git knows one line end only; str.splitlines knows ten.
+    lines = [line + "\n" for line in text.split("\n")]
+    last = lines.pop()[:-1]
+    return [*lines, last] if last else lines
+
+
+# --- reversing diffs ---------------------------------------------------------------------------------------
+
+# Header lines that change places, in git's order: the first of a pair is written before the second.
+_SWAPPED = (
+    (b"old mode ", b"new mode "),
+    (b"new file mode ", b"deleted file mode "),
+    (b"similarity index ", b"similarity index "),
+    (b"dissimilarity index ", b"dissimilarity index "),
+    (b"rename from ", b"rename to "),
+)
+_HEADER_KEYS = (b"diff --git ", b"index ", *(key for pair in _SWAPPED for key in pair), b"--- ", b"+++ ")
+
+
+def reverse(patch: str) -> str:
+    """The unified diff that undoes one, for text files: changed, new, deleted, renamed or with another mode.
+
+    Raises DiffError, naming the line, for what is no such diff, and for binary files and copies.
+    """
+    files = parse_diff(patch.encode(errors="surrogateescape"))
+    if not files:
+        raise DiffError("the patch changes no file; expected a unified diff")
+    lines = [line for file in reversed(files) for line in _reversed_file(file)]
+    return b"".join(line + b"\n" for line in lines).decode(errors="surrogateescape")
+
+
+def _reversed_file(file: FileDiff) -> list[bytes]:
+    header: dict[bytes, bytes] = {}
+    for line in file.header:
+        key = next((key for key in _HEADER_KEYS if line.startswith(key)), None)
+        if key is None:
+            raise DiffError(f"a file with the line {line[:80]!r} cannot be reversed; expected a change of text")
+        header[key] = line[len(key) :]
+    if bool(file.hunks) != (b"--- " in header):
+        raise DiffError(f"the header and hunks of {min(file.paths)!r} do not fit together")
+    return [*_reversed_header(header), *(line for hunk in file.hunks for line in _reversed_hunk(hunk))]
+
+
+def _reversed_header(header: dict[bytes, bytes]) -> list[bytes]:
+    lines: list[bytes] = []
+    if names := header.get(b"diff --git "):
+        if b"rename from " in header:
+            names = b"a/" + header[b"rename to "] + b" b/" + header[b"rename from "]
+        lines.append(b"diff --git " + names)
+    for one, other in _SWAPPED:
+        pairs = dict.fromkeys(((one, other), (other, one)))
+        lines += [key + header[source] for key, source in pairs if source in header]
+    if blobs := header.get(b"index "):
+        ids, space, mode = blobs.partition(b" ")
+        old, dots, new = ids.partition(b"..")
+        lines.append(b"index " + new + dots + old + space + mode)
+    if b"--- " in header:
+        lines.append(b"--- " + _renamed(header[b"+++ "], b"b/", b"a/"))
+        lines.append(b"+++ " + _renamed(header[b"--- "], b"a/", b"b/"))
+    return lines
+
+
+def _renamed(name: bytes, old: bytes, new: bytes) -> bytes:
+    for quote in (b"", b'"'):
+        if name.startswith(quote + old):
+            return quote + new + name[len(quote + old) :]
+    return name
+
+
+def _reversed_hunk(hunk: Hunk) -> list[bytes]:
+    spans = ((hunk.new_start, hunk.new_count), (hunk.old_start, hunk.old_count))
+    old, new = (str(start) if count == 1 else f"{start},{count}" for start, count in spans)
+    lines = [f"@@ -{old} +{new} @@".encode() + hunk.section]
+    removed: list[bytes] = []  # of the reversed hunk: what the hunk added
+    added: list[bytes] = []
+    last = lines
+    for line in hunk.lines:
+        sign = line[:1]
+        if sign == b"\\":
+            last.append(line)  # belongs to the line before it, on whichever side that is
+        elif sign == b"-":
+            added.append(b"+" + line[1:])
+            last = added
+        elif sign == b"+":
+            removed.append(b"-" + line[1:])
+            last = removed
+        elif sign == b"\t":
+            raise DiffError(f"expected a line of a hunk, got {line[:80]!r}")
+        else:
+            lines += [*removed, *added, line or b" "]
+            removed, added, last = [], [], lines
+    return [*lines, *removed, *added]
