@@ -17,9 +17,8 @@ from understudy.sandbox.base import usable
 from understudy.tasks.datasets.images import ImageChoice
 from understudy.tasks.load import load_all
 from understudy.tasks.records import dump
-from understudy.train.loop.evaluation import Evaluation
 from understudy.train.loop.runtime import LoopSummary, Means, carry_on
-from understudy.train.loop.state import LoopConfig, StepState
+from understudy.train.loop.state import Evaluation, LoopConfig, StepState
 from understudy.train.loop.watcher import Watcher
 from understudy.types import SuiteChecks, Task
 

@@ -11,8 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from understudy.store.store import Store
-from understudy.train.loop.evaluation import Evaluation
-from understudy.train.loop.state import LoopConfig, LoopDirectory, LoopState, StepState, version_of
+from understudy.train.loop.state import Evaluation, LoopConfig, LoopDirectory, LoopState, StepState, version_of
 from understudy.types import (
     Call,
     ErrorInfo,

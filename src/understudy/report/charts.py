@@ -1,17 +1,15 @@
-"""Which charts a report has, out of its figures."""
+"""Which charts a report has, as plain data: `svg` draws them for the page, `picture` for a PNG."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec import Struct
+
 from understudy.report import formatting
 from understudy.report.figures import Figures, Point
-from understudy.report.svg import Bar, Dot, Series, curve, forest, text
-from understudy.train.loop.evaluation import Interval
 from understudy.train.loop.state import number_of
-
-Card = tuple[str, str, str]
-"""Title, chart and caption; the latter two are HTML."""
+from understudy.util.statistics import ConfidenceInterval, MeanEstimate
 
 _TRAINING = (
     ("mismatch_mean", "Mismatch, mean", "behaviour against training log-probabilities of the same tokens"),
@@ -25,116 +23,157 @@ _TRAINING = (
     ("groups", "Groups learned from", ""),
     ("seconds", "Seconds", "of the update"),
 )
+_SHOWN_ELSEWHERE = {"reward", "reward_mean", "collected", "solved", "rollouts", "sequences"}
+"""Metrics of the trainer that the graded rollouts themselves show."""
+_MAX_OTHERS = 24
 
 
-_ELSEWHERE = {"reward", "reward_mean", "collected", "solved", "rollouts", "sequences"}
-"""What the graded rollouts themselves tell."""
+class Dot(Struct, frozen=True, kw_only=True):
+    """A value, the bounds of its interval where it has one, and a sentence about it."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    description: str = ""
 
 
-def chart_cards(figures: Figures) -> list[Card]:
-    """Solve rate, reward, tokens and turns over the steps of a loop; of several runs the latter two."""
+class Series(Struct, frozen=True, kw_only=True):
+    """Dots of one kind, by x. `style` is "main", or "side" for what matters less."""
+
+    name: str
+    dots: Sequence[Dot]
+    style: str = "main"
+
+
+class LineChart(Struct, frozen=True, kw_only=True):
+    """Values over whole numbers. `name` is the metric's, `axis` writes a value at the axis.
+
+    Without `bounds` the axis follows from the values.
+    """
+
+    name: str
+    title: str
+    series: Sequence[Series]
+    caption: str = ""
+    axis: Callable[[float], str] = formatting.number
+    x_name: str = "updates of the policy"
+    bounds: tuple[float, float] | None = None
+
+
+class Bar(Struct, frozen=True, kw_only=True):
+    """A row of a forest plot: a rate with its interval, its name at the left, its value as text at the right."""
+
+    name: str
+    rate: ConfidenceInterval
+    style: str = "main"
+
+
+class ForestChart(Struct, frozen=True, kw_only=True):
+    """Rates with their intervals under each other, on one axis from 0 to 1."""
+
+    title: str
+    bars: Sequence[Bar]
+
+
+def loop_charts(figures: Figures) -> list[LineChart]:
+    """Solve rate, reward, tokens and turns over the steps of a loop; none of anything else."""
     if figures.kind != "loop":
         return []
     binary = all(
-        point.reward is None or point.solve_rate is None or point.reward == point.solve_rate
+        point.reward is None or point.solve_rate is None or point.reward.estimate == point.solve_rate.estimate
         for point in (*figures.points, *figures.collected)
     )
-    cards = [
-        _card(figures, "Solve rate", "", lambda point: point.solve_rate, formatting.percent, (0.0, 1.0)),
-        _card(
+    share = (0.0, 1.0)
+    charts = [
+        _over_steps(figures, "solve_rate", "Solve rate", axis=formatting.tick, bounds=share),
+        _over_steps(
             figures,
+            "reward",
             "Mean reward",
-            "every reward was 0 or 1, so this is the solve rate" if binary else "",
-            lambda point: point.reward,
-            formatting.number,
-            (0.0, 1.0) if binary else None,
+            caption="every reward was 0 or 1, so this is the solve rate" if binary else "",
+            bounds=share if binary else None,
         ),
-        _card(figures, "Sampled tokens", "of a rollout", lambda point: point.sampled, formatting.number, None),
-        _card(figures, "Turns", "answered calls of a rollout", lambda point: point.turns, formatting.number, None),
+        _over_steps(figures, "sampled", "Sampled tokens", caption="of a rollout"),
+        _over_steps(figures, "turns", "Turns", caption="answered calls of a rollout"),
     ]
-    return [card for card in cards if card[1]]
+    return [chart for chart in charts if chart.series]
 
 
-def points_chart(figures: Figures) -> str:
-    """The solve rates of several runs under each other; nothing where the page has them already."""
-    if figures.kind != "runs" or len(figures.points) < 3:
-        return ""
-    bars = [
-        Bar(
-            name=point.label,
-            value=point.solve_rate.estimate,
-            low=point.solve_rate.low,
-            high=point.solve_rate.high,
-            told=formatting.rate(point.solve_rate),
-        )
-        for point in figures.points
-        if point.solve_rate is not None
-    ]
-    return forest(bars, name="solve rate of each run with its 95 % interval") if bars else ""
-
-
-def training_cards(figures: Figures) -> list[Card]:
-    """A small chart for each number that the trainer told: known ones first, others where they change."""
-    every: dict[str, set[float]] = {}
+def training_charts(figures: Figures) -> list[LineChart]:
+    """A chart for each number that the trainer reported: well-known ones first, others where they change."""
+    values: dict[str, set[float]] = {}
     for step in figures.training:
         for name, value in step.values.items():
-            every.setdefault(name, set()).add(value)
-    told = every.keys()
-    changing = {name for name, values in every.items() if len(values) > 1}
-    known = [row for row in _TRAINING if row[0] in told]
-    others = sorted(changing - {name for name, _, _ in _TRAINING} - _ELSEWHERE)[:24]
-    cards: list[Card] = []
-    for name, title, caption in [*known, *((name, name, "") for name in others)]:
+            values.setdefault(name, set()).add(value)
+    well_known = [row for row in _TRAINING if row[0] in values]
+    changing = {name for name, different in values.items() if len(different) > 1}
+    others = sorted(changing - {name for name, _, _ in _TRAINING} - _SHOWN_ELSEWHERE)[:_MAX_OTHERS]
+    charts: list[LineChart] = []
+    for name, title, caption in [*well_known, *((name, name, "") for name in others)]:
         dots = [
-            Dot(x=step.step, y=step.values[name], told=f"step {step.step}: {formatting.number(step.values[name])}")
+            Dot(
+                x=step.step,
+                y=step.values[name],
+                description=f"step {step.step}: {formatting.number(step.values[name])}",
+            )
             for step in figures.training
             if name in step.values
         ]
-        chart = curve(
-            [Series(name=name, dots=dots)], name=title, told=formatting.number, size=(400, 140), x_name="step"
-        )
-        now = f"<em>{text(formatting.number(dots[-1].y))}</em>"
-        cards.append((title[:80], chart, f"{now}{text(caption)}"))
-    return cards
+        series = [Series(name=name, dots=dots)]
+        charts.append(LineChart(name=name, title=title[:80], series=series, caption=caption, x_name="step"))
+    return charts
 
 
-def place(point: Point) -> float:
-    """How many updates the policy of a point of a loop had: what its version says, else its step."""
-    made_by = number_of(point.version)
-    return float(point.step or 0) if made_by is None else float(made_by)
+def runs_chart(figures: Figures) -> ForestChart:
+    """The solve rates of all points, the last of them as the main one."""
+    rated = [(point.label, point.solve_rate) for point in figures.points if point.solve_rate is not None]
+    bars = [
+        Bar(name=label, rate=rate, style="main" if index == len(rated) - 1 else "side")
+        for index, (label, rate) in enumerate(rated)
+    ]
+    return ForestChart(title="Solve rate, with 95 % intervals", bars=bars)
 
 
-def _card(
+def _over_steps(
     figures: Figures,
+    name: str,
     title: str,
-    caption: str,
-    value: Callable[[Point], Interval | None],
-    told: Callable[[float], str],
-    bounds: tuple[float, float] | None,
-) -> Card:
-    held_out, training = _dots(figures.points, value, told), _dots(figures.collected, value, told)
-    series = [Series(name="training tasks", dots=training, style="side")] if training else []
-    series += [Series(name="held-out tasks", dots=held_out)] if held_out else []
-    legend = "".join(f'<span class="key {one.style}">{text(one.name)}</span>' for one in reversed(series))
-    axis = formatting.tick if told is formatting.percent else told
-    return title, curve(series, name=title, told=axis, bounds=bounds), f"{text(caption)} {legend}"
+    *,
+    caption: str = "",
+    axis: Callable[[float], str] = formatting.number,
+    bounds: tuple[float, float] | None = None,
+) -> LineChart:
+    """The chart of an attribute of `Point`, for held-out and training tasks."""
+    series = [
+        Series(name=label, dots=dots, style=style)
+        for label, points, style in (
+            ("training tasks", figures.collected, "side"),
+            ("held-out tasks", figures.points, "main"),
+        )
+        if (dots := _dots(points, name))
+    ]
+    return LineChart(name=name, title=title, series=series, caption=caption, axis=axis, bounds=bounds)
 
 
-def _dots(
-    points: Sequence[Point], value: Callable[[Point], Interval | None], told: Callable[[float], str]
-) -> list[Dot]:
+def _dots(points: Sequence[Point], name: str) -> list[Dot]:
+    show = formatting.percent if name == "solve_rate" else formatting.number
     dots: list[Dot] = []
     for point in points:
-        if (found := value(point)) is None:
+        value: ConfidenceInterval | MeanEstimate | None = getattr(point, name)
+        if value is None:
             continue
-        span = f"{told(found.estimate)}, 95 % interval {told(found.low)} to {told(found.high)}"
-        dots.append(
-            Dot(
-                x=place(point),
-                y=found.estimate,
-                low=found.low,
-                high=found.high,
-                told=f"{point.label}: {span}; {point.graded} rollouts",
-            )
-        )
+        if value.low is None or value.high is None:
+            interval = "of one rollout, so without an interval"
+        else:
+            interval = f"95 % interval {show(value.low)} to {show(value.high)}; {point.graded} rollouts"
+        description = f"{point.label}: {show(value.estimate)}, {interval}"
+        x, y = _updates(point), value.estimate
+        dots.append(Dot(x=x, y=y, low=value.low, high=value.high, description=description))
     return sorted(dots, key=lambda dot: dot.x)
+
+
+def _updates(point: Point) -> float:
+    """How many updates the policy of a point of a loop had: by its version's number, else by the step."""
+    number = number_of(point.version)
+    return float(point.step or 0) if number is None else float(number)

@@ -6,9 +6,9 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from understudy.report.comparison import Difference
+from understudy.report.comparison import RateDifference
 from understudy.store.outcomes import VersionUse
-from understudy.train.loop.evaluation import Interval
+from understudy.util.statistics import ConfidenceInterval, MeanEstimate
 
 Kind = Literal["run", "runs", "loop", "training"]
 
@@ -35,11 +35,11 @@ class Point(Struct, frozen=True, kw_only=True):
     failed: int = 0
     pending: int = 0
     timeouts: int = 0
-    solve_rate: Interval | None = None
-    reward: Interval | None = None
-    turns: Interval | None = None
-    sampled: Interval | None = None
-    seconds: Interval | None = None
+    solve_rate: ConfidenceInterval | None = None
+    reward: MeanEstimate | None = None
+    turns: MeanEstimate | None = None
+    sampled: MeanEstimate | None = None
+    seconds: MeanEstimate | None = None
     calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -83,8 +83,8 @@ class Headline(Struct, frozen=True, kw_only=True):
 
     before: Point
     after: Point
-    difference: Difference
-    strict: Difference
+    difference: RateDifference
+    strict: RateDifference
 
 
 class Figures(Struct, frozen=True, kw_only=True):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from understudy.report.comparison import LEAST_TASKS, SIGNIFICANT
+from understudy.report.comparison import MIN_TASKS, SIGNIFICANT
 from understudy.report.figures import Figures, Headline, Point
-from understudy.train.loop.evaluation import Interval
+from understudy.util.statistics import ConfidenceInterval
 
 NOTHING = "–"
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -60,14 +60,14 @@ def moment(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def rate(interval: Interval | None) -> str:
+def rate(interval: ConfidenceInterval | None) -> str:
     """A solve rate with its interval."""
     if interval is None:
         return NOTHING
     return f"{percent(interval.estimate)} [{spanned(interval)}]"
 
 
-def spanned(interval: Interval) -> str:
+def spanned(interval: ConfidenceInterval) -> str:
     """The bounds of an interval of shares."""
     return f"{_hundredth(interval.low)}–{_hundredth(interval.high)}"
 
@@ -83,7 +83,7 @@ def judged(figures: Figures) -> tuple[str, str]:
             return (f"{percent(last.solve_rate.estimate)} solved", "open")
         return ("Nothing to compare with yet", "open")
     if headline.difference.judgement == "open":
-        if 0 < headline.difference.common_tasks < LEAST_TASKS:
+        if 0 < headline.difference.common_tasks < MIN_TASKS:
             return ("Too few tasks to tell", "open")
         return ("No difference beyond chance", "open")
     if headline.strict.judgement != headline.difference.judgement:
@@ -121,8 +121,8 @@ def reasons(headline: Headline) -> list[tuple[bool, str]]:
     else:
         shown = "< 0.001" if found.p_by_task < 0.001 else f"= {found.p_by_task:.2g}"
         text = f"by task: p {shown} over {found.common_tasks} tasks in both"
-        if found.common_tasks < LEAST_TASKS:
-            text += f", fewer than the {LEAST_TASKS} that this test needs"
+        if found.common_tasks < MIN_TASKS:
+            text += f", fewer than the {MIN_TASKS} that this test needs"
         lines.append((found.p_by_task < SIGNIFICANT, text))
     suspicious = headline.before.suspicious_solved + headline.after.suspicious_solved
     if suspicious:

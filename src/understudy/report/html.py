@@ -10,23 +10,22 @@ from collections.abc import Iterable, Sequence
 
 from understudy import __version__
 from understudy.report import formatting
-from understudy.report.charts import chart_cards, points_chart, training_cards
-from understudy.report.figures import Figures, Point, TaskRow
-from understudy.report.page import CLOSING, OPENING
+from understudy.report.charts import Bar, ForestChart, LineChart, loop_charts, runs_chart, training_charts
+from understudy.report.figures import Figures, TaskRow
 from understudy.report.runs import gain
-from understudy.report.svg import Bar, forest, strip, text
+from understudy.report.svg import forest_chart, line_chart, strip, text
 
 _MOST_TASKS = 500
 _LONG = 400
 _HOW = (
     "Solve rates are over rollouts that were graded; infrastructure failures and what is pending are in none "
     "of them. Bands, whiskers and brackets are 95 % intervals: Wilson's of a rate, Student's of a mean, "
-    "Newcombe's of a difference of two rates. These take rollouts for independent, which several of one task "
-    "are not. So a difference is called beyond chance only where its interval excludes 0 and, besides, a test "
-    "by task agrees: how often would the tasks in both differ as much on the whole, if each task's two rates "
-    "changed places at random? That needs p below 0.05. The first point is compared with the last, never with "
-    "the best: choosing the best of several makes a gain out of chance. Everything about reward comes of "
-    "graded rollouts in the stores, nothing of it from the trainer."
+    "Newcombe's of a difference of two rates; the mean of a single rollout has none. These take rollouts for "
+    "independent, which several of one task are not. So a difference is called beyond chance only where its "
+    "interval excludes 0 and, besides, a test by task agrees: how often would the tasks in both differ as much on "
+    "the whole, if each task's two rates changed places at random? That needs p below 0.05. The first point is "
+    "compared with the last, never with the best: choosing the best of several makes a gain out of chance. "
+    "Everything about reward comes of graded rollouts in the stores, nothing of it from the trainer."
 )
 
 
@@ -35,12 +34,12 @@ def page(figures: Figures) -> str:
     verdict, mood = formatting.judged(figures)
     title = text(f"{figures.title}: {verdict}")
     parts = [
-        OPENING.replace("{title}", title),
+        _OPENING.replace("{title}", title),
         _head(figures),
         _verdict(figures, verdict, mood),
         _totals(figures),
-        _section("How it went", _grid(chart_cards(figures))),
-        _section("What the trainer told", _grid(training_cards(figures), "small") + _skipped(figures)),
+        _section("How it went", _grid(loop_charts(figures))),
+        _section("What the trainer told", _grid(training_charts(figures), small=True) + _skipped(figures)),
         _section(
             "Each point" if len(figures.points) + len(figures.collected) > 1 else "The run", _points(figures)
         ),
@@ -52,7 +51,7 @@ def page(figures: Figures) -> str:
         _section("What was run", _about(figures)),
         f"<footer><p>{text(_HOW)}</p>",
         f"<p>Understudy {text(__version__)}, {formatting.moment(figures.made_at)}</p></footer>",
-        CLOSING,
+        _CLOSING,
     ]
     return "".join(parts)
 
@@ -71,36 +70,30 @@ def _verdict(figures: Figures, verdict: str, mood: str) -> str:
     if headline is not None:
         found = headline.difference
         big = f'<p class="big">{formatting.points(found.value)}<small>points</small></p>'
+        when = ("before: ", "after: ") if figures.kind == "loop" else ("", "")
         bars = [
-            _bar(headline.before, "side", "before: " if figures.kind == "loop" else ""),
-            _bar(headline.after, mood if mood != "open" else "main", "after: " if figures.kind == "loop" else ""),
+            Bar(name=f"{name}{point.label}", rate=point.solve_rate, style=style)
+            for name, point, style in zip(
+                when, (headline.before, headline.after), ("side", mood if mood != "open" else "main"), strict=True
+            )
+            if point.solve_rate is not None
         ]
-        body = f'<div class="beside">{forest(bars, name="solve rate before and after, with 95 % intervals")}</div>'
+        body = _forest(ForestChart(title="solve rate before and after, with 95 % intervals", bars=bars))
         body += '<ul class="why">' + "".join(
             f'<li class="{"yes" if holds else "no"}">{text(line)}</li>'
             for holds, line in formatting.reasons(headline)
         )
         body += "</ul>"
-    elif figures.kind != "training" and (shown := [point for point in figures.points if point.solve_rate]):
-        bar = forest([_bar(shown[-1], "main")], name="solve rate with its 95 % interval")
-        body = f'<div class="beside">{bar}</div>'
+    elif bars := runs_chart(figures).bars:
+        body = _forest(ForestChart(title="solve rate with its 95 % interval", bars=bars[-1:]))
     return (
         f'<section class="verdict {mood}"><div class="said">{big}<div><h2>{text(verdict)}</h2>'
         f"<p>{text(formatting.sentence(figures))}</p></div></div>{body}</section>"
     )
 
 
-def _bar(point: Point, style: str, name: str = "") -> Bar:
-    assert point.solve_rate is not None
-    told = formatting.rate(point.solve_rate)
-    return Bar(
-        name=f"{name}{point.label}",
-        value=point.solve_rate.estimate,
-        low=point.solve_rate.low,
-        high=point.solve_rate.high,
-        told=told,
-        style=style,
-    )
+def _forest(chart: ForestChart) -> str:
+    return f'<div class="beside">{forest_chart(chart)}</div>'
 
 
 def _totals(figures: Figures) -> str:
@@ -137,18 +130,20 @@ def _section(title: str, body: str) -> str:
     return f"<section><h2>{text(title)}</h2>{body}</section>" if body else ""
 
 
-def _grid(cards: Sequence[tuple[str, str, str]], style: str = "") -> str:
-    """Cards of (title, chart, caption)."""
-    if not cards:
+def _grid(charts: Sequence[LineChart], *, small: bool = False) -> str:
+    """Charts with titles and captions; small ones have the last value in place of a legend."""
+    if not charts:
         return ""
-    return (
-        f'<div class="grid {style}">'
-        + "".join(
-            f"<figure><figcaption><b>{text(title)}</b> {caption}</figcaption>{chart}</figure>"
-            for title, chart, caption in cards
-        )
-        + "</div>"
-    )
+    cards: list[str] = []
+    for chart in charts:
+        if small:
+            last = f"<em>{text(chart.axis(chart.series[-1].dots[-1].y))}</em>"
+            caption, drawing = f"{last}{text(chart.caption)}", line_chart(chart, (400, 140))
+        else:
+            legend = (f'<span class="key {each.style}">{text(each.name)}</span>' for each in chart.series[::-1])
+            caption, drawing = f"{text(chart.caption)} {''.join(legend)}", line_chart(chart)
+        cards.append(f"<figure><figcaption><b>{text(chart.title)}</b> {caption}</figcaption>{drawing}</figure>")
+    return f'<div class="grid{" small" if small else ""}">{"".join(cards)}</div>'
 
 
 def _skipped(figures: Figures) -> str:
@@ -162,7 +157,8 @@ def _skipped(figures: Figures) -> str:
 
 def _points(figures: Figures) -> str:
     head = ("", "policy", "solved", "rate [95 %]", "mean reward", "turns", "sampled tokens", "time", "")
-    chart = f'<div class="beside">{drawn}</div>' if (drawn := points_chart(figures)) else ""
+    # Fewer than three are beside the judgement already.
+    chart = _forest(runs_chart(figures)) if figures.kind == "runs" and len(figures.points) > 2 else ""
     tables: list[str] = []
     for title, every in (("Evaluations", figures.points), ("Collected for training", figures.collected)):
         rows = [
@@ -295,3 +291,91 @@ def _up(change: float) -> bool:
 
 def _down(change: float) -> bool:
     return change < 0
+
+
+# --- the frame: the page's policy, which forbids everything but its own style, and that style -----------------
+
+_STYLE = """
+:root{color-scheme:light dark;--paper:#f7f6f2;--card:#fff;--ink:#1b1d21;--soft:#666b73;--line:#e3e1da;
+--main:#2559c9;
+--side:#b07a1e;--better:#0a7d57;--worse:#b3321f;--open:#5d636d;--wash:#eef2fb}
+@media (prefers-color-scheme:dark){:root{--paper:#131417;--card:#1b1d21;--ink:#ecebe6;--soft:#9ca1aa;
+--line:#2e3137;
+--main:#7aa5ff;--side:#e0ab55;--better:#3fc893;--worse:#ff8670;--open:#a3a9b3;--wash:#20263a}}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:1180px;padding:36px 28px 60px;background:var(--paper);color:var(--ink);
+font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
+h1{font-size:30px;line-height:1.2;margin:2px 0;letter-spacing:-.01em;overflow-wrap:anywhere}
+h2{font-size:18px;margin:0 0 12px}h3{font-size:14px;margin:18px 0 6px;color:var(--soft)}
+.eyebrow{margin:0;color:var(--soft);text-transform:uppercase;letter-spacing:.09em;font-size:12px}
+.where,.told{color:var(--soft);margin:0 0 10px;overflow-wrap:anywhere}.where{font-size:13px}
+section{margin-top:34px}
+.verdict{--mood:var(--open);margin-top:18px;padding:26px 28px;background:var(--card);
+border:1px solid var(--line);
+border-left:8px solid var(--mood);border-radius:12px}
+.verdict.better{--mood:var(--better)}.verdict.worse{--mood:var(--worse)}
+.said{display:flex;gap:28px;align-items:center;flex-wrap:wrap}.said>div{flex:1 1 380px}
+.verdict h2{font-size:27px;line-height:1.2;margin:0 0 6px;color:var(--mood);letter-spacing:-.01em}
+.verdict p{margin:0;font-size:16px;max-width:62ch}
+.verdict .big{font-size:62px;font-weight:700;line-height:1;color:var(--mood);letter-spacing:-.03em;
+font-variant-numeric:tabular-nums;white-space:nowrap}
+.big small{font-size:16px;font-weight:500;letter-spacing:0;margin-left:8px;color:var(--soft)}
+.beside{margin:20px 0 4px;max-width:860px}
+.why{list-style:none;display:flex;flex-wrap:wrap;gap:8px;margin:14px 0 0;padding:0}
+.why li{padding:3px 12px 3px 8px;border:1px solid var(--line);border-radius:99px;font-size:13px}
+.why li::before{display:inline-block;width:1.3em;font-weight:700}
+.why .yes::before{content:"✓";color:var(--better)}.why .no::before{content:"✗";color:var(--worse)}
+.totals{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:10px;margin-top:14px}
+.total{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 14px}
+.total b{display:block;font-size:22px;font-variant-numeric:tabular-nums}
+.total span{color:var(--soft);font-size:13px}.total.bad b{color:var(--worse)}
+.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:14px}
+.grid.small{grid-template-columns:repeat(auto-fit,minmax(300px,1fr))}
+figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 14px 8px;
+min-width:0}
+figcaption{font-size:13px;color:var(--soft);margin-bottom:8px;overflow-wrap:anywhere}
+figcaption b{color:var(--ink);font-size:15px}
+figcaption em{float:right;margin-left:10px;font-style:normal;font-weight:650;color:var(--main);
+font-variant-numeric:tabular-nums}
+.key{margin-left:10px;white-space:nowrap}
+.key::before{content:"";display:inline-block;width:10px;height:10px;border-radius:9px;margin-right:5px;
+background:var(--main)}
+.key.side::before{background:var(--side)}
+.chart{display:block;width:100%;height:auto}
+.chart text{fill:var(--soft);font:12px system-ui,-apple-system,"Segoe UI",Roboto,Arial,sans-serif}
+.chart .name{fill:var(--ink);font-size:14px}
+.chart .value{fill:var(--ink);font-size:14px;font-weight:600;white-space:pre}
+.rule{stroke:var(--line);stroke-width:1}.rule.strong{stroke:var(--soft)}
+.line{fill:none;stroke:var(--tone);stroke-width:2.2;stroke-linejoin:round}.line.side{stroke-dasharray:5 4;
+stroke-width:1.6}
+.band{fill:var(--tone);opacity:.13}.whisker{stroke:var(--tone);stroke-width:1.4;opacity:.55}
+.interval{stroke:var(--tone);stroke-width:6;stroke-linecap:round;opacity:.38}
+.dot{fill:var(--tone);stroke:var(--card);stroke-width:1.5}
+.main{--tone:var(--main)}.side{--tone:var(--side)}.better{--tone:var(--better)}.worse{--tone:var(--worse)}
+.wide{overflow-x:auto;background:var(--card);border:1px solid var(--line);border-radius:10px}
+table{border-collapse:collapse;width:100%;font-size:14px}
+th,td{text-align:left;padding:7px 14px;border-top:1px solid var(--line);vertical-align:top;
+font-variant-numeric:tabular-nums}
+td:not(:last-child){white-space:nowrap}td code{white-space:normal}
+thead th{border-top:0;color:var(--soft);font-weight:500;font-size:12.5px;white-space:nowrap}
+code{font:13px ui-monospace,"SF Mono",Menlo,Consolas,monospace;overflow-wrap:anywhere}
+.strip{vertical-align:middle}.cell{fill:var(--main)}.cell.none{fill:none;stroke:var(--line)}
+.up{color:var(--better)}.down{color:var(--worse)}.same{color:var(--soft)}
+.measure{display:block;width:130px;height:9px;margin-top:6px;border-radius:9px;background:var(--wash)}
+.measure i{display:block;height:100%;border-radius:9px;background:var(--side);min-width:3px}
+summary{cursor:pointer;color:var(--soft);margin-bottom:8px}
+footer{margin-top:40px;padding-top:16px;border-top:1px solid var(--line);color:var(--soft);font-size:13px}
+footer p{max-width:100ch}
+@media (max-width:560px){body{padding:20px 14px}.grid,.grid.small{grid-template-columns:1fr}
+.verdict .big{font-size:46px}}
+@media print{body{background:#fff;max-width:none}section{break-inside:avoid-page}}
+"""
+
+_OPENING = (
+    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    '<meta name="referrer" content="no-referrer">'
+    f"<title>{{title}}</title><style>{_STYLE}</style></head><body>"
+)
+_CLOSING = "</body></html>\n"

@@ -10,13 +10,13 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import StoreError
-from understudy.report.comparison import Tried, rate
+from understudy.report.comparison import TaskCounts, rate
 from understudy.report.figures import Point, TrainingStep
 from understudy.report.metrics import read_steps
 from understudy.report.runs import Gathered, gather
-from understudy.train.loop.evaluation import Evaluation, wilson
-from understudy.train.loop.state import LoopConfig, LoopDirectory, LoopState, StepState, read
+from understudy.train.loop.state import Evaluation, LoopConfig, LoopDirectory, LoopState, StepState, read
 from understudy.train.metrics import FILE
+from understudy.util.statistics import wilson
 
 _SHOWN = (
     "model", "backend", "steps", "groups", "samples", "eval_samples", "eval_every", "asynchronous",
@@ -93,7 +93,7 @@ def _evaluation(directory: LoopDirectory, told: Evaluation, notes: list[str]) ->
                 f"{found.point.graded}; the store is what is shown"
             )
         return found
-    tasks = {task: Tried(*counted) for task, counted in told.tasks.items()}
+    tasks = {task: TaskCounts(*counted) for task, counted in told.tasks.items()}
     point = Point(
         label=label,
         step=told.step,

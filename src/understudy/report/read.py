@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from understudy.errors import ConfigError
-from understudy.report.figures import Figures
+from understudy.report.figures import Figures, Point
 from understudy.report.loops import is_loop, read_loop
 from understudy.report.metrics import metrics_file, read_steps
 from understudy.report.runs import (
@@ -67,7 +67,7 @@ def _of_runs(directories: Sequence[Path], names: Sequence[str]) -> Figures:
         boundaries=boundary_rows(found),
         unsolved=unsolved_reasons(found[-1:]),
         versions=version_rows(found),
-        notes=notes,
+        notes=notes + _single_notes([one.point for one in found]),
     )
 
 
@@ -89,7 +89,7 @@ def _of_loop(directory: Path) -> Figures:
         boundaries=boundary_rows(everything),
         unsolved=unsolved_reasons(evaluated[-1:]),
         versions=version_rows(everything),
-        notes=loop.notes,
+        notes=loop.notes + _single_notes([*(one.point for one in evaluated), *loop.points]),
     )
 
 
@@ -104,6 +104,15 @@ def _of_trainer(directory: Path, metrics: Path) -> Figures:
         training=training,
         notes=notes,
     )
+
+
+def _single_notes(points: Sequence[Point]) -> tuple[str, ...]:
+    """A note on points with one graded rollout, of which means have no interval."""
+    single = [point.label for point in points if point.graded == 1 and point.turns is not None]
+    if not single:
+        return ()
+    labels = ", ".join(single[:5]) + (", …" if len(single) > 5 else "")
+    return (f"only one rollout is graded in {labels}: its turns, tokens and time have no confidence interval",)
 
 
 def _names(directories: Sequence[Path]) -> list[str]:

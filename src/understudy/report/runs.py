@@ -11,11 +11,12 @@ from typing import Any, cast
 
 from msgspec import Struct, structs
 
-from understudy.report.comparison import Tried, difference, mean, rate
+from understudy.report.comparison import TaskCounts, compare, mean_reward, rate
 from understudy.report.figures import BoundaryRow, Headline, Point, TaskRow
 from understudy.store.outcomes import AttemptFault, Outcome, VersionUse
 from understudy.store.store import Store
 from understudy.types import Run
+from understudy.util.statistics import mean_estimate
 
 _SOLVED = 1.0
 _REASONS = 12
@@ -29,8 +30,8 @@ class Gathered(Struct, frozen=True, kw_only=True):
 
     point: Point
     about: dict[str, str]
-    tasks: dict[str, Tried]
-    strict: dict[str, Tried]
+    tasks: dict[str, TaskCounts]
+    strict: dict[str, TaskCounts]
     turns: dict[str, float]
     faults: list[AttemptFault]
     unsolved: Counter[str]
@@ -72,10 +73,10 @@ def gather(directory: Path, label: str, *, step: int | None = None, version: str
         pending=sum(outcome.status not in ("succeeded", "failed", "cancelled") for outcome in found),
         timeouts=sum(outcome.ended == "timeout" for outcome in graded),
         solve_rate=rate(list(tasks.values())),
-        reward=mean([outcome.reward for outcome in graded if outcome.reward is not None]),
-        turns=mean([float(outcome.turns) for outcome in graded]),
-        sampled=mean([float(outcome.completion_tokens) for outcome in graded]),
-        seconds=mean([outcome.seconds for outcome in graded if outcome.seconds is not None]),
+        reward=mean_reward([outcome.reward for outcome in graded if outcome.reward is not None]),
+        turns=mean_estimate([float(outcome.turns) for outcome in graded]),
+        sampled=mean_estimate([float(outcome.completion_tokens) for outcome in graded]),
+        seconds=mean_estimate([outcome.seconds for outcome in graded if outcome.seconds is not None]),
         calls=counts.calls if counts else 0,
         prompt_tokens=counts.prompt_tokens if counts else 0,
         completion_tokens=counts.completion_tokens if counts else 0,
@@ -96,7 +97,7 @@ def gather(directory: Path, label: str, *, step: int | None = None, version: str
 
 def headline(first: Gathered, last: Gathered) -> Headline | None:
     """The first beside the last; None while one of them has nothing graded."""
-    found, strict = difference(first.tasks, last.tasks), difference(first.strict, last.strict)
+    found, strict = compare(first.tasks, last.tasks), compare(first.strict, last.strict)
     if found is None or strict is None:
         return None
     return Headline(before=first.point, after=last.point, difference=found, strict=strict)
@@ -222,8 +223,8 @@ def _solves_cleanly(outcome: Outcome) -> bool:
     return _solves(outcome) and outcome.integrity != "suspicious"
 
 
-def _tried(outcomes: Sequence[Outcome], solves: Callable[[Outcome], bool]) -> Tried:
-    return Tried(sum(map(solves, outcomes)), len(outcomes))
+def _tried(outcomes: Sequence[Outcome], solves: Callable[[Outcome], bool]) -> TaskCounts:
+    return TaskCounts(sum(map(solves, outcomes)), len(outcomes))
 
 
 def _share(tried: tuple[int, int]) -> float:

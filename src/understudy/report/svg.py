@@ -1,4 +1,4 @@
-"""Charts as inline SVG: their colours and letters are the page's, by class. Every text is escaped."""
+"""Draws charts as inline SVG, whose colours and fonts are the page's, by class. Every text is escaped."""
 
 from __future__ import annotations
 
@@ -6,30 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from msgspec import Struct
-
+from understudy.report import formatting
+from understudy.report.charts import Dot, ForestChart, LineChart, Series
 from understudy.util.text import visible
 
 _WIDTH, _HEIGHT = 560.0, 240.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 16.0, 12.0, 34.0
-
-
-class Dot(Struct, frozen=True, kw_only=True):
-    """A value with the bounds of its interval, if it has one, and what is told of it."""
-
-    x: float
-    y: float
-    low: float | None = None
-    high: float | None = None
-    told: str = ""
-
-
-class Series(Struct, frozen=True, kw_only=True):
-    """Dots of one kind, by x. `style` is a class of the page: main, side, low."""
-
-    name: str
-    dots: Sequence[Dot]
-    style: str = "main"
 
 
 def text(value: str) -> str:
@@ -37,16 +19,9 @@ def text(value: str) -> str:
     return escape(visible(value).replace("\f", "\u240c"), quote=True)
 
 
-def curve(
-    series: Sequence[Series],
-    *,
-    name: str,
-    told: Callable[[float], str],
-    x_name: str = "updates of the policy",
-    bounds: tuple[float, float] | None = None,
-    size: tuple[float, float] = (_WIDTH, _HEIGHT),
-) -> str:
-    """Values over whole numbers with bands for their intervals. `told` writes a value of the axis."""
+def line_chart(chart: LineChart, size: tuple[float, float] = (_WIDTH, _HEIGHT)) -> str:
+    """Values over whole numbers, with bands and whiskers for their intervals; empty without values."""
+    series, bounds, axis = chart.series, chart.bounds, chart.axis
     dots = [dot for one in series for dot in one.dots]
     if not dots:
         return ""
@@ -65,17 +40,18 @@ def curve(
         return _TOP + tall * (1 - (min(max(y, low), high) - low) / (high - low))
 
     parts = [
-        f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{text(name)}">',
+        f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{text(chart.title)}">',
         *(
             f'<line class="rule" x1="{_LEFT:g}" x2="{width - _RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="tick" x="{_LEFT - 8:g}" y="{y + 4:.1f}" text-anchor="end">{text(told(tick))}</text>'
+            f'<text class="tick" x="{_LEFT - 8:g}" y="{y + 4:.1f}" text-anchor="end">{text(axis(tick))}</text>'
             for tick, y in ((tick, down(tick)) for tick in ticks if low <= tick <= high)
         ),
         *(
             f'<text class="tick" x="{across(x):.1f}" y="{below:g}" text-anchor="middle">{x:g}</text>'
             for x in _whole(first, last)
         ),
-        f'<text class="axis" x="{width - _RIGHT:g}" y="{height - 3:g}" text-anchor="end">{text(x_name)}</text>',
+        f'<text class="axis" x="{width - _RIGHT:g}" y="{height - 3:g}" text-anchor="end">'
+        f"{text(chart.x_name)}</text>",
     ]
     for one in series:
         parts += _band(one, across, down)
@@ -91,66 +67,54 @@ def curve(
                 )
             parts.append(
                 f'<circle class="dot {one.style}" cx="{across(dot.x):.1f}" cy="{down(dot.y):.1f}" '
-                f'r="{4 if few else 1.6}"><title>{text(dot.told)}</title></circle>'
+                f'r="{4 if few else 1.6}"><title>{text(dot.description)}</title></circle>'
             )
     return "".join([*parts, "</svg>"])
 
 
-class Bar(Struct, frozen=True, kw_only=True):
-    """A row of a forest plot: a rate with its interval, its name at the left, its value in words at the right."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-    told: str
-    style: str = "main"
-
-
-def forest(bars: Sequence[Bar], *, name: str, zero: bool = False) -> str:
-    """Rates with their intervals under each other on one axis from 0 to 1, or with `zero` from -1 to 1."""
+def forest_chart(chart: ForestChart) -> str:
+    """Rates with their intervals under each other on one axis from 0 to 1."""
     row, left, right, width = 38.0, 170.0, 190.0, 760.0
-    height = row * len(bars) + 30
-    low, high = (-1.0, 1.0) if zero else (0.0, 1.0)
+    height = row * len(chart.bars) + 30
 
     def across(value: float) -> float:
-        return left + (width - left - right) * (min(max(value, low), high) - low) / (high - low)
+        return left + (width - left - right) * min(max(value, 0.0), 1.0)
 
-    parts = [f'<svg class="chart forest" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{text(name)}">']
-    for at in range(5):
-        tick = low + (high - low) * at / 4
+    view = f'viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{text(chart.title)}"'
+    parts = [f'<svg class="chart forest" {view}>']
+    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
         x = across(tick)
-        label = f"{100 * tick:+.0f}" if zero else f"{100 * tick:.0f} %"
-        kind = "rule strong" if tick == 0 else "rule"
         parts.append(
-            f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height - 26:g}"/>'
-            f'<text class="tick" x="{x:.1f}" y="{height - 8:g}" text-anchor="middle">{label}</text>'
+            f'<line class="rule{"" if tick else " strong"}" x1="{x:.1f}" x2="{x:.1f}" y1="0" '
+            f'y2="{height - 26:g}"/>'
+            f'<text class="tick" x="{x:.1f}" y="{height - 8:g}" text-anchor="middle">{100 * tick:.0f} %</text>'
         )
-    for index, bar in enumerate(bars):
+    for index, bar in enumerate(chart.bars):
+        value = formatting.rate(bar.rate)
         y = row * index + row / 2
         parts.append(
             f'<text class="name" x="{left - 14:g}" y="{y + 5:.1f}" text-anchor="end">{text(_cut(bar.name, 22))}'
             f"<title>{text(bar.name)}</title></text>"
-            f'<line class="interval {bar.style}" x1="{across(bar.low):.1f}" x2="{across(bar.high):.1f}" '
+            f'<line class="interval {bar.style}" x1="{across(bar.rate.low):.1f}" x2="{across(bar.rate.high):.1f}" '
             f'y1="{y:g}" y2="{y:g}"/>'
-            f'<circle class="dot {bar.style}" cx="{across(bar.value):.1f}" cy="{y:g}" r="7">'
-            f"<title>{text(bar.told)}</title></circle>"
-            f'<text class="value" x="{width - right + 14:g}" y="{y + 5:.1f}">{text(bar.told)}</text>'
+            f'<circle class="dot {bar.style}" cx="{across(bar.rate.estimate):.1f}" cy="{y:g}" r="7">'
+            f"<title>{text(value)}</title></circle>"
+            f'<text class="value" x="{width - right + 14:g}" y="{y + 5:.1f}">{text(value)}</text>'
         )
     return "".join([*parts, "</svg>"])
 
 
-def strip(tried: Sequence[tuple[int, int]]) -> str:
+def strip(counts: Sequence[tuple[int, int]]) -> str:
     """A cell for each point, the fuller the more was solved; an empty frame where nothing was graded."""
-    size = max(4.0, min(14.0, 168.0 / max(1, len(tried))))
+    size = max(4.0, min(14.0, 168.0 / max(1, len(counts))))
     cells = "".join(
         f'<rect class="{"cell" if graded else "cell none"}" x="{index * size + 0.5:.1f}" y="0.5" '
         f'width="{size - 1:.1f}" height="13"'
         + (f' style="fill-opacity:{0.08 + 0.92 * solved / graded:.2f}"' if graded else "")
         + f"><title>{solved} of {graded}</title></rect>"
-        for index, (solved, graded) in enumerate(tried)
+        for index, (solved, graded) in enumerate(counts)
     )
-    wide = size * len(tried) + 1
+    wide = size * len(counts) + 1
     return f'<svg class="strip" viewBox="0 0 {wide:.1f} 14" width="{wide:.0f}" height="14">{cells}</svg>'
 
 

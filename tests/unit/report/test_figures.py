@@ -12,8 +12,8 @@ from understudy.errors import ConfigError, StoreError
 from understudy.report.formatting import judged, sentence
 from understudy.report.read import read
 from understudy.store.store import Store
-from understudy.train.loop.evaluation import wilson
 from understudy.types import PolicySpan
+from understudy.util.statistics import wilson
 
 from support.report import End, put_loop, put_run, solved
 
@@ -32,7 +32,8 @@ def test_a_run(tmp_path: Path):
     assert (figures.kind, figures.title, figures.headline) == ("run", "run", None)
     assert (point.solved, point.unsolved, point.suspicious, point.suspicious_solved) == (2, 2, 1, 1)
     assert (point.failed, point.pending, point.version) == (1, 1, "v1")
-    assert point.solve_rate == point.reward == wilson(2, 4)
+    assert point.solve_rate == wilson(2, 4) and point.reward is not None
+    assert (point.reward.low, point.reward.high) == (point.solve_rate.low, point.solve_rate.high)
     assert point.turns is not None and point.turns.estimate == 2.0
     assert point.sampled is not None and point.sampled.estimate == (10 + 11 + 12 + 10 + 21 + 21) / 4
     assert (point.calls, point.prompt_tokens) == (10, 1000)

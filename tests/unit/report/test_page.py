@@ -166,6 +166,24 @@ def test_a_picture_of_anything(tmp_path: Path):
     assert not list(tmp_path.glob(".*.new"))
 
 
+def test_of_a_single_rollout_no_interval_is_drawn_and_that_is_said(tmp_path: Path):
+    note = "only one rollout is graded in step 0: its turns, tokens and time have no confidence interval"
+    root = put_loop(tmp_path / "loop", [{"a": [End(0.4)]}, solved({"a": (3, 4)})])
+    figures = read([root])
+    single, several = figures.points
+    assert single.turns is not None and (single.turns.low, single.turns.high) == (None, None)
+    assert single.reward is not None and (single.reward.low, single.reward.high) == (None, None)
+    assert several.turns is not None and several.turns.low is not None
+    charts = dict(re.findall(r"<figcaption><b>([^<]*)</b>.*?(<svg.*?</svg>)", page(figures), re.DOTALL))
+    # One whisker each: that of the point with four rollouts. Of the rate Wilson's interval is known for one too.
+    assert [charts[name].count('class="whisker') for name in ("Solve rate", "Mean reward", "Turns")] == [2, 1, 1]
+    assert "of one rollout, so without an interval" in charts["Turns"]
+    assert note in page(figures) and note in printed(figures).replace("\n", " ")
+    told = understudy("report", root, "--json")
+    reported = json.loads(told.stdout)
+    assert reported["points"][0]["turns"]["low"] is None and note in reported["notes"]
+
+
 def test_unfinished_and_empty_ones_have_a_page_too(tmp_path: Path):
     empty = tmp_path / "empty"
     empty.mkdir()

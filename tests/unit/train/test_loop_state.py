@@ -13,9 +13,9 @@ from understudy.train.data.groups import Group, Sequence, TrainingRollout
 from understudy.train.loop import batches
 from understudy.train.loop.batches import age_of
 from understudy.train.loop.curriculum import Rate
-from understudy.train.loop.evaluation import Evaluation
 from understudy.train.loop.retention import prune
 from understudy.train.loop.state import (
+    Evaluation,
     GroupRef,
     LoopConfig,
     LoopDirectory,
@@ -227,3 +227,8 @@ def test_weights_that_wait_stay_and_what_a_kill_left_goes(tmp_path: Path):
     prune(directory, replace(state, version="step-0002"), keep=1)
     assert [directory.weights(number).exists() for number in (1, 2, 3)] == [False, True, True]
     assert not list(tmp_path.glob("steps/*/.*"))
+
+
+def test_an_evaluation_has_its_rate():
+    tried = Evaluation(step=0, version="step-0000", run="evaluations/step-0000", solved=8, total=10)
+    assert (round(tried.rate.low, 3), round(tried.rate.high, 3)) == (0.49, 0.943)

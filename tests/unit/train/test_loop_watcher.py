@@ -10,8 +10,7 @@ import pytest
 pytest.importorskip("accelerate")
 pytest.importorskip("tensorboard")
 
-from understudy.train.loop.evaluation import Evaluation
-from understudy.train.loop.state import StepState
+from understudy.train.loop.state import Evaluation, StepState
 from understudy.train.loop.watcher import Tracking, Watcher
 
 STEP = StepState(

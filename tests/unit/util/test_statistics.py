@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.train.loop.evaluation import Z_95, Evaluation, difference, wilson
+from understudy.util.statistics import Z_95, mean_estimate, newcombe, wilson
 
 
 def counts() -> st.SearchStrategy[tuple[int, int]]:
@@ -38,7 +38,7 @@ def test_wilson_as_published(solved: int, total: int, low: float, high: float):
     ],
 )
 def test_a_difference_as_published(first: tuple[int, int], second: tuple[int, int], low: float, high: float):
-    found = difference(first, second)
+    found = newcombe(first, second)
     assert (round(found.low, 4), round(found.high, 4)) == (low, high)
     assert found.estimate == pytest.approx(second[0] / second[1] - first[0] / first[1])
 
@@ -56,18 +56,36 @@ def test_the_bounds_are_where_the_score_test_turns(given: tuple[int, int]):
 
 @given(counts(), counts())
 def test_a_difference_is_the_other_way_round_of_its_opposite(one: tuple[int, int], other: tuple[int, int]):
-    there, back = difference(one, other), difference(other, one)
+    there, back = newcombe(one, other), newcombe(other, one)
     assert there.low <= there.estimate <= there.high
     assert (there.low, there.high) == (pytest.approx(-back.high), pytest.approx(-back.low))
 
 
 def test_nothing_tried_says_nothing():
     assert (wilson(0, 0).low, wilson(0, 0).high) == (0.0, 1.0)
-    assert (difference((0, 0), (3, 4)).low, difference((0, 0), (3, 4)).high) == (-1.0, 1.0)
+    assert (newcombe((0, 0), (3, 4)).low, newcombe((0, 0), (3, 4)).high) == (-1.0, 1.0)
     with pytest.raises(ValueError, match="5 of 4"):
         wilson(5, 4)
 
 
-def test_an_evaluation_has_its_rate():
-    tried = Evaluation(step=0, version="step-0000", run="evaluations/step-0000", solved=8, total=10)
-    assert (round(tried.rate.low, 3), round(tried.rate.high, 3)) == (0.49, 0.943)
+@pytest.mark.parametrize(
+    ("number", "quantile"), [(2, 12.7062), (3, 4.3027), (4, 3.1824), (6, 2.5706), (11, 2.2281), (31, 2.0423)]
+)
+def test_a_mean_of_other_values_has_students_interval(number: int, quantile: float):
+    values = [0.5 + (0.25 if n % 2 else -0.25) for n in range(number)]
+    middle = sum(values) / number
+    deviation = (sum((value - middle) ** 2 for value in values) / (number - 1)) ** 0.5
+    found = mean_estimate(values)
+    assert found is not None and found.estimate == pytest.approx(middle)
+    assert found.low is not None and found.high is not None
+    half = quantile * deviation / number**0.5
+    assert (found.high - middle, middle - found.low) == pytest.approx((half, half), rel=0.01)
+
+
+def test_a_mean_of_one_value_has_no_interval():
+    found = mean_estimate([0.3])
+    assert found is not None and (found.estimate, found.low, found.high) == (0.3, None, None)
+
+
+def test_a_mean_of_no_values_is_none():
+    assert mean_estimate([]) is None

@@ -9,9 +9,8 @@ from understudy.cli.display.live import Drawn
 from understudy.train.loop.watcher import Watcher
 
 if TYPE_CHECKING:
-    from understudy.train.loop.evaluation import Evaluation
     from understudy.train.loop.loop import Loop
-    from understudy.train.loop.state import StepState
+    from understudy.train.loop.state import Evaluation, StepState
 
 
 class LoopDisplay(Watcher, Drawn):

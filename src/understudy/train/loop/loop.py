@@ -25,9 +25,9 @@ from understudy.train.data.groups import Group
 from understudy.train.data.load import write_groups
 from understudy.train.loop.batches import begun, harvest_enough, seed_of, usable
 from understudy.train.loop.curriculum import Rate
-from understudy.train.loop.evaluation import Evaluation
 from understudy.train.loop.retention import prune
 from understudy.train.loop.state import (
+    Evaluation,
     GroupRef,
     LoopConfig,
     LoopDirectory,

@@ -19,9 +19,8 @@ from understudy.errors import ConfigError
 from understudy.model.process import start_server
 from understudy.run.collector import RolloutCollector, RolloutSettings, TrainedModelServer
 from understudy.sandbox.base import Sandboxes
-from understudy.train.loop.evaluation import Evaluation, Interval, difference
 from understudy.train.loop.loop import Loop, Stopped, Trainer, part_of
-from understudy.train.loop.state import LoopConfig, LoopDirectory, LoopState, version_of
+from understudy.train.loop.state import Evaluation, LoopConfig, LoopDirectory, LoopState, version_of
 from understudy.train.loop.trainer_process import start_trainer
 from understudy.train.loop.watcher import Tracking, Watcher
 from understudy.train.options import GRPOOptions
@@ -29,6 +28,7 @@ from understudy.train.publish.base import Publisher, SeenAs
 from understudy.train.publish.choice import make_publisher
 from understudy.types import Task
 from understudy.util.locks import locked
+from understudy.util.statistics import ConfidenceInterval, newcombe
 
 _SAMPLE_BYTES = 1 << 20
 _FILES = ("config.json", "tokenizer.json", "chat_template.jinja", "tokenizer_config.json")
@@ -70,7 +70,7 @@ class Evaluated(Struct, frozen=True, kw_only=True):
     solved: int
     total: int
     failed: int
-    rate: Interval
+    rate: ConfidenceInterval
 
 
 class LoopSummary(Struct, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ class LoopSummary(Struct, frozen=True, kw_only=True):
     skipped: dict[str, int]
     refused_tasks: dict[str, str]
     evaluations: tuple[Evaluated, ...]
-    gain: Interval | None
+    gain: ConfidenceInterval | None
     stopped: bool
     wall_s: float
 
@@ -169,7 +169,7 @@ def summary_of(
     gain = None
     if len(tried) > 1:
         first, last = tried[0], tried[-1]
-        gain = difference((first.solved, first.total), (last.solved, last.total))
+        gain = newcombe((first.solved, first.total), (last.solved, last.total))
     return LoopSummary(
         output_dir=str(directory.root),
         steps=len(over),

@@ -21,8 +21,8 @@ from msgspec.structs import replace
 
 from understudy.errors import ConfigError, StoreError
 from understudy.train.loop.curriculum import Rate
-from understudy.train.loop.evaluation import Evaluation
 from understudy.util.atomic import atomic_write, sync_tree
+from understudy.util.statistics import ConfidenceInterval, check_share, wilson
 
 _T = TypeVar("_T")
 
@@ -113,6 +113,32 @@ class StepState(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.solved <= self.collected:
             raise ValueError(f"step {self.step}: solved is {self.solved}, and collected {self.collected}")
+
+
+class Evaluation(Struct, frozen=True, kw_only=True):
+    """What a policy version solved of the held-out tasks: `solved` of `total` graded rollouts.
+
+    `run` is the run's directory, relative to the loop's. `tasks` maps each task to solved and graded rollouts;
+    `failed` rollouts, for reasons of infrastructure, are not in the total.
+    """
+
+    step: int
+    version: str
+    run: str
+    solved: int
+    total: int
+    failed: int = 0
+    tasks: dict[str, tuple[int, int]] = {}
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        for solved, total in ((self.solved, self.total), *self.tasks.values()):
+            check_share(solved, total)
+
+    @property
+    def rate(self) -> ConfidenceInterval:
+        """The solve rate with Wilson's interval."""
+        return wilson(self.solved, self.total)
 
 
 class LoopState(Struct, frozen=True, kw_only=True):

@@ -9,8 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from understudy.train.loop.evaluation import Evaluation
-from understudy.train.loop.state import StepState, metrics_of
+from understudy.train.loop.state import Evaluation, StepState, metrics_of
 from understudy.train.metrics import Trackers
 
 if TYPE_CHECKING:
