@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from msgspec import Struct
 
-from understudy.model.tokenizer import shipped
+from understudy.model.scripted.tokenizer import shipped
 from understudy.train.algorithms.forward import behaviours, masks, micro_batches, token_logprobs
 from understudy.train.algorithms.losses import policy_loss, tokens_of_rollouts
 from understudy.train.data.groups import Sequence

@@ -36,7 +36,7 @@ def check_dataset(directory: Path) -> tuple[int, int]:
     """
     from datasets import load_from_disk
 
-    from understudy.model.tokenizer import shipped
+    from understudy.model.scripted.tokenizer import shipped
 
     tokenizer = shipped()
     rows = 0

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from understudy.export import llamafactory_files as files
-from understudy.export import llamafactory_rows as rows
 from understudy.export.examples import Example
-from understudy.export.llamafactory_templates import Template, named
+from understudy.export.formats import llamafactory_files as files
+from understudy.export.formats import llamafactory_rows as rows
+from understudy.export.formats.llamafactory_templates import Template, named
 from understudy.ingest.trace import TurnAction, tool_call
 from understudy.preference.base import Pair
 

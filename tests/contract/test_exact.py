@@ -20,8 +20,8 @@ from understudy.gateway.exact.codec import LocalCodec, ServerCodec
 from understudy.gateway.exact.parsers import format_named
 from understudy.gateway.exact.token_servers import SERVERS
 from understudy.gateway.exact.tree import TokenForest
-from understudy.model import tokenizer as tokenizer_module
 from understudy.model.process import start_server
+from understudy.model.scripted import tokenizer as tokenizer_module
 from understudy.types import PolicySpan
 from understudy.wire.errors import ContextOverflow
 from understudy.wire.model import ChatRequest, ConversationHandle, Generation

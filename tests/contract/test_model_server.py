@@ -17,7 +17,7 @@ import pytest
 
 from understudy.errors import BackendError
 from understudy.model.process import ServerProcess, start_server
-from understudy.model.tokenizer import shipped
+from understudy.model.scripted.tokenizer import shipped
 
 from fakes.claude_tools import Body, Tools, tool_definitions
 

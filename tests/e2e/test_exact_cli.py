@@ -19,8 +19,8 @@ from understudy.gateway.exact.token_servers import SERVERS
 from understudy.gateway.keys import Keys
 from understudy.gateway.router import ModelRouter
 from understudy.gateway.server.app import Gateway
-from understudy.model import tokenizer as tokenizer_module
 from understudy.model.process import start_server
+from understudy.model.scripted import tokenizer as tokenizer_module
 from understudy.store.store import Store
 from understudy.trajectory.samples import Merged, merge
 from understudy.trajectory.tree import build

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from understudy.model.process import start_server
-from understudy.model.tokenizer import shipped
+from understudy.model.scripted.tokenizer import shipped
 from understudy.store.store import Store
 
 from support import understudy

@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from understudy.export import hf
 from understudy.export.base import Exported
 from understudy.export.corpus import Corpus, Selection
+from understudy.export.formats import hf
 from understudy.ingest import trace_store
 from understudy.ingest.trace import (
     Message,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from understudy.model.known_tasks import KnownTask, KnownTasks
-from understudy.model.policies import make_policy
 from understudy.model.protocol import Message, Tool
-from understudy.model.turn import ChatTurn, Policy
+from understudy.model.scripted.action import ChatTurn, Policy
+from understudy.model.scripted.policies import make_policy
+from understudy.model.scripted.task_index import KnownTask, KnownTasks
 
 from fakes.claude_tools import Body, Tools, converse, tool_definitions
 

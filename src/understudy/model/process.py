@@ -12,8 +12,8 @@ from typing import NoReturn
 import msgspec
 
 from understudy.errors import BackendError, ConfigError
-from understudy.model.child import Child
 from understudy.model.server import DEFAULT_MODEL, KEY_VARIABLE
+from understudy.util.child_process import Child
 
 _START_TIMEOUT_S = 60.0
 _LOAD_TIMEOUT_S = 900.0

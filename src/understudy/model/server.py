@@ -26,10 +26,9 @@ import orjson
 import uvicorn
 
 from understudy.errors import BackendError, ConfigError, UnderstudyError
-from understudy.model.answers import Answer, chunk_bodies, message_body, tokens_body
+from understudy.model.asgi import ClientLeftError, Receive, Reply, Scope, Send, read, send_reply, unless_left
 from understudy.model.fingerprint import fingerprint
-from understudy.model.known_tasks import KnownTasks, read_known_tasks
-from understudy.model.policies import POLICIES, make_policy
+from understudy.model.interface import Command, Scripted, ServedModel
 from understudy.model.protocol import (
     ChatRequest,
     DetokenizeRequest,
@@ -42,9 +41,10 @@ from understudy.model.protocol import (
     error_body,
     read_body,
 )
-from understudy.model.served import Command, Scripted, ServedModel
-from understudy.model.tokenizer import shipped
-from understudy.model.wire import ClientLeftError, Receive, Reply, Scope, Send, read, send_reply, unless_left
+from understudy.model.responses import Answer, chunk_bodies, message_body, tokens_body
+from understudy.model.scripted.policies import POLICIES, make_policy
+from understudy.model.scripted.task_index import KnownTasks, read_known_tasks
+from understudy.model.scripted.tokenizer import shipped
 
 DEFAULT_MODEL = "understudy-embedded"
 DEFAULT_CONTEXT = 200_000

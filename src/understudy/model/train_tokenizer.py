@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from understudy.model.tokenizer import SPECIAL_TOKENS
+from understudy.model.scripted.tokenizer import SPECIAL_TOKENS
 
 VOCABULARY = 8192
 CONTEXT = 200_000

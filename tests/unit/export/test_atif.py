@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
-from understudy.export.atif import export, named, of_session, version_of
-from understudy.export.atif_rollout import documents
 from understudy.export.base import Graded
 from understudy.export.corpus import Corpus, Selection
+from understudy.export.formats.atif import export, named, of_session, version_of
+from understudy.export.formats.atif_rollout import documents
 from understudy.ingest.trace import Trace, TraceOutcome, TraceParent, expand
 from understudy.redact.redactor import Redactor
 from understudy.store import Store

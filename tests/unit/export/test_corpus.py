@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from understudy.errors import ConfigError
 from understudy.export.corpus import Corpus, Selection
 from understudy.export.examples import Example
+from understudy.export.formats.trl_sft import runs
 from understudy.export.matching import arguments_of, place, textual
 from understudy.export.session_examples import desirable, trace_examples
 from understudy.export.splits import split
-from understudy.export.trl_sft import runs
 from understudy.ingest.trace import RequestShape, TraceOutcome, TurnSignals, expand, tool_call
 from understudy.redact.redactor import Redactor
 from understudy.store import Store

@@ -19,14 +19,14 @@ from typer.testing import CliRunner
 from understudy import plugins
 from understudy.cli.commands.export import app, few
 from understudy.errors import ConfigError
-from understudy.export import trl_sft
 from understudy.export.base import Exported, traits_of
 from understudy.export.corpus import Corpus, Selection
 from understudy.export.files import MANIFEST, JsonLines, json_bytes
-from understudy.export.openai import refusal
+from understudy.export.formats import trl_sft
+from understudy.export.formats.openai import refusal
+from understudy.export.formats.trl_messages import templated_all
 from understudy.export.parquet import Parquet
 from understudy.export.push import plan
-from understudy.export.trl_messages import templated_all
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from understudy.errors import ConfigError, TaskError
 from understudy.export.base import carry_back, file_name
-from understudy.export.hf import COLUMNS
+from understudy.export.formats.hf import COLUMNS
 from understudy.export.parquet import Saved
 from understudy.export.push import plan
-from understudy.model.tokenizer import shipped
+from understudy.model.scripted.tokenizer import shipped
 from understudy.store import Store
 from understudy.types import ErrorInfo, Task, Verdict
 

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
-from understudy.export import llamafactory_files as files
-from understudy.export import llamafactory_rows as made
 from understudy.export.base import Exported
 from understudy.export.corpus import Corpus, Selection
 from understudy.export.examples import Example
-from understudy.export.llamafactory import TOO_LONG, export
-from understudy.export.llamafactory_templates import named
+from understudy.export.formats import llamafactory_files as files
+from understudy.export.formats import llamafactory_rows as made
+from understudy.export.formats.llamafactory import TOO_LONG, export
+from understudy.export.formats.llamafactory_templates import named
 from understudy.ingest.trace import Message, TurnAction, tool_call
 from understudy.preference.base import Pair
 from understudy.redact.redactor import Redactor

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from understudy.export import trl_sft
 from understudy.export.corpus import Corpus, Selection
+from understudy.export.formats import trl_sft
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 

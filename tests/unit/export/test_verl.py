@@ -16,8 +16,8 @@ import pytest
 from understudy.errors import ConfigError
 from understudy.export.base import Exported
 from understudy.export.corpus import Corpus, Selection
+from understudy.export.formats.verl import COLUMNS, Form, export
 from understudy.export.parquet import Parquet
-from understudy.export.verl import COLUMNS, Form, export
 from understudy.ingest.trace import RequestShape
 from understudy.redact.redactor import Redactor
 from understudy.store import Store

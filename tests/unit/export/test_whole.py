@@ -15,7 +15,7 @@ from understudy.errors import ConfigError
 from understudy.export.base import Exported, Report, silent, traits_of
 from understudy.export.corpus import Corpus, Selection
 from understudy.export.files import MANIFEST
-from understudy.export.openai import refusal
+from understudy.export.formats.openai import refusal
 from understudy.export.push import plan
 from understudy.ingest.trace import RequestShape, TurnSignals
 from understudy.redact.redactor import Redactor

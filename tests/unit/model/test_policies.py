@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError, TaskError
-from understudy.model.changes import Edit, read_changes, spoil
-from understudy.model.known_tasks import KnownTask, KnownTasks, read_known_tasks
-from understudy.model.policies import POLICIES, make_policy
 from understudy.model.protocol import Message, Tool
-from understudy.model.turn import Action, ChatTurn, Policy
+from understudy.model.scripted.action import Action, ChatTurn, Policy
+from understudy.model.scripted.changes import Edit, read_changes, spoil
+from understudy.model.scripted.policies import POLICIES, make_policy
+from understudy.model.scripted.task_index import KnownTask, KnownTasks, read_known_tasks
 
 from fakes.claude_tools import tool_definitions
 from support.policies import ALL_TOOLS, CASES, INSTRUCTION, LINES, diff, oracle, read, work, write

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from understudy.model.answers import Answer, chunk_bodies
-from understudy.model.completion import Completion
+from understudy.model.interface import Command
 from understudy.model.protocol import ChatRequest, Message
-from understudy.model.served import Command
+from understudy.model.responses import Answer, chunk_bodies
+from understudy.model.scripted.model import Completion
+from understudy.model.scripted.tokenizer import shipped
 from understudy.model.server import ModelServer
-from understudy.model.tokenizer import shipped
 
 
 async def test_a_command_is_carried_out_though_its_client_leaves() -> None:

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import BackendError
-from understudy.model.completion import complete, encode_action
-from understudy.model.parse import Segment, parse
+from understudy.model.hermes import Segment, parse
 from understudy.model.protocol import ChatRequest, FunctionCall, Message, MessageToolCall, Tool, ToolFunction
-from understudy.model.template import render
-from understudy.model.tokenizer import SPECIAL_TOKENS, Tokenizer, mark, shipped, unmark
-from understudy.model.turn import Action, ChatTurn, ToolCall
+from understudy.model.scripted.action import Action, ChatTurn, ToolCall
+from understudy.model.scripted.model import complete, encode_action
+from understudy.model.scripted.template import render
+from understudy.model.scripted.tokenizer import SPECIAL_TOKENS, Tokenizer, mark, shipped, unmark
 
 TOKENIZER = shipped()
 

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import BackendError
-from understudy.model.completion import encode_action
 from understudy.model.protocol import FunctionCall, Message, MessageToolCall, Tool, ToolFunction
-from understudy.model.template import render
-from understudy.model.tokenizer import SPECIAL_TOKENS, shipped
-from understudy.model.turn import Action, ToolCall
-from understudy.model.unrender import Prompt, unrender
+from understudy.model.scripted.action import Action, ToolCall
+from understudy.model.scripted.model import encode_action
+from understudy.model.scripted.template import render
+from understudy.model.scripted.tokenizer import SPECIAL_TOKENS, shipped
+from understudy.model.scripted.unrender import Prompt, unrender
 
 TOKENIZER = shipped()
 BASH = Tool(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from understudy.config import cache_dir
 from understudy.errors import TaskError
 from understudy.grade.validate import validate
-from understudy.model.changes import Edit, read_changes
+from understudy.model.scripted.changes import Edit, read_changes
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.tasks.environment import python_environment
 from understudy.tasks.generate import functions

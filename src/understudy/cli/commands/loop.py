@@ -11,7 +11,7 @@ import typer
 
 from understudy.cli.options import command, filled
 from understudy.errors import ConfigError
-from understudy.model.shipped import TINY, directory_of
+from understudy.model.directory import TINY, directory_of
 from understudy.train.options import GRPOOptions
 
 SERVERS = ("embedded", "vllm", "sglang")

@@ -195,7 +195,7 @@ def run(
     from understudy.cli.display.run_progress import Display
     from understudy.cli.display.run_summary import print_summary
     from understudy.cli.exit_codes import EXIT_INTERRUPTED
-    from understudy.model.shipped import directory_of
+    from understudy.model.directory import directory_of
     from understudy.run.config import RunConfig
     from understudy.tasks.datasets.images import ImageChoice
 

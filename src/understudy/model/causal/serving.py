@@ -16,11 +16,11 @@ from understudy.model.causal.engine import Engine, Limits, PauseMode
 from understudy.model.causal.jobs import Ask, Outcome
 from understudy.model.causal.sampling import Drawing
 from understudy.model.causal.weights import Shelf
-from understudy.model.completion import Completion
-from understudy.model.parse import parse
+from understudy.model.hermes import parse
+from understudy.model.interface import Command, Control
 from understudy.model.protocol import ChatRequest, Drawn, GenerateRequest, Message, RequestFault, Tool, read_body
-from understudy.model.served import Command, Control
-from understudy.model.tokenizer import Vocabulary
+from understudy.model.scripted.model import Completion
+from understudy.model.scripted.tokenizer import Vocabulary
 
 _SMALL = 50_000_000
 """Parameters below which a second thread costs more than it brings."""

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import structs
 
 from understudy.errors import ConfigError
-from understudy.export.trl_dpo import row_of
+from understudy.export.formats.trl_dpo import row_of
 from understudy.preference.checks import Tally
 from understudy.preference.rollouts import rollout_pairs
 from understudy.store import Store

@@ -22,9 +22,9 @@ import msgspec
 from msgspec import Struct, field
 
 from understudy.errors import ConfigError
-from understudy.export import llamafactory as exporting
-from understudy.export import llamafactory_files as files
 from understudy.export.corpus import WORK, Corpus, Selection
+from understudy.export.formats import llamafactory as exporting
+from understudy.export.formats import llamafactory_files as files
 from understudy.store import Store
 from understudy.train.options import SFTOptions
 from understudy.trajectory.roles import Role

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from understudy.errors import ConfigError, UnderstudyError
-from understudy.model.child import Child
 from understudy.train.algorithms.updater import UpdateReport
 from understudy.train.loop.worker import Ready
 from understudy.train.options import GRPOOptions
 from understudy.types import ErrorInfo
+from understudy.util.child_process import Child
 
 
 class Trainer(Child):

@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import Struct
 
 from understudy import __version__
-from understudy.export.atif_rollout import VERSION, Document
-from understudy.export.atif_steps import Did, plain, steps, totals
+from understudy.export.formats.atif_rollout import VERSION, Document
+from understudy.export.formats.atif_steps import Did, plain, steps, totals
 from understudy.ingest.trace import Message, RequestShape, Trace, TraceTurn, TurnAction, state_id
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from understudy.errors import ConfigError
-from understudy.model.changes import Change, read_changes, spoil
-from understudy.model.known_tasks import KnownTask, KnownTasks
-from understudy.model.oracle import next_action
-from understudy.model.turn import Action, ChatTurn, Policy
+from understudy.model.scripted.action import Action, ChatTurn, Policy
+from understudy.model.scripted.changes import Change, read_changes, spoil
+from understudy.model.scripted.oracle import next_action
+from understudy.model.scripted.task_index import KnownTask, KnownTasks
 
 _Number = TypeVar("_Number", int, float)
 

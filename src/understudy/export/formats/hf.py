@@ -30,8 +30,8 @@ from understudy.export.base import (
 )
 from understudy.export.corpus import Corpus
 from understudy.export.files import Described, alone, filled, writing
+from understudy.export.formats.stream import spans
 from understudy.export.parquet import Saved, schema
-from understudy.export.stream import spans
 from understudy.ingest.model_families import model_family
 from understudy.trajectory.roles import ROLES
 from understudy.trajectory.samples import NO_TOKENS, merge, usable
@@ -229,7 +229,7 @@ def _decoder(call: Call) -> Decoder | None:
     """What turns the token ids of a call into text, where its tokenizer is known here."""
     if call.backend != "embedded":
         return None
-    from understudy.model.tokenizer import shipped
+    from understudy.model.scripted.tokenizer import shipped
 
     return shipped().decode
 

@@ -12,15 +12,15 @@ from typing import Annotated, Any
 import msgspec
 
 from understudy.errors import ConfigError
-from understudy.export import llamafactory_files as files
-from understudy.export import llamafactory_rows as rows
 from understudy.export.base import Exported, Report, Traits, exporter, silent
 from understudy.export.corpus import Corpus, Tally, Unit
 from understudy.export.examples import Example
 from understudy.export.files import JsonLines, Writing
-from understudy.export.llamafactory_files import Finetuning, Stage
-from understudy.export.llamafactory_rows import Flaw, Form, Row
-from understudy.export.llamafactory_templates import Template, named
+from understudy.export.formats import llamafactory_files as files
+from understudy.export.formats import llamafactory_rows as rows
+from understudy.export.formats.llamafactory_files import Finetuning, Stage
+from understudy.export.formats.llamafactory_rows import Flaw, Form, Row
+from understudy.export.formats.llamafactory_templates import Template, named
 from understudy.preference.base import Pair
 
 CONFIG = "train.yaml"

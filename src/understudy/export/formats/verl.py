@@ -119,7 +119,7 @@ def export(
         for group, row in made[form]():
             writing.add(group, row)
         if form == "sft":
-            loader = files("understudy.export").joinpath(LOADER).read_text(encoding="utf-8")
+            loader = files("understudy.export.formats").joinpath(LOADER).read_text(encoding="utf-8")
             writing.path(LOADER).write_text(loader, encoding="utf-8")
         return writing.finish(_ABOUT[form], _LOAD[form])
 

@@ -11,8 +11,8 @@ from understudy.export.base import Exported, Report, Traits, exporter, silent
 from understudy.export.corpus import Corpus, Unit
 from understudy.export.examples import Example
 from understudy.export.files import Writing
+from understudy.export.formats.trl_messages import MESSAGES, templated_all, tools_text
 from understudy.export.parquet import Parquet
-from understudy.export.trl_messages import MESSAGES, templated_all, tools_text
 
 _COMMON: dict[str, Any] = {
     "tools": "string",

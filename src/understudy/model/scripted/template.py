@@ -13,7 +13,7 @@ import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from understudy.model.protocol import Message, Tool
-from understudy.model.tokenizer import mark
+from understudy.model.scripted.tokenizer import mark
 
 TURN_END = "<|im_end|>"
 

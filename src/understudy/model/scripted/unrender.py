@@ -11,10 +11,10 @@ from functools import cache
 import msgspec
 from msgspec import Struct
 
-from understudy.model.parse import Segment, parse
+from understudy.model.hermes import Segment, parse
 from understudy.model.protocol import FunctionCall, Message, MessageToolCall, RequestFault, Tool, ToolFunction
-from understudy.model.template import TURN_END, render
-from understudy.model.tokenizer import Tokenizer, mark, unmark
+from understudy.model.scripted.template import TURN_END, render
+from understudy.model.scripted.tokenizer import Tokenizer, mark, unmark
 
 _TURN = "<|im_start|>"
 _RESULT, _RESULT_END = "<tool_response>", "</tool_response>"

@@ -10,8 +10,8 @@ from typing import Any
 from understudy.export.base import Exported, Report, Traits, exporter, silent
 from understudy.export.corpus import Corpus
 from understudy.export.files import Writing
+from understudy.export.formats.trl_messages import MESSAGES, templated_all, tools_text
 from understudy.export.parquet import Parquet
-from understudy.export.trl_messages import MESSAGES, templated_all, tools_text
 
 COLUMNS: dict[str, Any] = {
     "prompt": MESSAGES,

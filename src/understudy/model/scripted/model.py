@@ -10,11 +10,11 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import BackendError
-from understudy.model.parse import Segment, parse
+from understudy.model.hermes import Segment, parse
 from understudy.model.protocol import ChatRequest, NamedToolChoice, RequestFault, Tool
-from understudy.model.template import TURN_END, render_call
-from understudy.model.tokenizer import Tokenizer, mark
-from understudy.model.turn import Action, ChatTurn, Policy, ToolCall
+from understudy.model.scripted.action import Action, ChatTurn, Policy, ToolCall
+from understudy.model.scripted.template import TURN_END, render_call
+from understudy.model.scripted.tokenizer import Tokenizer, mark
 
 
 class WeightSpan(Struct, frozen=True):

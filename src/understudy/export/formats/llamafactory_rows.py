@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from understudy.export.examples import Example
-from understudy.export.llamafactory_templates import Template
+from understudy.export.formats.llamafactory_templates import Template
 from understudy.export.matching import arguments_of, textual
 from understudy.ingest.trace import Message
 from understudy.preference.base import Pair

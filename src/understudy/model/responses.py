@@ -11,10 +11,10 @@ from uuid import uuid4
 
 from msgspec import Struct
 
-from understudy.model.completion import Completion
-from understudy.model.parse import Segment
+from understudy.model.hermes import Segment
 from understudy.model.protocol import ChatRequest, GenerateRequest, NamedToolChoice
-from understudy.model.tokenizer import Vocabulary
+from understudy.model.scripted.model import Completion
+from understudy.model.scripted.tokenizer import Vocabulary
 
 _CHUNK_TOKENS = 8
 

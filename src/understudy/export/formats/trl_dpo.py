@@ -9,9 +9,9 @@ from typing import Any
 from understudy.export.base import Exported, Report, Traits, exporter, silent
 from understudy.export.corpus import Corpus
 from understudy.export.files import Writing
+from understudy.export.formats.trl_messages import MESSAGES, templated, templated_all, tools_text
 from understudy.export.matching import textual
 from understudy.export.parquet import Parquet
-from understudy.export.trl_messages import MESSAGES, templated, templated_all, tools_text
 from understudy.preference.base import Pair
 from understudy.preference.checks import message_of
 

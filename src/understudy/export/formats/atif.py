@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from understudy.errors import ConfigError
-from understudy.export.atif_rollout import Document, documents
-from understudy.export.atif_session import callers, continuations, document, paths
 from understudy.export.base import Exported, Report, Traits, exporter, silent
 from understudy.export.corpus import Corpus, Tally
 from understudy.export.files import JsonLines, Writing, json_bytes
+from understudy.export.formats.atif_rollout import Document, documents
+from understudy.export.formats.atif_session import callers, continuations, document, paths
 from understudy.export.session_examples import group_of
 from understudy.ingest.trace import Trace
 

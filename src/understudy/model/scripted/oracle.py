@@ -14,9 +14,9 @@ import shlex
 import unicodedata
 from collections.abc import Callable, Generator, Iterable, Sequence
 
-from understudy.model.changes import Apply, Change, Edit, Remove, Write
 from understudy.model.protocol import Message
-from understudy.model.turn import Action, ChatTurn, ToolCall
+from understudy.model.scripted.action import Action, ChatTurn, ToolCall
+from understudy.model.scripted.changes import Apply, Change, Edit, Remove, Write
 
 _AROUND = 20
 """Lines read before and after those that change."""

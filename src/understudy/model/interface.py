@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from understudy.model.completion import Completion, complete
 from understudy.model.protocol import ChatRequest, GenerateRequest, Message, Tool, check_chat
-from understudy.model.template import render
-from understudy.model.tokenizer import Tokenizer, Vocabulary
-from understudy.model.turn import Policy
-from understudy.model.unrender import unrender
+from understudy.model.scripted.action import Policy
+from understudy.model.scripted.model import Completion, complete
+from understudy.model.scripted.template import render
+from understudy.model.scripted.tokenizer import Tokenizer, Vocabulary
+from understudy.model.scripted.unrender import unrender
 
 
 class Command(Struct, frozen=True):

@@ -14,7 +14,7 @@ import msgspec
 
 from understudy.errors import ConfigError
 from understudy.export.files import JsonLines
-from understudy.export.llamafactory_rows import Form
+from understudy.export.formats.llamafactory_rows import Form
 from understudy.util.atomic import atomic_path
 from understudy.util.locks import locked
 

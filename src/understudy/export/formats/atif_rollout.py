@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from understudy import __version__
-from understudy.export.atif_steps import Did, instant, plain, steps, totals
+from understudy.export.formats.atif_steps import Did, instant, plain, steps, totals
 from understudy.ingest.trace import Message
 from understudy.trajectory.graded import Graded
 from understudy.trajectory.roles import Role

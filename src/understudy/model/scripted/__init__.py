@@ -1,0 +1,1 @@
+"""Scripted policies behind the embedded server: they work from known patches and need no weights."""
