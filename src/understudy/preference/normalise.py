@@ -18,7 +18,8 @@ from msgspec import Struct
 
 from understudy.ingest.trace import TurnAction
 from understudy.preference.known_tools import ALIASES, TOOLS, Kind, Known
-from understudy.preference.shell import script, spelled
+from understudy.preference.shell import canonical_command
+from understudy.util.shell import command_text
 from understudy.wire.blocks import canonical, decoded
 
 LONGEST = 1_000_000
@@ -161,12 +162,14 @@ def _known(arguments: dict[str, Any], known: Known, place: Place) -> dict[str, A
 def _of_kind(kind: Kind | None, value: Any, place: Place) -> Any:
     if kind == "command" and isinstance(value, list):
         words = cast(list[Any], value)
-        value = script([str(word) for word in words]) if all(isinstance(word, str) for word in words) else words
+        value = (
+            command_text([str(word) for word in words]) if all(isinstance(word, str) for word in words) else words
+        )
     if not isinstance(value, str) or kind is None:
         return cast(Any, value)
     if kind == "path":
         return path(value, place.cwd)
-    return spelled(value, place.cwd) if kind == "command" else value
+    return canonical_command(value, place.cwd) if kind == "command" else value
 
 
 def _plain(value: Any, depth: int = 0, without: Collection[str] = ()) -> Any:

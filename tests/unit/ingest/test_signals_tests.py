@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from understudy.ingest.signals.calls import Call, judge
-from understudy.ingest.signals.shell import commands
+from understudy.ingest.signals.shell import shell_commands
 from understudy.ingest.signals.test_runs import by_words, ended, runs_tests
 
 RUN = [
@@ -179,12 +179,12 @@ UNTOLD = [
 
 @pytest.mark.parametrize("command", RUN)
 def test_a_command_that_runs_tests_is_known(command: str) -> None:
-    assert any(runs_tests(one) for one in commands(command))
+    assert any(runs_tests(one) for one in shell_commands(command))
 
 
 @pytest.mark.parametrize("command", IDLE)
 def test_a_command_that_only_speaks_of_tests_runs_none(command: str) -> None:
-    assert not any(runs_tests(one) for one in commands(command))
+    assert not any(runs_tests(one) for one in shell_commands(command))
 
 
 @pytest.mark.parametrize(

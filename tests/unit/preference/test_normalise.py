@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from understudy.ingest.trace import TurnAction, tool_call
 from understudy.preference.known_tools import TOOLS
 from understudy.preference.normalise import LONGEST, Place, doing, doings, of_name, path, unreadable
-from understudy.preference.shell import spelled
+from understudy.preference.shell import canonical_command
 
 HOME = Place("/home/me/project")
 
@@ -141,9 +141,9 @@ def test_arguments_that_cannot_be_read_are_told():
 
 def test_a_long_command_costs_no_more_than_its_length():
     for piece in ("$(", "'", '"', "\\", "<<", "(", "a ", "#", '"$(', "`", "${", "\r", "cd / && "):
-        spelled(piece * (60_000 // len(piece)), "/")
+        canonical_command(piece * (60_000 // len(piece)), "/")
     nested = "".join('"$(' for _ in range(10_000))
-    assert spelled(nested) == nested
+    assert canonical_command(nested) == nested
 
 
 json_values = st.recursive(
@@ -220,8 +220,8 @@ def test_the_one_form_is_its_own(name: str, given_arguments: dict[str, Any], pla
 @given(commands, st.sampled_from([None, "/p", "/"]))
 @settings(max_examples=200)
 def test_the_one_spelling_is_its_own(command: str, cwd: str | None):
-    once = spelled(command, cwd)
-    assert spelled(once, cwd) == once
+    once = canonical_command(command, cwd)
+    assert canonical_command(once, cwd) == once
 
 
 @given(st.text(st.sampled_from("ab./~C:\\ "), max_size=14), st.sampled_from([None, "/a", "/", "C:\\a", "/a/b/"]))

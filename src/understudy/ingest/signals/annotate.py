@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from understudy.ingest.signals.calls import MARKED, Call, call_of, said_calls
 from understudy.ingest.signals.edits import changes
 from understudy.ingest.signals.feedback import corrected, feedback, stopped, unfinished
-from understudy.ingest.signals.shell import Command
+from understudy.ingest.signals.shell import ShellCommand
 from understudy.ingest.signals.survival import CHANGING, Edit, Files, told
 from understudy.ingest.signals.test_runs import ended
 from understudy.ingest.trace import Message, Trace, TurnSignals, text_of
@@ -214,11 +214,11 @@ def commits(call: Call) -> int:
     return sum(_certain(call.shell(), at) for at, _ in asked)
 
 
-def _commits(command: Command) -> bool:
+def _commits(command: ShellCommand) -> bool:
     return command.program == "git" and _action(command) == "commit" and not _IDLE.intersection(command.words)
 
 
-def _action(command: Command) -> str:
+def _action(command: ShellCommand) -> str:
     words = iter(command.words[1:])
     for word in words:
         if word in _VALUED:
@@ -228,7 +228,7 @@ def _action(command: Command) -> str:
     return ""
 
 
-def _certain(run: list[Command], at: int) -> bool:
+def _certain(run: list[ShellCommand], at: int) -> bool:
     """Whether a commit that says nothing is known to have been made when all ended well."""
     quiet = any(word in _QUIET for word in run[at].words) or run[at].writes
     return bool(quiet) and all(command.ends == "&&" for command in run[at : len(run) - 1])

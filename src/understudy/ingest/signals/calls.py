@@ -10,8 +10,9 @@ import msgspec
 from msgspec import Struct
 
 from understudy.ingest.log_reader import items, mapping, string
-from understudy.ingest.signals.shell import Command, commands
+from understudy.ingest.signals.shell import ShellCommand, shell_commands
 from understudy.ingest.trace import Message, text_of
+from understudy.util.shell import command_text
 
 MARKED = frozenset(("claude-code",))
 """Formats whose logs say of each result whether it is an error."""
@@ -40,7 +41,6 @@ _SHELL = {
     "bash_command": "keystrokes",
     "powershell": "command",
 }
-_SHELL_FLAGS = frozenset(("-c", "-lc", "-cl", "-ic", "-ilc"))
 
 _HEAD = 600
 _TAIL = 400
@@ -122,7 +122,7 @@ class Call(Struct):
     failed: bool = False
     code: int | None = None
     given: str | None = None
-    parsed: list[Command] | None = None
+    parsed: list[ShellCommand] | None = None
 
     @property
     def done(self) -> bool:
@@ -136,10 +136,10 @@ class Call(Struct):
             self.given = command_of(self.name, self.arguments) or ""
         return self.given
 
-    def shell(self) -> list[Command]:
+    def shell(self) -> list[ShellCommand]:
         """The commands in its script."""
         if self.parsed is None:
-            self.parsed = commands(self.script) if self.script else []
+            self.parsed = shell_commands(self.script) if self.script else []
         return self.parsed
 
 
@@ -150,19 +150,8 @@ def command_of(name: str, arguments: dict[str, Any]) -> str | None:
         return None
     raw = arguments.get(key) or arguments.get("command") or arguments.get("cmd")
     if isinstance(raw, list):
-        words = [str(word) for word in items(raw)]
-        if len(words) > 2 and words[1] in _SHELL_FLAGS:
-            return words[2]
-        return " ".join(word if _plain(word) else _quoted(word) for word in words)
+        return command_text([str(word) for word in items(raw)])
     return string(raw)
-
-
-def _plain(word: str) -> bool:
-    return word.replace("-", "").replace("_", "").replace("/", "").replace(".", "").replace("=", "").isalnum()
-
-
-def _quoted(word: str) -> str:
-    return "'" + word.replace("'", "'\\''") + "'"
 
 
 def call_of(raw: dict[str, Any], result: Message | None, marked: bool) -> Call:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 
 from msgspec import Struct
+
+from understudy.util.shell import shell_tokens
 
 LONGEST = 40_000
 """Characters of a command that are looked at; what stands behind them is not."""
 
-# No alternative begins as another does, and none gives back what it took: linear in any text.
-_TOKEN = re.compile(
-    r"""(?P<space>[ \t\r]++|\\\n|(?<![^\s;&|(])\#[^\n]*+)
-    |(?P<end>&&|\|\||;;|\|&|[;|\n()]|&(?!>))
-    |(?P<to>\d*>>|\d*>\||\d*>&|\d*>(?!\()|&>>?)
-    |(?P<here><<-?(?!<))
-    |(?P<from><<<|<(?!\())
-    |(?P<piece>'[^']*+'|"(?:[^"\\]|\\.)*+"|\\.|\$\(|[<>]\(|[^\s;&|()<>'"\\$\d]++|\d++|.)""",
-    re.VERBOSE | re.DOTALL,
-)
-_ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 # Programs that run what stands behind them, with how many words of their own follow at least.
 _BEFORE = {
@@ -69,13 +62,14 @@ _WITH_VALUE = frozenset(
     ("-n", "-p", "-u", "-s", "-k", "-k5", "--name", "--prefix", "--with", "--extra", "--python")
 )
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash"))
-_DEEPEST = 3
+_MAX_SCRIPTS = 3  # of `sh -c` inside each other
+_MAX_SUBSTITUTIONS = 8
 
 
-class Command(Struct):
+class ShellCommand(Struct):
     """One simple command: its `words` without what only runs it, and the files that it `writes` by a redirection.
 
-    `ends` is the operator behind it ("" at the end), `body` the text that a here document gives it.
+    `ends` is the operator behind it ("" at the end), `body` the text that a here-document gives it.
     """
 
     words: list[str]
@@ -89,103 +83,80 @@ class Command(Struct):
         return self.words[0].rpartition("/")[2] if self.words else ""
 
 
-def commands(text: str, depth: int = 0) -> list[Command]:
+def shell_commands(text: str, depth: int = 0) -> list[ShellCommand]:
     """The simple commands of a shell's text, in order, those within `sh -c` and substitutions too."""
-    found: list[Command] = []
-    for command in _simple(text[:LONGEST]):
-        command.words = _own(command.words)
-        script = _script(command) if depth < _DEEPEST else None
+    commands: list[ShellCommand] = []
+    for command in _simple_commands(text[:LONGEST]):
+        command.words = _without_runners(command.words)
+        script = _script(command) if depth < _MAX_SCRIPTS else None
         if script is None:
-            found.append(command)
+            commands.append(command)
             continue
-        within = commands(script, depth + 1)
-        if within and not within[-1].ends:
-            within[-1].ends = command.ends
-        found += within
-    return found
+        inner = shell_commands(script, depth + 1)
+        if inner and not inner[-1].ends:
+            inner[-1].ends = command.ends
+        commands += inner
+    return commands
 
 
-def _simple(text: str) -> list[Command]:
-    found: list[Command] = []
-    current = Command([], [])
-    word: list[str] = []
-    waiting: list[tuple[str, Command]] = []  # here documents whose text begins on the next line
-    target: str | None = None
+def _simple_commands(text: str, depth: int = 0) -> list[ShellCommand]:
+    commands: list[ShellCommand] = []
+    current = ShellCommand([], [])
+    substitutions: list[str] = []
+    readers: deque[ShellCommand] = deque()  # of the here-documents that begin on the next line
+    target = (
+        ""  # what the next word is: "" a word of the command, "read" or "write" a file, "document" a delimiter
+    )
 
-    def close() -> None:
-        nonlocal target
-        if not word:
-            return
-        whole = "".join(word)
-        word.clear()
-        if target == "here":
-            waiting.append((whole, current))
-        elif target == "to":
-            current.writes.append(whole)
-        elif target is None:
-            current.words.append(whole)
-        target = None
+    def finish(operator: str) -> None:
+        nonlocal current
+        if current.words or current.writes:
+            current.ends = operator
+            commands.append(current)
+            current = ShellCommand([], [])
+        for inner in substitutions if depth < _MAX_SUBSTITUTIONS else ():
+            within = _simple_commands(inner, depth + 1)
+            if within:
+                within[-1].ends = within[-1].ends or ")"
+            commands.extend(within)
+        substitutions.clear()
 
-    at = 0
-    while at < len(text):
-        match = _TOKEN.match(text, at)
-        if match is None:
-            break
-        at = match.end()
-        kind, token = match.lastgroup, match.group()
-        if kind == "piece" and token not in ("$(", "<(", ">("):
-            word.append(_unquoted(token))
-            continue
-        close()
-        if kind in ("end", "piece"):
-            target = None
-            if current.words or current.writes:
-                current.ends = token if kind == "end" else ""
-                found.append(current)
-            current = Command([], [])
-            if token == "\n" and waiting:
-                for word_, command in waiting:
-                    at = _document(text, at, word_, command)
-                waiting.clear()
-        elif kind == "to":
-            target = "aside" if token.endswith(("&", ">>")) or token.startswith("2") else "to"
-        elif kind in ("here", "from"):
-            target = "here" if kind == "here" else "aside"
-    close()
-    if current.words or current.writes:
-        found.append(current)
-    return found
+    for token in shell_tokens(text):
+        if token.kind == "word":
+            if target == "document":
+                readers.append(current)
+            elif target == "write":
+                current.writes.append(token.value)
+            elif not target:
+                current.words.append(token.value)
+            target = ""
+            substitutions += token.substitutions
+        elif token.kind == "redirect":
+            target = _redirected(token.raw)
+        elif token.kind == "document":
+            readers.popleft().body = token.value
+        else:
+            # What runs inside `<(…)` follows the command that reads it, which does not end there.
+            finish("" if token.raw in ("<(", ">(") else token.raw)
+            target = ""
+    finish("")
+    return commands
 
 
-def _document(text: str, at: int, mark: str, command: Command) -> int:
-    """Takes the here document that begins at `at`; returns where it ends."""
-    begun = at
-    while at < len(text):
-        end = text.find("\n", at)
-        end = len(text) if end < 0 else end
-        if text[at:end].strip("\t \r") == mark:
-            command.body = text[begun:at]
-            return min(end + 1, len(text))
-        at = end + 1
-    command.body = text[begun:]
-    return len(text)
+def _redirected(operator: str) -> str:
+    """What the word behind a redirection is. Appending and the error stream overwrite no file of the project."""
+    if operator.endswith(("<<", "<<-")) and not operator.endswith("<<<"):
+        return "document"
+    return "read" if "<" in operator or operator.startswith("2") or operator.endswith(("&", ">>")) else "write"
 
 
-def _unquoted(token: str) -> str:
-    if token[0] == "'":
-        return token[1:-1] if len(token) > 1 else ""
-    if token[0] == '"':
-        return token[1:-1].replace('\\"', '"') if len(token) > 1 else ""
-    return token[1:] if token[0] == "\\" and len(token) > 1 else token
-
-
-def _own(words: list[str]) -> list[str]:
+def _without_runners(words: list[str]) -> list[str]:
     """The words from the program on that does the work."""
     at = 0
     while at < len(words):
         word = words[at]
         name = word.rpartition("/")[2]
-        if _ASSIGNED.match(word):
+        if _ASSIGNMENT.match(word):
             at += 1
         elif name in _BEFORE:
             at = _options(words, at + 1) + _BEFORE[name]
@@ -219,7 +190,7 @@ def _options(words: list[str], at: int) -> int:
     return at
 
 
-def _script(command: Command) -> str | None:
+def _script(command: ShellCommand) -> str | None:
     """What a shell is told to run: its `-c`, or the here document it reads."""
     if command.program == "eval":
         return " ".join(command.words[1:])

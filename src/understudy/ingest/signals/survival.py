@@ -10,7 +10,7 @@ from itertools import pairwise
 from msgspec import Struct
 
 from understudy.ingest.signals.edits import Change, Lines
-from understudy.ingest.signals.shell import Command
+from understudy.ingest.signals.shell import ShellCommand
 
 _NEAR = 100
 """Lines at the edges of the last edits of a file that are looked at for parts of lines."""
@@ -113,7 +113,7 @@ class Files:
         file.edits.append(edit)
         return edit
 
-    def ran(self, command: Command) -> None:
+    def ran(self, command: ShellCommand) -> None:
         """Notes what a shell command may have done to files that were edited."""
         if not self._files or not (command.words or command.writes):
             return

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from understudy.ingest.signals.calls import Call
-from understudy.ingest.signals.shell import Command
+from understudy.ingest.signals.shell import ShellCommand
 
 Ended = Literal["passed", "failed"]
 
@@ -331,7 +331,7 @@ def _of(call: Call) -> Ended | None:
     return _by_code(call.code, command, call.shell()[at + 1 :])
 
 
-def _by_code(code: int, command: Command, after: list[Command]) -> Ended | None:
+def _by_code(code: int, command: ShellCommand, after: list[ShellCommand]) -> Ended | None:
     """What an exit code says of one command among others."""
     if command.program in ("pytest", "py.test") and code in (4, 5):
         return None  # called wrongly, or no test was found
@@ -340,7 +340,7 @@ def _by_code(code: int, command: Command, after: list[Command]) -> Ended | None:
     return None if after else "passed" if code == 0 else "failed"
 
 
-def runs_tests(command: Command) -> bool:
+def runs_tests(command: ShellCommand) -> bool:
     """Whether a simple command runs tests."""
     words = command.words
     if not words:
@@ -411,7 +411,7 @@ def _python(rest: list[str]) -> bool:
     return name in _RUNS or name in ("pytest",) or _TEST_FILE.fullmatch(name) is not None
 
 
-def _file_of(command: Command) -> bool:
+def _file_of(command: ShellCommand) -> bool:
     """Whether it runs one file of Python's that is named as a test."""
     return (
         _PYTHON.fullmatch(command.program) is not None
