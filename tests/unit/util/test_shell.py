@@ -1,4 +1,4 @@
-"""Shell text in tokens: words without their quotes, operators, here-documents, and text that no shell would take."""
+"""Shell text in tokens: words without their quotes, operators, here-documents, and broken text."""
 
 from __future__ import annotations
 
