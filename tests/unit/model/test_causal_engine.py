@@ -46,7 +46,10 @@ def test_logprobs_are_those_of_a_plain_forward_after_temperature(
 def test_greedy_takes_the_likeliest_and_tells_the_models_own_probability(engine: Engine, module: Any) -> None:
     asks = [ask(prompt, drawing=Drawing(temperature=0)) for prompt in prompts(3)]
     for one, outcome in zip(asks, done(engine, *asks), strict=True):
-        assert plain_logits(module, one.prompt, outcome.ids).argmax(-1).tolist() == outcome.ids
+        logits = plain_logits(module, one.prompt, outcome.ids)
+        taken = logits.gather(1, torch.tensor(outcome.ids)[:, None])[:, 0]
+        # Of two that are equally likely but for rounding either may be taken: the shapes of the passes differ.
+        torch.testing.assert_close(taken, logits.max(-1).values, atol=1e-4, rtol=0)
         assert_logprobs(module, one, outcome)
 
 
@@ -96,12 +99,21 @@ def test_tokens_are_the_same_alone_in_a_batch_and_from_the_cache(module: Any, to
     engine = Engine({"m": Weights(module, "v0")}, token_bytes, limits=Limits(slots=5, chunk=7))
     try:
         for _ in range(2):
+            parted = 0
             for one, outcome, expected in zip(asks, done(engine, *asks), alone, strict=True):
-                assert outcome.ids == expected.ids
+                # Other shapes are rounded otherwise, on some processors: the one draw in a million that is that
+                # near to the border between two tokens may come to another, and all that follows it too.
+                same = [ours == theirs for ours, theirs in zip(outcome.ids, expected.ids, strict=False)]
+                count = same.index(False) if False in same else len(same)
+                parted += outcome.ids != expected.ids
                 torch.testing.assert_close(
-                    torch.tensor(outcome.logprobs), torch.tensor(expected.logprobs), atol=1e-4, rtol=0
+                    torch.tensor(outcome.logprobs[:count]),
+                    torch.tensor(expected.logprobs[:count]),
+                    atol=1e-4,
+                    rtol=0,
                 )
                 assert outcome.cached < len(one.prompt)
+            assert parted <= 1
         assert outcome.cached == len(asks[-1].prompt) - 1
         grown = ask(asks[0].prompt + alone[0].ids + [50, 51, 52], 5)
         (outcome,) = done(engine, grown)
