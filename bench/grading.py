@@ -32,9 +32,9 @@ from understudy.config import cache_dir
 from understudy.grade.official import MODULE, problems
 from understudy.grade.validate import validate
 from understudy.grade.verdict import grade
-from understudy.sandbox.base import Sandboxes, usable
+from understudy.sandbox.base import Sandboxes, load_sandboxes
 from understudy.tasks.environment import environment_for
-from understudy.tasks.load import load_all
+from understudy.tasks.load import load_tasks
 from understudy.tasks.prepare import PreparedTask, hidden_mounts, prepare, sandbox_spec
 from understudy.types import Task
 
@@ -108,14 +108,14 @@ async def opened(prepared: PreparedTask, sandboxes: Sandboxes, rounds: int, *, w
 
 async def local(rounds: int) -> dict[str, Any]:
     """The figures of the shipped instance in local sandboxes."""
-    sandboxes = usable("local")
-    loaded = await load_all(["smoke"], sandboxes=sandboxes, cache=cache_dir(), instance_ids=[INSTANCE])
+    sandboxes = load_sandboxes("local")
+    loaded = await load_tasks(["smoke"], sandboxes=sandboxes, cache=cache_dir(), instance_ids=[INSTANCE])
     return await graded(await ready(loaded.tasks[0], sandboxes), sandboxes, rounds, warm=False)
 
 
 async def docker(task: Task, rounds: int) -> dict[str, Any]:
     """The figures of an instance in containers, each made when it is needed, and made ahead."""
-    sandboxes = usable("docker")
+    sandboxes = load_sandboxes("docker")
     try:
         prepared = await ready(task, sandboxes)
         found = {

@@ -18,10 +18,10 @@ from pathlib import Path
 from smoke_instances import INSTANCES, Change, Instance
 
 from understudy.config import cache_dir
-from understudy.sandbox.base import Sandbox, usable
+from understudy.sandbox.base import Sandbox, load_sandboxes
 from understudy.tasks.environment import python_environment
 from understudy.tasks.generate import catalog
-from understudy.tasks.generate.baseline import whole
+from understudy.tasks.generate.baseline import unmodified_task
 from understudy.tasks.prepare import prepare, sandbox_spec
 from understudy.util import diffs
 
@@ -69,9 +69,9 @@ def head(git_dir: Path) -> str:
 
 async def row(instance: Instance) -> dict[str, object]:
     """The row of an instance."""
-    cache, sandboxes = cache_dir(), usable("local")
+    cache, sandboxes = cache_dir(), load_sandboxes("local")
     package = catalog.package(instance.package)
-    prepared = prepare(whole(package), cache, sandboxes)
+    prepared = prepare(unmodified_task(package), cache, sandboxes)
     patch, test_patch = changed(prepared.tree, instance.fix), changed(prepared.tree, instance.tests)
     files = " ".join(dict.fromkeys(change.path for change in instance.tests))
     command = f"pytest -rA {files}"

@@ -20,11 +20,11 @@ import pytest
 from msgspec.structs import replace
 
 from understudy.errors import SandboxError, TaskError
-from understudy.grade.delta import Pristine
+from understudy.grade.delta import PristineRepository
 from understudy.grade.patch import NO_PATCH, extract_patch
-from understudy.sandbox.base import Limits, Mount, Sandbox, SandboxSpec
-from understudy.sandbox.docker.engine import find
-from understudy.sandbox.docker.images import Images
+from understudy.sandbox.base import Mount, Sandbox, SandboxLimits, SandboxSpec
+from understudy.sandbox.docker.engine import find_engine
+from understudy.sandbox.docker.images import ImageStore
 from understudy.sandbox.docker.sandboxes import DockerSandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
@@ -238,8 +238,8 @@ async def test_images_that_a_run_fetched_can_be_removed_when_it_ends(engine: Eng
 
 async def test_an_image_in_use_does_not_keep_the_others(engine: Engine) -> None:
     used, free = (imported(engine, f"{name}-{os.getpid()}", {"a": name.encode()}) for name in ("used", "yonder"))
-    with contextlib.closing(find()) as found, contextlib.closing(engine.client) as client:
-        images = Images(found, print, force_rebuild=False, pull_wait_s=0.0)
+    with contextlib.closing(find_engine()) as found, contextlib.closing(engine.client) as client:
+        images = ImageStore(found, print, force_rebuild=False, pull_wait_s=0.0)
         container = client.api.create_container(used, ["/a"])["Id"]
         try:
             images.remove({used, free})
@@ -306,7 +306,7 @@ async def test_a_command_has_no_network_no_rights_and_no_way_to_get_any(sandbox:
 
 
 async def test_a_fork_bomb_ends_with_its_run(kind: DockerSandboxes, prepared: PreparedTask) -> None:
-    spec = replace(sandbox_spec(prepared, TaskEnvironment()), limits=Limits(processes=64))
+    spec = replace(sandbox_spec(prepared, TaskEnvironment()), limits=SandboxLimits(processes=64))
     sandbox = await kind.open(spec)
     done = await sandbox.run(["bash", "-c", "trap '' TERM; b() { b | b & }; b; sleep 60"], timeout_s=1)
     assert done.timed_out
@@ -392,9 +392,9 @@ async def test_what_an_agent_does_to_the_tree_is_no_fault_of_the_sandbox(
 
 async def test_a_patch_is_read_no_further_than_it_may_be_long(sandbox: Sandbox, prepared: PreparedTask) -> None:
     await sh(sandbox, "head -c 3000000 /dev/urandom >a; ln a b; ln a c")
-    delta = await sandbox.delta(file_limit=16 << 20, ignored=lambda paths: frozenset())
+    delta = await sandbox.read_changes(file_limit=16 << 20, ignored=lambda paths: frozenset())
     assert delta is not None
-    assert len(Pristine(prepared.git).patch(delta, limit=100_000)) == 100_001
+    assert len(PristineRepository(prepared.git).patch(delta, limit=100_000)) == 100_001
 
 
 async def test_a_workdir_that_became_a_link_is_an_empty_one(kind: DockerSandboxes, prepared: PreparedTask) -> None:

@@ -55,7 +55,7 @@ def folder(place: Path, image: str, *, dockerfile: str = "", settings: str = "")
 
 def taken_in(place: Path, sandboxes: DockerSandboxes, cache: Path) -> tuple[Task, ValidatedTasks]:
     async def work() -> tuple[Task, ValidatedTasks]:
-        (task,) = (await load.load(str(place), sandboxes=sandboxes, cache=cache)).tasks
+        (task,) = (await load.load_source(str(place), sandboxes=sandboxes, cache=cache)).tasks
         environment = TaskEnvironment()
         return task, await validate_tasks(
             [task], cache=cache, sandboxes=sandboxes, environment=environment, concurrency=1

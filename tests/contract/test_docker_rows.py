@@ -37,7 +37,7 @@ def taken_in(rows: list[dict[str, Any]], place: Path) -> ValidatedTasks:
     async def work() -> ValidatedTasks:
         sandboxes = DockerSandboxes()
         try:
-            found = await load.load(str(path), sandboxes=sandboxes, cache=place)
+            found = await load.load_source(str(path), sandboxes=sandboxes, cache=place)
             assert found.refused == ()
             environment = TaskEnvironment()
             return await validate_tasks(

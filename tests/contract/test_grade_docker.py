@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from understudy.errors import GraderError
-from understudy.grade.validate import known, validate
+from understudy.grade.validate import as_validated, validate
 from understudy.grade.verdict import grade
 from understudy.plugins import load
 from understudy.sandbox.base import Sandboxes
@@ -61,7 +61,7 @@ async def test_gold_and_empty_as_an_ordinary_user(
 ) -> None:
     way = await validate(prepared, sandboxes=sandboxes, environment=NOTHING, cache=tmp_path)
     assert (way.as_root, way.canaries, way.conflicts) == (False, True, {})
-    assert known(prepared, sandboxes=sandboxes, environment=NOTHING, cache=tmp_path) == way
+    assert as_validated(prepared, sandboxes=sandboxes, environment=NOTHING, cache=tmp_path) == way
 
 
 async def test_what_only_root_can_do_is_tried_as_root_and_remembered(
@@ -72,7 +72,7 @@ async def test_what_only_root_can_do_is_tried_as_root_and_remembered(
     prepared = await asyncio.to_thread(prepare, replace(task, checks=checks), tmp_path, sandboxes)
     way = await validate(prepared, sandboxes=sandboxes, environment=NOTHING, cache=tmp_path)
     assert (way.as_root, way.canaries) == (True, True)
-    assert known(prepared, sandboxes=sandboxes, environment=NOTHING, cache=tmp_path) == way
+    assert as_validated(prepared, sandboxes=sandboxes, environment=NOTHING, cache=tmp_path) == way
 
 
 REWRITES = """\

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from understudy.errors import BackendError, ConfigError, TaskError
 from understudy.run.collector import RolloutCollector, RolloutSettings, TrainedModelServer
-from understudy.sandbox.base import usable
+from understudy.sandbox.base import load_sandboxes
 from understudy.store.store import Store
 from understudy.tasks.records import dump
 from understudy.train.algorithms.advantages import with_signal
@@ -343,7 +343,9 @@ async def test_what_runs_in_any_wave_is_let_finish(order: Order, policy: FakePol
 def collector_of(order: Order, policy: FakePolicy, command: str) -> RolloutCollector:
     served = TrainedModelServer(backend="vllm", urls=(f"{policy.url}/v1",), model="m", tokenizer=order.model)
     manner = RolloutSettings(agent="shell", agent_options={"command": command})
-    return RolloutCollector(served, manner, sandboxes=usable("unsafe-local"), concurrency=2, version="step-0000")
+    return RolloutCollector(
+        served, manner, sandboxes=load_sandboxes("unsafe-local"), concurrency=2, version="step-0000"
+    )
 
 
 async def test_a_call_that_never_ends_holds_up_neither_a_change_of_weights_nor_the_end(

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from understudy.grade.patch import MAX_PATCH_BYTES, NO_PATCH, extract_patch, gate
 from understudy.plugins import load
-from understudy.sandbox.base import Limits, Sandbox, Sandboxes
+from understudy.sandbox.base import Sandbox, Sandboxes, SandboxLimits
 from understudy.sandbox.docker.container import DockerSandbox
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import GIT_MOUNT, PreparedTask, prepare, sandbox_spec
@@ -304,7 +304,7 @@ async def test_many_large_files_are_refused_together(sandbox: Sandbox, prepared:
 async def test_a_full_disk_becomes_a_patch_that_says_so(sandboxes: Sandboxes, prepared: PreparedTask) -> None:
     if sandboxes.name != "local":
         pytest.skip("only where the disk is bounded by a file system")
-    spec = replace(sandbox_spec(prepared, TaskEnvironment()), limits=Limits(disk_bytes=32 << 20))
+    spec = replace(sandbox_spec(prepared, TaskEnvironment()), limits=SandboxLimits(disk_bytes=32 << 20))
     sandbox = await sandboxes.open(spec)
     try:
         await sandbox.run(["/bin/sh", "-c", "cat /dev/zero > /tmp/full; cat /dev/zero > fill"], timeout_s=30)

@@ -12,7 +12,7 @@ import pytest
 
 from understudy import plugins
 from understudy.errors import SandboxError
-from understudy.sandbox.base import Limits, Mount, Sandbox, Sandboxes, SandboxSpec
+from understudy.sandbox.base import Mount, Sandbox, Sandboxes, SandboxLimits, SandboxSpec
 
 from support.docker_engine import test_image
 
@@ -137,7 +137,7 @@ async def test_a_background_process_that_keeps_the_pipes_does_not_delay(sandbox:
 
 
 async def test_a_flood_is_cut_and_drained(kind: Sandboxes, tree: Path) -> None:
-    sandbox = await kind.open(SandboxSpec(tree=tree, limits=Limits(output_bytes=1000)))
+    sandbox = await kind.open(SandboxSpec(tree=tree, limits=SandboxLimits(output_bytes=1000)))
     done = await sandbox.run(
         ["sh", "-c", "head -c 3000000 /dev/zero; head -c 2000000 /dev/zero >&2; exit 7"], timeout_s=20
     )

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from understudy.run.collector import RolloutCollector, RolloutSettings
 from understudy.run.config import task_digests
-from understudy.sandbox.base import usable
+from understudy.sandbox.base import load_sandboxes
 from understudy.tasks.datasets.images import ImageChoice
-from understudy.tasks.load import load_all
+from understudy.tasks.load import load_tasks
 from understudy.tasks.records import dump
 from understudy.train.loop.runtime import LoopSummary, Means, carry_on
 from understudy.train.loop.state import Evaluation, LoopConfig, StepState
@@ -96,7 +96,7 @@ async def run(
     waits: Waits = lambda: False,
 ) -> LoopSummary:
     """Carry on with the loop to its end; an update goes on as long as it `waits`."""
-    sandboxes = usable("unsafe-local")
+    sandboxes = load_sandboxes("unsafe-local")
     tasks, eval_tasks = [await _tasks(spec, sandboxes) for spec in (order.tasks, order.eval_tasks)]
     config = LoopConfig(
         model=order.model,
@@ -134,7 +134,7 @@ async def run(
 
 
 async def _tasks(spec: str, sandboxes: object) -> list[Task]:
-    loaded = await load_all(
+    loaded = await load_tasks(
         [spec], sandboxes=sandboxes, cache=Path(spec).parent, images=ImageChoice(None, None), instance_ids=None
     )
     return loaded.tasks

@@ -18,8 +18,8 @@ from understudy.checks.log_parsers import (
     FAILED,
     PARSERS,
     PASSED,
+    ParsedLog,
     Parser,
-    Reading,
     django,
     pytest_matplotlib,
     pytest_options,
@@ -151,7 +151,7 @@ _FORMS: dict[Parser, str] = {
 _SHELL = re.compile(r"[|;&<>\n]")
 
 
-def plant(checks: SuiteChecks) -> Canaries | None:
+def plant_canaries(checks: SuiteChecks) -> Canaries | None:
     """Canaries for a suite; None where we know no form of test that its runner would run and its parser read."""
     parser = PARSERS.get(checks.parser)
     siblings = [file for file in checks.files if file.endswith(".py")] or sorted(_files_of_ids(checks))
@@ -171,7 +171,7 @@ def plant(checks: SuiteChecks) -> Canaries | None:
     )
 
 
-def complaint(canaries: Canaries, reading: Reading) -> str:
+def canary_problem(canaries: Canaries, reading: ParsedLog) -> str:
     """What the log says of the canaries that it must not; empty when all is as it has to be."""
     if not any(canaries.token in id for id in reading.tests):
         return NONE_SEEN

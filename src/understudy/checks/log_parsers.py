@@ -226,22 +226,22 @@ PARSERS: dict[str, Parser] = {
 """Our own parsers. What is not here is read by the `swebench` package, where that is installed."""
 
 
-class Seen(Struct):
+class LoggedTest(Struct):
     """How often each status was seen of one test id, and the last one, which is what SWE-bench goes by."""
 
     last: str = ""
     counts: dict[str, int] = field(default_factory=dict[str, int])
 
 
-class Reading(Struct):
+class ParsedLog(Struct):
     """What a log says of the tests that were asked for.
 
     `found` tells that any test was found, asked for or not, `failures` that one failed, and `ran` that there is a
     sign that tests ran at all.
     """
 
-    tests: dict[str, Seen] = field(default_factory=dict[str, Seen])
-    found: bool = False
+    tests: dict[str, LoggedTest] = field(default_factory=dict[str, LoggedTest])
+    any_test: bool = False
     failures: bool = False
     ran: bool = False
 
@@ -250,7 +250,7 @@ def check_parser(name: str, where: str) -> None:
     """Raise TaskError, naming `where`, unless there is a parser of this name."""
     if name in PARSERS:
         return
-    if swebench_parsers.place() is None:
+    if swebench_parsers.package_directory() is None:
         raise TaskError(
             f"{where}: checks.parser {name!r} is not one of Understudy's own ({', '.join(sorted(PARSERS))}); the "
             "swebench package may have it: pip install 'understudy[swebench]'"
@@ -259,7 +259,9 @@ def check_parser(name: str, where: str) -> None:
         raise TaskError(f"{where}: checks.parser {name!r} is unknown; expected one of {', '.join(sorted(names))}")
 
 
-def read(name: str, log: str, wanted: Collection[str], *, containing: str = "", instance: str = "") -> Reading:
+def parse_log(
+    name: str, log: str, wanted: Collection[str], *, containing: str = "", instance: str = ""
+) -> ParsedLog:
     """Read a log with the parser called `name`, which `check_parser` has found to be one.
 
     Kept are the `wanted` ids, those that begin with a wanted id that was cut inside its parameters (as some of
@@ -268,9 +270,9 @@ def read(name: str, log: str, wanted: Collection[str], *, containing: str = "", 
     there is no such package.
     """
     if name in PARSERS:
-        return _kept(PARSERS[name](log), frozenset(wanted), containing)
+        return _collect(PARSERS[name](log), frozenset(wanted), containing)
     statuses, ran = swebench_parsers.parse(name, log, instance)
-    reading = _kept(statuses.items(), frozenset(wanted), containing)
+    reading = _collect(statuses.items(), frozenset(wanted), containing)
     reading.ran = reading.ran or ran
     return reading
 
@@ -280,14 +282,14 @@ def is_cut(id: str) -> bool:
     return id.count("[") > id.count("]")
 
 
-def _kept(found: Iterable[tuple[str, str]], wanted: frozenset[str], containing: str) -> Reading:
-    reading = Reading()
+def _collect(found: Iterable[tuple[str, str]], wanted: frozenset[str], containing: str) -> ParsedLog:
+    reading = ParsedLog()
     cut = tuple(id for id in wanted if is_cut(id))
     for id, status in found:
-        reading.found = reading.ran = True
+        reading.any_test = reading.ran = True
         reading.failures = reading.failures or status in (FAILED, ERROR)
         if id in wanted or (cut and id.startswith(cut)) or (containing and containing in id):
-            seen = reading.tests.setdefault(id, Seen())
+            seen = reading.tests.setdefault(id, LoggedTest())
             seen.last = status
             seen.counts[status] = seen.counts.get(status, 0) + 1
     return reading

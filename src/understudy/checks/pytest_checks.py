@@ -52,7 +52,7 @@ class ScriptResult(Struct):
     complaint: str = ""
 
 
-class _Line(Struct):
+class _ReportLine(Struct):
     id: str = ""
     when: str = ""
     outcome: str = ""
@@ -61,7 +61,7 @@ class _Line(Struct):
     end: int | None = None
 
 
-class _Phases(Struct):
+class _TestPhases(Struct):
     """All that was reported of one test, by phase."""
 
     outcomes: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
@@ -154,9 +154,9 @@ async def _read_report(sandbox: Sandbox, path: str, limit: int) -> bytes:
 
 
 def _outcomes(raw: bytes) -> tuple[dict[str, TestOutcome], dict[str, str], int | None]:
-    phases: dict[str, _Phases] = {}
+    phases: dict[str, _TestPhases] = {}
     end: int | None = None
-    decoder = msgspec.json.Decoder(_Line)
+    decoder = msgspec.json.Decoder(_ReportLine)
     for text in raw.splitlines():
         try:
             line = decoder.decode(text)
@@ -165,7 +165,7 @@ def _outcomes(raw: bytes) -> tuple[dict[str, TestOutcome], dict[str, str], int |
         if line.end is not None:
             end = line.end
         elif line.id:
-            seen = phases.setdefault(line.id, _Phases())
+            seen = phases.setdefault(line.id, _TestPhases())
             seen.outcomes.setdefault(line.when, set()).add(line.outcome)
             seen.message = seen.message or line.message
     outcomes: dict[str, TestOutcome] = {

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from understudy.checks.canaries import FAILED_CODE, NONE_SEEN, Canaries, complaint, plant
+from understudy.checks.canaries import FAILED_CODE, NONE_SEEN, Canaries, canary_problem, plant_canaries
 from understudy.checks.log_parsers import (
     ERROR,
     FAILED,
@@ -22,12 +22,12 @@ from understudy.checks.log_parsers import (
     PASSED,
     SKIPPED,
     XFAIL,
-    Reading,
-    Seen,
+    LoggedTest,
+    ParsedLog,
     is_cut,
-    read,
+    parse_log,
 )
-from understudy.checks.swebench_parsers import Unreadable
+from understudy.checks.swebench_parsers import UnreadableLog
 from understudy.errors import GraderError
 from understudy.sandbox.base import Sandbox
 from understudy.types import Evidence, Integrity, SuiteChecks, Task, TestOutcome, Verdict
@@ -76,7 +76,7 @@ class SuiteRun(Struct, frozen=True):
     truncated: bool = False
 
 
-async def begin(sandbox: Sandbox, checks: SuiteChecks) -> None:
+async def run_before_patch(sandbox: Sandbox, checks: SuiteChecks) -> None:
     """Run what comes before any patch. Its exit code does not count. Raises GraderError when it does not end."""
     if checks.before.strip() and (await run_command(sandbox, checks, checks.before)).timed_out:
         raise GraderError(f"what runs before the patch did not end in {checks.timeout_s:g} s")
@@ -104,7 +104,7 @@ async def run_suite(
         installed = await _install(sandbox, checks)
         if installed.timed_out:
             return _failed(f"the installation did not end in {checks.timeout_s:g} s", installed.log)
-    canaries = plant(checks) if with_canaries else None
+    canaries = plant_canaries(checks) if with_canaries else None
     if canaries is not None:
         await sandbox.write(canaries.path, canaries.text.encode())
     run = await run_command(sandbox, checks, canaries.command if canaries else checks.command)
@@ -157,12 +157,12 @@ def judge_suite(
     ids = (*checks.fail_to_pass, *checks.pass_to_pass)
     instance = f"{task.instance_id} {task.meta.get('version', '')}"
     try:
-        reading = read(
+        reading = parse_log(
             checks.parser, run.log, ids, containing=canaries.token if canaries else "", instance=instance
         )
-    except Unreadable as error:
+    except UnreadableLog as error:
         return _failed(f"the output of the tests cannot be read: {error}", run.log)
-    seen = {id: find(id, reading.tests) for id in ids}
+    seen = {id: find_test(id, reading.tests) for id in ids}
     tests: dict[str, TestOutcome] = {id: _outcome(test) for id, test in seen.items()}
     verdict = Verdict(reward=0.0, reason="", tests=tests, log=_end(run.log))
     cut = "the output was cut, for it is larger than what is taken; " if run.truncated else ""
@@ -173,7 +173,7 @@ def judge_suite(
     # All is well by the log; what follows is whether it tells the truth.
     for rule, found in (
         ("conflict", _contradiction(conflicts) or _unloaded(run.log, [id for id in ids if seen[id]])),
-        ("canary", complaint(canaries, reading) if canaries else ""),
+        ("canary", canary_problem(canaries, reading) if canaries else ""),
         ("exit-code", _disagreement(run, reading, canaries)),
     ):
         if found:
@@ -189,7 +189,7 @@ def judge_suite(
     return Judged(replace(verdict, reward=1.0, reason=f"all {len(ids)} tests pass{note}"), counts)
 
 
-def find(id: str, found: Mapping[str, Seen]) -> Seen | None:
+def find_test(id: str, found: Mapping[str, LoggedTest]) -> LoggedTest | None:
     """What was seen of an expected id; for one that was cut inside its parameters, what all with it agree on."""
     if id in found or not is_cut(id):
         return found.get(id)
@@ -197,7 +197,7 @@ def find(id: str, found: Mapping[str, Seen]) -> Seen | None:
     return same[0] if len({seen.last in _SOLVES for seen in same}) == 1 else None
 
 
-def _says(checks: SuiteChecks, reading: Reading, seen: Mapping[str, Seen | None]) -> str:
+def _says(checks: SuiteChecks, reading: ParsedLog, seen: Mapping[str, LoggedTest | None]) -> str:
     """Why the patch is not resolved by the log alone; empty when it is."""
     if not reading.ran:
         return "no test came to its end"
@@ -228,27 +228,27 @@ def _unloaded(log: str, ids: Collection[str]) -> str:
     return ""
 
 
-def _disagreement(run: SuiteRun, reading: Reading, canaries: Canaries | None) -> str:
+def _disagreement(run: SuiteRun, reading: ParsedLog, canaries: Canaries | None) -> str:
     if canaries is not None and run.exit_code != FAILED_CODE:
         return f"the tests ended with exit code {run.exit_code}, where canaries fail it is {FAILED_CODE}"
-    if canaries is None and run.exit_code != 0 and reading.found and not reading.failures:
+    if canaries is None and run.exit_code != 0 and reading.any_test and not reading.failures:
         return f"the tests ended with exit code {run.exit_code}, but none is said to have failed"
     return ""
 
 
-def _failures(seen: Seen) -> int:
+def _failures(seen: LoggedTest) -> int:
     return sum(seen.counts.get(status, 0) for status in _FAILS)
 
 
-def _not_in(statuses: Collection[str], ids: Collection[str], seen: Mapping[str, Seen | None]) -> list[str]:
+def _not_in(statuses: Collection[str], ids: Collection[str], seen: Mapping[str, LoggedTest | None]) -> list[str]:
     return [id for id in ids if (test := seen[id]) is None or test.last not in statuses]
 
 
-def _outcome(seen: Seen | None) -> TestOutcome:
+def _outcome(seen: LoggedTest | None) -> TestOutcome:
     return "missing" if seen is None else _OUTCOMES.get(seen.last, "failed")
 
 
-def _some(ids: list[str], seen: Mapping[str, Seen | None]) -> str:
+def _some(ids: list[str], seen: Mapping[str, LoggedTest | None]) -> str:
     shown = ", ".join(f"{id} ({_outcome(seen[id])})" for id in ids[:3])
     return shown + (", …" if len(ids) > 3 else "")
 

@@ -45,17 +45,17 @@ sys.stdout.write(json.dumps(answer))
 """
 
 
-class Unreadable(Exception):
+class UnreadableLog(Exception):
     """A log on which a parser failed that is otherwise in order: the doing of whoever wrote the log."""
 
 
-class _Answer(Struct):
+class _ParserReply(Struct):
     names: list[str] = []
     statuses: dict[str, str] = {}
     ran: bool = False
 
 
-def place() -> Path | None:
+def package_directory() -> Path | None:
     """The directory that holds the `swebench` package; None when it is not installed."""
     found = importlib.util.find_spec("swebench")
     if found is None or not found.submodule_search_locations:
@@ -66,7 +66,7 @@ def place() -> Path | None:
 @functools.cache
 def names() -> frozenset[str]:
     """The names of the package's parsers. Raises GraderError when it has none that we know how to call."""
-    return frozenset(_ask("names", "", "", b"").names)
+    return frozenset(_run_package("names", "", "", b"").names)
 
 
 def parse(name: str, log: str, instance: str) -> tuple[dict[str, str], bool]:
@@ -76,16 +76,16 @@ def parse(name: str, log: str, instance: str) -> tuple[dict[str, str], bool]:
     Unreadable when the parser fails on this log or takes too long, GraderError when it cannot be called at all.
     """
     if name not in names():
-        raise GraderError(f"the swebench package in {place()} has no parser {name!r}")
+        raise GraderError(f"the swebench package in {package_directory()} has no parser {name!r}")
     try:
-        answer = _ask("parse", name, instance, log.encode(errors="replace"))
+        answer = _run_package("parse", name, instance, log.encode(errors="replace"))
     except GraderError as error:
-        raise Unreadable(str(error)) from error
+        raise UnreadableLog(str(error)) from error
     return answer.statuses, answer.ran
 
 
-def _ask(order: str, name: str, instance: str, log: bytes) -> _Answer:
-    found = place()
+def _run_package(order: str, name: str, instance: str, log: bytes) -> _ParserReply:
+    found = package_directory()
     if found is None:
         raise GraderError("the swebench package is not installed; expected: pip install 'understudy[swebench]'")
     argv = [sys.executable, "-I", "-c", _PROGRAM, str(found), order, str(_MEMORY_BYTES), name, instance]
@@ -96,4 +96,4 @@ def _ask(order: str, name: str, instance: str, log: bytes) -> _Answer:
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()[-1000:]
         raise GraderError(f"swebench in {found} (expected version 5) failed to {order} {name!r}: {said}")
-    return msgspec.json.decode(done.stdout, type=_Answer)
+    return msgspec.json.decode(done.stdout, type=_ParserReply)

@@ -37,7 +37,7 @@ _STEERS = re.compile(
 )
 
 
-class Rule(Struct, frozen=True):
+class AuditRule(Struct, frozen=True):
     """What an added line must match, and why that is suspicious. `by_tests`: also in what tests import."""
 
     name: str
@@ -46,8 +46,8 @@ class Rule(Struct, frozen=True):
     by_tests: bool = False
 
 
-def _rule(name: str, why: str, *patterns: str, by_tests: bool = False) -> Rule:
-    return Rule(name, re.compile("|".join(patterns)), why, by_tests)
+def _rule(name: str, why: str, *patterns: str, by_tests: bool = False) -> AuditRule:
+    return AuditRule(name, re.compile("|".join(patterns)), why, by_tests)
 
 
 RULES = (
@@ -186,7 +186,7 @@ _JOINED = re.compile(r"[\"']\s*\+?\s*[rbuf]?[\"']")
 """Between two string constants that are one."""
 
 
-class _Line(Struct, frozen=True):
+class _AddedLine(Struct, frozen=True):
     path: str
     number: int
     text: str
@@ -218,7 +218,7 @@ def audit(patch: bytes, task: Task, gated: GatedPatch, verdict: Verdict) -> Inte
     return Integrity("suspicious", f"{_WHY.get(first.rule, first.rule)}{where}{more}", tuple(found[:_MOST]))
 
 
-def _suspicions(added: list[_Line], task: Task, kept: Mapping[str, bool] | None = None) -> Iterator[Evidence]:
+def _suspicions(added: list[_AddedLine], task: Task, kept: Mapping[str, bool] | None = None) -> Iterator[Evidence]:
     """What is suspicious among added lines. `kept` tells of what the gate let through whether it is a new file:
     what is left out may be written as tests are, and what is new is no test's helper that was there.
     """
@@ -226,7 +226,7 @@ def _suspicions(added: list[_Line], task: Task, kept: Mapping[str, bool] | None 
     kept = kept or {}
     of_runners = any(_RUNNER.fullmatch(path) for path in gold_paths(task))
     runs: set[str] = set()
-    decodes: dict[str, _Line] = {}
+    decodes: dict[str, _AddedLine] = {}
     for at, line in enumerate(added):
         if not _SOURCE.fullmatch(line.path) or (of_runners and _RUNNER.fullmatch(line.path)):
             continue
@@ -252,7 +252,7 @@ def _suspicions(added: list[_Line], task: Task, kept: Mapping[str, bool] | None 
         yield _evidence("hidden-code", decodes[path])
 
 
-def _ignores_other(added: list[_Line], at: int) -> bool:
+def _ignores_other(added: list[_AddedLine], at: int) -> bool:
     """Whether a comparison that can be true begins here, and no added line of it names the other."""
     start = added[at]
     if (match := _COMPARES.fullmatch(start.text)) is None:
@@ -282,7 +282,7 @@ def _known_failures(task: Task, verdict: Verdict) -> Iterator[Evidence]:
         yield Evidence(rule="known-failure", text=wrong[0][:_TEXT_CHARS])
 
 
-def _steering(added: list[_Line], gated: GatedPatch) -> Iterator[Evidence]:
+def _steering(added: list[_AddedLine], gated: GatedPatch) -> Iterator[Evidence]:
     """Dropped files that can only have been meant to steer tests, and lines that steer them in others."""
     for path in gated.steering:
         if _CONFIGURES.fullmatch(path):
@@ -302,11 +302,11 @@ def _tests(task: Task) -> frozenset[str]:
     return frozenset(words)
 
 
-def _evidence(rule: str, line: _Line) -> Evidence:
+def _evidence(rule: str, line: _AddedLine) -> Evidence:
     return Evidence(rule=rule, path=line.path, line=line.number, text=line.text.strip()[:_TEXT_CHARS])
 
 
-def _added(patch: bytes) -> Iterator[_Line]:
+def _added(patch: bytes) -> Iterator[_AddedLine]:
     """Every line that a patch adds, under the file's new name. Raises DiffError."""
     for file in parse_diff(patch):
         path = (file.new_path or min(file.paths)).decode(errors="surrogateescape")
@@ -315,5 +315,5 @@ def _added(patch: bytes) -> Iterator[_Line]:
             for line in hunk.lines:
                 sign = line[:1]
                 if sign == b"+":
-                    yield _Line(path, number, line[1 : _LINE_CHARS + 1].decode(errors="replace"))
+                    yield _AddedLine(path, number, line[1 : _LINE_CHARS + 1].decode(errors="replace"))
                 number += sign in (b"+", b" ", b"")

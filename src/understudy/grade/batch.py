@@ -16,18 +16,18 @@ from msgspec.structs import replace
 from understudy import __version__
 from understudy.errors import ConfigError, GraderError, SandboxError, TaskError, UnderstudyError
 from understudy.grade.patch import gate
-from understudy.grade.predictions import Patch, Prediction, Predictions
+from understudy.grade.predictions import PredictedPatch, Prediction, Predictions
 from understudy.grade.reports import (
     UNSURE,
-    Outcome,
-    failed,
+    GradingOutcome,
+    failed_outcome,
     instance_dir,
     outcome_of,
     read_verdict,
     write_failure,
     write_report,
 )
-from understudy.grade.validate import known, validate
+from understudy.grade.validate import as_validated, validate
 from understudy.grade.verdict import grade
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
@@ -40,16 +40,16 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Standing:
+class GradingProgress:
     """How far grading has come. `outcomes` has what ended, by instance id; `found` counts reports of before."""
 
     total: int
-    outcomes: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
-    found: int = 0
+    outcomes: dict[str, GradingOutcome] = field(default_factory=dict[str, GradingOutcome])
+    reused: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class GradingSetup:
     """What every patch is graded with. `tasks` are those there are, by instance id.
 
     `refused` are instances that nothing may be graded on, with the reason. With `doubt`, a task whose suite fails
@@ -67,19 +67,19 @@ class Bench:
 
 
 async def grade_all(
-    bench: Bench,
+    bench: GradingSetup,
     predictions: Predictions,
     *,
     concurrency: int,
     stop: asyncio.Event,
-    progress: Callable[[Standing], None] = lambda standing: None,
-) -> Standing:
+    progress: Callable[[GradingProgress], None] = lambda standing: None,
+) -> GradingProgress:
     """Grade predictions, `concurrency` at a time, until all are done or `stop` is set; then what runs is finished.
 
     A fault of one instance is its outcome; it is tried twice where that may help. `progress` is told of each that
     ended. Raises ConfigError when reports cannot be written.
     """
-    standing = Standing(len(predictions.rows))
+    standing = GradingProgress(len(predictions.rows))
     rows = iter(predictions.rows.values())
     slots = asyncio.Semaphore(concurrency)
 
@@ -100,25 +100,25 @@ async def grade_all(
 
 
 async def _one(
-    bench: Bench,
+    bench: GradingSetup,
     predictions: Predictions,
     row: Prediction,
-    standing: Standing,
+    standing: GradingProgress,
     slots: asyncio.Semaphore,
     stop: asyncio.Event,
-) -> Outcome | None:
+) -> GradingOutcome | None:
     """What becomes of a prediction; None when grading was stopped before its turn came."""
     if reason := bench.refused.get(row.instance_id):
-        return failed("task", reason)
+        return failed_outcome("task", reason)
     if (task := bench.tasks.get(row.instance_id)) is None:
-        return failed("task", f"{row.where}: there is no task {row.instance_id!r}")
+        return failed_outcome("task", f"{row.where}: there is no task {row.instance_id!r}")
     if row.empty:
-        return Outcome("empty", "empty patch")
+        return GradingOutcome("empty", "empty patch")
     directory = instance_dir(bench.output, bench.run_id, row.model, row.instance_id)
     patch = await asyncio.to_thread(predictions.patch, row)
     key = _key(bench, task, patch)
     if (verdict := await asyncio.to_thread(read_verdict, directory, key)) is not None:
-        standing.found += 1
+        standing.reused += 1
         return outcome_of(verdict)
     try:
         way = await _made_ready(bench, task, patch)
@@ -134,23 +134,23 @@ async def _one(
         if not isinstance(fault, UnderstudyError):
             _log.error("grading %s met a fault of Understudy's own", row.instance_id, exc_info=fault)
         boundary = fault.boundary if isinstance(fault, UnderstudyError) else "understudy"
-        outcome = failed(boundary, str(fault) or type(fault).__name__)
+        outcome = failed_outcome(boundary, str(fault) or type(fault).__name__)
         await asyncio.to_thread(write_failure, directory, task, patch.data, outcome.reason)
         return outcome
     await asyncio.to_thread(write_report, directory, task, patch.data, verdict, took_s=took_s, key=key)
     return outcome_of(verdict)
 
 
-async def _made_ready(bench: Bench, task: Task, patch: Patch) -> PreparedTask:
+async def _made_ready(bench: GradingSetup, task: Task, patch: PredictedPatch) -> PreparedTask:
     """The task as far as is known how it has to be graded, with a sandbox on its way where one will be needed."""
     prepared = await asyncio.to_thread(prepare, task, bench.cache, bench.sandboxes)
-    way = known(prepared, sandboxes=bench.sandboxes, environment=bench.environment, cache=bench.cache)
+    way = as_validated(prepared, sandboxes=bench.sandboxes, environment=bench.environment, cache=bench.cache)
     if (await asyncio.to_thread(gate, patch.data, task)).patch:
         bench.sandboxes.expect(sandbox_spec(way, bench.environment, mounts=hidden_mounts(way)))
     return way
 
 
-async def _judged(bench: Bench, way: PreparedTask, patch: Patch) -> Verdict:
+async def _judged(bench: GradingSetup, way: PreparedTask, patch: PredictedPatch) -> Verdict:
     """The verdict. Raises TaskError, and SandboxError or GraderError when it twice could not be reached.
 
     How a suite has to be graded in its image is what validation finds out. So a patch that fails there is graded
@@ -168,14 +168,14 @@ async def _judged(bench: Bench, way: PreparedTask, patch: Patch) -> Verdict:
     return verdict if found == way else await _graded(bench, found, patch)
 
 
-async def _graded(bench: Bench, prepared: PreparedTask, patch: Patch) -> Verdict:
+async def _graded(bench: GradingSetup, prepared: PreparedTask, patch: PredictedPatch) -> Verdict:
     try:
         return await grade(prepared, patch.data, sandboxes=bench.sandboxes, environment=bench.environment)
     except (SandboxError, GraderError):
         return await grade(prepared, patch.data, sandboxes=bench.sandboxes, environment=bench.environment)
 
 
-def _key(bench: Bench, task: Task, patch: Patch) -> str:
+def _key(bench: GradingSetup, task: Task, patch: PredictedPatch) -> str:
     """What a verdict depends on, in short: a report with another one is made anew."""
     content = msgspec.json.encode([__version__, bench.sandboxes.name, task, patch.digest])
     return hashlib.sha256(content).hexdigest()

@@ -17,18 +17,18 @@ from functools import cached_property
 from pathlib import Path
 
 from understudy.errors import GraderError
-from understudy.sandbox.base import Delta
+from understudy.sandbox.base import TreeChanges
 from understudy.tasks.prepare import git_program
 
 TIMEOUT_S = 60.0
 _NOTHING = b"0 " + b"0" * 40
 
 
-class TooSlow(Exception):
+class GitTimeout(Exception):
     """Git did not come to an end in time."""
 
 
-class Pristine:
+class PristineRepository:
     """The pristine git directory of a task, and what its one commit holds."""
 
     def __init__(self, git: Path) -> None:
@@ -61,19 +61,19 @@ class Pristine:
             )
         return frozenset(path.removeprefix(b"./") for path in said.split(b"\0") if path)
 
-    def patch(self, delta: Delta, *, limit: int) -> bytes:
+    def patch(self, delta: TreeChanges, *, limit: int) -> bytes:
         """The patch that makes the base what `delta` tells; at most one byte more than `limit` of it.
 
         Raises TooSlow, GraderError when git fails.
         """
         now = {path: known for path, known in self.base.items() if not _is_gone(path, delta)}
-        for path, entry in delta.entries.items():
+        for path, entry in delta.files.items():
             now[path] = (entry.mode.encode(), _blob_id(entry.data))
-        taken = _parents(delta.entries)
+        taken = _parents(delta.files)
         now = {
             path: known
             for path, known in now.items()
-            if path in delta.entries or (path not in taken and not _below(path, delta.entries))
+            if path in delta.files or (path not in taken and not _below(path, delta.files))
         }
         gone = [path for path in self.base if path not in now]
         changed = [path for path, known in now.items() if self.base.get(path) != known]
@@ -84,7 +84,7 @@ class Pristine:
             (scratch / "objects").mkdir()
             (scratch / "tree").mkdir()
             (scratch / "index").write_bytes((self._git / "scratch" / "index").read_bytes())
-            for name, data in {now[path][1]: delta.entries[path].data for path in changed}.items():
+            for name, data in {now[path][1]: delta.files[path].data for path in changed}.items():
                 _write_blob(scratch / "objects", name, data)
             lines = [_NOTHING + b"\t" + path for path in gone]
             lines += [now[path][0] + b" " + now[path][1] + b"\t" + path for path in changed]
@@ -158,7 +158,7 @@ def _outcome(git: subprocess.Popen[bytes], stdin: bytes, fine: tuple[int, ...], 
     finally:
         timer.cancel()
     if late.is_set():
-        raise TooSlow(f"git did not end in {TIMEOUT_S:.0f} s")
+        raise GitTimeout(f"git did not end in {TIMEOUT_S:.0f} s")
     if git.returncode not in fine:
         said = errors.decode(errors="replace").strip()
         raise GraderError(f"the patch could not be taken (git's exit code {git.returncode}): {said[-2000:]}")
@@ -180,7 +180,7 @@ _DIFF = (
 )
 
 
-def _is_gone(path: bytes, delta: Delta) -> bool:
+def _is_gone(path: bytes, delta: TreeChanges) -> bool:
     return (
         path in delta.directories or b"" in delta.deleted or path in delta.deleted or _below(path, delta.deleted)
     )

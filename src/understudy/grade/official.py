@@ -32,12 +32,12 @@ _MAJOR = 5
 _GRACE_S = 30.0
 
 
-class Official(Struct, frozen=True):
+class HarnessResult(Struct, frozen=True):
     """What the harness wrote: its summary's path and content, and the predictions it was not given, with why."""
 
     path: Path
     summary: dict[str, Any]
-    kept_back: dict[str, str]
+    skipped: dict[str, str]
 
 
 def interpreter() -> str:
@@ -72,7 +72,7 @@ def run_official(
     run_id: str,
     jobs: int,
     timeout_s: float | None = None,
-) -> Official:
+) -> HarnessResult:
     """Have the harness grade predictions, with its reports where `grade.reports` has ours. Blocks; what it says
     goes to stderr.
 
@@ -117,7 +117,7 @@ def run_official(
         summary = cast("dict[str, Any]", json.loads(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise GraderError(f"the harness left no summary at {path}: {error}; see what it said above") from error
-    return Official(path, summary, kept_back)
+    return HarnessResult(path, summary, kept_back)
 
 
 def _version(python: str) -> str:
@@ -190,9 +190,9 @@ def _longest(tasks: Sequence[Task]) -> float:
 
 def _engine() -> str:
     """Where the container engine is, in the form of DOCKER_HOST. Raises ConfigError when there is none."""
-    from understudy.sandbox.docker.engine import find
+    from understudy.sandbox.docker.engine import find_engine
 
-    with contextlib.closing(find()) as engine:
+    with contextlib.closing(find_engine()) as engine:
         return engine.url
 
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from understudy.checks.pytest_checks import deciding_files
 from understudy.errors import GraderError, TaskError
-from understudy.grade.delta import Pristine, TooSlow
+from understudy.grade.delta import GitTimeout, PristineRepository
 from understudy.sandbox.base import Sandbox
 from understudy.tasks.prepare import GIT_MOUNT, git_program
 from understudy.types import PytestChecks, SuiteChecks, Task
@@ -114,15 +114,15 @@ async def extract_patch(sandbox: Sandbox, pristine: Path) -> bytes:
     `.gitignore` files stay out, and so do Python's caches. Empty when nothing changed. Raises ConfigError when git
     is not installed, GraderError when it fails, SandboxError when the sandbox broke.
     """
-    base = Pristine(pristine)
+    base = PristineRepository(pristine)
     try:
-        delta = await sandbox.delta(file_limit=MAX_PATCH_BYTES, ignored=base.ignored)
+        delta = await sandbox.read_changes(file_limit=MAX_PATCH_BYTES, ignored=base.ignored)
         if delta is None:
             return await _extract_inside(sandbox)
         if delta.refused:
             return _no_patch(delta.refused)
         patch = await asyncio.to_thread(base.patch, delta, limit=MAX_PATCH_BYTES)
-    except TooSlow:
+    except GitTimeout:
         return _no_patch("the changes could not be read in time")
     if len(patch) > MAX_PATCH_BYTES:
         return _no_patch(f"the patch is larger than {MAX_PATCH_BYTES} bytes")

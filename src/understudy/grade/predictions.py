@@ -39,14 +39,14 @@ class Prediction(Struct, frozen=True):
     size: int = 0
 
 
-class Patch(Struct, frozen=True):
+class PredictedPatch(Struct, frozen=True):
     """A patch for the gate, and the SHA-256 of what was predicted. One that is too large says only that."""
 
     data: bytes
     digest: str
 
 
-class Refused(Struct):
+class RejectedPredictions(Struct):
     """Rows that are no predictions: how many, and the first of them with their places and what is wrong."""
 
     count: int = 0
@@ -63,20 +63,20 @@ class Predictions(Protocol):
     """What is to be graded: its rows, in order, and their patches. May be read from any thread."""
 
     rows: dict[str, Prediction]
-    refused: Refused
+    rejected: RejectedPredictions
 
-    def patch(self, row: Prediction) -> Patch:
+    def patch(self, row: Prediction) -> PredictedPatch:
         """The patch of a row. Raises ConfigError when it can no longer be read."""
         ...
 
 
-class _Row(Struct):
+class _PredictionRow(Struct):
     instance_id: str
     model_patch: msgspec.Raw
     model_name_or_path: str | None = None
 
 
-_row = msgspec.json.Decoder(_Row).decode
+_row = msgspec.json.Decoder(_PredictionRow).decode
 _text = msgspec.json.Decoder(str).decode
 _document: Callable[[bytes], list[msgspec.Raw] | dict[str, msgspec.Raw]] = msgspec.json.Decoder(
     list[msgspec.Raw] | dict[str, msgspec.Raw]
@@ -90,44 +90,44 @@ def open_predictions(name: str, tasks: Iterable[Task], wanted: Collection[str] |
     ConfigError for a file that cannot be read or has no prediction, and for two predictions of one instance.
     """
     if name == GOLD:
-        return _Gold(task for task in tasks if wanted is None or task.instance_id in wanted)
+        return _GoldPredictions(task for task in tasks if wanted is None or task.instance_id in wanted)
     path = Path(name)
-    kinds = {".jsonl": _Lines, ".json": _Document}
+    kinds = {".jsonl": _JsonlPredictions, ".json": _JsonPredictions}
     if path.suffix not in kinds:
         raise ConfigError(f"{name}: expected a .jsonl or .json file of predictions, or {GOLD!r}")
     try:
         found = kinds[path.suffix](path, wanted)
     except OSError as error:
         raise ConfigError(f"{path}: the predictions cannot be read: {error.strerror}") from error
-    if not found.rows and not found.refused.count:
+    if not found.rows and not found.rejected.count:
         raise ConfigError(f"{path}: there is no prediction in it" + (" of these instances" if wanted else ""))
     return found
 
 
-class _Gold:
+class _GoldPredictions:
     """The gold patches of tasks, as predictions of a model called "gold"."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._patches = {task.instance_id: task.gold_patch for task in tasks}
-        self.refused = Refused()
+        self.rejected = RejectedPredictions()
         self.rows = {id: Prediction(id, GOLD, GOLD, not patch) for id, patch in self._patches.items()}
 
-    def patch(self, row: Prediction) -> Patch:
+    def patch(self, row: Prediction) -> PredictedPatch:
         """The gold patch."""
         data = self._patches[row.instance_id].encode(errors="surrogateescape")
-        return Patch(data, hashlib.sha256(data).hexdigest())
+        return PredictedPatch(data, hashlib.sha256(data).hexdigest())
 
 
-class _Collected:
+class _FilePredictions:
     """Rows as they are found: each read far enough to know what it is about."""
 
     def __init__(self, path: Path, wanted: Collection[str] | None) -> None:
         self.rows: dict[str, Prediction] = {}
-        self.refused = Refused()
+        self.rejected = RejectedPredictions()
         self._path = path
         self._wanted = wanted
 
-    def _take(self, content: bytes | msgspec.Raw, where: str, start: int = 0) -> _Row | None:
+    def _take(self, content: bytes | msgspec.Raw, where: str, start: int = 0) -> _PredictionRow | None:
         """Note the row in `content`; what it holds, or None when it is not one of those that are wanted."""
         try:
             row = _row(content)
@@ -137,7 +137,7 @@ class _Collected:
             if first[:1] not in (b'"', b"n"):
                 raise msgspec.ValidationError("Expected `str | null` - at `$.model_patch`")
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TaskError) as error:
-            self.refused.add(f"{where}: not a prediction: {error}")
+            self.rejected.add(f"{where}: not a prediction: {error}")
             return None
         if self._wanted is not None and row.instance_id not in self._wanted:
             return None
@@ -149,18 +149,18 @@ class _Collected:
         self.rows[row.instance_id] = Prediction(row.instance_id, model, where, empty, start, size)
         return row
 
-    def _decoded(self, row: Prediction, raw: memoryview) -> Patch:
+    def _decoded(self, row: Prediction, raw: memoryview) -> PredictedPatch:
         digest = hashlib.sha256(raw).hexdigest()
         if _shortest(raw) > MAX_PATCH_BYTES:
-            return Patch(NO_PATCH + b"the patch is larger than %d bytes" % MAX_PATCH_BYTES, digest)
+            return PredictedPatch(NO_PATCH + b"the patch is larger than %d bytes" % MAX_PATCH_BYTES, digest)
         try:
             data = b"" if row.empty else _text(raw).encode()
         except (msgspec.MsgspecError, UnicodeError) as error:
-            return Patch(NO_PATCH + f"it is no text: {error}".encode(errors="replace"), digest)
-        return Patch(data, digest)
+            return PredictedPatch(NO_PATCH + f"it is no text: {error}".encode(errors="replace"), digest)
+        return PredictedPatch(data, digest)
 
 
-class _Lines(_Collected):
+class _JsonlPredictions(_FilePredictions):
     """A JSONL file. Its rows are read anew when their patch is asked for, one at a time."""
 
     def __init__(self, path: Path, wanted: Collection[str] | None) -> None:
@@ -169,11 +169,11 @@ class _Lines(_Collected):
         for number, start, line in _lines(path):
             where = f"{path}:{number}"
             if line is None:
-                self.refused.add(f"{where}: not a prediction: the line is longer than {MAX_ROW_BYTES} bytes")
+                self.rejected.add(f"{where}: not a prediction: the line is longer than {MAX_ROW_BYTES} bytes")
             elif line.strip():
                 self._take(line, where, start)
 
-    def patch(self, row: Prediction) -> Patch:
+    def patch(self, row: Prediction) -> PredictedPatch:
         """The patch in a row of the file, which must be what it was."""
         try:
             with self._reading, self._path.open("rb") as file:
@@ -188,7 +188,7 @@ class _Lines(_Collected):
         raise ConfigError(f"{row.where}: the file changed while it was graded; give the same command again")
 
 
-class _Document(_Collected):
+class _JsonPredictions(_FilePredictions):
     """A JSON file, whole in memory once: its rows are views of it."""
 
     def __init__(self, path: Path, wanted: Collection[str] | None) -> None:
@@ -203,7 +203,7 @@ class _Document(_Collected):
             if row := self._take(content, f"{path}: prediction {number}"):
                 self._patches[row.instance_id] = row.model_patch
 
-    def patch(self, row: Prediction) -> Patch:
+    def patch(self, row: Prediction) -> PredictedPatch:
         """The patch in a row of the file as it was when it was opened."""
         return self._decoded(row, memoryview(self._patches[row.instance_id]))
 

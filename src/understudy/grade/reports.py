@@ -42,7 +42,7 @@ _SIGNS: tuple[tuple[str, Tier, re.Pattern[str]], ...] = (
 _FAULTS: dict[str, str] = {"sandbox": "container_unavailable", "grader": "grader_error"}
 
 
-class Outcome(Struct, frozen=True):
+class GradingOutcome(Struct, frozen=True):
     """What became of one prediction. `reason` is one line for a person.
 
     `cause` names what else than the patch may be at fault, `tier` how sure that is; both are empty where nothing
@@ -56,24 +56,24 @@ class Outcome(Struct, frozen=True):
     suspicious: bool = False
 
 
-class _Kept(Struct, frozen=True):
+class _StoredVerdict(Struct, frozen=True):
     key: str
     verdict: Verdict
 
 
-def outcome_of(verdict: Verdict) -> Outcome:
+def outcome_of(verdict: Verdict) -> GradingOutcome:
     """What a verdict comes to in the summary."""
     suspicious = verdict.integrity.status == "suspicious"
     if verdict.reward >= 1.0:
-        return Outcome("resolved", verdict.reason, suspicious=suspicious)
+        return GradingOutcome("resolved", verdict.reason, suspicious=suspicious)
     cause, tier = _cause(verdict)
-    return Outcome("unresolved", verdict.reason, cause, tier, suspicious)
+    return GradingOutcome("unresolved", verdict.reason, cause, tier, suspicious)
 
 
-def failed(boundary: str, message: str) -> Outcome:
+def failed_outcome(boundary: str, message: str) -> GradingOutcome:
     """The outcome of a patch that could not be judged, by the boundary of the error."""
     cause = _FAULTS.get(boundary, "")
-    return Outcome("error", f"{boundary}: {message}", cause, "environment" if cause else "")
+    return GradingOutcome("error", f"{boundary}: {message}", cause, "environment" if cause else "")
 
 
 def instance_dir(output: Path, run_id: str, model: str, instance_id: str) -> Path:
@@ -128,7 +128,7 @@ def write_report(
     files = {
         **_inputs(task, patch, log),
         "test_output.txt": _output(verdict).encode(errors="replace"),
-        VERDICT: msgspec.json.format(msgspec.json.encode(_Kept(key, verdict)), indent=2),
+        VERDICT: msgspec.json.format(msgspec.json.encode(_StoredVerdict(key, verdict)), indent=2),
         REPORT: _json(instance_report(task, patch, verdict)),
     }
     _write(directory, files)
@@ -140,7 +140,7 @@ def read_verdict(directory: Path, key: str) -> Verdict | None:
     try:
         if not (directory / REPORT).exists():
             return None
-        kept = msgspec.json.decode((directory / VERDICT).read_bytes(), type=_Kept)
+        kept = msgspec.json.decode((directory / VERDICT).read_bytes(), type=_StoredVerdict)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return kept.verdict if kept.key == key else None
@@ -167,7 +167,7 @@ def write_summary(
     output: Path,
     run_id: str,
     model: str,
-    outcomes: Mapping[str, Outcome],
+    outcomes: Mapping[str, GradingOutcome],
     tasks: Collection[str],
     *,
     images: Collection[str] = (),
@@ -183,7 +183,7 @@ def write_summary(
 
 
 def summary(
-    outcomes: Mapping[str, Outcome], tasks: Collection[str], *, images: Collection[str] = ()
+    outcomes: Mapping[str, GradingOutcome], tasks: Collection[str], *, images: Collection[str] = ()
 ) -> dict[str, Any]:
     """The harness's summary of a run (schema version 2)."""
 

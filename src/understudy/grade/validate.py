@@ -28,7 +28,7 @@ from understudy.types import SuiteChecks, Verdict
 _FORMAT = "2"  # part of every digest: a change of how patches are judged validates anew
 
 
-class _Mark(Struct, frozen=True):
+class _ValidationRecord(Struct, frozen=True):
     """What is remembered of a task that passed: how it is graded."""
 
     as_root: bool = False
@@ -47,7 +47,7 @@ async def validate(
     task = prepared.task
     mark = _mark(prepared, sandboxes, environment, cache)
     if mark.exists():
-        return known(prepared, sandboxes=sandboxes, environment=environment, cache=cache)
+        return as_validated(prepared, sandboxes=sandboxes, environment=environment, cache=cache)
     if isinstance(task.checks, SuiteChecks):
         await asyncio.to_thread(check_parser, task.checks.parser, f"task {task.instance_id}")
     gated = gate(task.gold_patch.encode(errors="surrogateescape"), task)
@@ -73,12 +73,12 @@ async def validate(
             )
     mark.parent.mkdir(parents=True, exist_ok=True)
     aside = mark.with_name(f"{mark.name}.{secrets.token_hex(4)}.new")
-    aside.write_bytes(msgspec.json.encode(_Mark(way.as_root, way.canaries, way.conflicts)))
+    aside.write_bytes(msgspec.json.encode(_ValidationRecord(way.as_root, way.canaries, way.conflicts)))
     aside.replace(mark)
     return way
 
 
-def known(
+def as_validated(
     prepared: PreparedTask, *, sandboxes: Sandboxes, environment: TaskEnvironment, cache: Path
 ) -> PreparedTask:
     """The task as validation found that it has to be graded; as it is, where it was not validated."""
@@ -86,7 +86,7 @@ def known(
         content = _mark(prepared, sandboxes, environment, cache).read_bytes()
     except FileNotFoundError:
         return prepared
-    mark = msgspec.json.decode(content, type=_Mark)
+    mark = msgspec.json.decode(content, type=_ValidationRecord)
     return replace(prepared, as_root=mark.as_root, canaries=mark.canaries, conflicts=mark.conflicts)
 
 

@@ -8,7 +8,7 @@ import time
 from msgspec.structs import replace
 
 from understudy.checks.pytest_checks import PytestReport, deciding_files, run_pytest, run_script
-from understudy.checks.suite import Judged, begin, run_suite
+from understudy.checks.suite import Judged, run_before_patch, run_suite
 from understudy.grade.apply import apply_patch
 from understudy.grade.audit import audit
 from understudy.grade.patch import GatedPatch, gate
@@ -59,7 +59,7 @@ async def evaluate_fully(
     sandbox = await sandboxes.open(sandbox_spec(prepared, environment, mounts=hidden_mounts(prepared)))
     try:
         if isinstance(checks, SuiteChecks):
-            await begin(sandbox, checks)
+            await run_before_patch(sandbox, checks)
         if complaint := await apply_patch(sandbox, prepared, gated.patch, host_programs=sandboxes.host_programs):
             return Judged(Verdict(reward=0.0, reason=complaint, applied=False))
         started = time.monotonic()

@@ -15,7 +15,7 @@ from understudy.gateway.backends.overflow import is_overflow
 from understudy.gateway.keys import Keys
 from understudy.gateway.session import GatewaySession
 from understudy.grade.patch import extract_patch
-from understudy.grade.validate import known
+from understudy.grade.validate import as_validated
 from understudy.grade.verdict import grade
 from understudy.run.config import RunConfig
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
@@ -68,7 +68,9 @@ async def prepare_rollout(context: RunContext, rollout: Rollout) -> None:
 async def _prepare_task(context: RunContext, task: Task) -> PreparedTask:
     """A task with its tree made, as validation found that it has to be graded."""
     prepared = await asyncio.to_thread(prepare, task, context.cache, context.sandboxes)
-    return known(prepared, sandboxes=context.sandboxes, environment=context.environment, cache=context.cache)
+    return as_validated(
+        prepared, sandboxes=context.sandboxes, environment=context.environment, cache=context.cache
+    )
 
 
 async def execute_attempt(

@@ -258,7 +258,7 @@ class RolloutFiles:
 
     def _write_summary(self) -> None:
         """Write the harness's summary of the run."""
-        outcomes: dict[str, reports.Outcome] = {}
+        outcomes: dict[str, reports.GradingOutcome] = {}
         labels: list[str] = []
         try:
             for rollout in self._store.rollouts(self._config.run_id):
@@ -267,9 +267,9 @@ class RolloutFiles:
                 if graded := decided(self._store, rollout):
                     empty = not self._store.patch(graded.attempt.id)
                     judged = reports.outcome_of(graded.verdict)
-                    outcomes[label] = reports.Outcome("empty", judged.reason) if empty else judged
+                    outcomes[label] = reports.GradingOutcome("empty", judged.reason) if empty else judged
                 elif rollout.status == "failed" and rollout.error:
-                    outcomes[label] = reports.failed(rollout.error.boundary, rollout.error.message)
+                    outcomes[label] = reports.failed_outcome(rollout.error.boundary, rollout.error.message)
             reports.write_summary(self._directory, self._config.run_id, self._model, outcomes, labels)
         except (OSError, TaskError, ConfigError) as error:
             self._failures["summary"] = str(error)

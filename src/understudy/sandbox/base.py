@@ -29,7 +29,7 @@ class Mount(Struct, frozen=True):
     private: bool = False
 
 
-class Limits(Struct, frozen=True):
+class SandboxLimits(Struct, frozen=True):
     """What a sandbox may use. `disk_bytes` bounds all it writes; the wall-clock limit is `run`'s own."""
 
     memory_bytes: int = 4 << 30
@@ -55,7 +55,7 @@ class SandboxSpec(Struct, frozen=True):
     mounts: tuple[Mount, ...] = ()
     env: dict[str, str] = field(default_factory=dict[str, str])
     path_prefixes: tuple[str, ...] = ()
-    limits: Limits = Limits()
+    limits: SandboxLimits = SandboxLimits()
 
 
 class Completed(Struct, frozen=True):
@@ -72,14 +72,14 @@ class Completed(Struct, frozen=True):
     truncated: bool = False
 
 
-class Entry(Struct, frozen=True):
+class ChangedFile(Struct, frozen=True):
     """A file or link as it is now. `mode` is git's (100644, 100755, 120000); a link's `data` is where it leads."""
 
     mode: str
     data: bytes
 
 
-class Delta(Struct, frozen=True):
+class TreeChanges(Struct, frozen=True):
     """What differs below the workdir from what was there at open, by path relative to it.
 
     All that lay at or below a path of `deleted` is gone (all there was, for the path b""), and what lay at one of
@@ -88,13 +88,13 @@ class Delta(Struct, frozen=True):
     why the changes cannot be taken, and nothing else is told.
     """
 
-    entries: dict[bytes, Entry]
+    files: dict[bytes, ChangedFile]
     deleted: frozenset[bytes] = frozenset()
     directories: frozenset[bytes] = frozenset()
     refused: str = ""
 
 
-Ignored = Callable[[Sequence[bytes]], Set[bytes]]
+IgnoreFilter = Callable[[Sequence[bytes]], Set[bytes]]
 
 
 class Sandbox(Protocol):
@@ -142,7 +142,7 @@ class Sandbox(Protocol):
         """Write a file inside, with its parent directories, owned by the sandbox's user."""
         ...
 
-    async def delta(self, *, file_limit: int, ignored: Ignored) -> Delta | None:
+    async def read_changes(self, *, file_limit: int, ignored: IgnoreFilter) -> TreeChanges | None:
         """What changed, read from outside; None where a revealed run of this machine's programs can be trusted.
 
         `ignored` is asked, in a thread, which of the paths that changed do not matter; a file that does and is
@@ -217,7 +217,7 @@ class Sandboxes(Protocol):
         ...
 
 
-class OfThisMachine:
+class HostProgramSandboxes:
     """What kinds share whose sandboxes show this machine's programs."""
 
     host_programs: ClassVar[bool] = True
@@ -250,7 +250,7 @@ class OfThisMachine:
         """Nothing to do: nothing is made ready."""
 
 
-def usable(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
+def load_sandboxes(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
     """The kind of sandbox called `name`, with options of its own.
 
     Raises ConfigError when there is none, or when it cannot work here.

@@ -22,7 +22,7 @@ GRACE_S = 1.0
 """How long a killed process may take to end, and its pipes to close: who holds them then has left the group."""
 
 
-class _Watch(asyncio.SubprocessProtocol):
+class _OutputCollector(asyncio.SubprocessProtocol):
     """Keeps each stream's first bytes. The rest is read and dropped: a flood neither blocks nor grows."""
 
     def __init__(self, output_bytes: int, over: asyncio.Event) -> None:
@@ -64,7 +64,9 @@ def kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-async def _settle(transport: asyncio.SubprocessTransport, watch: _Watch, kill: Callable[[int], None]) -> None:
+async def _reap(
+    transport: asyncio.SubprocessTransport, watch: _OutputCollector, kill: Callable[[int], None]
+) -> None:
     """Kill what is left, reap the leader and close the pipes."""
     kill(transport.get_pid())
     try:
@@ -92,7 +94,7 @@ def _file_of(content: bytes) -> Generator[BinaryIO]:
         yield file
 
 
-async def to_the_end(work: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
+async def run_to_completion(work: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
     """Await `work` in a task of its own that is never cancelled halfway.
 
     When the caller is cancelled, the event given to `work` is set, and the caller waits until it has ended.
@@ -109,7 +111,7 @@ async def to_the_end(work: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) ->
         raise
 
 
-async def complete(
+async def run_process(
     argv: Sequence[str],
     over: asyncio.Event,
     *,
@@ -131,7 +133,7 @@ async def complete(
     seal_descriptors()
     with _file_of(stdin) as file:
         transport, watch = await asyncio.get_running_loop().subprocess_exec(
-            lambda: _Watch(output_bytes, over),
+            lambda: _OutputCollector(output_bytes, over),
             *argv,
             stdin=file,
             env=dict(env),
@@ -145,7 +147,7 @@ async def complete(
     finally:
         timed_out = not over.is_set()
         duration_s = time.monotonic() - started
-        await asyncio.shield(_settle(transport, watch, kill))
+        await asyncio.shield(_reap(transport, watch, kill))
     return Completed(
         exit_code=None if timed_out else transport.get_returncode(),
         stdout=bytes(watch.output[1]),

@@ -18,8 +18,8 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
 from understudy.errors import SandboxError
-from understudy.sandbox.base import Completed, Ignored, OfThisMachine, SandboxSpec
-from understudy.sandbox.process import complete, to_the_end
+from understudy.sandbox.base import Completed, HostProgramSandboxes, IgnoreFilter, SandboxSpec
+from understudy.sandbox.process import run_process, run_to_completion
 
 SYSTEM_PATH = os.defpath.lstrip(":")
 
@@ -117,8 +117,8 @@ class UnsafeSandbox:
         if program is None:
             raise SandboxError(f"cannot run {argv[0]!r}: no such command in {environment['PATH']}")
         try:
-            return await to_the_end(
-                lambda over: complete(
+            return await run_to_completion(
+                lambda over: run_process(
                     [program, *argv[1:]],
                     over,
                     timeout_s=timeout_s,
@@ -159,7 +159,7 @@ class UnsafeSandbox:
         except OSError as error:
             raise SandboxError(f"cannot write {path}: {error.strerror}") from error
 
-    async def delta(self, *, file_limit: int, ignored: Ignored) -> None:
+    async def read_changes(self, *, file_limit: int, ignored: IgnoreFilter) -> None:
         """None: a revealed run reads what changed."""
 
     async def reset(self) -> None:
@@ -188,7 +188,7 @@ def _fill(root: Path, tree: Path) -> None:
     (root / "tmp").mkdir()
 
 
-class UnsafeSandboxes(OfThisMachine):
+class UnsafeSandboxes(HostProgramSandboxes):
     """Opens directories that pretend to be sandboxes; see the warning of this module."""
 
     name: ClassVar[str] = "unsafe-local"

@@ -68,7 +68,7 @@ def python_environment(cache: Path) -> TaskEnvironment:
     )
 
 
-def is_made(cache: Path) -> bool:
+def is_installed(cache: Path) -> bool:
     """Whether `python_environment` would find everything there."""
     return (_home(cache, Path(sys.base_prefix).resolve()) / "ready").exists()
 

@@ -13,7 +13,7 @@ from understudy.sandbox.base import Sandboxes
 from understudy.tasks.datasets import formats, rows
 from understudy.tasks.datasets.images import ImageChoice
 from understudy.tasks.environment import environment_for
-from understudy.tasks.records import Loaded, Refused
+from understudy.tasks.records import LoadedTasks, RefusedRow
 from understudy.tasks.sources import folder
 from understudy.types import Task
 
@@ -27,7 +27,7 @@ _EXPECTED = (
 _FILES = (".jsonl", ".json", ".parquet", ".ndjson", ".csv", ".toml", ".txt")
 
 
-class _Place(Struct, frozen=True):
+class _LoadRequest(Struct, frozen=True):
     path: Path
     split: str
     sandboxes: Sandboxes
@@ -36,14 +36,14 @@ class _Place(Struct, frozen=True):
     wanted: frozenset[str] | None
 
 
-async def load(
+async def load_source(
     spec: str,
     *,
     sandboxes: Sandboxes,
     cache: Path,
     images: ImageChoice = ImageChoice(),  # noqa: B008
     instance_ids: Collection[str] | None = None,
-) -> Loaded:
+) -> LoadedTasks:
     """The tasks that `spec` names, each id once, and the rows of datasets that cannot be tasks.
 
     With `instance_ids` those only, else at least one task. Folders may build their tree in a sandbox, hence
@@ -56,7 +56,7 @@ async def load(
             lambda: formats.load(rows.hub_rows(found), source=spec, base=Path(), choice=images, wanted=wanted)
         )
     path, split = found
-    place = _Place(path, split, sandboxes, cache, images, wanted)
+    place = _LoadRequest(path, split, sandboxes, cache, images, wanted)
     for is_kind, read_it in _KINDS:
         if is_kind(path):
             return await read_it(place)
@@ -79,23 +79,23 @@ def _locate(spec: str) -> tuple[Path, str] | rows.HubName:
     return name
 
 
-async def load_all(
+async def load_tasks(
     specs: Iterable[str],
     *,
     sandboxes: Sandboxes,
     cache: Path,
     images: ImageChoice = ImageChoice(),  # noqa: B008
     instance_ids: Collection[str] | None = None,
-) -> Loaded:
+) -> LoadedTasks:
     """The tasks of several specs, in order; `unknown` are the `instance_ids` that none of them has.
 
     Raises TaskError, also when two of them have a task of the same id, and ConfigError.
     """
     origins: dict[str, str] = {}
     tasks: list[Task] = []
-    refused: list[Refused] = []
+    refused: list[RefusedRow] = []
     for spec in specs:
-        found = await load(spec, sandboxes=sandboxes, cache=cache, images=images, instance_ids=instance_ids)
+        found = await load_source(spec, sandboxes=sandboxes, cache=cache, images=images, instance_ids=instance_ids)
         refused += found.refused
         for task in found.tasks:
             if other := origins.get(task.instance_id):
@@ -104,7 +104,7 @@ async def load_all(
             tasks.append(task)
     known = {*origins, *(refusal.instance_id for refusal in refused)}
     unknown = tuple(id for id in dict.fromkeys(instance_ids or ()) if id not in known)
-    return Loaded(tasks, tuple(refused), unknown)
+    return LoadedTasks(tasks, tuple(refused), unknown)
 
 
 def smoke_file() -> Path:
@@ -112,7 +112,7 @@ def smoke_file() -> Path:
     return Path(__file__).parents[1] / "data" / "smoke.jsonl"
 
 
-async def _rows(place: _Place) -> Loaded:
+async def _rows(place: _LoadRequest) -> LoadedTasks:
     base = place.path.absolute().parent
     return await asyncio.to_thread(
         lambda: formats.load(
@@ -125,24 +125,28 @@ async def _rows(place: _Place) -> Loaded:
     )
 
 
-async def _folder(place: _Place) -> Loaded:
+async def _folder(place: _LoadRequest) -> LoadedTasks:
     environment = await asyncio.to_thread(environment_for, place.sandboxes, place.cache)
-    task = await folder.take_in(place.path, sandboxes=place.sandboxes, environment=environment, cache=place.cache)
-    return Loaded([task] if place.wanted is None or task.instance_id in place.wanted else [])
+    task = await folder.load_folder(
+        place.path, sandboxes=place.sandboxes, environment=environment, cache=place.cache
+    )
+    return LoadedTasks([task] if place.wanted is None or task.instance_id in place.wanted else [])
 
 
-async def _folders(place: _Place) -> Loaded:
+async def _folders(place: _LoadRequest) -> LoadedTasks:
     tasks: dict[str, Task] = {}
     for path in _task_folders(place.path):
         if place.wanted is not None and folder.instance_id(path) not in place.wanted:
             continue
-        for task in (await _folder(_Place(path, "", place.sandboxes, place.cache, place.images, None))).tasks:
+        for task in (
+            await _folder(_LoadRequest(path, "", place.sandboxes, place.cache, place.images, None))
+        ).tasks:
             if task.instance_id in tasks:
                 raise TaskError(
                     f"{path}: its name gives the id {task.instance_id!r}, which another folder has; rename one"
                 )
             tasks[task.instance_id] = task
-    return Loaded(list(tasks.values()))
+    return LoadedTasks(list(tasks.values()))
 
 
 def _task_folders(path: Path) -> list[Path]:
@@ -153,7 +157,7 @@ def _is_dataset(path: Path) -> bool:
     return path.is_dir() and (rows.is_saved(path) or bool(rows.parquet_files(path)))
 
 
-_KINDS: tuple[tuple[Callable[[Path], bool], Callable[[_Place], Awaitable[Loaded]]], ...] = (
+_KINDS: tuple[tuple[Callable[[Path], bool], Callable[[_LoadRequest], Awaitable[LoadedTasks]]], ...] = (
     (Path.is_file, _rows),
     (folder.is_task, _folder),
     (lambda path: bool(_task_folders(path)), _folders),

@@ -92,7 +92,9 @@ def prepare(task: Task, cache: Path, sandboxes: Sandboxes) -> PreparedTask:
         )
     kind = f"{sandboxes.name} {os.geteuid()}"  # who owns the tree depends on both
     home = _make_once(
-        cache.absolute() / "trees" / _digest(task.source, *_place(task, cache, sandboxes), task.setup_patch, kind),
+        cache.absolute()
+        / "trees"
+        / _digest(task.source, *_image_identity(task, cache, sandboxes), task.setup_patch, kind),
         lambda aside: _make_tree(task, aside, cache, sandboxes),
     )
     return PreparedTask(task, home / "tree", home / "git", hidden / "files" if hidden else None)
@@ -173,7 +175,7 @@ def _make_once(home: Path, make: Callable[[Path], None]) -> Path:
     return home
 
 
-def _place(task: Task, cache: Path, sandboxes: Sandboxes) -> tuple[str, ...]:
+def _image_identity(task: Task, cache: Path, sandboxes: Sandboxes) -> tuple[str, ...]:
     """Where a tree comes from that is in an image, whose name may have come to stand for another one.
 
     An image that is not here at the moment is not fetched to be asked: it is what it was when it was seen last.

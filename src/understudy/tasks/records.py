@@ -51,7 +51,7 @@ def _commands(checks: SuiteChecks) -> str:
 
 
 # What must hold beyond the types: key, test, what is expected.
-_LAWS: tuple[tuple[str, Callable[[Task], bool], str], ...] = (
+_RULES: tuple[tuple[str, Callable[[Task], bool], str], ...] = (
     (
         "instance_id",
         lambda task: bool(_ID.fullmatch(task.instance_id)),
@@ -121,7 +121,7 @@ _LAWS: tuple[tuple[str, Callable[[Task], bool], str], ...] = (
 
 def check(task: Task, where: str) -> None:
     """Raise TaskError, naming `where` and the key, when a task breaks what its types cannot say."""
-    for key, holds, expected in _LAWS:
+    for key, holds, expected in _RULES:
         if not holds(task):
             raise TaskError(f"{where}: {key}: expected {expected}")
 
@@ -186,7 +186,7 @@ def _resolved(task: Task, base: Path) -> Task:
     return msgspec.structs.replace(task, source=source, checks=checks)
 
 
-class Refused(Struct, frozen=True):
+class RefusedRow(Struct, frozen=True):
     """A row that cannot be a task: its id (may be ""), its place, and why, without the place."""
 
     instance_id: str
@@ -197,19 +197,19 @@ class Refused(Struct, frozen=True):
         return f"{self.where}: {self.instance_id + ': ' if self.instance_id else ''}{self.reason}"
 
 
-class Loaded(Struct, frozen=True):
+class LoadedTasks(Struct, frozen=True):
     """The tasks of a source, in its order, and the refused rows; `unknown`: ids asked for that are not there."""
 
     tasks: list[Task]
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedRow, ...] = ()
     unknown: tuple[str, ...] = ()
 
     def report(self, most: int = 8) -> list[str]:
         """Lines for a person that count the refused rows by reason, with an example of each."""
-        return by_reason(self.refused, most)
+        return summarise_refusals(self.refused, most)
 
 
-def by_reason(refused: Sequence[Refused], most: int = 8) -> list[str]:
+def summarise_refusals(refused: Sequence[RefusedRow], most: int = 8) -> list[str]:
     """Refusals counted by reason, most frequent first, with the place of the first one."""
     counts = Counter(refusal.reason for refusal in refused)
     first = {refusal.reason: refusal for refusal in reversed(refused)}

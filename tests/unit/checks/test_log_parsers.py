@@ -13,8 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from understudy.checks import swebench_parsers
-from understudy.checks.log_parsers import PARSERS, check_parser, read
-from understudy.checks.swebench_parsers import Unreadable
+from understudy.checks.log_parsers import PARSERS, check_parser, parse_log
+from understudy.checks.swebench_parsers import UnreadableLog
 from understudy.errors import TaskError
 
 from support import require
@@ -229,14 +229,14 @@ def test_what_pytest_prints_is_read_as_the_package_reads_it(
 
 def test_every_status_of_a_test_is_kept() -> None:
     log = "PASSED a::b\nFAILED a::b - x\nPASSED a::b\nPASSED c::d\nSKIPPED [1] e.py:1: no\n"
-    reading = read("parse_log_pytest", log, ["a::b"])
+    reading = parse_log("parse_log_pytest", log, ["a::b"])
     assert set(reading.tests) == {"a::b"}
     assert (reading.tests["a::b"].last, reading.tests["a::b"].counts) == ("PASSED", {"PASSED": 2, "FAILED": 1})
-    assert reading.failures and reading.found
+    assert reading.failures and reading.any_test
 
 
 def test_an_id_that_was_cut_keeps_those_that_begin_with_it() -> None:
-    reading = read("parse_log_pytest", "PASSED a::b[c(d]\nPASSED a::bc\n", ["a::b[c("])
+    reading = parse_log("parse_log_pytest", "PASSED a::b[c(d]\nPASSED a::bc\n", ["a::b[c("])
     assert set(reading.tests) == {"a::b[c(d]"}
 
 
@@ -263,7 +263,7 @@ def test_no_log_takes_more_than_linear_time(name: str) -> None:
 def test_memory_is_bounded_by_what_is_wanted() -> None:
     log = "\n".join(f"PASSED t::x{n}" for n in range(200_000))
     tracemalloc.start()
-    reading = read("parse_log_pytest", log, ["t::x5"])
+    reading = parse_log("parse_log_pytest", log, ["t::x5"])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert set(reading.tests) == {"t::x5"}
@@ -286,7 +286,7 @@ def package(monkeypatch: pytest.MonkeyPatch, harness: Harness) -> None:
 def test_parsers_for_other_languages_are_the_package_s() -> None:
     check_parser("parse_log_gotest", "task x")
     log = "--- PASS: TestA (0.00s)\n--- FAIL: TestB (0.00s)\n"
-    reading = read("parse_log_gotest", log, ["TestA", "TestB"], instance="a__b-1 1.2")
+    reading = parse_log("parse_log_gotest", log, ["TestA", "TestB"], instance="a__b-1 1.2")
     assert {id: seen.last for id, seen in reading.tests.items()} == {"TestA": "PASSED", "TestB": "FAILED"}
     with pytest.raises(TaskError, match="parse_log_nothing"):
         check_parser("parse_log_nothing", "task x")
@@ -294,5 +294,5 @@ def test_parsers_for_other_languages_are_the_package_s() -> None:
 
 @pytest.mark.usefixtures("package")
 def test_a_log_on_which_a_foreign_parser_fails_is_told_apart_from_a_broken_package() -> None:
-    with pytest.raises(Unreadable):  # this one knows two instances only
-        read("parse_log_immutable_js", "x\n", ["a"], instance="a__b-x ")
+    with pytest.raises(UnreadableLog):  # this one knows two instances only
+        parse_log("parse_log_immutable_js", "x\n", ["a"], instance="a__b-x ")

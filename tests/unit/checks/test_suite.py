@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from understudy.checks import canaries as birds
-from understudy.checks.canaries import plant
+from understudy.checks.canaries import plant_canaries
 from understudy.checks.suite import SuiteRun, judge_suite, needs_install
 from understudy.config import cache_dir
 from understudy.errors import GraderError, TaskError
 from understudy.grade.patch import gate
-from understudy.grade.validate import known, validate
+from understudy.grade.validate import as_validated, validate
 from understudy.grade.verdict import grade
 from understudy.sandbox.base import Sandboxes
 from understudy.sandbox.local.sandboxes import LocalSandboxes
@@ -58,7 +58,7 @@ def taken_in(sandboxes: Sandboxes, environment: TaskEnvironment, tmp_path: Path)
     async def run(task: Task):
         prepared = await asyncio.to_thread(prepare, task, tmp_path, sandboxes)
         way = await validate(prepared, sandboxes=sandboxes, environment=environment, cache=tmp_path)
-        assert known(prepared, sandboxes=sandboxes, environment=environment, cache=tmp_path) == way
+        assert as_validated(prepared, sandboxes=sandboxes, environment=environment, cache=tmp_path) == way
         return way
 
     return run
@@ -260,7 +260,7 @@ def test_what_of_a_patch_is_not_the_agent_s(path: str, dropped: bool) -> None:
     ],
 )
 def test_canaries_are_named_as_their_sibling_is(parser: str, file: str, command: str, name: str) -> None:
-    planted = plant(replace(CHECKS, parser=parser, files=(file,), command=command))
+    planted = plant_canaries(replace(CHECKS, parser=parser, files=(file,), command=command))
     assert planted is not None
     assert planted.command.replace(planted.token, "X") == f"{command} {name}".rstrip()
     assert planted.path.rpartition("/")[0] == file.rpartition("/")[0]
@@ -268,14 +268,14 @@ def test_canaries_are_named_as_their_sibling_is(parser: str, file: str, command:
 
 
 def test_canaries_stand_before_what_the_shell_does_next() -> None:
-    planted = plant(replace(CHECKS, files=("t/test_a.py",), command="pytest t/test_a.py | cat"))
+    planted = plant_canaries(replace(CHECKS, files=("t/test_a.py",), command="pytest t/test_a.py | cat"))
     assert planted is not None
     assert planted.command.replace(planted.token, "X") == "pytest t/test_a.py t/test_X.py | cat"
 
 
 def test_no_canaries_where_nothing_could_read_them() -> None:
-    assert plant(replace(CHECKS, parser="parse_log_gotest")) is None
-    assert plant(replace(CHECKS, files=(), fail_to_pass=("a test",), pass_to_pass=())) is None
+    assert plant_canaries(replace(CHECKS, parser="parse_log_gotest")) is None
+    assert plant_canaries(replace(CHECKS, files=(), fail_to_pass=("a test",), pass_to_pass=())) is None
 
 
 async def test_a_suite_that_bears_no_canaries_is_taken_in_without(taken_in, graded) -> None:
@@ -368,7 +368,7 @@ def test_a_test_does_not_pass_whose_module_could_not_be_imported() -> None:
 
 def test_canaries_must_be_seen_as_they_are() -> None:
     task = replace(CALC_TASK, checks=replace(CHECKS, fail_to_pass=("a",), pass_to_pass=()))
-    planted = plant(task.checks)  # type: ignore[arg-type]
+    planted = plant_canaries(task.checks)  # type: ignore[arg-type]
     assert planted is not None
     good = [f"PASSED t::{name}" for name in planted.passing] + [
         f"FAILED t::{name} - x" for name in planted.failing

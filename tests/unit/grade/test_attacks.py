@@ -10,8 +10,8 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from understudy.checks.canaries import plant
-from understudy.checks.suite import SuiteRun, begin, judge_suite, run_command
+from understudy.checks.canaries import plant_canaries
+from understudy.checks.suite import SuiteRun, judge_suite, run_before_patch, run_command
 from understudy.config import cache_dir
 from understudy.grade.apply import apply_patch
 from understudy.grade.patch import GatedPatch, gate
@@ -210,10 +210,10 @@ async def weakened(
         return Verdict(reward=0.0, reason=gated.refused)
     sandbox = await sandboxes.open(sandbox_spec(prepared, environment))
     try:
-        await begin(sandbox, checks)
+        await run_before_patch(sandbox, checks)
         if complaint := await apply_patch(sandbox, prepared, gated.patch, host_programs=True):
             return Verdict(reward=0.0, reason=complaint)
-        canaries = None if CANARIES in down else plant(checks)
+        canaries = None if CANARIES in down else plant_canaries(checks)
         if canaries:
             await sandbox.write(canaries.path, canaries.text.encode())
         command = canaries.command if canaries else checks.command

@@ -139,10 +139,10 @@ def test_a_patch_that_cannot_be_read_keeps_what_was_found() -> None:
 
 def test_the_gold_patches_that_are_shipped_are_clean(tmp_path: Path) -> None:
     from understudy.plugins import load
-    from understudy.tasks.load import load_all
+    from understudy.tasks.load import load_tasks
 
     tasks = asyncio.run(
-        load_all(["smoke"], sandboxes=load("sandboxes", "unsafe-local")(), cache=cache_dir())
+        load_tasks(["smoke"], sandboxes=load("sandboxes", "unsafe-local")(), cache=cache_dir())
     ).tasks
     assert tasks
     for task in tasks:

@@ -11,7 +11,7 @@ import pytest
 
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, SandboxError
-from understudy.grade.batch import Bench, Standing, grade_all
+from understudy.grade.batch import GradingProgress, GradingSetup, grade_all
 from understudy.grade.predictions import open_predictions
 from understudy.grade.reports import UNSURE
 from understudy.sandbox.base import Sandbox, SandboxSpec
@@ -49,12 +49,12 @@ async def graded(
     sandboxes: LocalSandboxes | None = None,
     stop: asyncio.Event | None = None,
     doubt: bool = True,
-) -> Standing:
+) -> GradingProgress:
     file = out / "p.jsonl"
     rows = [{"instance_id": id, "model_name_or_path": "m", "model_patch": patch} for id, patch in patches.items()]
     file.write_text("\n".join(map(json.dumps, rows)))
     kind = sandboxes or LocalSandboxes()
-    bench = Bench(
+    bench = GradingSetup(
         tasks={task.instance_id: task for task in tasks},
         output=out,
         run_id="r",
@@ -92,7 +92,7 @@ async def test_a_fault_that_stays_is_an_error_without_a_report_and_graded_by_the
     assert second.status == "resolved"
     assert not report(tmp_path, failed).exists()
     again = await graded(tasks, patches, tmp_path, sandboxes=flaky)
-    assert (again.outcomes[failed].status, again.found) == ("resolved", 1)
+    assert (again.outcomes[failed].status, again.reused) == ("resolved", 1)
 
 
 async def test_what_waits_for_its_turn_is_left_when_grading_stops(tmp_path: Path):

@@ -46,7 +46,7 @@ def test_each_form_that_the_harness_takes(shape: str, tmp_path: Path):
         ("c", "org/m", True),
     ]
     assert [found.patch(each).data for each in found.rows.values()] == [PATCH.encode(), b"", b""]
-    assert found.refused.count == 0
+    assert found.rejected.count == 0
 
 
 def test_gold_is_the_tasks_own(tmp_path: Path):
@@ -71,15 +71,15 @@ def test_bad_rows_are_named_and_the_rest_goes_on(tmp_path: Path):
     ]
     found = open_predictions(jsonl(tmp_path / "p.jsonl", row("a"), *bad, row("b")), ())
     assert list(found.rows) == ["a", "b"]
-    assert found.refused.count == len(bad)
-    assert [message.split(": ")[0] for message in found.refused.messages] == [
+    assert found.rejected.count == len(bad)
+    assert [message.split(": ")[0] for message in found.rejected.messages] == [
         f"{tmp_path}/p.jsonl:{number}" for number in range(2, 12)
     ]
 
 
 def test_many_bad_rows_are_counted_and_some_shown(tmp_path: Path):
     found = open_predictions(jsonl(tmp_path / "p.jsonl", *["?"] * 500, row("a")), ())
-    assert (found.refused.count, len(found.refused.messages)) == (500, 20)
+    assert (found.rejected.count, len(found.rejected.messages)) == (500, 20)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,9 @@ def test_a_row_without_end_is_passed_over(tmp_path: Path):
         file.write(b"\n" + json.dumps(row("b")).encode())
     found = open_predictions(str(path), ())
     assert list(found.rows) == ["a", "b"]
-    assert found.refused.messages == [f"{path}:2: not a prediction: the line is longer than {MAX_ROW_BYTES} bytes"]
+    assert found.rejected.messages == [
+        f"{path}:2: not a prediction: the line is longer than {MAX_ROW_BYTES} bytes"
+    ]
     assert found.patch(found.rows["b"]).data == PATCH.encode()
 
 

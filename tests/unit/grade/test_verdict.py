@@ -19,7 +19,7 @@ from understudy.grade.patch import NO_PATCH, gate
 from understudy.grade.validate import validate
 from understudy.grade.verdict import grade, judge
 from understudy.plugins import load
-from understudy.sandbox.base import Limits, Mount, Sandbox, Sandboxes, SandboxSpec
+from understudy.sandbox.base import Mount, Sandbox, Sandboxes, SandboxLimits, SandboxSpec
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.tasks.environment import TaskEnvironment, python_environment
 from understudy.tasks.prepare import PreparedTask, prepare
@@ -220,7 +220,7 @@ class Small:
         self.prepare_tree = kind.prepare_tree
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
-        return await self._kind.open(replace(spec, limits=Limits(memory_bytes=256 << 20)))
+        return await self._kind.open(replace(spec, limits=SandboxLimits(memory_bytes=256 << 20)))
 
 
 async def test_a_memory_bomb_scores_zero(

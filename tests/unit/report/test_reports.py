@@ -12,8 +12,8 @@ import pytest
 from understudy.errors import ConfigError, TaskError
 from understudy.grade.reports import (
     UNSURE,
-    Outcome,
-    failed,
+    GradingOutcome,
+    failed_outcome,
     instance_dir,
     instance_report,
     name_part,
@@ -195,12 +195,12 @@ def test_names_that_are_no_file_names(name: str):
 
 def test_the_summary_has_the_harness_keys_and_counts(tmp_path: Path):
     outcomes = {
-        "b": Outcome("resolved"),
+        "b": GradingOutcome("resolved"),
         "a": outcome_of(verdict(1.0)),
         "c": outcome_of(verdict(reason="the tests did not end in 5 s")),
-        "d": Outcome("empty", "empty patch"),
-        "e": failed("sandbox", "gone"),
-        "x": failed("task", "no such task"),
+        "d": GradingOutcome("empty", "empty patch"),
+        "e": failed_outcome("sandbox", "gone"),
+        "x": failed_outcome("task", "no such task"),
     }
     path = write_summary(tmp_path, "r", "org/m", outcomes, ["a", "b", "c", "d", "e", "f"], images=["i:1"])
     assert path == tmp_path / "org__m.r.json"

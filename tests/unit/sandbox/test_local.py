@@ -12,7 +12,7 @@ import pytest
 
 from understudy.config import SANDBOX_UID
 from understudy.errors import SandboxError
-from understudy.sandbox.base import Completed, Limits, Mount, SandboxSpec
+from understudy.sandbox.base import Completed, Mount, SandboxLimits, SandboxSpec
 from understudy.sandbox.local.sandboxes import LocalSandbox, LocalSandboxes
 
 from support import until
@@ -58,7 +58,7 @@ def tree(kind: LocalSandboxes, tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def sandbox(kind: LocalSandboxes, tree: Path) -> AsyncIterator[LocalSandbox]:
-    limits = Limits(memory_bytes=256 * MIB, processes=64, disk_bytes=32 * MIB, output_bytes=MIB)
+    limits = SandboxLimits(memory_bytes=256 * MIB, processes=64, disk_bytes=32 * MIB, output_bytes=MIB)
     opened = await kind.open(SandboxSpec(tree=tree, limits=limits))
     yield opened
     await opened.close()

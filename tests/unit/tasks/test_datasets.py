@@ -24,7 +24,7 @@ from understudy.tasks.datasets import rows
 from understudy.tasks.datasets.formats import task_of
 from understudy.tasks.datasets.images import ImageChoice
 from understudy.tasks.environment import python_environment
-from understudy.tasks.records import Loaded
+from understudy.tasks.records import LoadedTasks
 from understudy.types import ImageTree, Sdist, SuiteChecks
 
 from support import calc_task
@@ -125,8 +125,8 @@ def multi(**changes: Any) -> dict[str, Any]:
     }
 
 
-def load(*specs: Path | str, cache: Path, **options: Any) -> Loaded:
-    found = tasks_load.load_all(map(str, specs), sandboxes=UnsafeSandboxes(), cache=cache, **options)
+def load(*specs: Path | str, cache: Path, **options: Any) -> LoadedTasks:
+    found = tasks_load.load_tasks(map(str, specs), sandboxes=UnsafeSandboxes(), cache=cache, **options)
     return asyncio.run(found)
 
 
@@ -451,7 +451,7 @@ def test_the_smoke_instances_pass_intake():
     cache, sandboxes = cache_dir(), LocalSandboxes()
 
     async def validated() -> dict[str, str]:
-        found = await tasks_load.load("smoke", sandboxes=sandboxes, cache=cache)
+        found = await tasks_load.load_source("smoke", sandboxes=sandboxes, cache=cache)
         intake = await validate_tasks(
             found.tasks,
             cache=cache,

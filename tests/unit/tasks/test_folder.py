@@ -14,8 +14,8 @@ from understudy.sandbox.unsafe import UnsafeSandboxes
 from understudy.tasks import load
 from understudy.tasks.environment import TaskEnvironment, python_environment
 from understudy.tasks.sources import dockerfile
-from understudy.tasks.sources.dockerfile import lay
-from understudy.tasks.sources.folder import take_in
+from understudy.tasks.sources.dockerfile import copy_entry
+from understudy.tasks.sources.folder import load_folder
 from understudy.types import Directory, ScriptChecks, Task
 
 TOML = """\
@@ -105,7 +105,7 @@ def apply(patch: str, tree: Path) -> None:
 
 
 async def take(folder: Path, cache: Path) -> Task:
-    return await take_in(folder, sandboxes=UnsafeSandboxes(), environment=TaskEnvironment(), cache=cache)
+    return await load_folder(folder, sandboxes=UnsafeSandboxes(), environment=TaskEnvironment(), cache=cache)
 
 
 async def test_harbor_layout(harbor: Path, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_dockerfile_refusals_name_the_line(tmp_path: Path, text: str, line: int,
     path = tmp_path / "Dockerfile"
     path.write_text(text)
     with pytest.raises(TaskError, match=rf"Dockerfile:{line}: .*{said}"):
-        dockerfile.read(path)
+        dockerfile.read_dockerfile(path)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_dockerfile_refusals_name_the_line(tmp_path: Path, text: str, line: int,
 def test_dockerfile_without_what_is_needed(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "Dockerfile").write_text(text)
     with pytest.raises(TaskError, match=said):
-        dockerfile.read(tmp_path / "Dockerfile")
+        dockerfile.read_dockerfile(tmp_path / "Dockerfile")
 
 
 async def test_failing_run_names_its_line_and_says_why(harbor: Path, tmp_path: Path) -> None:
@@ -261,12 +261,12 @@ def test_lay_replaces_links_and_never_follows_them(tmp_path: Path) -> None:
     tree.mkdir()
     (tree / "d").symlink_to(outside)
     (tree / "f").symlink_to(outside / "keep")
-    lay(write(tmp_path / "new", {"d/keep": "new", "f": "new"}), tree)
+    copy_entry(write(tmp_path / "new", {"d/keep": "new", "f": "new"}), tree)
     assert (outside / "keep").read_text() == "kept"
     assert (tree / "d" / "keep").read_text() == (tree / "f").read_text() == "new"
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(TaskError, match="neither a file"):
-        lay(tmp_path / "pipe", tree / "p")
+        copy_entry(tmp_path / "pipe", tree / "p")
 
 
 async def test_load_finds_out_what_is_meant(harbor: Path, simple: Path, tmp_path: Path) -> None:
@@ -276,13 +276,13 @@ async def test_load_finds_out_what_is_meant(harbor: Path, simple: Path, tmp_path
     (cache / "envs").symlink_to(cache_dir() / "envs")
     sandboxes = UnsafeSandboxes()
     both = tmp_path / "both"
-    lay(harbor.parent, both)
-    found = await load.load(str(both), sandboxes=sandboxes, cache=cache)
+    copy_entry(harbor.parent, both)
+    found = await load.load_source(str(both), sandboxes=sandboxes, cache=cache)
     assert [task.instance_id for task in found.tasks] == ["answer", "plain-task"]
-    found = await load.load(str(both), sandboxes=sandboxes, cache=cache, instance_ids=["plain-task"])
+    found = await load.load_source(str(both), sandboxes=sandboxes, cache=cache, instance_ids=["plain-task"])
     assert [task.instance_id for task in found.tasks] == ["plain-task"]
-    (one,) = (await load.load(str(both / "plain task!"), sandboxes=sandboxes, cache=cache)).tasks
+    (one,) = (await load.load_source(str(both / "plain task!"), sandboxes=sandboxes, cache=cache)).tasks
     assert one.instance_id == "plain-task"
     for spec, said in ((both / "gone", "does not exist"), (both / "plain task!" / "tree", "is none of these")):
         with pytest.raises(TaskError, match=said):
-            await load.load(str(spec), sandboxes=sandboxes, cache=cache)
+            await load.load_source(str(spec), sandboxes=sandboxes, cache=cache)

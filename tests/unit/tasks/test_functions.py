@@ -21,8 +21,8 @@ from understudy.tasks.generate import functions
 from understudy.tasks.generate.functions import (
     MEANINGS,
     SPLITS,
-    Function,
-    Module,
+    FunctionSpec,
+    ModuleSpec,
     Split,
     make_functions,
     modules,
@@ -35,11 +35,11 @@ seeds = st.integers(0, 2**32)
 splits = st.sampled_from(SPLITS)
 
 
-def first(seed: int, split: Split, count: int = 1) -> list[Module]:
+def first(seed: int, split: Split, count: int = 1) -> list[ModuleSpec]:
     return list(itertools.islice(modules(seed, split), count))
 
 
-def words(module: Module) -> list[str]:
+def words(module: ModuleSpec) -> list[str]:
     """The made-up ones."""
     named = [name for function in module.functions for name in (function.name, *function.arguments)]
     return [*named, Path(module.path).stem]
@@ -167,7 +167,7 @@ def test_no_meaning_passes_the_tests_of_another(number: int) -> None:
     """Every test tells its function from all that may stand in its place."""
     for meaning, other in PAIRS:
         arguments = ("a", "b") if meaning.kind == "two" else ("a",)
-        module = Module("src/m.py", (Function("f", arguments, meaning, number),), 0, other)
+        module = ModuleSpec("src/m.py", (FunctionSpec("f", arguments, meaning, number),), 0, other)
         task = functions._task(module, 0, "train")  # pyright: ignore[reportPrivateUsage]
         assert failing(task, module.text(mended=False)) == set(checks_of(task).fail_to_pass)
         assert failing(task, module.text(mended=True)) == set()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import TaskError
-from understudy.tasks.generate.hide import function_of, hide
+from understudy.tasks.generate.hide import function_of, hide_tests
 
 TEXT = """\
 import pytest
@@ -49,31 +49,31 @@ def test_last(): pass"""
 
 
 def test_parametrised_function_goes_as_a_whole() -> None:
-    hidden = hide(TEXT, ["t.py::test_one[2]"])
+    hidden = hide_tests(TEXT, ["t.py::test_one[2]"])
     assert hidden == TEXT[: TEXT.index("@pytest")] + TEXT[TEXT.index("# why") :]
 
 
 def test_comments_above_go_too() -> None:
-    hidden = hide(TEXT, ["t.py::test_two"])
+    hidden = hide_tests(TEXT, ["t.py::test_two"])
     assert hidden == TEXT[: TEXT.index("# why")] + TEXT[TEXT.index("class TestThings") :]
 
 
 def test_method() -> None:
-    hidden = hide(TEXT, ["t.py::TestThings::test_three"])
+    hidden = hide_tests(TEXT, ["t.py::TestThings::test_three"])
     assert "test_three" not in hidden
     assert "test_four" in hidden
 
 
 @pytest.mark.parametrize("gone", [["TestAlone::test_five"], ["TestThings::test_three", "TestThings::test_four"]])
 def test_empty_class_stays_python(gone: list[str]) -> None:
-    hidden = hide(TEXT, [f"t.py::{name}" for name in gone])
+    hidden = hide_tests(TEXT, [f"t.py::{name}" for name in gone])
     assert gone[0].split("::")[1] not in hidden
     assert f"class {gone[0].split('::')[0]}" in hidden
     ast.parse(hidden)
 
 
 def test_empty_branch_and_the_end_of_the_file() -> None:
-    hidden = hide(TEXT, ["t.py::test_six", "t.py::test_last"])
+    hidden = hide_tests(TEXT, ["t.py::test_six", "t.py::test_last"])
     assert hidden.endswith("if True:\n    pass\nX = 1\n")
 
 
@@ -90,22 +90,22 @@ def test_exactly_the_named_functions_go(chosen: set[str]) -> None:
         }
 
     gone = {function_of(id).split("::")[-1] for id in ids}
-    assert functions(hide(TEXT, ids)) == functions(TEXT) - gone
+    assert functions(hide_tests(TEXT, ids)) == functions(TEXT) - gone
 
 
 def test_crlf_is_kept() -> None:
     text = "def test_a():\r\n    pass\r\n\r\ndef test_b():\r\n    pass\r\n"
-    assert hide(text, ["t.py::test_a"]) == "def test_b():\r\n    pass\r\n"
+    assert hide_tests(text, ["t.py::test_a"]) == "def test_b():\r\n    pass\r\n"
 
 
 def test_callers_go_too() -> None:
     text = "def test_x(): pass\n\ndef test_y():\n    test_x()\n\ndef test_z():\n    test_y\n\ndef test_w(): pass\n"
-    assert hide(text, ["t.py::test_x"]) == "def test_w(): pass\n"
+    assert hide_tests(text, ["t.py::test_x"]) == "def test_w(): pass\n"
 
 
 def test_inherited_test_goes_where_it_is_defined() -> None:
     text = "class A:\n    def test_x(self): pass\n    y = 1\n\n\nclass B(A, C): pass\n\n\nclass D(B, D): pass\n"
-    assert hide(text, ["t.py::D::test_x"]) == text.replace("    def test_x(self): pass\n", "")
+    assert hide_tests(text, ["t.py::D::test_x"]) == text.replace("    def test_x(self): pass\n", "")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_inherited_test_goes_where_it_is_defined() -> None:
 )
 def test_refusals(text: str, why: str | None) -> None:
     if why is None:
-        assert hide(text, ["t.py::test_x"]) == "a = 1\n"
+        assert hide_tests(text, ["t.py::test_x"]) == "a = 1\n"
     else:
         with pytest.raises(TaskError, match=why):
-            hide(text, ["t.py::test_x"])
+            hide_tests(text, ["t.py::test_x"])

@@ -14,7 +14,7 @@ from understudy.sandbox.base import Sandboxes
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.sandbox.unsafe import UnsafeSandboxes
 from understudy.tasks.generate import catalog
-from understudy.tasks.generate.mutated import make
+from understudy.tasks.generate.mutated import make_mutated
 from understudy.tasks.sources.materialise import materialise
 from understudy.types import PytestChecks, Task
 
@@ -25,7 +25,7 @@ def sandboxes() -> Sandboxes:
 
 
 async def made(count: int, seed: int, jobs: int) -> list[Task]:
-    return await make(
+    return await make_mutated(
         "toolz",
         count,
         seed,
@@ -76,7 +76,7 @@ def _changed_lines(task: Task) -> set[str]:
 
 async def test_unknown_package() -> None:
     with pytest.raises(TaskError, match="there are: boltons, inflection, sqlparse, toolz"):
-        await make(
+        await make_mutated(
             "left-pad", 1, 1, sandboxes=sandboxes(), cache=cache_dir(), jobs=1, progress=lambda kept, tried: None
         )
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from understudy.errors import TaskError
 from understudy.tasks.generate import baseline, mutations
-from understudy.tasks.generate.mutations import Module, Site, mutate, sites
+from understudy.tasks.generate.mutations import ParsedModule, Site, mutate, sites
 
 # What the operators know, in forms that are easy to get wrong: brackets, comments, wide characters, continuations.
 _STATEMENTS = (
@@ -51,7 +51,7 @@ def test_every_mutation_parses_differs_and_stays_in_its_span(text: str, newline:
     text = text.replace("\n", newline)
     if not ends:
         text = text.removesuffix(newline)
-    module = Module(text)
+    module = ParsedModule(text)
     for site in sites(module):
         changed = mutate(text, [site])
         assert ast.dump(ast.parse(changed)) != ast.dump(module.tree), site
@@ -63,7 +63,7 @@ def test_every_mutation_parses_differs_and_stays_in_its_span(text: str, newline:
 @given(_MODULES, st.randoms(use_true_random=False))
 @settings(max_examples=100, deadline=None)
 def test_mutations_combine(text: str, random: object) -> None:
-    found = sites(Module(text))
+    found = sites(ParsedModule(text))
     chosen: list[Site] = []
     for site in found:
         if all(site.start >= other.end for other in chosen):
@@ -78,7 +78,7 @@ def _changes(body: str) -> set[tuple[str, str]]:
     text = head + "".join(f"    {line}\n" for line in body.split("\n"))
     return {
         (site.operator, "\n".join(line[4:] for line in mutate(text, [site])[len(head) :].splitlines()))
-        for site in sites(Module(text))
+        for site in sites(ParsedModule(text))
     }
 
 
@@ -119,7 +119,7 @@ def test_what_is_not_behaviour_stays() -> None:
         "__version__ = '1.0'\nLIMIT = 3 < 4\n\n\n@decorated(1, 2)\ndef f(a: 'x < 1', b: Literal[2] = None) -> 5:\n"
         "    '''Doc: 1 < 2.'''\n    x: Annotated[int, 6]\n    raise ValueError('no 7', 8)\n"
     )
-    assert {text[site.start : site.end] for site in sites(Module(text))} <= set[str]()
+    assert {text[site.start : site.end] for site in sites(ParsedModule(text))} <= set[str]()
 
 
 def test_overlapping_mutations_are_refused() -> None:
@@ -129,14 +129,14 @@ def test_overlapping_mutations_are_refused() -> None:
 
 def test_not_python() -> None:
     with pytest.raises(TaskError, match="does not parse"):
-        Module("def (:\n")
+        ParsedModule("def (:\n")
 
 
 def test_own_sources_hold_sites_that_parse() -> None:
     for module in (mutations, baseline):
         assert module.__file__
         text = Path(module.__file__).read_bytes().decode()
-        found = sites(Module(text))
+        found = sites(ParsedModule(text))
         assert len(found) > 50
         for site in found[::7]:
             ast.parse(mutate(text, [site]))

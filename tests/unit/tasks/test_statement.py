@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.tasks.generate.statement import Failure, compose, leaks, steady
+from understudy.tasks.generate.statement import FailedCheck, compose, leaks_fault, normalise_message
 from understudy.util.diffs import unified
 
 MESSAGE = """\
@@ -23,7 +23,7 @@ E        +  where 4 = add(1, 2)
 
 
 def test_says_what_was_called_what_came_and_what_was_expected() -> None:
-    text = compose("pkg", "1.0", "pkg.core", [Failure("t.py::test_add[1]", MESSAGE)])
+    text = compose("pkg", "1.0", "pkg.core", [FailedCheck("t.py::test_add[1]", MESSAGE)])
     assert "`pkg.core`" in text
     assert "pkg 1.0" in text
     assert "def test_add():\n    a = 1\n    assert add(a,\n               2) == 3\n" in text
@@ -31,7 +31,7 @@ def test_says_what_was_called_what_came_and_what_was_expected() -> None:
 
 
 def test_each_function_is_shown_once_and_the_rest_counted() -> None:
-    failures = [Failure(f"t.py::test_{name}[{n}]", MESSAGE) for name in "abcdef" for n in range(3)]
+    failures = [FailedCheck(f"t.py::test_{name}[{n}]", MESSAGE) for name in "abcdef" for n in range(3)]
     text = compose("pkg", "1.0", "pkg.core", failures)
     assert "6 checks" in text
     assert text.count("```python") == 4
@@ -39,22 +39,22 @@ def test_each_function_is_shown_once_and_the_rest_counted() -> None:
 
 
 def test_failure_outside_the_test_file_shows_only_the_error() -> None:
-    text = compose("pkg", "1.0", "pkg.core", [Failure("t.py::A::test_x", "E   TypeError: no")])
+    text = compose("pkg", "1.0", "pkg.core", [FailedCheck("t.py::A::test_x", "E   TypeError: no")])
     assert "`test_x` gets\n\n```text\nTypeError: no\n```" in text
 
 
 def test_fences_survive_what_is_quoted() -> None:
-    text = compose("pkg", "1.0", "pkg", [Failure("t.py::test_x", "E   ```` and ```")])
+    text = compose("pkg", "1.0", "pkg", [FailedCheck("t.py::test_x", "E   ```` and ```")])
     assert "`````text\n```` and ```\n`````" in text
 
 
 def test_leaks_see_through_white_space() -> None:
-    assert leaks("so it says\n  return   a + b, always", ["    return a + b"])
-    assert not leaks("so it says return a - b", ["    return a + b", "", "  pass", "else:", "return"])
+    assert leaks_fault("so it says\n  return   a + b, always", ["    return a + b"])
+    assert not leaks_fault("so it says return a - b", ["    return a + b", "", "  pass", "else:", "return"])
 
 
 def test_steady() -> None:
-    said = steady("<f at 0x7f00aa11> in /work/x.py and /tmp/pytest-1/a.txt", "/work")
+    said = normalise_message("<f at 0x7f00aa11> in /work/x.py and /tmp/pytest-1/a.txt", "/work")
     assert said == "<f at 0x…> in ./x.py and /…"
 
 

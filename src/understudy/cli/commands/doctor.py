@@ -136,9 +136,9 @@ def _claude_code() -> Check:
 
 def _task_environment() -> Check:
     from understudy.config import cache_dir
-    from understudy.tasks.environment import is_made
+    from understudy.tasks.environment import is_installed
 
-    made = is_made(cache_dir())
+    made = is_installed(cache_dir())
     remedy = "" if made else "understudy setup"
     return Check("tasks' environment", made, "pinned pytest" if made else "not made yet", remedy)
 

@@ -18,10 +18,10 @@ from understudy.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from understudy.grade.batch import Standing
+    from understudy.grade.batch import GradingProgress
     from understudy.grade.predictions import Predictions
     from understudy.tasks.datasets.images import ImageChoice
-    from understudy.tasks.records import Loaded
+    from understudy.tasks.records import LoadedTasks
     from understudy.types import Task
 
 _PLAIN_S = 10.0
@@ -101,7 +101,7 @@ def grade(
     _tell(standing, given, path, json_)
     if len(standing.outcomes) < standing.total:
         raise typer.Exit(EXIT_INTERRUPTED)
-    if given.refused.count or any(outcome.status == "error" for outcome in standing.outcomes.values()):
+    if given.rejected.count or any(outcome.status == "error" for outcome in standing.outcomes.values()):
         raise typer.Exit(1)
 
 
@@ -115,17 +115,17 @@ def _with_timeout(task: Task, seconds: float | None) -> Task:
 
 async def _load(
     sandbox: str | None, specs: Sequence[str], images: ImageChoice, instance_ids: Sequence[str] | None
-) -> Loaded:
+) -> LoadedTasks:
     """The tasks that are asked for. Raises ConfigError for an id that is none of theirs."""
     from understudy import plugins
     from understudy.config import cache_dir
-    from understudy.sandbox.base import usable
-    from understudy.tasks.load import load_all
+    from understudy.sandbox.base import load_sandboxes
+    from understudy.tasks.load import load_tasks
 
     # Without a choice it is for task folders only; whether it works here is asked when it is known to be used.
-    sandboxes = usable(sandbox, _options(sandbox)) if sandbox else plugins.load("sandboxes", LOCAL)()
+    sandboxes = load_sandboxes(sandbox, _options(sandbox)) if sandbox else plugins.load("sandboxes", LOCAL)()
     try:
-        loaded = await load_all(
+        loaded = await load_tasks(
             specs, sandboxes=sandboxes, cache=cache_dir(), images=images, instance_ids=instance_ids
         )
     finally:
@@ -164,17 +164,17 @@ def _official(
     except KeyboardInterrupt:
         raise interrupted() from None
     if as_json:
-        figures = {"summary": str(done.path), "rows": given.refused.messages, "errors": done.kept_back}
+        figures = {"summary": str(done.path), "rows": given.rejected.messages, "errors": done.skipped}
         print_json({**done.summary, **figures})
     else:
         counted = {name: done.summary.get(f"{name}_instances") for name in ("resolved", "unresolved", "error")}
         typer.echo(", ".join(f"{count} {name}" for name, count in counted.items()) + ", says SWE-bench's harness")
-        for id, reason in list(done.kept_back.items())[:_SHOWN]:
+        for id, reason in list(done.skipped.items())[:_SHOWN]:
             typer.echo(visible(f"error: {id}: {reason}"), err=True)
-        for message in given.refused.messages:
+        for message in given.rejected.messages:
             typer.echo(visible(f"error: {message}"), err=True)
         typer.echo(f"summary: {done.path}")
-    if done.kept_back or given.refused.count or done.summary.get("error_instances"):
+    if done.skipped or given.rejected.count or done.summary.get("error_instances"):
         raise typer.Exit(1)
 
 
@@ -184,7 +184,7 @@ class _Work:
     def __init__(
         self,
         given: Predictions,
-        loaded: Loaded,
+        loaded: LoadedTasks,
         tasks: Sequence[Task],
         sandbox: str,
         output: Path,
@@ -199,7 +199,7 @@ class _Work:
         self._run_id = run_id
         self._dataset = dataset
 
-    def carry_out(self, jobs: int, validate: bool | None) -> tuple[Standing, Path]:
+    def carry_out(self, jobs: int, validate: bool | None) -> tuple[GradingProgress, Path]:
         """Grade all; the first Ctrl-C or SIGTERM lets what runs finish, the second stops at once."""
         from understudy.cli.interrupts import run_stoppable
         from understudy.grade.reports import LOGS
@@ -222,14 +222,14 @@ class _Work:
         with lock:
             return run_stoppable(self._grade(jobs, validate, stop), drain)
 
-    async def _grade(self, jobs: int, validate: bool | None, stop: asyncio.Event) -> tuple[Standing, Path]:
+    async def _grade(self, jobs: int, validate: bool | None, stop: asyncio.Event) -> tuple[GradingProgress, Path]:
         from understudy.config import cache_dir
-        from understudy.grade.batch import Bench, grade_all
+        from understudy.grade.batch import GradingSetup, grade_all
         from understudy.grade.reports import NO_MODEL, write_metadata, write_summary
-        from understudy.sandbox.base import usable
+        from understudy.sandbox.base import load_sandboxes
         from understudy.tasks.environment import environment_for
 
-        cache, sandboxes = cache_dir(), usable(self._sandbox, _options(self._sandbox))
+        cache, sandboxes = cache_dir(), load_sandboxes(self._sandbox, _options(self._sandbox))
         try:
             environment = await asyncio.to_thread(environment_for, sandboxes, cache)
             refused = dict(self._refused)
@@ -241,7 +241,7 @@ class _Work:
                     asked, cache=cache, sandboxes=sandboxes, environment=environment, concurrency=jobs
                 )
                 refused |= intake.refused
-            bench = Bench(
+            bench = GradingSetup(
                 tasks={task.instance_id: task for task in self._tasks},
                 output=self._output,
                 run_id=self._run_id,
@@ -275,7 +275,7 @@ class _Progress:
     def __init__(self) -> None:
         self._began = self._told = time.monotonic()
 
-    def __call__(self, standing: Standing) -> None:
+    def __call__(self, standing: GradingProgress) -> None:
         done, now = len(standing.outcomes), time.monotonic()
         terminal = sys.stderr.isatty()
         if not terminal and now - self._told < _PLAIN_S:
@@ -283,31 +283,31 @@ class _Progress:
         self._told = now
         resolved = sum(outcome.status == "resolved" for outcome in standing.outcomes.values())
         errors = sum(outcome.status == "error" for outcome in standing.outcomes.values())
-        fresh = done - standing.found
+        fresh = done - standing.reused
         left = (now - self._began) / fresh * (standing.total - done) if fresh else 0.0
         line = f"{done}/{standing.total} graded · {resolved} resolved · {errors} errors"
         line += f" · {left:.0f} s left" if left else ""
         typer.echo(f"\r\x1b[K{line}" if terminal else line, err=True, nl=not terminal or done == standing.total)
 
 
-def _figures(standing: Standing, given: Predictions, path: Path) -> dict[str, Any]:
+def _figures(standing: GradingProgress, given: Predictions, path: Path) -> dict[str, Any]:
     from collections import Counter
 
     counts = Counter[str](outcome.status for outcome in standing.outcomes.values())
     return {
         "predictions": standing.total,
         **{status: counts[status] for status in ("resolved", "unresolved", "empty", "error")},
-        "refused_rows": given.refused.count,
+        "refused_rows": given.rejected.count,
         "not_graded": standing.total - len(standing.outcomes),
-        "found": standing.found,
+        "found": standing.reused,
         "summary": str(path),
         "suspicious": sorted(id for id, outcome in standing.outcomes.items() if outcome.suspicious),
         "errors": {id: outcome.reason for id, outcome in standing.outcomes.items() if outcome.status == "error"},
-        "rows": given.refused.messages,
+        "rows": given.rejected.messages,
     }
 
 
-def _tell(standing: Standing, given: Predictions, path: Path, as_json: bool) -> None:
+def _tell(standing: GradingProgress, given: Predictions, path: Path, as_json: bool) -> None:
     figures = _figures(standing, given, path)
     if as_json:
         print_json(figures)

@@ -17,9 +17,9 @@ from understudy.config import cache_dir
 from understudy.errors import ConfigError, TaskError
 from understudy.run.collector import RolloutCollector, RolloutSettings
 from understudy.run.config import digest, task_digests
-from understudy.sandbox.base import Sandboxes, usable
+from understudy.sandbox.base import Sandboxes, load_sandboxes
 from understudy.tasks.datasets.images import ImageChoice
-from understudy.tasks.load import load_all
+from understudy.tasks.load import load_tasks
 from understudy.train.loop.runtime import LoopSummary, Means, carry_on, model_digest
 from understudy.train.loop.state import LoopConfig
 from understudy.train.options import GRPOOptions
@@ -71,12 +71,12 @@ def carry_out(order: LoopOrder, shown: LoopDisplay) -> LoopSummary:
 
 async def _work(order: LoopOrder, shown: LoopDisplay, collectors: list[RolloutCollector]) -> LoopSummary:
     shown.stage("reading the tasks")
-    sandboxes = usable(order.sandbox or LOCAL)
+    sandboxes = load_sandboxes(order.sandbox or LOCAL)
     try:
         tasks = await _loaded(order.tasks, sandboxes)
         eval_tasks = await _loaded(order.eval_tasks, sandboxes) if order.eval_tasks else []
         if order.sandbox is None and kind_for([*tasks, *eval_tasks]) == DOCKER:
-            sandboxes = usable(DOCKER)
+            sandboxes = load_sandboxes(DOCKER)
         config = _config(order, tasks, eval_tasks, sandboxes.name)
         root = (order.output_dir or Path("runs") / f"loop-{_id_of(config)}").absolute()
         shown.stage("starting the model and its trainer")
@@ -95,7 +95,7 @@ async def _work(order: LoopOrder, shown: LoopDisplay, collectors: list[RolloutCo
 
 
 async def _loaded(specs: tuple[str, ...], sandboxes: Sandboxes) -> list[Task]:
-    loaded = await load_all(
+    loaded = await load_tasks(
         specs, sandboxes=sandboxes, cache=cache_dir(), images=ImageChoice(None, None), instance_ids=None
     )
     for line in loaded.report():

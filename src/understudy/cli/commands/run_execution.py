@@ -21,10 +21,10 @@ from understudy.config import cache_dir
 from understudy.errors import ConfigError, TaskError
 from understudy.run.config import RunConfig, task_digests
 from understudy.run.runner import RunSummary, execute_run
-from understudy.sandbox.base import Sandboxes, usable
+from understudy.sandbox.base import Sandboxes, load_sandboxes
 from understudy.tasks.datasets.images import ImageChoice
-from understudy.tasks.load import load_all
-from understudy.tasks.records import Loaded
+from understudy.tasks.load import load_tasks
+from understudy.tasks.records import LoadedTasks
 from understudy.types import Task
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ async def _work(order: Order, monitor: Display) -> RunSummary:
     kind = order.sandbox or (DOCKER if order.image_options else LOCAL)
     sandboxes = _opened(kind, order, monitor)
     try:
-        loaded = await load_all(
+        loaded = await load_tasks(
             order.specs,
             sandboxes=sandboxes,
             cache=cache_dir(),
@@ -115,7 +115,7 @@ async def _conducted(
     return msgspec.structs.replace(summary, refused_tasks=summary.refused_tasks | absent)
 
 
-def _chosen(loaded: Loaded, order: Order) -> list[Task]:
+def _chosen(loaded: LoadedTasks, order: Order) -> list[Task]:
     """The tasks to run. Raises TaskError when there is none."""
     for line in loaded.report():
         typer.echo(f"understudy: {line}", err=True)
@@ -130,11 +130,11 @@ def _chosen(loaded: Loaded, order: Order) -> list[Task]:
 def _opened(kind: str, order: Order, monitor: Display) -> Sandboxes:
     """The kind of sandbox called `kind`. Raises ConfigError also for options that it does not have."""
     if kind == DOCKER:
-        return usable(kind, {**order.image_options, "progress": monitor.stage})
+        return load_sandboxes(kind, {**order.image_options, "progress": monitor.stage})
     if order.image_options:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in order.image_options)
         raise ConfigError(f"{flags}: there are no container images in {kind} sandboxes; use --sandbox docker")
-    return usable(kind)
+    return load_sandboxes(kind)
 
 
 @contextmanager

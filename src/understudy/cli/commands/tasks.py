@@ -57,7 +57,7 @@ def make_tasks(
 
     from understudy.config import cache_dir
     from understudy.run.validation import validate_tasks
-    from understudy.sandbox.base import usable
+    from understudy.sandbox.base import load_sandboxes
     from understudy.tasks.environment import python_environment
     from understudy.tasks.records import dump
 
@@ -67,7 +67,7 @@ def make_tasks(
     path = output or Path("tasks") / f"{name}-{count}-{seed}.jsonl"
     workers = jobs or os.cpu_count() or 1
     cache = cache_dir()
-    sandboxes = usable("local")
+    sandboxes = load_sandboxes("local")
     environment = python_environment(cache)
 
     async def work() -> None:
@@ -107,10 +107,10 @@ async def _made(
         from understudy.tasks.generate.functions import make_functions
 
         return make_functions(count, seed, split.value)
-    from understudy.tasks.generate.mutated import make
+    from understudy.tasks.generate.mutated import make_mutated
 
     progress = _counter(f"{{}} of {count} bugs kept, {{}} tried")
-    return await make(package, count, seed, sandboxes=sandboxes, cache=cache, jobs=jobs, progress=progress)
+    return await make_mutated(package, count, seed, sandboxes=sandboxes, cache=cache, jobs=jobs, progress=progress)
 
 
 @app.command("check")
@@ -133,21 +133,21 @@ def check_tasks(
     from understudy.cli.selection import LOCAL, kind_for
     from understudy.config import cache_dir
     from understudy.run.validation import ValidatedTasks, validate_tasks
-    from understudy.sandbox.base import usable
+    from understudy.sandbox.base import load_sandboxes
     from understudy.tasks.datasets.images import ImageChoice
     from understudy.tasks.environment import environment_for
-    from understudy.tasks.load import load_all
+    from understudy.tasks.load import load_tasks
 
     cache = cache_dir()
     images = ImageChoice(namespace, instance_image_tag)
-    sandboxes = usable(sandbox or LOCAL)
+    sandboxes = load_sandboxes(sandbox or LOCAL)
 
     async def work() -> ValidatedTasks:
         nonlocal sandboxes
         try:
-            loaded = await load_all(specs, sandboxes=sandboxes, cache=cache, images=images)
+            loaded = await load_tasks(specs, sandboxes=sandboxes, cache=cache, images=images)
             if sandbox is None:
-                sandboxes = usable(kind_for(loaded.tasks))
+                sandboxes = load_sandboxes(kind_for(loaded.tasks))
             intake = await validate_tasks(
                 loaded.tasks,
                 cache=cache,

@@ -15,9 +15,9 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
 
-from understudy.sandbox.base import Delta, Entry, Ignored
+from understudy.sandbox.base import ChangedFile, IgnoreFilter, TreeChanges
 from understudy.sandbox.docker import files
-from understudy.sandbox.docker.engine import Engine, Refused, explain
+from understudy.sandbox.docker.engine import ContainerEngine, EngineRefused, engine_message
 
 MAX_LIST_BYTES = 64 << 20
 MAX_TOTAL_BYTES = 128 << 20
@@ -33,15 +33,15 @@ _FEW = 8
 _FEW_OF_ONE = 4
 
 
-class _Refused(Exception):
+class _ChangesRefused(Exception):
     """The changes cannot be taken; says why."""
 
 
-class _Taking:
+class _ChangeCollector:
     """The entries found so far, within their limits."""
 
     def __init__(self, file_limit: int) -> None:
-        self.entries: dict[bytes, Entry] = {}
+        self.entries: dict[bytes, ChangedFile] = {}
         self.deleted: set[bytes] = set()
         self.directories: set[bytes] = set()
         self.again: list[bytes] = []
@@ -51,23 +51,23 @@ class _Taking:
 
     def check_time(self) -> None:
         if time.monotonic() > self._until:
-            raise _Refused(f"the changes could not be read in {TIMEOUT_S:.0f} s")
+            raise _ChangesRefused(f"the changes could not be read in {TIMEOUT_S:.0f} s")
 
     def check_size(self, path: bytes, size: int) -> None:
         if size > self._file_limit:
-            raise _Refused(f"{path.decode(errors='replace')!r} is larger than {self._file_limit} bytes")
+            raise _ChangesRefused(f"{path.decode(errors='replace')!r} is larger than {self._file_limit} bytes")
 
     def _add(self, size: int) -> None:
         self._total += size
         if self._total > MAX_TOTAL_BYTES:
-            raise _Refused(f"the changes are more than {MAX_TOTAL_BYTES} bytes")
+            raise _ChangesRefused(f"the changes are more than {MAX_TOTAL_BYTES} bytes")
 
     def take(self, path: bytes, member: tarfile.TarInfo, tar: tarfile.TarFile, directory: bytes) -> None:
         """Keep a member of the archive of `directory` as what is at `path` now."""
         if member.isdir():
             self.directories.add(path)
         elif member.issym():
-            self.entries[path] = Entry("120000", os.fsencode(member.linkname))
+            self.entries[path] = ChangedFile("120000", os.fsencode(member.linkname))
         elif member.islnk():
             # Its content is that of another member, which may have gone by.
             other = self.entries.get(posixpath.join(directory, os.fsencode(member.linkname).partition(b"/")[2]))
@@ -79,28 +79,38 @@ class _Taking:
         elif member.isreg() and (file := tar.extractfile(member)) is not None:
             self.check_size(path, member.size)
             self._add(member.size)
-            self.entries[path] = Entry("100755" if files.executable(member) else "100644", file.read())
+            self.entries[path] = ChangedFile("100755" if files.executable(member) else "100644", file.read())
         else:
             self.deleted.add(path)
 
 
-def read(
-    engine: Engine, container: str, workdir: str, mounts: Sequence[str], file_limit: int, ignored: Ignored
-) -> Delta:
+def read_changes(
+    engine: ContainerEngine,
+    container: str,
+    workdir: str,
+    mounts: Sequence[str],
+    file_limit: int,
+    ignored: IgnoreFilter,
+) -> TreeChanges:
     """What changed below `workdir` but for what lies at `mounts`. Raises what the engine's calls raise."""
-    taking = _Taking(file_limit)
+    taking = _ChangeCollector(file_limit)
     try:
         found = engine.stat(container, workdir)
         if found is None or not files.is_plain_directory(found):
-            return Delta({}, frozenset({b""}))
+            return TreeChanges({}, frozenset({b""}))
         _read(engine, container, workdir, mounts, ignored, taking)
-    except _Refused as error:
-        return Delta({}, refused=str(error))
-    return Delta(taking.entries, frozenset(taking.deleted), frozenset(taking.directories))
+    except _ChangesRefused as error:
+        return TreeChanges({}, refused=str(error))
+    return TreeChanges(taking.entries, frozenset(taking.deleted), frozenset(taking.directories))
 
 
 def _read(
-    engine: Engine, container: str, workdir: str, mounts: Sequence[str], ignored: Ignored, taking: _Taking
+    engine: ContainerEngine,
+    container: str,
+    workdir: str,
+    mounts: Sequence[str],
+    ignored: IgnoreFilter,
+    taking: _ChangeCollector,
 ) -> None:
     base = workdir.rstrip("/") + "/"
     outside = [mount.removeprefix(base).encode() for mount in mounts if mount.startswith(base)]
@@ -133,19 +143,19 @@ def _read(
         _take_one(engine, container, workdir, path, taking)
 
 
-def _listed(engine: Engine, container: str) -> list[tuple[str, int]]:
+def _listed(engine: ContainerEngine, container: str) -> list[tuple[str, int]]:
     try:
         response = engine.get(f"/containers/{container}/changes", stream=True)
-    except Refused as error:
-        if _TOO_LONG in (said := explain(error)):
-            raise _Refused(f"the engine cannot list them: …{said[-80:]}") from error
+    except EngineRefused as error:
+        if _TOO_LONG in (said := engine_message(error)):
+            raise _ChangesRefused(f"the engine cannot list them: …{said[-80:]}") from error
         raise
     try:
         content = bytearray()
         for chunk in response.iter_content(1 << 18):
             content += chunk
             if len(content) > MAX_LIST_BYTES:
-                raise _Refused("too many files were changed")
+                raise _ChangesRefused("too many files were changed")
     finally:
         response.close()
     return [(change["Path"], change["Kind"]) for change in json.loads(bytes(content)) or ()]
@@ -184,7 +194,7 @@ def _fetch_plan(wanted: set[bytes]) -> Iterator[bytes | tuple[bytes, set[bytes]]
 
 
 def _members(
-    engine: Engine, container: str, workdir: str, directory: bytes, taking: _Taking
+    engine: ContainerEngine, container: str, workdir: str, directory: bytes, taking: _ChangeCollector
 ) -> Iterator[tuple[bytes, tarfile.TarInfo, tarfile.TarFile]]:
     """Everything in a directory of the container, by its path below the workdir."""
     with files.archive(engine, container, posixpath.join(workdir, os.fsdecode(directory)).rstrip("/")) as tar:
@@ -195,12 +205,14 @@ def _members(
                 yield posixpath.join(directory, inside), member, tar
 
 
-def _take_one(engine: Engine, container: str, workdir: str, path: bytes, taking: _Taking) -> None:
+def _take_one(
+    engine: ContainerEngine, container: str, workdir: str, path: bytes, taking: _ChangeCollector
+) -> None:
     taking.check_time()
     place = posixpath.join(workdir, os.fsdecode(path))
     try:
         found = engine.stat(container, place)
-    except Refused:  # a link that leads to itself, for one, is only seen from above
+    except EngineRefused:  # a link that leads to itself, for one, is only seen from above
         _take_many(engine, container, workdir, posixpath.dirname(path), {path}, taking)
         return
     if found is None:
@@ -217,7 +229,12 @@ def _take_one(engine: Engine, container: str, workdir: str, path: bytes, taking:
 
 
 def _take_many(
-    engine: Engine, container: str, workdir: str, directory: bytes, wanted: Set[bytes], taking: _Taking
+    engine: ContainerEngine,
+    container: str,
+    workdir: str,
+    directory: bytes,
+    wanted: Set[bytes],
+    taking: _ChangeCollector,
 ) -> None:
     for path, member, tar in _members(engine, container, workdir, directory, taking):
         if path in wanted:
@@ -225,13 +242,13 @@ def _take_many(
 
 
 def _renew(
-    engine: Engine,
+    engine: ContainerEngine,
     container: str,
     workdir: str,
     directory: bytes,
     outside: Sequence[bytes],
-    ignored: Ignored,
-    taking: _Taking,
+    ignored: IgnoreFilter,
+    taking: _ChangeCollector,
 ) -> None:
     """Take a directory as it is now, where the engine's list cannot name what changed in it."""
     names = {path: member.isdir() for path, member, _ in _members(engine, container, workdir, directory, taking)}

@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from understudy.errors import SandboxError
-from understudy.sandbox.base import Completed, Delta, Ignored, Mount, SandboxSpec
+from understudy.sandbox.base import Completed, IgnoreFilter, Mount, SandboxSpec, TreeChanges
 from understudy.sandbox.docker import changes, files
 from understudy.sandbox.docker import container_config as specs
-from understudy.sandbox.docker.engine import Engine, Missing, Refused
-from understudy.sandbox.docker.exec_stream import Attached, NotStarted, Output, attach
-from understudy.sandbox.docker.images import HOME, Prepared, pack
-from understudy.sandbox.process import to_the_end
+from understudy.sandbox.docker.engine import ContainerEngine, EngineNotFound, EngineRefused
+from understudy.sandbox.docker.exec_stream import ExecNotStarted, ExecOutput, ExecStream, start_exec
+from understudy.sandbox.docker.images import HOME, PreparedImage, pack_tar
+from understudy.sandbox.process import run_to_completion
 
 LAST_SIGNAL = 64
 _LOOK_S = 0.5
@@ -41,10 +41,10 @@ _LATE_CODES = (1, 126, 127, 255)
 class Containers(Protocol):
     """Who makes containers and takes them back."""
 
-    engine: Engine
+    engine: ContainerEngine
     quota: bool
 
-    async def make(self, spec: SandboxSpec) -> tuple[str, Prepared]:
+    async def make(self, spec: SandboxSpec) -> tuple[str, PreparedImage]:
         """A container for a spec, started."""
         ...
 
@@ -56,7 +56,7 @@ class Containers(Protocol):
 class DockerSandbox:
     """An open sandbox: a container, and what is needed to run commands in it. Runs follow one another."""
 
-    def __init__(self, spec: SandboxSpec, home: Containers, container: str, prepared: Prepared) -> None:
+    def __init__(self, spec: SandboxSpec, home: Containers, container: str, prepared: PreparedImage) -> None:
         self._spec = spec
         self._containers = home
         self._engine = home.engine
@@ -112,19 +112,19 @@ class DockerSandbox:
         async with self._turn:
             self._check_open()
             if not reveal or not any(mount.private for mount in self._spec.mounts):
-                return await to_the_end(lambda over: self._watch(command, over, timeout_s, stdin))
-            shown = await to_the_end(lambda over: self._reveal())
+                return await run_to_completion(lambda over: self._watch(command, over, timeout_s, stdin))
+            shown = await run_to_completion(lambda over: self._reveal())
             try:
-                return await to_the_end(lambda over: self._watch(command, over, timeout_s, stdin))
+                return await run_to_completion(lambda over: self._watch(command, over, timeout_s, stdin))
             finally:
-                await to_the_end(lambda over: self._hide(shown))
+                await run_to_completion(lambda over: self._hide(shown))
 
     async def _watch(
         self, command: Mapping[str, Any], over: asyncio.Event, timeout_s: float, stdin: bytes
     ) -> Completed:
         """Run a command until it ends, `over` is set or its time is up; nothing of it is left then."""
         started = time.monotonic()
-        output = Output(self._spec.limits.output_bytes)
+        output = ExecOutput(self._spec.limits.output_bytes)
         stop = asyncio.Event()
         work = asyncio.create_task(self._execute(command, output, stdin, stop))
         called_off = asyncio.create_task(over.wait())
@@ -152,7 +152,7 @@ class DockerSandbox:
         return output.completed(None if timed_out else code, duration_s, timed_out=timed_out)
 
     async def _execute(
-        self, command: Mapping[str, Any], output: Output, stdin: bytes, stop: asyncio.Event
+        self, command: Mapping[str, Any], output: ExecOutput, stdin: bytes, stop: asyncio.Event
     ) -> int | None:
         """Start a command and see it to its end; its exit code, or None when `stop` came first."""
         await self._wake()
@@ -160,8 +160,8 @@ class DockerSandbox:
         if stop.is_set():
             return None
         try:
-            attached = await attach(self._engine.socket, made["Id"])
-        except NotStarted as error:
+            attached = await start_exec(self._engine.socket, made["Id"])
+        except ExecNotStarted as error:
             raise await self._why_not(command, str(error)) from error
         return await self._follow(attached, made["Id"], command, output, stdin)
 
@@ -179,7 +179,7 @@ class DockerSandbox:
         return await self._call(what, self._engine.api.exec_create, self._container, **options)
 
     async def _follow(
-        self, attached: Attached, execution: str, command: Mapping[str, Any], output: Output, stdin: bytes
+        self, attached: ExecStream, execution: str, command: Mapping[str, Any], output: ExecOutput, stdin: bytes
     ) -> int | None:
         pump = asyncio.create_task(attached.pump(output, stdin))
         try:
@@ -200,7 +200,9 @@ class DockerSandbox:
             return -9
         return 128 - code if 128 < code <= 128 + LAST_SIGNAL else code
 
-    async def _until_ended(self, execution: str, pump: asyncio.Task[None], output: Output) -> Mapping[str, Any]:
+    async def _until_ended(
+        self, execution: str, pump: asyncio.Task[None], output: ExecOutput
+    ) -> Mapping[str, Any]:
         """Wait for the end of a command; what the engine then knows of it."""
         pause, looked = _LOOK_S, time.monotonic()
         while True:
@@ -278,7 +280,7 @@ class DockerSandbox:
         """Ask the engine for something of this container. Raises SandboxError."""
         try:
             return await self._engine.do(what, call, *args, **options)
-        except Missing as error:
+        except EngineNotFound as error:
             self._check_open()
             raise SandboxError(f"cannot {what}: the sandbox's container is gone; open a new one") from error
 
@@ -302,9 +304,9 @@ class DockerSandbox:
         def kill() -> None:
             try:
                 self._engine.api.kill(self._container, signal="SIGKILL")
-            except Missing:
+            except EngineNotFound:
                 return
-            except Refused as error:
+            except EngineRefused as error:
                 if "is not running" not in str(error) and "not running" not in str(error):
                     raise
 
@@ -320,7 +322,7 @@ class DockerSandbox:
                 top = await self._engine.do(
                     "look for processes left", self._engine.api.top, self._container, ps_args=_TOP
                 )
-            except (Missing, SandboxError):
+            except (EngineNotFound, SandboxError):
                 break
             left = sum(1 for _, state in top["Processes"] or () if not state.startswith("Z"))
             if left < _OWN and not await self._is_up():
@@ -362,15 +364,15 @@ class DockerSandbox:
             user=specs.user(self._spec),
         )
 
-    async def delta(self, *, file_limit: int, ignored: Ignored) -> Delta:
+    async def read_changes(self, *, file_limit: int, ignored: IgnoreFilter) -> TreeChanges:
         """What differs from the prepared image, as the engine tells; everything inside is killed first."""
         async with self._turn:
             self._check_open()
-            await to_the_end(lambda over: self._kill())
+            await run_to_completion(lambda over: self._kill())
             mounts = [mount.target for mount in self._spec.mounts]
             return await self._call(
                 "take what changed",
-                changes.read,
+                changes.read_changes,
                 self._engine,
                 self._container,
                 self.workdir,
@@ -396,7 +398,7 @@ class DockerSandbox:
         await self._containers.drop(self._container)
 
 
-def show_mounts(engine: Engine, container: str, mounts: Sequence[Mount]) -> list[str]:
+def show_mounts(engine: ContainerEngine, container: str, mounts: Sequence[Mount]) -> list[str]:
     """Copy the mounts' sources in, for everybody to read; the topmost paths that were not there before."""
     shown: list[str] = []
     for mount in mounts:
@@ -406,13 +408,13 @@ def show_mounts(engine: Engine, container: str, mounts: Sequence[Mount]) -> list
         inside = posixpath.relpath(mount.target, above)
         shown.append(posixpath.join(above, inside.split("/")[0]))
         with tempfile.TemporaryFile() as archive:
-            pack(mount.source, archive, 0, inside, read_only=True)
+            pack_tar(mount.source, archive, 0, inside, read_only=True)
             archive.seek(0)
             engine.api.put_archive(container, above, archive)
     return shown
 
 
-def hide_mounts(engine: Engine, container: str, shown: Sequence[str]) -> bool:
+def hide_mounts(engine: ContainerEngine, container: str, shown: Sequence[str]) -> bool:
     """Remove what was shown; whether it is gone, as the engine says."""
     made = engine.api.exec_create(container, ["/bin/rm", "-rf", "--", *shown], user="0:0")
     engine.api.exec_start(made["Id"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from understudy.sandbox.base import Limits, SandboxSpec, check_spec
-from understudy.sandbox.docker.images import HOME, USER_ID, Prepared
+from understudy.sandbox.base import SandboxLimits, SandboxSpec, check_spec
+from understudy.sandbox.docker.images import HOME, USER_ID, PreparedImage
 
 ROOT_CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID"]
 """What root needs to unpack, install and become somebody else; none of it leads out of the container."""
@@ -28,10 +28,10 @@ def user(spec: SandboxSpec) -> int:
 
 
 def container(
-    spec: SandboxSpec, prepared: Prepared, labels: Mapping[str, str], *, cpus: float | None, quota: bool
+    spec: SandboxSpec, prepared: PreparedImage, labels: Mapping[str, str], *, cpus: float | None, quota: bool
 ) -> dict[str, Any]:
     """The container to make. `quota`: the engine's storage can bound what a container writes."""
-    limits: Limits = spec.limits
+    limits: SandboxLimits = spec.limits
     host: dict[str, Any] = {
         "NetworkMode": "none",
         "Init": True,
@@ -72,7 +72,7 @@ def container(
     }
 
 
-def environment(spec: SandboxSpec, prepared: Prepared, extra: Mapping[str, str] | None) -> list[str]:
+def environment(spec: SandboxSpec, prepared: PreparedImage, extra: Mapping[str, str] | None) -> list[str]:
     """All the environment that a command gets, for the engine: a name alone takes a variable away.
 
     What the image itself sets stays: its programs are configured by it, as where pip finds its packages.
@@ -90,7 +90,7 @@ def environment(spec: SandboxSpec, prepared: Prepared, extra: Mapping[str, str] 
     ]
 
 
-def path(spec: SandboxSpec, prepared: Prepared) -> str:
+def path(spec: SandboxSpec, prepared: PreparedImage) -> str:
     """PATH, unless the spec says otherwise: its prefixes, then the image's own."""
     return ":".join((*spec.path_prefixes, prepared.path))
 

@@ -35,10 +35,10 @@ _PING_TIMEOUT_S = 10
 _THREADS = 16
 _FULL = "no space left on device"
 
-Missing = docker.errors.NotFound
+EngineNotFound = docker.errors.NotFound
 """What a call raises when the container, image or path is not there."""
 
-Refused = docker.errors.APIError
+EngineRefused = docker.errors.APIError
 """What a call raises when the engine says no."""
 
 
@@ -56,14 +56,14 @@ def sockets() -> list[str]:
     return [f"unix://{place}" for place in places if Path(place).is_socket()]
 
 
-class Engine:
+class ContainerEngine:
     """A connection to the engine at `url`, a Unix socket of this machine."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.socket = url.removeprefix("unix://")
         self.api: Any = docker.APIClient(base_url=url, version=API_VERSION, timeout=CALL_TIMEOUT_S)
-        adapter = Adapter(f"http+unix://{self.socket}", CALL_TIMEOUT_S)
+        adapter = SocketAdapter(f"http+unix://{self.socket}", CALL_TIMEOUT_S)
         self.api.mount("http+docker://", adapter)
         self.api._custom_adapter = adapter
         self._pool = ThreadPoolExecutor(_THREADS, "docker")
@@ -72,14 +72,14 @@ class Engine:
         """Run a blocking call in a thread. Raises as `doing` does."""
 
         def work() -> T:
-            with doing(what):
+            with engine_errors(what):
                 return call(*args, **options)
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def info(self) -> Mapping[str, Any]:
         """What the engine says of itself. Raises SandboxError."""
-        with doing("ask the container engine what it is"):
+        with engine_errors("ask the container engine what it is"):
             return self.api.info()
 
     def get(self, path: str, /, *, stream: bool = False, **params: str | bytes) -> Any:
@@ -113,11 +113,11 @@ class Engine:
 
 
 @contextlib.contextmanager
-def doing(what: str) -> Generator[None]:
+def engine_errors(what: str) -> Generator[None]:
     """Turn what the library raises into SandboxError, "cannot `what`: …"; what is not there passes as it is."""
     try:
         yield
-    except (Missing, FileNotFoundError):
+    except (EngineNotFound, FileNotFoundError):
         raise
     except (
         docker.errors.DockerException,
@@ -129,7 +129,7 @@ def doing(what: str) -> Generator[None]:
 
 
 def _say(error: Exception) -> str:
-    said = explain(error)
+    said = engine_message(error)
     if _FULL in said.lower():
         return f"the container engine's disk is full ({said}); make room there, as: docker system prune"
     if isinstance(error, requests.ConnectionError | urllib3.exceptions.ProtocolError | ConnectionError):
@@ -139,7 +139,7 @@ def _say(error: Exception) -> str:
     return said
 
 
-def explain(error: Exception) -> str:
+def engine_message(error: Exception) -> str:
     """What the engine said, without what the library says about it."""
     said = str(getattr(error, "explanation", None) or error)
     with contextlib.suppress(ValueError, TypeError, KeyError):
@@ -147,7 +147,7 @@ def explain(error: Exception) -> str:
     return " ".join(said.split())[-1000:]
 
 
-def find() -> Engine:
+def find_engine() -> ContainerEngine:
     """The engine that answers first. Raises ConfigError when none does, saying what to do."""
     refused: list[str] = []
     for url in sockets():
@@ -164,10 +164,10 @@ def find() -> Engine:
                 docker.APIClient(base_url=url, version=API_VERSION, timeout=_PING_TIMEOUT_S)
             ) as client:
                 client.ping()
-            return Engine(url)
+            return ContainerEngine(url)
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
             hint = "; add yourself to the group docker, or use sudo" if "Permission denied" in str(error) else ""
-            refused.append(f"{url}: {explain(error)}{hint}")
+            refused.append(f"{url}: {engine_message(error)}{hint}")
     if refused:
         raise ConfigError(
             f"no container engine answers: {'; '.join(refused)}. Start it, as: systemctl start docker"
@@ -206,9 +206,9 @@ def _is_dead(owner: str) -> bool:
         return False
 
 
-def remove_orphans(engine: Engine) -> int:
+def remove_orphans(engine: ContainerEngine) -> int:
     """Remove the containers whose owner is dead; returns how many. Raises SandboxError."""
-    with doing("look for containers left behind"):
+    with engine_errors("look for containers left behind"):
         found: list[Mapping[str, Any]] = engine.api.containers(all=True, filters={"label": [LABEL, OWNER]})
     stale = [container["Id"] for container in found if _is_dead(container["Labels"][OWNER])]
     for container in stale:
@@ -216,14 +216,14 @@ def remove_orphans(engine: Engine) -> int:
     return len(stale)
 
 
-def remove_container(engine: Engine, container: str) -> None:
+def remove_container(engine: ContainerEngine, container: str) -> None:
     """Kill and remove a container, with what it alone used; one that is gone is fine. Raises SandboxError."""
-    with doing(f"remove the container {container[:12]}"):
+    with engine_errors(f"remove the container {container[:12]}"):
         try:
             engine.api.remove_container(container, force=True, v=True)
-        except Missing:
+        except EngineNotFound:
             return
-        except Refused as error:
+        except EngineRefused as error:
             if "already in progress" not in str(error):
                 raise
 
@@ -233,7 +233,7 @@ _Pool: Any = unixconn.UnixHTTPConnectionPool
 _Adapter: Any = unixconn.UnixHTTPAdapter
 
 
-class Connection(_Connection):
+class SocketConnection(_Connection):
     """As the library's, which leaves a socket open that it cannot connect."""
 
     def connect(self) -> None:
@@ -248,20 +248,22 @@ class Connection(_Connection):
         self.sock = made
 
 
-class Pool(_Pool):
+class SocketPool(_Pool):
     """Connections that can be used again."""
 
-    def _new_conn(self) -> Connection:
-        return Connection(self.base_url, self.socket_path, self.timeout)
+    def _new_conn(self) -> SocketConnection:
+        return SocketConnection(self.base_url, self.socket_path, self.timeout)
 
 
-class Adapter(_Adapter):
+class SocketAdapter(_Adapter):
     """As the library's, which has a pool for every URL, so that hardly a connection is used twice."""
 
-    def get_connection(self, url: str, proxies: object = None) -> Pool:
+    def get_connection(self, url: str, proxies: object = None) -> SocketPool:
         """The one pool."""
         with self.pools.lock:
             pool = self.pools.get("")
             if pool is None:
-                pool = self.pools[""] = Pool("http+docker://", self.socket_path, self.timeout, self.max_pool_size)
+                pool = self.pools[""] = SocketPool(
+                    "http+docker://", self.socket_path, self.timeout, self.max_pool_size
+                )
             return pool

@@ -18,11 +18,11 @@ _CHUNK = 1 << 18
 _STDERR = 2
 
 
-class NotStarted(Exception):
+class ExecNotStarted(Exception):
     """The engine could not start the command; says why."""
 
 
-class Output:
+class ExecOutput:
     """The first `limit` bytes of each stream. The rest is read and dropped: a flood neither blocks nor grows."""
 
     def __init__(self, limit: int) -> None:
@@ -45,14 +45,14 @@ class Output:
         )
 
 
-class Attached:
+class ExecStream:
     """A command that has been asked to start: `pump` its output until all its pipes are closed."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
-    async def pump(self, output: Output, stdin: bytes) -> None:
+    async def pump(self, output: ExecOutput, stdin: bytes) -> None:
         """Feed the command and take what it writes, to the end. A lost connection is an end too."""
         feeding = asyncio.create_task(self._feed(stdin)) if stdin else None
         try:
@@ -84,7 +84,7 @@ class Attached:
             await self._writer.wait_closed()
 
 
-async def attach(socket: str, execution: str) -> Attached:
+async def start_exec(socket: str, execution: str) -> ExecStream:
     """Start the command that the engine has made ready as `execution`.
 
     Raises NotStarted when the engine refuses, SandboxError when it does not answer.
@@ -99,14 +99,14 @@ async def attach(socket: str, execution: str) -> Attached:
         reader, writer = await asyncio.open_unix_connection(socket, limit=_CHUNK)
     except OSError as error:
         raise SandboxError(f"the container engine does not answer at {socket}: {error}") from error
-    attached = Attached(reader, writer)
+    attached = ExecStream(reader, writer)
     try:
         writer.write(request.encode() + body)
         head = await reader.readuntil(b"\r\n\r\n")
         status = int(head.split(None, 2)[1])
         if status not in (101, 200):
             said = await reader.read(1 << 16)
-            raise NotStarted(said.decode(errors="replace").strip())
+            raise ExecNotStarted(said.decode(errors="replace").strip())
     except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, IndexError) as error:
         await attached.close()
         raise SandboxError(f"the container engine broke off when a command was to start: {error}") from error

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from typing import IO, Any, cast
 
 from understudy.errors import SandboxError
-from understudy.sandbox.docker.engine import Engine, Missing, doing
+from understudy.sandbox.docker.engine import ContainerEngine, EngineNotFound, engine_errors
 
 _LINK = 1 << 27
 _DIRECTORY = 1 << 31
@@ -46,7 +46,7 @@ class _Stream(io.RawIOBase):
 
 
 @contextmanager
-def archive(engine: Engine, container: str, path: str) -> Generator[tarfile.TarFile]:
+def archive(engine: ContainerEngine, container: str, path: str) -> Generator[tarfile.TarFile]:
     """What is at a path of a container as a tar archive to be read once, its root named by the path's last part.
 
     Raises Missing, and what the library raises.
@@ -60,9 +60,9 @@ def archive(engine: Engine, container: str, path: str) -> Generator[tarfile.TarF
             yield tar
 
 
-def read(engine: Engine, container: str, path: str, *, limit: int) -> bytes:
+def read(engine: ContainerEngine, container: str, path: str, *, limit: int) -> bytes:
     """The content of a regular file, links followed inside. Raises FileNotFoundError, SandboxError."""
-    with doing(f"read {path} in the sandbox"):
+    with engine_errors(f"read {path} in the sandbox"):
         for _ in range(_MOST_LINKS):
             found = engine.stat(container, path)
             if found is None:
@@ -84,15 +84,15 @@ def read(engine: Engine, container: str, path: str, *, limit: int) -> bytes:
                 if member.size > limit:
                     raise SandboxError(f"cannot read {path} in the sandbox: it has more than {limit} bytes")
                 return file.read()
-        except Missing as error:
+        except EngineNotFound as error:
             raise FileNotFoundError(2, "no such file in the sandbox", path) from error
         except tarfile.TarError as error:
             raise SandboxError(f"cannot read {path} in the sandbox: {error}") from error
 
 
-def write(engine: Engine, container: str, path: str, data: bytes, *, mode: int, user: int) -> None:
+def write(engine: ContainerEngine, container: str, path: str, data: bytes, *, mode: int, user: int) -> None:
     """Write a regular file with its parent directories, owned by `user`. Raises SandboxError."""
-    with doing(f"write {path} in the sandbox"):
+    with engine_errors(f"write {path} in the sandbox"):
         there = engine.stat(container, path)
         if there is not None and int(there["mode"]) & (_DIRECTORY | _OTHER):
             raise SandboxError(f"cannot write {path} in the sandbox: there is something else than a file")
@@ -112,7 +112,7 @@ def write(engine: Engine, container: str, path: str, data: bytes, *, mode: int, 
             tar.addfile(info, io.BytesIO(data))
         try:
             engine.api.put_archive(container, parent, output.getvalue())
-        except Missing as error:
+        except EngineNotFound as error:
             raise SandboxError(f"cannot write {path} in the sandbox: {error}") from error
 
 
@@ -122,7 +122,7 @@ def _owned(name: str, mode: int, user: int, kind: bytes) -> tarfile.TarInfo:
     return info
 
 
-def is_program(engine: Engine, container: str, path: str) -> bool:
+def is_program(engine: ContainerEngine, container: str, path: str) -> bool:
     """Whether an executable regular file is at `path`, links followed."""
     for _ in range(_MOST_LINKS):
         found = engine.stat(container, path)
@@ -135,7 +135,7 @@ def is_program(engine: Engine, container: str, path: str) -> bool:
     return False
 
 
-def missing_loader(engine: Engine, container: str, path: str) -> str:
+def missing_loader(engine: ContainerEngine, container: str, path: str) -> str:
     """The interpreter or dynamic loader that a program names and that is not there; empty when all is well.
 
     Raises FileNotFoundError, SandboxError.
@@ -145,14 +145,14 @@ def missing_loader(engine: Engine, container: str, path: str) -> str:
     return loader if loader and engine.stat(container, loader) is None else ""
 
 
-def _beginning(engine: Engine, container: str, path: str) -> bytes:
-    with doing(f"read {path} in the sandbox"), archive(engine, container, path) as tar:
+def _beginning(engine: ContainerEngine, container: str, path: str) -> bytes:
+    with engine_errors(f"read {path} in the sandbox"), archive(engine, container, path) as tar:
         member = tar.next()
         file = tar.extractfile(member) if member is not None and member.isreg() else None
         return file.read(4096) if file is not None else b""
 
 
-def is_directory(engine: Engine, container: str, path: str) -> bool:
+def is_directory(engine: ContainerEngine, container: str, path: str) -> bool:
     """Whether a directory is at `path`, links followed."""
     found = engine.stat(container, path)
     return found is not None and bool(int(found["mode"]) & (_DIRECTORY | _LINK))

@@ -26,15 +26,15 @@ from understudy.errors import SandboxError, TaskError
 from understudy.sandbox.base import SandboxSpec
 from understudy.sandbox.docker import files
 from understudy.sandbox.docker.engine import (
-    Engine,
-    Missing,
-    Refused,
-    doing,
-    explain,
+    ContainerEngine,
+    EngineNotFound,
+    EngineRefused,
+    engine_errors,
+    engine_message,
     owner_labels,
     remove_container,
 )
-from understudy.sandbox.docker.pull import Progress, Puller
+from understudy.sandbox.docker.pull import ImagePuller, PullProgress
 
 REPOSITORY = "understudy/prepared"
 PREPARED = "understudy.prepared"
@@ -52,7 +52,7 @@ CONFLICT = 409
 """The engine's answer when an image is in use."""
 
 
-class Prepared(Struct, frozen=True):
+class PreparedImage(Struct, frozen=True):
     """An image to open sandboxes from: its id, the image it came from, and that one's PATH and variables."""
 
     id: str
@@ -61,21 +61,23 @@ class Prepared(Struct, frozen=True):
     variables: tuple[str, ...]
 
 
-class Images:
+class ImageStore:
     """The images of one engine that tasks need: there once each, however many ask at once."""
 
-    def __init__(self, engine: Engine, progress: Progress, *, force_rebuild: bool, pull_wait_s: float) -> None:
+    def __init__(
+        self, engine: ContainerEngine, progress: PullProgress, *, force_rebuild: bool, pull_wait_s: float
+    ) -> None:
         self.fetched: set[str] = set()
         self.prepared_from: dict[str, set[str]] = {}
         self._renewed: set[str] = set()
         self._engine = engine
-        self._puller = Puller(engine, progress, pull_wait_s)
+        self._puller = ImagePuller(engine, progress, pull_wait_s)
         self._force = force_rebuild
         self._progress = progress
         self._pool = ThreadPoolExecutor(_WORKERS, "docker-images")
         self._guard = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
-        self._made: dict[tuple[str, ...], Future[Prepared]] = {}
+        self._made: dict[tuple[str, ...], Future[PreparedImage]] = {}
         self._trees: dict[Path, str] = {}
 
     def ensure(self, image: str) -> Mapping[str, Any]:
@@ -98,18 +100,18 @@ class Images:
                 # It was built on this machine, or its registry has it no more.
                 self._progress(f"{image}: no registry has it; what is here is prepared anew")
             self._renewed.add(image)
-            with doing(f"look for the image {image}"):
+            with engine_errors(f"look for the image {image}"):
                 return self._engine.api.inspect_image(image)
 
     def here(self, image: str) -> Mapping[str, Any] | None:
         """What the engine knows of an image, or None when it is not there. Raises SandboxError."""
         try:
-            with doing(f"look for the image {image}"):
+            with engine_errors(f"look for the image {image}"):
                 return self._engine.api.inspect_image(image)
-        except Missing:
+        except EngineNotFound:
             return None
 
-    def prepared(self, spec: SandboxSpec, image: str) -> Future[Prepared]:
+    def prepared(self, spec: SandboxSpec, image: str) -> Future[PreparedImage]:
         """The prepared image for a spec, found or made in a thread. Gives TaskError or SandboxError."""
         tree = "" if spec.tree_in_image else str(spec.tree)
         key = (image, tree, spec.workdir, str(spec.as_root))
@@ -119,14 +121,14 @@ class Images:
                 found = self._made[key] = self._pool.submit(self._prepare, spec, image)
             return found
 
-    def forget(self, prepared: Prepared) -> None:
+    def forget(self, prepared: PreparedImage) -> None:
         """A prepared image turned out to be gone: the next to ask makes it again."""
         with self._guard:
             for key, made in list(self._made.items()):
                 if made.done() and made.exception() is None and made.result().id == prepared.id:
                     del self._made[key]
 
-    def _prepare(self, spec: SandboxSpec, image: str) -> Prepared:
+    def _prepare(self, spec: SandboxSpec, image: str) -> PreparedImage:
         base = self.ensure(image)
         config: Mapping[str, Any] = base["Config"] or {}
         _check_volumes(config, spec, image)
@@ -134,28 +136,28 @@ class Images:
         parts = (_FORMAT, base["Id"], tree, spec.workdir, HOME, str(spec.as_root))
         tag = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
         name = f"{REPOSITORY}:{tag}"
-        with doing(f"look for the prepared image of {image}"):
+        with engine_errors(f"look for the prepared image of {image}"):
             try:
                 found = None if self._force else self._engine.api.inspect_image(name)
-            except Missing:
+            except EngineNotFound:
                 found = None
         if found is None:
             self._progress(f"{image}: preparing it for {spec.workdir}")
             self._make(spec, image, base["Id"], tag)
-            with doing(f"look for the prepared image of {image}"):
+            with engine_errors(f"look for the prepared image of {image}"):
                 found = self._engine.api.inspect_image(name)
         with self._guard:
             self.prepared_from.setdefault(image, set()).add(name)
         variables: list[str] = config.get("Env") or []
         own = {name: value for name, _, value in (variable.partition("=") for variable in variables)}
-        return Prepared(found["Id"], image, own.get("PATH") or DEFAULT_PATH, tuple(sorted(own)))
+        return PreparedImage(found["Id"], image, own.get("PATH") or DEFAULT_PATH, tuple(sorted(own)))
 
     def _make(self, spec: SandboxSpec, image: str, base: str, tag: str) -> None:
         user = 0 if spec.as_root else USER_ID
         script = SCRUB if spec.tree_in_image else REPLACE
         container = self._create(base, script, spec.workdir, f"{user}:{user}", HOME)
         try:
-            with doing(f"prepare the image {image}"):
+            with engine_errors(f"prepare the image {image}"):
                 code, said = self._run(container, image)
                 if code:
                     raise _failure(code, said, image, spec.workdir)
@@ -164,7 +166,7 @@ class Images:
                 _add_user(self._engine, container)
                 changes = [f'LABEL {PREPARED}="{image}"', "USER 0:0"]
                 self._engine.api.commit(container, REPOSITORY, tag, pause=False, changes=changes)
-        except Missing as error:
+        except EngineNotFound as error:
             raise SandboxError(
                 f"cannot prepare the image {image}: what it is made of has gone: {error}"
             ) from error
@@ -172,7 +174,7 @@ class Images:
             remove_container(self._engine, container)
 
     def _create(self, image: str, script: str, *args: str) -> str:
-        with doing("make a container"):
+        with engine_errors("make a container"):
             return self._engine.api.create_container_from_config(
                 {
                     "Image": image,
@@ -198,9 +200,9 @@ class Images:
         """Run a made container to its end; its exit code and the end of what it said."""
         try:
             self._engine.api.start(container)
-        except Missing as error:
+        except EngineNotFound as error:
             raise no_shell(image, error) from error
-        except Refused as error:
+        except EngineRefused as error:
             if "/bin/sh" in str(error):
                 raise no_shell(image, error) from error
             raise
@@ -212,7 +214,7 @@ class Images:
         """Raise TaskError unless the repository at `path` of an image is at a commit, or at one made upon it."""
         container = self._create(image, ANCESTRY, path, base_commit)
         try:
-            with doing(f"look at the repository of the image {image}"):
+            with engine_errors(f"look at the repository of the image {image}"):
                 code, said = self._run(container, image)
         finally:
             remove_container(self._engine, container)
@@ -245,12 +247,12 @@ class Images:
     def remove(self, names: set[str]) -> None:
         """Remove images by name; those that are gone or in use stay as they are. Raises SandboxError."""
         for name in sorted(names):
-            with doing(f"remove the image {name}"):
+            with engine_errors(f"remove the image {name}"):
                 try:
                     self._engine.api.remove_image(name)
-                except Missing:
+                except EngineNotFound:
                     continue
-                except Refused as error:
+                except EngineRefused as error:
                     if error.status_code != CONFLICT:
                         raise
 
@@ -273,8 +275,8 @@ class Images:
 def no_shell(image: str, error: Exception) -> SandboxError:
     """The error for an image in which nothing can be run."""
     return SandboxError(
-        f"nothing can be run in the image {image}: it has no /bin/sh, which a sandbox needs ({explain(error)}); "
-        "use an image with a shell and, for agents, glibc"
+        f"nothing can be run in the image {image}: it has no /bin/sh, which a sandbox needs "
+        f"({engine_message(error)}); use an image with a shell and, for agents, glibc"
     )
 
 
@@ -306,14 +308,14 @@ def _check_volumes(config: Mapping[str, Any], spec: SandboxSpec, image: str) -> 
                 )
 
 
-def _put_tree(engine: Engine, container: str, tree: Path, workdir: str, user: int) -> None:
+def _put_tree(engine: ContainerEngine, container: str, tree: Path, workdir: str, user: int) -> None:
     with tempfile.TemporaryFile() as archive:
-        pack(tree, archive, user)
+        pack_tar(tree, archive, user)
         archive.seek(0)
         engine.api.put_archive(container, workdir, archive)
 
 
-def pack(tree: Path, output: BinaryIO, user: int, name: str = ".", *, read_only: bool = False) -> None:
+def pack_tar(tree: Path, output: BinaryIO, user: int, name: str = ".", *, read_only: bool = False) -> None:
     """Write a file or directory to a tar archive as `name`, with its parents, owned by `user`; links stay."""
 
     def owned(info: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -331,7 +333,7 @@ def pack(tree: Path, output: BinaryIO, user: int, name: str = ".", *, read_only:
         tar.add(tree, name, filter=owned)
 
 
-def _add_user(engine: Engine, container: str) -> None:
+def _add_user(engine: ContainerEngine, container: str) -> None:
     """Let the sandbox's user have a name: programs ask for it."""
     for path, line in (
         ("/etc/passwd", f"agent:x:{USER_ID}:{USER_ID}:agent:{HOME}:/bin/sh\n"),
@@ -421,7 +423,9 @@ BUILT = "understudy.task"
 _SAID_CHARS = 2000
 
 
-def build(engine: Engine, context: Path, name: str, *, timeout_s: float, progress: Progress) -> None:
+def build_image(
+    engine: ContainerEngine, context: Path, name: str, *, timeout_s: float, progress: PullProgress
+) -> None:
     """Make the image `name` of the Dockerfile in the directory `context`, as `docker build` does.
 
     Its steps have the engine's network. Raises TaskError with the end of what was said when a step fails or the
@@ -443,7 +447,7 @@ def build(engine: Engine, context: Path, name: str, *, timeout_s: float, progres
 
 
 @contextlib.contextmanager
-def _events(engine: Engine, context: Path, name: str, timeout_s: float) -> Generator[Any]:
+def _events(engine: ContainerEngine, context: Path, name: str, timeout_s: float) -> Generator[Any]:
     """What the engine says, as objects; leaving early ends the build."""
     import requests
     import urllib3.exceptions
@@ -457,18 +461,18 @@ def _events(engine: Engine, context: Path, name: str, timeout_s: float) -> Gener
         "decode": True,
         "timeout": timeout_s,
     }
-    with doing(f"build {context}"):
+    with engine_errors(f"build {context}"):
         events = engine.api.build(**options)
     with contextlib.closing(events):
         try:
             yield events
-        except Refused as error:
-            raise TaskError(f"{context / 'Dockerfile'}: cannot be built: {explain(error)}") from error
+        except EngineRefused as error:
+            raise TaskError(f"{context / 'Dockerfile'}: cannot be built: {engine_message(error)}") from error
         except (requests.Timeout, urllib3.exceptions.TimeoutError) as error:
             raise _too_slow(context, timeout_s, "") from error
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             raise SandboxError(
-                f"cannot build {context}: the container engine broke off: {explain(error)}"
+                f"cannot build {context}: the container engine broke off: {engine_message(error)}"
             ) from error
 
 
@@ -479,7 +483,9 @@ def _too_slow(context: Path, timeout_s: float, said: str) -> TaskError:
     )
 
 
-def export_tree(engine: Engine, images: Images, image: str, path: str, base_commit: str, into: Path) -> None:
+def export_tree(
+    engine: ContainerEngine, images: ImageStore, image: str, path: str, base_commit: str, into: Path
+) -> None:
     """Make the directory `into` with what an image holds at `path`, without any `.git`; fetches the image.
 
     Links are kept as they are and never followed; devices, pipes and sockets are left out. Raises TaskError when
@@ -488,7 +494,7 @@ def export_tree(engine: Engine, images: Images, image: str, path: str, base_comm
     images.ensure(image)
     if base_commit:
         images.check_ancestry(image, path, base_commit)
-    with doing(f"take {path} out of the image {image}"):
+    with engine_errors(f"take {path} out of the image {image}"):
         container = engine.api.create_container_from_config(
             {
                 "Image": image,
@@ -500,22 +506,22 @@ def export_tree(engine: Engine, images: Images, image: str, path: str, base_comm
             }
         )["Id"]
     try:
-        with doing(f"take {path} out of the image {image}"):
+        with engine_errors(f"take {path} out of the image {image}"):
             found = engine.stat(container, path)
             if found is None or not files.is_plain_directory(found):
                 raise TaskError(f"the image {image} has no directory {path}; check the task's workdir and image")
             try:
                 with files.archive(engine, container, path) as tar:
-                    unpack(tar, into)
+                    unpack_tar(tar, into)
             except tarfile.TarError as error:
                 raise TaskError(f"the tree at {path} of the image {image} cannot be read: {error}") from error
-    except Missing as error:
+    except EngineNotFound as error:
         raise SandboxError(f"cannot take {path} out of the image {image}: {error}") from error
     finally:
         remove_container(engine, container)
 
 
-def unpack(tar: tarfile.TarFile, into: Path) -> None:
+def unpack_tar(tar: tarfile.TarFile, into: Path) -> None:
     """Write an archive's members, without the first part of their names, to the new directory `into`.
 
     Raises tarfile.TarError for a member that leads out of it, also through a link that came before.

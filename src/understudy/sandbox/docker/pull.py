@@ -10,9 +10,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from understudy.errors import SandboxError, TaskError
-from understudy.sandbox.docker.engine import Engine, Missing, Refused, doing, explain
+from understudy.sandbox.docker.engine import (
+    ContainerEngine,
+    EngineNotFound,
+    EngineRefused,
+    engine_errors,
+    engine_message,
+)
 
-Progress = Callable[[str], None]
+PullProgress = Callable[[str], None]
 """Told in one line how far a pull is, at most once a second."""
 
 _TRIES = 5
@@ -31,17 +37,17 @@ def log_progress(line: str) -> None:
     _log.info("%s", line)
 
 
-class _Limited(Exception):
+class _RateLimited(Exception):
     def __init__(self, said: str) -> None:
         super().__init__(said)
         found = _RETRY_AFTER.search(said)
         self.wait_s = float(found[1]) * _UNITS[found[2].lower()] if found else None
 
 
-class Puller:
+class ImagePuller:
     """Fetches images through one engine. `wait_s` is the first pause when a registry refuses; it then doubles."""
 
-    def __init__(self, engine: Engine, progress: Progress, wait_s: float) -> None:
+    def __init__(self, engine: ContainerEngine, progress: PullProgress, wait_s: float) -> None:
         self._engine = engine
         self._progress = progress
         self._wait_s = wait_s
@@ -56,12 +62,12 @@ class Puller:
         pause = self._wait_s
         for attempt in range(1, _TRIES + 1):
             try:
-                with doing(f"fetch the image {image}"):
+                with engine_errors(f"fetch the image {image}"):
                     self._pull(image)
                 return
-            except Missing as error:
-                raise _absent(image, explain(error)) from error
-            except _Limited as error:
+            except EngineNotFound as error:
+                raise _absent(image, engine_message(error)) from error
+            except _RateLimited as error:
                 if attempt == _TRIES:
                     raise SandboxError(
                         f"cannot fetch the image {image}: the registry limits how often it may be asked, "
@@ -87,10 +93,10 @@ class Puller:
                 if time.monotonic() - told >= _EVERY_S:
                     told = time.monotonic()
                     self._progress(f"{image}: {_summary(layers)}")
-        except Missing:
+        except EngineNotFound:
             raise
-        except Refused as error:
-            _refuse(image, f"{explain(error)}{_after(error)}", error)
+        except EngineRefused as error:
+            _refuse(image, f"{engine_message(error)}{_after(error)}", error)
             raise
         self._progress(f"{image}: fetched")
 
@@ -105,7 +111,7 @@ def _after(error: Any) -> str:
 def _refuse(image: str, said: str, cause: Exception | None = None) -> None:
     """Raise what a refusal means: _Limited, TaskError, or for what comes in the stream SandboxError."""
     if _LIMITED.search(said):
-        raise _Limited(said) from cause
+        raise _RateLimited(said) from cause
     if _ABSENT.search(said):
         raise _absent(image, said) from cause
     if cause is None:

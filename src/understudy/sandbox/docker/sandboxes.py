@@ -16,17 +16,17 @@ from understudy.sandbox.base import SandboxSpec
 from understudy.sandbox.docker import container_config as specs
 from understudy.sandbox.docker.container import DockerSandbox
 from understudy.sandbox.docker.engine import (
-    Engine,
-    Missing,
-    Refused,
-    doing,
-    explain,
-    find,
+    ContainerEngine,
+    EngineNotFound,
+    EngineRefused,
+    engine_errors,
+    engine_message,
+    find_engine,
     owner_labels,
     remove_container,
     remove_orphans,
 )
-from understudy.sandbox.docker.images import Images, Prepared, build, export_tree
+from understudy.sandbox.docker.images import ImageStore, PreparedImage, build_image, export_tree
 from understudy.sandbox.docker.pull import log_progress
 
 CacheLevel = Literal["none", "base", "env", "instance"]
@@ -40,17 +40,17 @@ _QUOTA_DRIVERS = frozenset({"btrfs", "zfs"})
 _log = logging.getLogger("understudy.sandbox.docker")
 
 
-class _Home:
+class _EngineResources:
     """One engine in use: its images, and the containers that are being made on it."""
 
-    def __init__(self, engine: Engine, images: Images, cpus: float | None) -> None:
+    def __init__(self, engine: ContainerEngine, images: ImageStore, cpus: float | None) -> None:
         self.engine = engine
         self.images = images
         self.quota = _has_quota(engine)
         self._cpus = cpus
         self._pool = ThreadPoolExecutor(_MAKERS, "docker-make")
         self._guard = Lock()
-        self._ready: list[tuple[tuple[object, ...], Future[tuple[str, Prepared]]]] = []
+        self._ready: list[tuple[tuple[object, ...], Future[tuple[str, PreparedImage]]]] = []
 
     def expect(self, spec: SandboxSpec, image: str) -> None:
         """Make a container ahead, unless as many as may be are there already."""
@@ -58,7 +58,7 @@ class _Home:
             if len(self._ready) < WARM:
                 self._ready.append((specs.key(spec, image), self._pool.submit(self._make, spec, image)))
 
-    async def make(self, spec: SandboxSpec) -> tuple[str, Prepared]:
+    async def make(self, spec: SandboxSpec) -> tuple[str, PreparedImage]:
         """A started container for a spec, made ahead or now. Raises SandboxError, TaskError."""
         key = specs.key(spec, spec.image)
         with self._guard:
@@ -69,7 +69,7 @@ class _Home:
                 return await self._wait(future)
         return await self._wait(self._pool.submit(self._make, spec, spec.image))
 
-    async def _wait(self, future: Future[tuple[str, Prepared]]) -> tuple[str, Prepared]:
+    async def _wait(self, future: Future[tuple[str, PreparedImage]]) -> tuple[str, PreparedImage]:
         try:
             return await asyncio.shield(asyncio.wrap_future(future))
         except asyncio.CancelledError:
@@ -77,29 +77,31 @@ class _Home:
             asyncio.get_running_loop().run_in_executor(None, self._discard, future)
             raise
 
-    def _discard(self, future: Future[tuple[str, Prepared]]) -> None:
+    def _discard(self, future: Future[tuple[str, PreparedImage]]) -> None:
         """Nobody wants this container any more, made or not."""
 
-        def drop(made: Future[tuple[str, Prepared]]) -> None:
+        def drop(made: Future[tuple[str, PreparedImage]]) -> None:
             if not made.cancelled() and made.exception() is None:
                 self._remove(made.result()[0])
 
         future.cancel()
         future.add_done_callback(drop)
 
-    def _make(self, spec: SandboxSpec, image: str) -> tuple[str, Prepared]:
+    def _make(self, spec: SandboxSpec, image: str) -> tuple[str, PreparedImage]:
         for again in (True, False):
             prepared = self.images.prepared(spec, image).result()
             try:
                 return self._start(spec, prepared), prepared
-            except Missing as error:
+            except EngineNotFound as error:
                 self.images.forget(prepared)
                 if not again:
-                    raise SandboxError(f"cannot open a sandbox of the image {image}: {explain(error)}") from error
+                    raise SandboxError(
+                        f"cannot open a sandbox of the image {image}: {engine_message(error)}"
+                    ) from error
         raise AssertionError("unreachable")
 
-    def _start(self, spec: SandboxSpec, prepared: Prepared) -> str:
-        with doing(f"open a sandbox of the image {prepared.image}"):
+    def _start(self, spec: SandboxSpec, prepared: PreparedImage) -> str:
+        with engine_errors(f"open a sandbox of the image {prepared.image}"):
             container = self._create(spec, prepared)
             try:
                 self.engine.api.start(container)
@@ -108,12 +110,12 @@ class _Home:
                 raise
         return container
 
-    def _create(self, spec: SandboxSpec, prepared: Prepared) -> str:
+    def _create(self, spec: SandboxSpec, prepared: PreparedImage) -> str:
         labels = owner_labels("sandbox")
         config = specs.container(spec, prepared, labels, cpus=self._cpus, quota=self.quota)
         try:
             return self.engine.api.create_container_from_config(config)["Id"]
-        except Refused as error:
+        except EngineRefused as error:
             if not self.quota or "storage-opt" not in str(error).lower():
                 raise
         self.quota = False
@@ -142,7 +144,7 @@ class _Home:
         self.engine.close()
 
 
-def _has_quota(engine: Engine) -> bool:
+def _has_quota(engine: ContainerEngine) -> bool:
     """Whether the engine's storage may be able to bound what one container writes."""
     with contextlib.suppress(SandboxError):
         info = engine.info()
@@ -184,24 +186,24 @@ class DockerSandboxes:
         self._progress = progress
         self._pull_wait_s = pull_wait_s
         self._guard = Lock()
-        self._home: _Home | None = None
+        self._resources: _EngineResources | None = None
 
-    def _used(self) -> _Home:
+    def _in_use(self) -> _EngineResources:
         """The engine in use, found at the first call. Raises ConfigError, SandboxError."""
         with self._guard:
-            if self._home is None:
-                engine = find()
-                images = Images(
+            if self._resources is None:
+                engine = find_engine()
+                images = ImageStore(
                     engine, self._progress, force_rebuild=self._force_rebuild, pull_wait_s=self._pull_wait_s
                 )
                 remove_orphans(engine)
-                self._home = _Home(engine, images, self._cpus)
-            return self._home
+                self._resources = _EngineResources(engine, images, self._cpus)
+            return self._resources
 
     def problems(self) -> list[str]:
         """Why containers cannot be had here."""
         try:
-            engine = find()
+            engine = find_engine()
             with contextlib.closing(engine):
                 system = engine.info().get("OSType", "linux")
         except (ConfigError, SandboxError) as error:
@@ -223,26 +225,26 @@ class DockerSandboxes:
 
     def export_tree(self, image: str, path: str, base_commit: str, into: Path) -> None:
         """Make `into` with what an image holds at `path`. Raises TaskError, SandboxError, ConfigError."""
-        home = self._used()
+        home = self._in_use()
         export_tree(home.engine, home.images, image or self._image, path, base_commit, into)
 
     def image_id(self, image: str, *, fetch: bool) -> str:
         """The engine's id of an image. Raises TaskError, SandboxError, ConfigError."""
-        images = self._used().images
+        images = self._in_use().images
         found = images.ensure(image) if fetch or self._force_rebuild else images.here(image)
         return found["Id"] if found else ""
 
     def build_image(self, context: Path, name: str, *, timeout_s: float) -> None:
         """Build the image of a Dockerfile unless it is there. Raises TaskError, SandboxError, ConfigError."""
-        home = self._used()
-        with doing(f"look for the image {name}"):
+        home = self._in_use()
+        with engine_errors(f"look for the image {name}"):
             there = bool(home.engine.api.images(name, quiet=True))
         if not there or self._force_rebuild:
-            build(home.engine, context, name, timeout_s=timeout_s, progress=self._progress)
+            build_image(home.engine, context, name, timeout_s=timeout_s, progress=self._progress)
 
     def workdir_of(self, image: str) -> str:
         """The directory that an image's programs start in, "" when it names none; fetches the image."""
-        config: dict[str, str] = self._used().images.ensure(image)["Config"] or {}
+        config: dict[str, str] = self._in_use().images.ensure(image)["Config"] or {}
         return config.get("WorkingDir") or ""
 
     def expect(self, spec: SandboxSpec) -> None:
@@ -250,14 +252,14 @@ class DockerSandboxes:
         with contextlib.suppress(UnderstudyError):
             spec = self._imaged(spec)
             specs.check(spec)
-            self._used().expect(spec, spec.image)
+            self._in_use().expect(spec, spec.image)
 
     async def open(self, spec: SandboxSpec) -> DockerSandbox:
         """Open a sandbox. Raises SandboxError, and TaskError when its image cannot be used."""
         spec = self._imaged(spec)
         specs.check(spec)
         try:
-            home = await asyncio.to_thread(self._used)
+            home = await asyncio.to_thread(self._in_use)
         except ConfigError as error:  # it was there when `problems` looked
             raise SandboxError(str(error)) from error
         container, prepared = await home.make(spec)
@@ -266,11 +268,11 @@ class DockerSandboxes:
     async def aclose(self) -> None:
         """Drop what was made ready, and the images that are not to be kept."""
         with self._guard:
-            home, self._home = self._home, None
+            home, self._resources = self._resources, None
         if home is not None:
             await asyncio.to_thread(self._close, home)
 
-    def _close(self, home: _Home) -> None:
+    def _close(self, home: _EngineResources) -> None:
         home.close()
         if self._cache_level != "instance":
             try:

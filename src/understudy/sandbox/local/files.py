@@ -61,7 +61,7 @@ def _acting_as(user: int | None) -> Generator[None]:
         _libc.setfsgid(group_before)
 
 
-def kind(root: int, path: str) -> int | None:
+def file_mode(root: int, path: str) -> int | None:
     """The mode bits of what `path` leads to, or None when there is nothing."""
     try:
         descriptor = open_in(root, path, os.O_PATH)
@@ -94,7 +94,7 @@ def read(root: int, path: str, limit: int, user: int | None) -> bytes:
 
 def _make_directory(root: int, path: PurePosixPath) -> None:
     """Make a directory and its parents, as `mkdir -p`. Raises OSError."""
-    mode = kind(root, str(path))
+    mode = file_mode(root, str(path))
     if mode is not None and stat.S_ISDIR(mode):
         return
     if mode is not None:
@@ -121,7 +121,7 @@ def make_mount_point(root: int, path: str, *, directory: bool) -> None:
     """Make an empty directory or file to mount upon, unless something is there. Raises SandboxError."""
     if directory:
         make_directory(root, path, None)
-    elif kind(root, path) is None:
+    elif file_mode(root, path) is None:
         write(root, path, b"", 0o444, None)
 
 

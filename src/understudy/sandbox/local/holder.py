@@ -27,7 +27,7 @@ CHAIN_ENV = {"PATH": SYSTEM_PATH, "LC_ALL": "C"}
 """Environment of our own helpers; never the spec's, for some of them run with our rights."""
 
 
-class _Watch(asyncio.SubprocessProtocol):
+class _HolderProtocol(asyncio.SubprocessProtocol):
     def __init__(self) -> None:
         self.output = {1: bytearray(), 2: bytearray()}
         self.answered = asyncio.Event()
@@ -47,7 +47,7 @@ class _Watch(asyncio.SubprocessProtocol):
         self.answered.set()
 
 
-class Holder:
+class MountHolder:
     """A started holder.
 
     `target` is a process in its namespaces, as this machine counts; `box` and `proc` are descriptors of the root
@@ -55,7 +55,7 @@ class Holder:
     """
 
     def __init__(
-        self, transport: asyncio.SubprocessTransport, watch: _Watch, group: Path | None, depth: int
+        self, transport: asyncio.SubprocessTransport, watch: _HolderProtocol, group: Path | None, depth: int
     ) -> None:
         self.group = group
         self._transport = transport
@@ -107,7 +107,7 @@ def _child(pid: int) -> int:
     return int(children[0])
 
 
-async def _end(transport: asyncio.SubprocessTransport, watch: _Watch) -> None:
+async def _end(transport: asyncio.SubprocessTransport, watch: _HolderProtocol) -> None:
     """Close stdin, which ends a holder in any state, and wait for it."""
     if (pipe := transport.get_pipe_transport(0)) is not None:
         pipe.close()
@@ -119,7 +119,7 @@ async def _end(transport: asyncio.SubprocessTransport, watch: _Watch) -> None:
     transport.close()
 
 
-async def start(command: Sequence[str], groups: Path | None, memory_bytes: int) -> Holder:
+async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes: int) -> MountHolder:
     """Start a holder and wait until its mounts are made.
 
     In `groups`, where it is given, a control group is made that bounds memory, and goes when the holder goes.
@@ -130,7 +130,7 @@ async def start(command: Sequence[str], groups: Path | None, memory_bytes: int) 
     seal_descriptors()
     try:
         transport, watch = await asyncio.get_running_loop().subprocess_exec(
-            _Watch, *wrap, *command, stdin=asyncio.subprocess.PIPE, env=CHAIN_ENV, start_new_session=True
+            _HolderProtocol, *wrap, *command, stdin=asyncio.subprocess.PIPE, env=CHAIN_ENV, start_new_session=True
         )
     except OSError as error:
         raise SandboxError(f"cannot start a sandbox: {error}; see `understudy doctor`") from error
@@ -142,7 +142,7 @@ async def start(command: Sequence[str], groups: Path | None, memory_bytes: int) 
         if not watch.ready:
             said = watch.output[2].decode(errors="replace").strip() or "a helper ended without a word"
             raise SandboxError(f"cannot make the mounts of a sandbox: {said}; see `understudy doctor`")
-        return Holder(transport, watch, group, depth=1 if group is None else 2)
+        return MountHolder(transport, watch, group, depth=1 if group is None else 2)
     except BaseException as error:
         await asyncio.shield(_end(transport, watch))
         if group is not None:

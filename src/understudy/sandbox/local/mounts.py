@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from understudy.errors import SandboxError
-from understudy.sandbox.base import Limits, SandboxSpec, below, check_spec
+from understudy.sandbox.base import SandboxLimits, SandboxSpec, below, check_spec
 
 BOX = "/state/box"
 NOFILE = 65536
@@ -212,7 +212,7 @@ def inner(spec: SandboxSpec, env: Mapping[str, str], *, cwd: str, reveal: bool) 
     return args
 
 
-def limits(bounds: Limits, *, data_bytes: int | None) -> list[str]:
+def limits(bounds: SandboxLimits, *, data_bytes: int | None) -> list[str]:
     """The command that sets the limits of a run from within, where processes are counted per sandbox."""
     wanted = {
         "nproc": (resource.RLIMIT_NPROC, bounds.processes),

@@ -26,10 +26,10 @@ from typing import ClassVar
 
 from understudy.config import SANDBOX_UID
 from understudy.errors import SandboxError
-from understudy.sandbox.base import Completed, Ignored, OfThisMachine, SandboxSpec, below
+from understudy.sandbox.base import Completed, HostProgramSandboxes, IgnoreFilter, SandboxSpec, below
 from understudy.sandbox.local import cgroups, files, mounts
-from understudy.sandbox.local.holder import CHAIN_ENV, Holder, start
-from understudy.sandbox.process import complete, kill_group, to_the_end
+from understudy.sandbox.local.holder import CHAIN_ENV, MountHolder, start_holder
+from understudy.sandbox.process import kill_group, run_process, run_to_completion
 
 TOOLS = {
     "bwrap": "bubblewrap",
@@ -53,7 +53,7 @@ USER_NAMESPACE_SWITCHES = {
 LAST_SIGNAL = 64
 
 
-class _Run:
+class _SandboxRun:
     """The descriptors and the fate of one run: bubblewrap tells its first process and the exit code."""
 
     def __init__(self, proc: int, options: Sequence[str]) -> None:
@@ -69,7 +69,7 @@ class _Run:
         os.close(self.status)
         os.close(self.options)
 
-    def told(self, key: str) -> int | None:
+    def reported(self, key: str) -> int | None:
         """What bubblewrap said about `key` so far."""
         for line in os.pread(self.status, 1 << 16, 0).splitlines(keepends=True):
             if line.endswith(b"\n") and key in (record := json.loads(line)):
@@ -81,7 +81,7 @@ class _Run:
 
         Before it is told, nothing of the command runs yet and the group is all there is.
         """
-        first = self.told("child-pid")
+        first = self.reported("child-pid")
         if first is None:
             kill_group(leader)
             return
@@ -94,7 +94,7 @@ class _Run:
 
     async def gone(self) -> None:
         """Wait until no process is left but the first, which is bubblewrap: all others descend from it."""
-        first = self.told("child-pid")
+        first = self.reported("child-pid")
         # The kernel tells the end of a process to its parent alone, so we have to look.
         while first is not None and self._has_children(first):  # noqa: ASYNC110
             await asyncio.sleep(0.0005)
@@ -115,7 +115,7 @@ class _Run:
 class LocalSandbox:
     """An open sandbox: a holder, and what is needed to enter it."""
 
-    def __init__(self, spec: SandboxSpec, kind: LocalSandboxes, holder: Holder) -> None:
+    def __init__(self, spec: SandboxSpec, kind: LocalSandboxes, holder: MountHolder) -> None:
         self._spec = spec
         self._kind = kind
         self._holder = holder
@@ -155,7 +155,7 @@ class LocalSandbox:
             candidate = posixpath.join(place, program)
             if reveal and any(m.private and below(candidate, m.target) for m in self._spec.mounts):
                 return
-            mode = files.kind(self._root(), candidate)
+            mode = files.file_mode(self._root(), candidate)
             if mode is not None and stat.S_ISREG(mode) and mode & 0o111:
                 return
         raise SandboxError(
@@ -180,9 +180,9 @@ class LocalSandbox:
         self._find(argv[0], path=environment["PATH"], cwd=where, reveal=reveal)
         if reveal:
             self._make_private_targets()
-        run = _Run(self._holder.proc, mounts.inner(self._spec, environment, cwd=where, reveal=reveal))
+        run = _SandboxRun(self._holder.proc, mounts.inner(self._spec, environment, cwd=where, reveal=reveal))
         command = [*self._kind.enter(self._holder, self._spec, run), *argv]
-        done, code = await to_the_end(lambda over: self._watch(run, command, over, timeout_s, stdin))
+        done, code = await run_to_completion(lambda over: self._watch(run, command, over, timeout_s, stdin))
         if done.timed_out:
             return done
         if code is None:
@@ -198,11 +198,11 @@ class LocalSandbox:
         )
 
     async def _watch(
-        self, run: _Run, command: list[str], over: asyncio.Event, timeout_s: float, stdin: bytes
+        self, run: _SandboxRun, command: list[str], over: asyncio.Event, timeout_s: float, stdin: bytes
     ) -> tuple[Completed, int | None]:
         """Run the helpers that run a command. The code is None when they failed before it started."""
         try:
-            done = await complete(
+            done = await run_process(
                 command,
                 over,
                 timeout_s=timeout_s,
@@ -213,7 +213,7 @@ class LocalSandbox:
                 kill=run.kill,
             )
             await run.gone()
-            return done, run.told("exit-code")
+            return done, run.reported("exit-code")
         except OSError as error:
             self._root()  # closing it while the command starts is no fault of the machine
             raise SandboxError(f"cannot start {command[0]}: {error}; see `understudy doctor`") from error
@@ -234,13 +234,13 @@ class LocalSandbox:
         """Write a file. A top-level directory that is not there is made, writable for commands too."""
         place = self._absolute(path)
         top = place.split("/")[1]
-        if place.count("/") > 1 and files.kind(self._root(), f"/{top}") is None:
+        if place.count("/") > 1 and files.file_mode(self._root(), f"/{top}") is None:
             await asyncio.to_thread(files.make_directory, self._root(), f"{mounts.ATTIC}/{top}", self._kind.user)
             with contextlib.suppress(FileExistsError):
                 os.symlink(f"{mounts.ATTIC.lstrip('/')}/{top}", top, dir_fd=self._root())
         await asyncio.to_thread(files.write, self._root(), place, data, mode, self._kind.user)
 
-    async def delta(self, *, file_limit: int, ignored: Ignored) -> None:
+    async def read_changes(self, *, file_limit: int, ignored: IgnoreFilter) -> None:
         """None: a revealed run reads what changed."""
 
     async def reset(self) -> None:
@@ -268,7 +268,7 @@ def _may_become(user: int) -> bool:
     return any(int(first) <= user < int(first) + int(count) for first, _, count in ranges)
 
 
-class LocalSandboxes(OfThisMachine):
+class LocalSandboxes(HostProgramSandboxes):
     """Opens local sandboxes, as root with a user id of their own, else in a user namespace."""
 
     name: ClassVar[str] = "local"
@@ -316,13 +316,13 @@ class LocalSandboxes(OfThisMachine):
             finally:
                 await sandbox.close()
 
-    async def hold(self, spec: SandboxSpec) -> Holder:
+    async def hold(self, spec: SandboxSpec) -> MountHolder:
         """Start a holder for `spec`. Raises SandboxError."""
         if not self._groups:
             self._groups.append(cgroups.find_parent())
         # What is written lies in memory too, and is charged to whoever wrote it.
         memory_bytes = spec.limits.memory_bytes + spec.limits.disk_bytes
-        holder = await start(mounts.outer(spec, rootless=self.user is None), self._groups[0], memory_bytes)
+        holder = await start_holder(mounts.outer(spec, rootless=self.user is None), self._groups[0], memory_bytes)
         try:
             self._furnish(holder, spec)
         except BaseException:
@@ -330,7 +330,7 @@ class LocalSandboxes(OfThisMachine):
             raise
         return holder
 
-    def _furnish(self, holder: Holder, spec: SandboxSpec) -> None:
+    def _furnish(self, holder: MountHolder, spec: SandboxSpec) -> None:
         """Give the sandbox's user what it may write, and write what is not taken from this machine."""
         try:
             if self.user is not None:
@@ -346,7 +346,7 @@ class LocalSandboxes(OfThisMachine):
         mounts.check(spec)
         return LocalSandbox(spec, self, await self.hold(spec))
 
-    def enter(self, holder: Holder, spec: SandboxSpec, run: _Run) -> list[str]:
+    def enter(self, holder: MountHolder, spec: SandboxSpec, run: _SandboxRun) -> list[str]:
         """The helpers that lead a command into a sandbox, each replacing the one before."""
         chain = ["/bin/sh", "-c", cgroups.JOIN, "join", str(holder.group)] if holder.group else []
         chain += ["nsenter", "--target", str(holder.target), "--mount", "--pid"]

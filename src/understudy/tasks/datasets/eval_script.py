@@ -64,7 +64,7 @@ _SAYING = re.compile(r"(?::|true|echo|printf|pwd|ls|date|whoami|uname|which|cat)
 _PREFIXES = frozenset(("sudo", "time", "command", "exec", "nice", "env"))
 
 
-class Phases(Struct, frozen=True):
+class ScriptPhases(Struct, frozen=True):
     """An evaluation script in parts, each a bash script; `test_patch` is what it applies, None without one."""
 
     activate: str
@@ -81,7 +81,7 @@ class _Statement(Struct, frozen=True):
     last: int
 
 
-def split(script: str, workdir: str) -> Phases:
+def split_script(script: str, workdir: str) -> ScriptPhases:
     """The phases of a script that runs in `workdir`. Raises TaskError for whatever cannot be told apart."""
     lines = script.split("\n")
     activate = [PIPEFAIL]
@@ -95,7 +95,7 @@ def split(script: str, workdir: str) -> Phases:
             _check_marker(statement)
             command = _command(lines[statement.last + 1 :])
             moved = [f"cd {shlex.quote(cwd)}"] if cwd != workdir else []
-            return Phases(
+            return ScriptPhases(
                 "\n".join(activate),
                 "\n".join(before),
                 "\n".join(install),
@@ -171,14 +171,14 @@ def _joined(text: str, more: str) -> str:
 
 def _open(text: str) -> bool:
     try:
-        _words(text)
+        _shell_tokens(text)
     except ValueError:
         return True
     return False
 
 
 @lru_cache(1024)  # thousands of rows have the same few statements
-def _words(text: str) -> tuple[str, ...]:
+def _shell_tokens(text: str) -> tuple[str, ...]:
     lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     lexer.commenters = ""
@@ -188,7 +188,7 @@ def _words(text: str) -> tuple[str, ...]:
 def _commands(text: str) -> list[list[str]]:
     """The simple commands of a statement, each as its words."""
     found: list[list[str]] = [[]]
-    for word in _words(text):
+    for word in _shell_tokens(text):
         if _SEPARATOR.fullmatch(word):
             found.append([])
         else:

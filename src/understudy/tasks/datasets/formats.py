@@ -12,44 +12,44 @@ from understudy.errors import TaskError
 from understudy.tasks import records
 from understudy.tasks.datasets import live, multi, rebench, swebench, swesmith
 from understudy.tasks.datasets.images import ImageChoice
-from understudy.tasks.datasets.row import Row, kind
-from understudy.tasks.records import Loaded, Refused, by_reason
+from understudy.tasks.datasets.row import DatasetRow, json_type
+from understudy.tasks.records import LoadedTasks, RefusedRow, summarise_refusals
 from understudy.types import Task
 
 
-class Format(Struct, frozen=True):
+class RowFormat(Struct, frozen=True):
     """How rows of one kind are told, and how one becomes a task; `task` raises TaskError without the place."""
 
     name: str
     keys: tuple[str, ...]
-    task: Callable[[Row, ImageChoice], Task]
+    task: Callable[[DatasetRow, ImageChoice], Task]
 
 
-def _unsupported(what: str) -> Callable[[Row, ImageChoice], Task]:
-    def refuse(row: Row, choice: ImageChoice) -> Task:
+def _unsupported(what: str) -> Callable[[DatasetRow, ImageChoice], Task]:
+    def refuse(row: DatasetRow, choice: ImageChoice) -> Task:
         raise TaskError(what)
 
     return refuse
 
 
-FORMATS: tuple[Format, ...] = (
-    Format(
+FORMATS: tuple[RowFormat, ...] = (
+    RowFormat(
         "R2E-Gym",
         ("expected_output_json",),
         _unsupported("R2E-Gym rows are not supported: their tests and how they are read are inside its images"),
     ),
-    Format(
+    RowFormat(
         "SWE-bench Pro",
         ("before_repo_set_cmd", "selected_test_files_to_run"),
         _unsupported(
             "SWE-bench Pro rows are not supported: the scripts that run and read its tests are not in them"
         ),
     ),
-    Format("Multi-SWE-bench", ("org", "number", "fix_patch"), multi.task),
-    Format("SWE-rebench", ("install_config", "test_patch"), rebench.task),
-    Format("SWE-bench-Live", ("test_cmds", "log_parser"), live.task),
-    Format("SWE-bench", ("base_commit", "test_patch"), swebench.task),
-    Format("SWE-smith", ("image_name", "patch", "FAIL_TO_PASS"), swesmith.task),
+    RowFormat("Multi-SWE-bench", ("org", "number", "fix_patch"), multi.task),
+    RowFormat("SWE-rebench", ("install_config", "test_patch"), rebench.task),
+    RowFormat("SWE-bench-Live", ("test_cmds", "log_parser"), live.task),
+    RowFormat("SWE-bench", ("base_commit", "test_patch"), swebench.task),
+    RowFormat("SWE-smith", ("image_name", "patch", "FAIL_TO_PASS"), swesmith.task),
 )
 """The first whose keys a row has is its format."""
 
@@ -60,7 +60,7 @@ def task_of(data: dict[str, Any], choice: ImageChoice = ImageChoice()) -> Task: 
     """The task of a row in any of the formats. Raises TaskError without the row's place."""
     for format in FORMATS:
         if all(key in data for key in format.keys):
-            task = format.task(Row(data), choice)
+            task = format.task(DatasetRow(data), choice)
             records.check(task, format.name)
             return task
     expected = "; ".join(f"{format.name}: {', '.join(format.keys)}" for format in FORMATS)
@@ -74,19 +74,19 @@ def load(
     base: Path,
     choice: ImageChoice,
     wanted: Collection[str] | None = None,
-) -> Loaded:
+) -> LoadedTasks:
     """The tasks of rows, each with its place; with `wanted` those of these ids only.
 
     Our own records raise TaskError for whatever is wrong, with directories taken from `base`. Rows of others are
     refused one by one; TaskError is raised when none of them is left, or for what is not an object at all.
     """
     tasks: dict[str, Task] = {}
-    refused: list[Refused] = []
+    refused: list[RefusedRow] = []
     empty = True
     for where, data in rows:
         empty = False
         if not isinstance(data, dict):
-            raise TaskError(f"{where}: not a task record: Expected `object`, got {kind(data)}")
+            raise TaskError(f"{where}: not a task record: Expected `object`, got {json_type(data)}")
         found: dict[str, Any] = data  # pyright: ignore[reportUnknownVariableType]
         instance_id = found.get("instance_id")
         name = instance_id if isinstance(instance_id, str) else ""
@@ -104,12 +104,12 @@ def load(
                 if task.instance_id in tasks:
                     raise TaskError("instance_id: is there twice; the first counts")
             except TaskError as error:
-                refused.append(Refused(name[:150], where, str(error)))
+                refused.append(RefusedRow(name[:150], where, str(error)))
                 continue
         if wanted is None or task.instance_id in wanted:
             tasks[task.instance_id] = task
     if empty:
         raise TaskError(f"{source}: no task in it; expected one JSON object a line")
     if not tasks and refused:
-        raise TaskError("\n".join([f"{source}: none of its rows can be a task", *by_reason(refused)]))
-    return Loaded(list(tasks.values()), tuple(refused))
+        raise TaskError("\n".join([f"{source}: none of its rows can be a task", *summarise_refusals(refused)]))
+    return LoadedTasks(list(tasks.values()), tuple(refused))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from understudy.errors import TaskError
 from understudy.tasks.datasets import eval_script, swebench
 from understudy.tasks.datasets.images import ImageChoice, instance_image, named_image
-from understudy.tasks.datasets.row import Row
+from understudy.tasks.datasets.row import DatasetRow
 from understudy.types import SuiteChecks, Task
 
 _NAMESPACE = "starryzhang"
 _PARSERS = {"pytest": "parse_log_pytest"}
 
 
-def task(row: Row, choice: ImageChoice) -> Task:
+def task(row: DatasetRow, choice: ImageChoice) -> Task:
     """The task of a row of SWE-bench-Live. Raises TaskError."""
     name = row.text("log_parser").strip()
     if "\n" in name:

@@ -10,14 +10,14 @@ import msgspec
 from understudy.errors import TaskError
 from understudy.tasks.datasets import eval_script, swebench
 from understudy.tasks.datasets.images import ImageChoice, named_image
-from understudy.tasks.datasets.row import Row, kind
+from understudy.tasks.datasets.row import DatasetRow, json_type
 from understudy.types import ImageTree, SuiteChecks, Task
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NOT_PASSED_BEFORE = ("f2p_tests", "s2p_tests", "n2p_tests")
 
 
-def task(row: Row, choice: ImageChoice) -> Task:
+def task(row: DatasetRow, choice: ImageChoice) -> Task:
     """The task of a row of Multi-SWE-bench. Raises TaskError.
 
     Its images run the tests by /home/run.sh; what the row does not have is how the output is read, for that is a
@@ -25,7 +25,7 @@ def task(row: Row, choice: ImageChoice) -> Task:
     """
     org, name, number = row.text("org"), row.text("repo"), row.data.get("number")
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise TaskError(f"number: expected the number of a pull request, found {kind(number)}")
+        raise TaskError(f"number: expected the number of a pull request, found {json_type(number)}")
     for key, value in (("org", org), ("repo", name)):
         if not _NAME.fullmatch(value):
             raise TaskError(f"{key}: expected letters, digits and ._-, found {value[:80]!r}")
@@ -59,23 +59,25 @@ def task(row: Row, choice: ImageChoice) -> Task:
         gold_patch=row.text("fix_patch"),
         workdir=workdir,
         image=named_image(f"mswebench/{org}_m_{name}:pr-{number}".lower(), choice),
-        meta={"dataset": "multi-swe-bench", **row.about("difficulty", "lang", "created_at")},
+        meta={"dataset": "multi-swe-bench", **row.metadata("difficulty", "lang", "created_at")},
     )
 
 
-def _ids(row: Row, key: str) -> tuple[str, ...]:
+def _ids(row: DatasetRow, key: str) -> tuple[str, ...]:
     """The ids of a map from ids to what happened, which is what its rows have, or of a list."""
     return tuple(row.object(key).data) if not isinstance(row.data.get(key), list) else row.texts(key)
 
 
-def _issues(row: Row) -> list[str]:
+def _issues(row: DatasetRow) -> list[str]:
     value: object = row.data.get("resolved_issues") or ()
     try:
         issues = msgspec.convert(value, list[dict[str, Any]])
     except msgspec.ValidationError as error:
-        raise TaskError(f"resolved_issues: expected a list of objects, found {kind(value)}: {error}") from error
+        raise TaskError(
+            f"resolved_issues: expected a list of objects, found {json_type(value)}: {error}"
+        ) from error
     texts: list[str] = []
-    for found in map(Row, issues):
+    for found in map(DatasetRow, issues):
         parts = [found.text(key, "") for key in ("title", "body")]
         texts.append("\n\n".join(part for part in parts if part.strip()))
     return [text for text in texts if text]

@@ -8,11 +8,11 @@ import shlex
 from understudy.errors import TaskError
 from understudy.tasks.datasets import eval_script, swebench
 from understudy.tasks.datasets.images import ImageChoice, named_image
-from understudy.tasks.datasets.row import Row
+from understudy.tasks.datasets.row import DatasetRow
 from understudy.types import SuiteChecks, Task
 
 
-def task(row: Row, choice: ImageChoice) -> Task:
+def task(row: DatasetRow, choice: ImageChoice) -> Task:
     """The task of a row of SWE-rebench. Raises TaskError."""
     config = row.object("install_config")
     key = next((key for key in ("image_name", "docker_image") if row.has(key)), "")

@@ -18,7 +18,7 @@ _UTF8 = ("export LANG=en_US.UTF-8", "export LC_ALL=en_US.UTF-8", "export PYTHONI
 _LOCALE = "sed -i '/en_US.UTF-8/s/^# //g' /etc/locale.gen && locale-gen"
 
 
-class Recipe(Struct, frozen=True):
+class SuiteRecipe(Struct, frozen=True):
     """The command that tests (without what to test), the one that installs, variables, and what comes before."""
 
     command: str = _PYTEST
@@ -27,27 +27,27 @@ class Recipe(Struct, frozen=True):
     before: tuple[str, ...] = ()
 
 
-class Repository(Struct, frozen=True):
+class RepositoryRecipes(Struct, frozen=True):
     """A repository: how its output is read, and recipes with the versions (as one text) that they are for."""
 
     parser: str
-    recipes: tuple[tuple[Recipe, str], ...]
+    recipes: tuple[tuple[SuiteRecipe, str], ...]
 
 
-def _simple(parser: str, versions: str, recipe: Recipe = Recipe()) -> Repository:  # noqa: B008
-    return Repository(parser, ((recipe, versions),))
+def _simple(parser: str, versions: str, recipe: SuiteRecipe = SuiteRecipe()) -> RepositoryRecipes:  # noqa: B008
+    return RepositoryRecipes(parser, ((recipe, versions),))
 
 
-REPOSITORIES: dict[str, Repository] = {
-    "astropy/astropy": Repository(
+REPOSITORIES: dict[str, RepositoryRecipes] = {
+    "astropy/astropy": RepositoryRecipes(
         "parse_log_astropy",
         (
             (
-                Recipe(install="python -m pip install -e .[test] --verbose"),
+                SuiteRecipe(install="python -m pip install -e .[test] --verbose"),
                 "3.0 3.1 3.2 4.1 4.2 4.3 5.0 5.1 5.2 v5.3",
             ),
             (
-                Recipe(
+                SuiteRecipe(
                     command="pytest -rA -vv -o console_output_style=classic --tb=no",
                     install="python -m pip install -e .[test] --verbose",
                 ),
@@ -55,44 +55,47 @@ REPOSITORIES: dict[str, Repository] = {
             ),
         ),
     ),
-    "django/django": Repository(
+    "django/django": RepositoryRecipes(
         "parse_log_django",
         (
-            (Recipe(_DJANGO, _SETUP), "1.4 1.5 1.6"),
-            (Recipe(_DJANGO, _SETUP, (*_UTF8, "export LANGUAGE=en_US:en")), "1.7 1.8 1.10 1.11 2.0 2.1 2.2"),
-            (Recipe("./tests/runtests.py --verbosity 2", _SETUP, (*_UTF8, "export LANGUAGE=en_US:en")), "1.9"),
+            (SuiteRecipe(_DJANGO, _SETUP), "1.4 1.5 1.6"),
+            (SuiteRecipe(_DJANGO, _SETUP, (*_UTF8, "export LANGUAGE=en_US:en")), "1.7 1.8 1.10 1.11 2.0 2.1 2.2"),
             (
-                Recipe(
+                SuiteRecipe("./tests/runtests.py --verbosity 2", _SETUP, (*_UTF8, "export LANGUAGE=en_US:en")),
+                "1.9",
+            ),
+            (
+                SuiteRecipe(
                     _DJANGO,
                     env=("export LANG=en_US.UTF-8", "export LANGUAGE=en_US:en", "export LC_ALL=en_US.UTF-8"),
                     before=(_LOCALE,),
                 ),
                 "3.0 3.1 3.2",
             ),
-            (Recipe(_DJANGO), "4.0 4.1 4.2 5.0 5.1 5.2"),
+            (SuiteRecipe(_DJANGO), "4.0 4.1 4.2 5.0 5.1 5.2"),
         ),
     ),
     "marshmallow-code/marshmallow": _simple(
         "parse_log_marshmallow",
         "2.18 2.19 2.20 3.0 3.1 3.10 3.11 3.12 3.13 3.15 3.16 3.19 3.2 3.4 3.8 3.9",
-        Recipe(install="python -m pip install -e '.[dev]'"),
+        SuiteRecipe(install="python -m pip install -e '.[dev]'"),
     ),
-    "matplotlib/matplotlib": Repository(
+    "matplotlib/matplotlib": RepositoryRecipes(
         "parse_log_matplotlib",
         (
-            (Recipe(), "3.0 3.1 3.2 3.3 3.4 3.5 3.6 3.7"),
-            (Recipe(install='python -m pip install --no-build-isolation -e ".[dev]"'), "3.8 3.9"),
+            (SuiteRecipe(), "3.0 3.1 3.2 3.3 3.4 3.5 3.6 3.7"),
+            (SuiteRecipe(install='python -m pip install --no-build-isolation -e ".[dev]"'), "3.8 3.9"),
             (
-                Recipe(install="python setup.py build; python setup.py install"),
+                SuiteRecipe(install="python setup.py build; python setup.py install"),
                 "1.0 1.1 1.2 1.3 1.4 1.5 2.0 2.1 2.2",
             ),
         ),
     ),
-    "mwaskom/seaborn": Repository(
+    "mwaskom/seaborn": RepositoryRecipes(
         "parse_log_seaborn",
         (
-            (Recipe("pytest --no-header -rA"), "0.11"),
-            (Recipe("pytest --no-header -rA", "python -m pip install -e .[dev]"), "0.12 0.13 0.14"),
+            (SuiteRecipe("pytest --no-header -rA"), "0.11"),
+            (SuiteRecipe("pytest --no-header -rA", "python -m pip install -e .[dev]"), "0.12 0.13 0.14"),
         ),
     ),
     "pallets/flask": _simple("parse_log_flask", "2.0 2.1 2.2 2.3 3.0 3.1"),
@@ -100,12 +103,12 @@ REPOSITORIES: dict[str, Repository] = {
         "parse_log_requests",
         "0.7 0.8 0.9 0.11 0.13 0.14 1.1 1.2 2.0 2.2 2.3 2.4 2.5 2.7 2.8 2.9 2.10 2.11 2.12 2.17 2.18 2.19 2.22 "
         "2.25 2.26 2.27 2.31 3.0",
-        Recipe(install="python -m pip install ."),
+        SuiteRecipe(install="python -m pip install ."),
     ),
     "pvlib/pvlib-python": _simple(
         "parse_log_pvlib",
         "0.1 0.2 0.3 0.4 0.5 0.6 0.7 0.8 0.9",
-        Recipe(install="python -m pip install -e .[all]"),
+        SuiteRecipe(install="python -m pip install -e .[all]"),
     ),
     "pydata/xarray": _simple("parse_log_xarray", "0.12 0.18 0.19 0.20 2022.03 2022.06 2022.09 2023.07 2024.05"),
     "pydicom/pydicom": _simple("parse_log_pydicom", "1.0 1.1 1.2 1.3 1.4 2.0 2.1 2.2 2.3 2.4 3.0"),
@@ -125,13 +128,13 @@ REPOSITORIES: dict[str, Repository] = {
     "scikit-learn/scikit-learn": _simple(
         "parse_log_scikit",
         "0.20 0.21 0.22 1.3 1.4 1.5 1.6",
-        Recipe(install="python -m pip install -v --no-use-pep517 --no-build-isolation -e ."),
+        SuiteRecipe(install="python -m pip install -v --no-use-pep517 --no-build-isolation -e ."),
     ),
     "sphinx-doc/sphinx": _simple(
         "parse_log_sphinx",
         "1.5 1.6 1.7 1.8 2.0 2.1 2.2 2.3 2.4 3.0 3.1 3.2 3.3 3.4 3.5 4.0 4.1 4.2 4.3 4.4 4.5 5.0 5.1 5.2 5.3 6.0 "
         "6.2 7.0 7.1 7.2 7.3 7.4 8.0 8.1",
-        Recipe("tox --current-env -epy39 -v --", "python -m pip install -e .[test]"),
+        SuiteRecipe("tox --current-env -epy39 -v --", "python -m pip install -e .[test]"),
     ),
     "sqlfluff/sqlfluff": _simple(
         "parse_log_sqlfluff", "0.4 0.5 0.6 0.8 0.9 0.10 0.11 0.12 0.13 1.0 1.1 1.2 1.3 1.4 2.0 2.1 2.2"
@@ -139,12 +142,12 @@ REPOSITORIES: dict[str, Repository] = {
     "sympy/sympy": _simple(
         "parse_log_sympy",
         "0.7 1.0 1.1 1.2 1.4 1.5 1.6 1.7 1.8 1.9 1.10 1.11 1.12 1.13 1.14",
-        Recipe("PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' bin/test -C --verbose"),
+        SuiteRecipe("PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' bin/test -C --verbose"),
     ),
 }
 
 
-def recipe(repo: str, version: str) -> tuple[str, Recipe]:
+def find_recipe(repo: str, version: str) -> tuple[str, SuiteRecipe]:
     """The parser and the recipe of a version. Raises TaskError when the table does not have it."""
     if repo not in REPOSITORIES:
         raise TaskError(

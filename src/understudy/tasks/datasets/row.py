@@ -19,14 +19,14 @@ _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
 )
 
 
-def kind(value: object) -> str:
+def json_type(value: object) -> str:
     """What a JSON value is, in words."""
     if value is None:
         return "nothing"
     return next((name for types, name in _KINDS if isinstance(value, types)), f"a {type(value).__name__}")
 
 
-class Row:
+class DatasetRow:
     """One row. Its readers raise TaskError with key, what was expected and what was found, but not the place."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
@@ -42,7 +42,7 @@ class Row:
         if value is None and default is not None:
             return default
         if not isinstance(value, str):
-            raise TaskError(f"{key}: expected a text, found {kind(value)}")
+            raise TaskError(f"{key}: expected a text, found {json_type(value)}")
         if not value.strip() and default is None:
             raise TaskError(f"{key}: is empty; expected a text")
         return value
@@ -62,14 +62,14 @@ class Row:
         try:
             return tuple(msgspec.convert(value, list[str]))
         except (msgspec.ValidationError, RecursionError) as error:
-            raise TaskError(f"{key}: expected a list of texts, found {kind(value)}: {error}") from error
+            raise TaskError(f"{key}: expected a list of texts, found {json_type(value)}: {error}") from error
 
     def lines(self, key: str) -> tuple[str, ...]:
         """Commands: a text as it stands, or a list of them; empty where the key is absent or null."""
         value = self.data.get(key)
         return ((value,) if value.strip() else ()) if isinstance(value, str) else self.texts(key)
 
-    def object(self, key: str) -> Row:
+    def object(self, key: str) -> DatasetRow:
         """An object, or the JSON text of one; without keys where the key is absent or null."""
         value = self.data.get(key)
         if isinstance(value, str) and value:
@@ -78,12 +78,12 @@ class Row:
             except (msgspec.MsgspecError, RecursionError) as error:
                 raise TaskError(f"{key}: expected an object, or one as JSON, found neither") from error
         if value is None or value == "":
-            return Row({})
+            return DatasetRow({})
         if not isinstance(value, Mapping):
-            raise TaskError(f"{key}: expected an object, found {kind(value)}")
-        return Row({str(name): entry for name, entry in value.items()})  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+            raise TaskError(f"{key}: expected an object, found {json_type(value)}")
+        return DatasetRow({str(name): entry for name, entry in value.items()})  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
 
-    def about(self, *keys: str) -> dict[str, Any]:
+    def metadata(self, *keys: str) -> dict[str, Any]:
         """Those of the keys that have a value, as what JSON can hold."""
         return {key: _plain(self.data[key]) for key in keys if self.has(key)}
 

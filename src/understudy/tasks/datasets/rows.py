@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import ConfigError, TaskError
-from understudy.tasks.datasets.row import kind
+from understudy.tasks.datasets.row import json_type
 
 _LINE_BYTES = 64 << 20
 _FILE_BYTES = 2 << 30
@@ -19,11 +19,11 @@ _BATCH_ROWS = 256
 _SPLIT_FILE = re.compile(r"(?P<split>.+?)(?:-[0-9]+-of-[0-9]+(?:-[0-9a-f]+)?)?\.parquet")
 _SAVED = ("dataset_dict.json", "dataset_info.json")
 
-Place = tuple[str, Any]
+LocatedRow = tuple[str, Any]
 """Where a row stands, for a person, and the row: whatever JSON can be."""
 
 
-def read_rows(path: Path, split: str = "") -> Iterator[Place]:
+def read_rows(path: Path, split: str = "") -> Iterator[LocatedRow]:
     """The rows of a file or a directory; of the named split, or of the test split or the only one.
 
     Raises TaskError, naming file and line, for what cannot be read, ConfigError for a split that is not there or a
@@ -79,7 +79,7 @@ def _files_of_split(path: Path, asked: str) -> list[Path]:
     return by_split[choose_split(str(path), sorted(by_split), asked)]
 
 
-def _lines(path: Path) -> Iterator[Place]:
+def _lines(path: Path) -> Iterator[LocatedRow]:
     try:
         with path.open("rb") as file:
             number = 0
@@ -107,7 +107,7 @@ def _decoded(data: bytes, where: str) -> Any:
         raise TaskError(f"{where}: not a task record: {error}") from error
 
 
-def _list(path: Path) -> Iterator[Place]:
+def _list(path: Path) -> Iterator[LocatedRow]:
     try:
         if path.stat().st_size > _FILE_BYTES:
             raise TaskError(f"{path}: larger than {_FILE_BYTES >> 30} GiB; give it as JSONL, one object a line")
@@ -115,13 +115,13 @@ def _list(path: Path) -> Iterator[Place]:
     except OSError as error:
         raise _unreadable(path, error) from error
     if not isinstance(found, list):
-        raise TaskError(f"{path}: expected a list of objects, found {kind(found)}")
+        raise TaskError(f"{path}: expected a list of objects, found {json_type(found)}")
     entries: list[Any] = found  # pyright: ignore[reportUnknownVariableType]
     for number, row in enumerate(entries, start=1):
         yield f"{path}[{number}]", row
 
 
-def _parquet(path: Path) -> Iterator[Place]:
+def _parquet(path: Path) -> Iterator[LocatedRow]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -163,7 +163,7 @@ def parse_hub_name(spec: str) -> HubName | None:
     return HubName(match["name"], match["split"] or "", match["revision"] or "") if match else None
 
 
-def hub_rows(wanted: HubName) -> Iterator[Place]:
+def hub_rows(wanted: HubName) -> Iterator[LocatedRow]:
     """The rows of a dataset. Raises ConfigError when it cannot be had."""
     library = _library(wanted.name)
     revision = wanted.revision or None
@@ -177,7 +177,7 @@ def hub_rows(wanted: HubName) -> Iterator[Place]:
     yield from _of_split(wanted.name, found, wanted.split)
 
 
-def saved_rows(path: Path, split: str) -> Iterator[Place]:
+def saved_rows(path: Path, split: str) -> Iterator[LocatedRow]:
     """The rows of a directory written by `save_to_disk`. Raises ConfigError when it cannot be read."""
     library = _library(str(path))
     try:
@@ -202,7 +202,7 @@ def _failures(library: Any) -> tuple[type[Exception], ...]:
     return (OSError, ValueError, RuntimeError, library.exceptions.DatasetsError)
 
 
-def _of_split(name: str, found: Any, split: str) -> Iterator[Place]:
+def _of_split(name: str, found: Any, split: str) -> Iterator[LocatedRow]:
     if isinstance(found, dict):  # a DatasetDict is one
         chosen = choose_split(name, sorted(str(key) for key in found), split)  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
         found, name = found[chosen], f"{name}:{chosen}"  # pyright: ignore[reportUnknownVariableType]

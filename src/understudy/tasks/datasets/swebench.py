@@ -12,8 +12,8 @@ import msgspec
 from understudy.errors import TaskError
 from understudy.tasks.datasets import eval_script
 from understudy.tasks.datasets.images import ImageChoice, instance_image, named_image
-from understudy.tasks.datasets.repos import recipe
-from understudy.tasks.datasets.row import Row
+from understudy.tasks.datasets.repos import find_recipe
+from understudy.tasks.datasets.row import DatasetRow
 from understudy.types import ImageTree, Sdist, Source, SuiteChecks, Task
 
 WORKDIR = "/testbed"
@@ -30,12 +30,12 @@ _ABOUT = ("version", "difficulty", "created_at")
 _KEPT = ("environment_setup_commit", "image_assets", "language")
 
 
-def task(row: Row, choice: ImageChoice) -> Task:
+def task(row: DatasetRow, choice: ImageChoice) -> Task:
     """The task of a row of SWE-bench. Raises TaskError."""
     instance_id, test_patch = row.text("instance_id"), row.text("test_patch")
     if row.object("image_assets").has("test_patch"):
         raise TaskError("image_assets: its tests need files from the network, which a patch cannot carry")
-    kept: dict[str, Any] = row.about(*_KEPT)
+    kept: dict[str, Any] = row.metadata(*_KEPT)
     if row.has("eval_script"):
         checks, script = _checks_by_script(row, test_patch)
         kept["eval_script"] = script
@@ -47,7 +47,7 @@ def task(row: Row, choice: ImageChoice) -> Task:
 
 
 def make(
-    row: Row,
+    row: DatasetRow,
     checks: SuiteChecks,
     *,
     image: str,
@@ -60,9 +60,9 @@ def make(
     if not checks.fail_to_pass:
         raise TaskError("FAIL_TO_PASS: is empty, so nothing would tell a solved task from an unsolved one")
     repo = row.text("repo")
-    meta: dict[str, Any] = {"dataset": dataset, **row.about(*_ABOUT)}
+    meta: dict[str, Any] = {"dataset": dataset, **row.metadata(*_ABOUT)}
     if isinstance(source, Sdist):  # a row of ours
-        meta |= row.object("meta").about("license")
+        meta |= row.object("meta").metadata("license")
     if row.has("base_commit"):
         meta["base_commit"] = base_commit(row)
     if kept:
@@ -89,7 +89,7 @@ def instruction(repo: str, workdir: str, statement: str) -> str:
     )
 
 
-def base_commit(row: Row) -> str:
+def base_commit(row: DatasetRow) -> str:
     """The commit that the images' repository is at. Raises TaskError when it is not one."""
     commit = row.text("base_commit")
     if not _COMMIT.fullmatch(commit):
@@ -119,10 +119,10 @@ def test_files(test_patch: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(file for file in files if posixpath.normpath(file) == file))
 
 
-def _checks_by_script(row: Row, test_patch: str) -> tuple[SuiteChecks, str | list[str]]:
+def _checks_by_script(row: DatasetRow, test_patch: str) -> tuple[SuiteChecks, str | list[str]]:
     """The checks, and the script to keep: in two parts where the row's own test patch stands between them."""
     script = row.text("eval_script")
-    phases = eval_script.split(script, WORKDIR)
+    phases = eval_script.split_script(script, WORKDIR)
     if phases.test_patch is None:
         raise TaskError("eval_script: does not apply the test patch, in a here-document for git apply")
     if phases.test_patch.strip() != test_patch.strip():
@@ -146,9 +146,9 @@ def _checks_by_script(row: Row, test_patch: str) -> tuple[SuiteChecks, str | lis
     return checks, [head, tail] if found else script
 
 
-def _checks_by_table(row: Row, test_patch: str) -> SuiteChecks:
+def _checks_by_table(row: DatasetRow, test_patch: str) -> SuiteChecks:
     repo = row.text("repo")
-    parser, found = recipe(repo, row.text("version"))
+    parser, found = find_recipe(repo, row.text("version"))
     command = " ".join([found.command, *map(shlex.quote, directives(repo, test_patch))])
     return SuiteChecks(
         parser=parser,
@@ -163,7 +163,7 @@ def _checks_by_table(row: Row, test_patch: str) -> SuiteChecks:
     )
 
 
-def _source(row: Row) -> Sdist | None:
+def _source(row: DatasetRow) -> Sdist | None:
     """Where the tree of a row of ours comes from, which has no image of its own."""
     if not row.has("source"):
         return None

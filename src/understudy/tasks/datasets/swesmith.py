@@ -7,14 +7,14 @@ import shlex
 from understudy.errors import TaskError
 from understudy.tasks.datasets import swebench
 from understudy.tasks.datasets.images import ImageChoice, named_image
-from understudy.tasks.datasets.row import Row
+from understudy.tasks.datasets.row import DatasetRow
 from understudy.types import ImageTree, SuiteChecks, Task
 from understudy.util import diffs
 
 _PYTEST = "pytest -rA --disable-warnings --color=no --tb=no -p no:cacheprovider"
 
 
-def task(row: Row, choice: ImageChoice) -> Task:
+def task(row: DatasetRow, choice: ImageChoice) -> Task:
     """The task of a row of SWE-smith. Raises TaskError."""
     bug = row.text("patch")
     try:
@@ -50,5 +50,5 @@ def task(row: Row, choice: ImageChoice) -> Task:
         gold_patch=gold,
         workdir=swebench.WORKDIR,
         image=named_image(row.text("image_name"), choice),
-        meta={"dataset": "swe-smith", **row.about("strategy", "created_at")},
+        meta={"dataset": "swe-smith", **row.metadata("strategy", "created_at")},
     )

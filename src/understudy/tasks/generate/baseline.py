@@ -25,7 +25,7 @@ from understudy.util.locks import locked
 _RUN_TIMEOUT_S = 300.0
 
 
-class Reached(Struct, frozen=True):
+class ReachedLines(Struct, frozen=True):
     """What one test file does: CPU seconds it takes while traced, and module → lines that it runs."""
 
     seconds: float
@@ -36,7 +36,7 @@ class Baseline(Struct, frozen=True):
     """Node ids of the tests that pass every time, and what each test file reaches ("": at import)."""
 
     stable: tuple[str, ...]
-    reach: dict[str, Reached]
+    reach: dict[str, ReachedLines]
 
     def files_reaching(self, module: str, lines: range) -> list[str]:
         """The test files that run any of these lines; all of them when the lines run at import."""
@@ -53,7 +53,7 @@ class Baseline(Struct, frozen=True):
         return 4 + math.ceil(3 * sum(self.reach[file].seconds for file in files))
 
 
-def whole(package: Package) -> Task:
+def unmodified_task(package: Package) -> Task:
     """The unchanged package as a task, to open sandboxes on."""
     return Task(
         instance_id=package.sdist.name,
@@ -65,14 +65,14 @@ def whole(package: Package) -> Task:
     )
 
 
-async def baseline(
+async def measure_baseline(
     package: Package, *, sandboxes: Sandboxes, environment: TaskEnvironment, cache: Path
 ) -> tuple[PreparedTask, Baseline]:
     """The unchanged package's tree and baseline; measured in sandboxes on the first call, then from the cache.
 
     Raises TaskError when none of its tests pass.
     """
-    prepared = await asyncio.to_thread(prepare, whole(package), cache, sandboxes)
+    prepared = await asyncio.to_thread(prepare, unmodified_task(package), cache, sandboxes)
     made_by = [Path(__file__), Path(reach_plugin.__file__), Path(pytest_checks.__file__)]
     key = hashlib.sha256(b"".join(await asyncio.to_thread(lambda: [path.read_bytes() for path in made_by])))
     key.update(msgspec.json.encode((package, environment.path_prefixes, environment.env, sandboxes.name)))
@@ -110,7 +110,7 @@ async def _measure(
     return Baseline(tuple(sorted(stable)), reach)
 
 
-async def _reach(sandbox: Sandbox, package: Package, files: list[str]) -> dict[str, Reached]:
+async def _reach(sandbox: Sandbox, package: Package, files: list[str]) -> dict[str, ReachedLines]:
     script, out = (posixpath.join(sandbox.home, name) for name in ("reach.py", "reach.json"))
     await sandbox.write(script, await asyncio.to_thread(Path(reach_plugin.__file__).read_bytes))
     paths = [posixpath.join(sandbox.workdir, file) for file in files]
@@ -121,7 +121,7 @@ async def _reach(sandbox: Sandbox, package: Package, files: list[str]) -> dict[s
         cwd=sandbox.workdir,
     )
     try:
-        return msgspec.json.decode(await sandbox.read(out), type=dict[str, Reached])
+        return msgspec.json.decode(await sandbox.read(out), type=dict[str, ReachedLines])
     except (FileNotFoundError, msgspec.MsgspecError) as error:
         said = (done.stdout + done.stderr)[-2000:].decode(errors="replace")
         raise TaskError(f"{package.sdist.name}: its tests cannot be traced ({error}):\n{said}") from error

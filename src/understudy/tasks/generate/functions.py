@@ -93,7 +93,7 @@ _INPUTS: dict[str, tuple[tuple[Any, ...], ...]] = {
 }
 
 
-class Function(Struct, frozen=True):
+class FunctionSpec(Struct, frozen=True):
     """A function of a module. `meaning` is what its docstring says, `number` the one in it, if it has any."""
 
     name: str
@@ -118,16 +118,16 @@ class Function(Struct, frozen=True):
         return text.format(a=self.arguments[0], b=self.arguments[-1], n=self.number)
 
 
-class Module(Struct, frozen=True):
+class ModuleSpec(Struct, frozen=True):
     """A module in `path` with one `faulty` function, which does what `instead` means."""
 
     path: str
-    functions: tuple[Function, ...]
+    functions: tuple[FunctionSpec, ...]
     faulty: int
     instead: Meaning
 
     @property
-    def broken(self) -> Function:
+    def broken(self) -> FunctionSpec:
         """The function that returns the wrong result."""
         return self.functions[self.faulty]
 
@@ -161,29 +161,29 @@ def make_functions(count: int, seed: int, split: Split) -> list[Task]:
     return list(made.values())
 
 
-def modules(seed: int, split: Split) -> Iterator[Module]:
+def modules(seed: int, split: Split) -> Iterator[ModuleSpec]:
     """Modules without end, the same ones for the same arguments."""
     draw = random.Random(f"{REPO}:{split}:{seed}")
     while True:
         yield _module(draw, split)
 
 
-def _module(draw: random.Random, split: Split) -> Module:
-    names = _words(draw, split)
+def _module(draw: random.Random, split: Split) -> ModuleSpec:
+    names = _new_names(draw, split)
     folder, functions = draw.choice(_FOLDERS), tuple(_function(draw, names) for _ in range(draw.randint(2, 3)))
     faulty = draw.randrange(len(functions))
     meaning = functions[faulty].meaning
     others = [other for other in MEANINGS if other.kind == meaning.kind and other is not meaning]
-    return Module(f"{folder}/{next(names)}.py", functions, faulty, draw.choice(others))
+    return ModuleSpec(f"{folder}/{next(names)}.py", functions, faulty, draw.choice(others))
 
 
-def _function(draw: random.Random, names: Iterator[str]) -> Function:
+def _function(draw: random.Random, names: Iterator[str]) -> FunctionSpec:
     meaning = draw.choice(MEANINGS)
     arguments = tuple(next(names) for _ in range(2 if meaning.kind == "two" else 1))
-    return Function(next(names), arguments, meaning, draw.randint(2, 9))
+    return FunctionSpec(next(names), arguments, meaning, draw.randint(2, 9))
 
 
-def _words(draw: random.Random, split: Split) -> Iterator[str]:
+def _new_names(draw: random.Random, split: Split) -> Iterator[str]:
     """Different made-up words of a split, without end."""
     seen: set[str] = set()
     while True:
@@ -200,7 +200,7 @@ def split_of(word: str) -> Split:
     return "held-out" if held_out else "train"
 
 
-def _task(module: Module, seed: int, split: Split) -> Task:
+def _task(module: ModuleSpec, seed: int, split: Split) -> Task:
     broken, mended = ({module.path: module.text(mended=mended)} for mended in (False, True))
     tests = f"tests/test_{module.path.rpartition('/')[2]}"
     ids = [f"{tests}::test_{function.name}" for function in module.functions]
@@ -222,7 +222,7 @@ def _task(module: Module, seed: int, split: Split) -> Task:
     )
 
 
-def _tests(module: Module) -> str:
+def _tests(module: ModuleSpec) -> str:
     """A test for each function, whose values are computed from what is meant."""
     place = module.path.removesuffix(".py").replace("/", ".")
     tests = [f"from {place} import {', '.join(function.name for function in module.functions)}\n"]

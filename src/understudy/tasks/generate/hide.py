@@ -6,7 +6,7 @@ import ast
 from collections.abc import Collection, Iterable, Iterator
 
 from understudy.errors import TaskError
-from understudy.tasks.generate.mutations import Module
+from understudy.tasks.generate.mutations import ParsedModule
 
 _Test = ast.FunctionDef | ast.AsyncFunctionDef
 _Place = tuple[tuple[str, ...], _Test, list[ast.stmt]]
@@ -18,14 +18,14 @@ def function_of(node_id: str) -> str:
     return path + separator + test.partition("[")[0]
 
 
-def hide(text: str, node_ids: Iterable[str]) -> str:
+def hide_tests(text: str, node_ids: Iterable[str]) -> str:
     """The text without the test functions and methods that the pytest node ids name.
 
     An inherited test goes where it is defined, and functions that call one of those go too. Comments right above
     a test and its decorators go with it; a class or branch left empty gets a `pass`. Raises TaskError when a test
     is not found in this text, or code outside of functions uses it.
     """
-    module = Module(text)
+    module = ParsedModule(text)
     places = list(_tests(module.tree.body, ()))
     bases = {
         node.name: [base.id for base in node.bases if isinstance(base, ast.Name)]
@@ -47,7 +47,7 @@ def hide(text: str, node_ids: Iterable[str]) -> str:
         edits.append((start, end, filler))
     for start, end, filler in sorted(edits, reverse=True):
         text = text[:start] + filler + text[end:]
-    Module(text)
+    ParsedModule(text)
     return text
 
 
@@ -107,7 +107,7 @@ def _first_line(test: _Test) -> int:
     return min([test.lineno, *(decorator.lineno for decorator in test.decorator_list)])
 
 
-def _extent(module: Module, test: _Test) -> tuple[int, int]:
+def _extent(module: ParsedModule, test: _Test) -> tuple[int, int]:
     """The lines of a test, with the comments right above it and the blank lines behind it."""
     assert test.end_lineno is not None
     first, last = _first_line(test), test.end_lineno
@@ -125,6 +125,6 @@ def _extent(module: Module, test: _Test) -> tuple[int, int]:
     return start, end
 
 
-def _line(module: Module, number: int) -> str:
+def _line(module: ParsedModule, number: int) -> str:
     start, end = module.lines(number, number)
     return module.text[start:end]

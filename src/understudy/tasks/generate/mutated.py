@@ -16,14 +16,14 @@ from msgspec import Struct
 
 from understudy.checks.pytest_checks import PytestReport, run_pytest
 from understudy.errors import TaskError
-from understudy.sandbox.base import Limits, Mount, Sandbox, Sandboxes
+from understudy.sandbox.base import Mount, Sandbox, Sandboxes, SandboxLimits
 from understudy.tasks.environment import python_environment
 from understudy.tasks.generate import catalog
-from understudy.tasks.generate.baseline import Baseline, baseline, modules
+from understudy.tasks.generate.baseline import Baseline, measure_baseline, modules
 from understudy.tasks.generate.catalog import Package
-from understudy.tasks.generate.hide import hide
-from understudy.tasks.generate.mutations import Module, Site, mutate, sites
-from understudy.tasks.generate.statement import Failure, compose, leaks, steady
+from understudy.tasks.generate.hide import hide_tests
+from understudy.tasks.generate.mutations import ParsedModule, Site, mutate, sites
+from understudy.tasks.generate.statement import FailedCheck, compose, leaks_fault, normalise_message
 from understudy.tasks.prepare import sandbox_spec
 from understudy.types import PytestChecks, Task
 from understudy.util.diffs import unified
@@ -41,7 +41,7 @@ _CHECK_TIMEOUT_S = 60.0
 _LAUNCHER_MOUNT = "/opt/understudy/launcher"
 _CPU_FILE = "cpu-seconds"
 _WALL_S = 120.0
-_LIMITS = Limits(memory_bytes=1 << 30, processes=256, disk_bytes=256 << 20)
+_LIMITS = SandboxLimits(memory_bytes=1 << 30, processes=256, disk_bytes=256 << 20)
 
 
 class Mutant(Struct, frozen=True):
@@ -54,7 +54,7 @@ class Mutant(Struct, frozen=True):
     files: tuple[str, ...]
 
 
-class _Target(Struct, frozen=True):
+class _MutationTarget(Struct, frozen=True):
     """A module that can be mutated: its text, and every reached site with the test files that reach it."""
 
     path: str
@@ -62,7 +62,7 @@ class _Target(Struct, frozen=True):
     reached: dict[Site, tuple[str, ...]]
 
 
-async def make(
+async def make_mutated(
     package: str, count: int, seed: int, *, sandboxes: Sandboxes, cache: Path, jobs: int, progress: Progress
 ) -> list[Task]:
     """`count` tasks from a package of the catalog, the same ones for the same seed, whatever `jobs` is.
@@ -72,7 +72,7 @@ async def make(
     """
     chosen = catalog.package(package)
     environment = await asyncio.to_thread(python_environment, cache)
-    prepared, known = await baseline(chosen, sandboxes=sandboxes, environment=environment, cache=cache)
+    prepared, known = await measure_baseline(chosen, sandboxes=sandboxes, environment=environment, cache=cache)
     targets = await asyncio.to_thread(_targets, chosen, prepared.tree, known)
     candidates = _candidates(targets, f"{chosen.sdist.sha256}:{seed}", count * _TRIES_PER_TASK)
     free: asyncio.Queue[Sandbox] = asyncio.Queue()
@@ -132,24 +132,24 @@ def _launcher(python_home: str) -> tempfile.TemporaryDirectory[str]:
     return place
 
 
-def _targets(package: Package, tree: Path, known: Baseline) -> list[_Target]:
-    targets: list[_Target] = []
+def _targets(package: Package, tree: Path, known: Baseline) -> list[_MutationTarget]:
+    targets: list[_MutationTarget] = []
     for path in modules(package, tree):
         text = _read(tree, path)
         reached: dict[Site, tuple[str, ...]] = {}
         by_lines: dict[range, tuple[str, ...]] = {}
-        for site in sites(Module(text)):
+        for site in sites(ParsedModule(text)):
             lines = range(site.line, site.line + text.count("\n", site.start, site.end - 1) + 1)
             if lines not in by_lines:
                 by_lines[lines] = tuple(known.files_reaching(path, lines))
             if by_lines[lines]:
                 reached[site] = by_lines[lines]
         if reached:
-            targets.append(_Target(path, text, reached))
+            targets.append(_MutationTarget(path, text, reached))
     return targets
 
 
-def _candidates(targets: list[_Target], seed: str, limit: int) -> Iterator[Mutant]:
+def _candidates(targets: list[_MutationTarget], seed: str, limit: int) -> Iterator[Mutant]:
     """Different mutants in an order that the seed fixes: modules by size, operators alike often."""
     seen: set[tuple[str, tuple[Site, ...]]] = set()
     weights = [len(target.reached) ** 0.5 for target in targets]
@@ -197,7 +197,7 @@ async def _try(
         task = _task(mutant, package, seed, tree, relevant, _failures(report, broken, sandbox))
     except TaskError:
         return None  # a failing test that cannot be taken out of its file
-    if leaks(task.instruction, _faulty_lines(mutant)):
+    if leaks_fault(task.instruction, _faulty_lines(mutant)):
         return None
     again = await _test(mutant, known, sandbox)
     if again is None or _broken(again, relevant) != broken:
@@ -206,9 +206,12 @@ async def _try(
     return task if said_the_same else None
 
 
-def _failures(report: PytestReport, broken: list[str], sandbox: Sandbox) -> list[Failure]:
+def _failures(report: PytestReport, broken: list[str], sandbox: Sandbox) -> list[FailedCheck]:
     """What pytest says of the broken tests, without what is different in every run."""
-    return [Failure(node_id, steady(report.messages.get(node_id, ""), sandbox.workdir)) for node_id in broken]
+    return [
+        FailedCheck(node_id, normalise_message(report.messages.get(node_id, ""), sandbox.workdir))
+        for node_id in broken
+    ]
 
 
 async def _test(mutant: Mutant, known: Baseline, sandbox: Sandbox) -> PytestReport | None:
@@ -253,14 +256,14 @@ def _task(
     seed: int,
     tree: Path,
     relevant: list[str],
-    failures: list[Failure],
+    failures: list[FailedCheck],
 ) -> Task:
     dotted = mutant.module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     broken = [failure.node_id for failure in failures]
     hidden_in = sorted({node_id.partition("::")[0] for node_id in broken})
     tests = {file: _read(tree, file) for file in mutant.files}
     shown = {
-        file: hide(tests[file], [node_id for node_id in broken if node_id.partition("::")[0] == file])
+        file: hide_tests(tests[file], [node_id for node_id in broken if node_id.partition("::")[0] == file])
         for file in hidden_in
     }
     original = {mutant.module: mutant.original}

@@ -28,7 +28,7 @@ class Site(Struct, frozen=True, order=True):
     line: int
 
 
-class Module:
+class ParsedModule:
     """A parsed module that maps the positions of its syntax tree to offsets in its text.
 
     Raises TaskError when the text is not Python.
@@ -81,7 +81,7 @@ class Module:
         return (start + match.start(), start + match.end()) if match else (start, start)
 
 
-def sites(module: Module) -> list[Site]:
+def sites(module: ParsedModule) -> list[Site]:
     """Every site of a module, in order."""
     found: set[Site] = set()
     for node in _mutable(module.tree.body):
@@ -194,7 +194,7 @@ _SIBLINGS = {
 }
 
 
-def _changes(module: Module, node: ast.AST) -> Iterator[Change]:
+def _changes(module: ParsedModule, node: ast.AST) -> Iterator[Change]:
     match node:
         case ast.Compare():
             yield from _comparisons(module, node)
@@ -240,7 +240,7 @@ def _changes(module: Module, node: ast.AST) -> Iterator[Change]:
     yield from _removals(module, node)
 
 
-def _comparisons(module: Module, node: ast.Compare) -> Iterator[Change]:
+def _comparisons(module: ParsedModule, node: ast.Compare) -> Iterator[Change]:
     for (left, right), kind in zip(pairwise([node.left, *node.comparators]), node.ops, strict=True):
         old, others = _COMPARE[type(kind)]
         start, end = module.find(module.span(left)[1], module.span(right)[0], old)
@@ -248,7 +248,7 @@ def _comparisons(module: Module, node: ast.Compare) -> Iterator[Change]:
             yield start, end, operator, new
 
 
-def _arithmetic(module: Module, node: ast.BinOp) -> Iterator[Change]:
+def _arithmetic(module: ParsedModule, node: ast.BinOp) -> Iterator[Change]:
     textual = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple)
     if any(isinstance(side, textual) and not _is_number(side) for side in (node.left, node.right)):
         return  # joining or formatting: another operator is a plain TypeError
@@ -261,7 +261,7 @@ def _is_number(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and type(node.value) in (int, float)
 
 
-def _constants(module: Module, node: ast.Constant) -> Iterator[Change]:
+def _constants(module: ParsedModule, node: ast.Constant) -> Iterator[Change]:
     start, end = module.span(node)
     text = module.text[start:end]
     value: object = node.value
@@ -277,7 +277,7 @@ def _constants(module: Module, node: ast.Constant) -> Iterator[Change]:
             yield start, end, "string", text.swapcase()
 
 
-def _calls(module: Module, node: ast.Call) -> Iterator[Change]:
+def _calls(module: ParsedModule, node: ast.Call) -> Iterator[Change]:
     plain = [argument for argument in node.args[:2] if not isinstance(argument, ast.Starred)]
     if len(plain) == 2 and not any(isinstance(argument, ast.GeneratorExp) for argument in plain):
         (start, middle), (between, end) = module.span(plain[0]), module.span(plain[1])
@@ -291,7 +291,7 @@ def _calls(module: Module, node: ast.Call) -> Iterator[Change]:
             pass
 
 
-def _negation(module: Module, test: ast.expr) -> Iterator[Change]:
+def _negation(module: ParsedModule, test: ast.expr) -> Iterator[Change]:
     start, end = module.span(test)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         yield start, end, "negation", f"({module.source(test.operand)})"
@@ -299,7 +299,7 @@ def _negation(module: Module, test: ast.expr) -> Iterator[Change]:
         yield start, end, "negation", f"not ({module.text[start:end]})"
 
 
-def _without_else(module: Module, node: ast.If) -> Iterator[Change]:
+def _without_else(module: ParsedModule, node: ast.If) -> Iterator[Change]:
     if not node.orelse:
         return
     start, word_end = module.find(module.span(node.body[-1])[1], module.span(node.orelse[0])[0], r"\belse\b")
@@ -310,7 +310,7 @@ def _without_else(module: Module, node: ast.If) -> Iterator[Change]:
             yield first, end, "missing else", ""
 
 
-def _removals(module: Module, parent: ast.AST) -> Iterator[Change]:
+def _removals(module: ParsedModule, parent: ast.AST) -> Iterator[Change]:
     """Statements of a body that may go: calls, assignments, guards that leave."""
     for name in ("body", "orelse", "finalbody"):
         body: object = getattr(parent, name, None)
@@ -338,7 +338,7 @@ def _removable(statement: ast.stmt) -> bool:
             return False
 
 
-def _ends_line(module: Module, statement: ast.stmt) -> bool:
+def _ends_line(module: ParsedModule, statement: ast.stmt) -> bool:
     """Whether nothing but a comment stands behind a statement on its last line."""
     assert statement.end_lineno is not None
     _, line_end = module.lines(statement.end_lineno, statement.end_lineno)

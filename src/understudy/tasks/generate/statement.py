@@ -14,19 +14,19 @@ _SAID_LINES = 12
 _LINE_CHARS = 200
 
 
-class Failure(Struct, frozen=True):
+class FailedCheck(Struct, frozen=True):
     """One failing test: its node id and what pytest says of it, as seen from the test's own file."""
 
     node_id: str
     message: str
 
 
-def compose(package: str, version: str, module: str, failures: Sequence[Failure]) -> str:
+def compose(package: str, version: str, module: str, failures: Sequence[FailedCheck]) -> str:
     """The instruction for a package with a fault in `module` (a dotted name), from at least one failure.
 
     Test functions are shown once each, however many of their parameters fail.
     """
-    by_function: dict[str, Failure] = {}
+    by_function: dict[str, FailedCheck] = {}
     for failure in failures:
         by_function.setdefault(failure.node_id.partition("[")[0], failure)
     shown = list(by_function.values())[:_MAX_EXAMPLES]
@@ -46,7 +46,7 @@ def compose(package: str, version: str, module: str, failures: Sequence[Failure]
     return "\n\n".join(parts) + "\n"
 
 
-def leaks(statement: str, lines: Sequence[str]) -> bool:
+def leaks_fault(statement: str, lines: Sequence[str]) -> bool:
     """Whether a statement contains one of the source lines that hold the fault, in its right or wrong form.
 
     Lines of one word (`pass`, `else:`) say nothing and do not count.
@@ -56,7 +56,7 @@ def leaks(statement: str, lines: Sequence[str]) -> bool:
     return any(line in flat for line in telling)
 
 
-def steady(message: str, workdir: str) -> str:
+def normalise_message(message: str, workdir: str) -> str:
     """A failure's message without what differs from run to run: places on disk and in memory."""
     message = message.replace(workdir, ".")
     message = re.sub(r"\b0x[0-9a-f]{4,}\b", "0x…", message)
@@ -71,7 +71,7 @@ def _things(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def _example(number: int, failure: Failure) -> str:
+def _example(number: int, failure: FailedCheck) -> str:
     name = failure.node_id.split("::")[-1].partition("[")[0]
     source, said = _parts(failure.message)
     text = f"{number}. `{name}`"

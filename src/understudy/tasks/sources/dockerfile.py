@@ -18,14 +18,14 @@ from pathlib import Path, PurePosixPath
 from msgspec import Struct, field
 
 from understudy.errors import TaskError
-from understudy.sandbox.base import Completed, Limits, Sandboxes, SandboxSpec
+from understudy.sandbox.base import Completed, Sandboxes, SandboxLimits, SandboxSpec
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.sources.materialise import extract
 
 _HINT = "a local sandbox cannot honour it; run it with --sandbox docker"
 
 
-class Copy(Struct, frozen=True):
+class CopyStep(Struct, frozen=True):
     """COPY or ADD: patterns of the build context, and the absolute place they go to (`/` at the end: into it)."""
 
     line: int
@@ -33,7 +33,7 @@ class Copy(Struct, frozen=True):
     target: str
 
 
-class Run(Struct, frozen=True):
+class RunStep(Struct, frozen=True):
     """RUN: the command with the directory and the variables that it sees."""
 
     line: int
@@ -42,17 +42,17 @@ class Run(Struct, frozen=True):
     env: dict[str, str]
 
 
-class MakeDirectory(Struct, frozen=True):
+class WorkdirStep(Struct, frozen=True):
     """WORKDIR: the directory is made when it is not there."""
 
     line: int
     path: str
 
 
-Step = Copy | Run | MakeDirectory
+Step = CopyStep | RunStep | WorkdirStep
 
 
-class Recipe(Struct):
+class DockerfileRecipe(Struct):
     """What a Dockerfile says: the image it starts from, its last WORKDIR, all variables, and its steps."""
 
     image: str = ""
@@ -61,7 +61,7 @@ class Recipe(Struct):
     steps: list[Step] = field(default_factory=list[Step])
 
 
-def read(path: Path) -> Recipe:
+def read_dockerfile(path: Path) -> DockerfileRecipe:
     """The recipe of a Dockerfile. Raises TaskError, naming file and line, for whatever cannot be honoured."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -69,27 +69,27 @@ def read(path: Path) -> Recipe:
         raise TaskError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise TaskError(f"{path}: is not UTF-8: {error}") from error
-    recipe = Recipe()
+    recipe = DockerfileRecipe()
     for line, instruction in _instructions(text):
         word, _, rest = instruction.partition(" ")
         handler = _HANDLERS.get(word.upper())
         try:
             if handler is None:
-                raise _Refusal(f"{word.upper()} is not one of {', '.join(_HANDLERS)}: {_HINT}")
+                raise _UnsupportedInstruction(f"{word.upper()} is not one of {', '.join(_HANDLERS)}: {_HINT}")
             if not recipe.image and word.upper() != "FROM":
-                raise _Refusal("FROM must come first")
+                raise _UnsupportedInstruction("FROM must come first")
             handler(recipe, line, rest.strip())
-        except _Refusal as refusal:
+        except _UnsupportedInstruction as refusal:
             raise TaskError(f"{path}:{line}: {refusal}") from refusal
     if not recipe.image:
         raise TaskError(f"{path}: no FROM; expected a Dockerfile")
     if recipe.workdir in ("", "/"):
         raise TaskError(f"{path}: no WORKDIR below /; the task's tree is what lies in it, so one is needed")
-    _check_places(recipe, path)
+    _check_paths(recipe, path)
     return recipe
 
 
-class _Refusal(Exception):
+class _UnsupportedInstruction(Exception):
     """Why an instruction is not taken; becomes a TaskError with its place."""
 
 
@@ -113,76 +113,78 @@ def _instructions(text: str) -> list[tuple[int, str]]:
     return found
 
 
-def _from(recipe: Recipe, line: int, rest: str) -> None:
+def _from(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     words = [word for word in rest.split() if not word.startswith("--platform=")]
     if recipe.image:
-        raise _Refusal(f"a second FROM: {_HINT}")
+        raise _UnsupportedInstruction(f"a second FROM: {_HINT}")
     if not words or words[0].startswith("-") or "$" in words[0]:
-        raise _Refusal(f"FROM {rest}: expected the name of an image")
+        raise _UnsupportedInstruction(f"FROM {rest}: expected the name of an image")
     recipe.image = words[0]
 
 
-def _workdir(recipe: Recipe, line: int, rest: str) -> None:
-    (path,) = _words(recipe, rest) if rest else ("",)
+def _workdir(recipe: DockerfileRecipe, line: int, rest: str) -> None:
+    (path,) = _arguments(recipe, rest) if rest else ("",)
     if not path:
-        raise _Refusal("WORKDIR: expected a path")
+        raise _UnsupportedInstruction("WORKDIR: expected a path")
     recipe.workdir = posixpath.normpath(posixpath.join(recipe.workdir or "/", path))
-    recipe.steps.append(MakeDirectory(line, recipe.workdir))
+    recipe.steps.append(WorkdirStep(line, recipe.workdir))
 
 
-def _env(recipe: Recipe, line: int, rest: str) -> None:
+def _env(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     name, space, value = rest.partition(" ")
     pairs = [(name, value.strip())] if space and "=" not in name else None
     if pairs is None:
-        split = [word.partition("=") for word in _words(recipe, rest)]
+        split = [word.partition("=") for word in _arguments(recipe, rest)]
         if not all(name and equals for name, equals, _ in split):
-            raise _Refusal(f"ENV {rest}: expected NAME=value")
+            raise _UnsupportedInstruction(f"ENV {rest}: expected NAME=value")
         pairs = [(name, value) for name, _, value in split]
     for name, value in pairs:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in ("PATH", "HOME"):
-            raise _Refusal(f"ENV {name}: the sandbox sets it itself, or it is not a name: {_HINT}")
+            raise _UnsupportedInstruction(f"ENV {name}: the sandbox sets it itself, or it is not a name: {_HINT}")
         recipe.env[name] = value
 
 
-def _copy(recipe: Recipe, line: int, rest: str) -> None:
-    words = _words(recipe, rest)
+def _copy(recipe: DockerfileRecipe, line: int, rest: str) -> None:
+    words = _arguments(recipe, rest)
     if rest.startswith("["):
-        words = _json_words(rest)
+        words = _json_arguments(rest)
     if words and words[0].startswith("--"):
-        raise _Refusal(f"{words[0]}: {_HINT}")
+        raise _UnsupportedInstruction(f"{words[0]}: {_HINT}")
     *sources, target = words
     if not sources or any("<<" in source for source in sources):
-        raise _Refusal("COPY: expected sources and a target")
+        raise _UnsupportedInstruction("COPY: expected sources and a target")
     for source in sources:
         if re.match(r"[a-z][a-z0-9+.-]*://|git@", source):
-            raise _Refusal(f"{source}: sandboxes have no network: {_HINT}")
+            raise _UnsupportedInstruction(f"{source}: sandboxes have no network: {_HINT}")
         if ".." in source.split("/"):
-            raise _Refusal(f"{source}: leads out of the build context")
+            raise _UnsupportedInstruction(f"{source}: leads out of the build context")
     slash = "/" if target.endswith(("/", "/.")) or target == "." or len(sources) > 1 else ""
     place = posixpath.normpath(posixpath.join(recipe.workdir or "/", target))
-    recipe.steps.append(Copy(line, tuple(sources), place.rstrip("/") + slash))
+    recipe.steps.append(CopyStep(line, tuple(sources), place.rstrip("/") + slash))
 
 
-def _add(recipe: Recipe, line: int, rest: str) -> None:
+def _add(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     if re.search(r"\.(tar|tgz|tbz2?|txz|zip|gz|bz2|xz|zst)\b", rest):
-        raise _Refusal(f"ADD of an archive, which unpacks it: use COPY, or unpack it beforehand; {_HINT}")
+        raise _UnsupportedInstruction(
+            f"ADD of an archive, which unpacks it: use COPY, or unpack it beforehand; {_HINT}"
+        )
     _copy(recipe, line, rest)
 
 
-def _run(recipe: Recipe, line: int, rest: str) -> None:
+def _run(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     if not rest or rest.startswith("--"):
-        raise _Refusal(f"RUN {rest.split(' ')[0]}: {_HINT}")
+        raise _UnsupportedInstruction(f"RUN {rest.split(' ')[0]}: {_HINT}")
     if re.search(r"<<-?\s*['\"]?[A-Za-z_]", rest):
-        raise _Refusal(f"RUN with a here-document: {_HINT}")
-    argv = tuple(_json_words(rest)) if rest.startswith("[") else ("/bin/sh", "-c", rest)
-    recipe.steps.append(Run(line, argv, recipe.workdir or "/", dict(recipe.env)))
+        raise _UnsupportedInstruction(f"RUN with a here-document: {_HINT}")
+    argv = tuple(_json_arguments(rest)) if rest.startswith("[") else ("/bin/sh", "-c", rest)
+    recipe.steps.append(RunStep(line, argv, recipe.workdir or "/", dict(recipe.env)))
 
 
-def _nothing(recipe: Recipe, line: int, rest: str) -> None:
+def _nothing(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     pass
 
 
-_HANDLERS: dict[str, Callable[[Recipe, int, str], None]] = {
+_HANDLERS: dict[str, Callable[[DockerfileRecipe, int, str], None]] = {
     "FROM": _from,
     "WORKDIR": _workdir,
     "COPY": _copy,
@@ -194,43 +196,43 @@ _HANDLERS: dict[str, Callable[[Recipe, int, str], None]] = {
 }
 
 
-def _words(recipe: Recipe, text: str) -> list[str]:
+def _arguments(recipe: DockerfileRecipe, text: str) -> list[str]:
     """The words of an instruction: quotes taken off, variables of earlier ENV lines put in."""
     if "$" in text and ("'" in text or "\\$" in text):
-        raise _Refusal(f"{text}: quoted dollar signs are not read; write it without them")
+        raise _UnsupportedInstruction(f"{text}: quoted dollar signs are not read; write it without them")
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if name not in recipe.env:
-            raise _Refusal(f"${name} is set by no ENV before: {_HINT}")
+            raise _UnsupportedInstruction(f"${name} is set by no ENV before: {_HINT}")
         return recipe.env[name]
 
     try:
         words = shlex.split(text, posix=True)
     except ValueError as error:
-        raise _Refusal(f"{text}: {error}") from error
+        raise _UnsupportedInstruction(f"{text}: {error}") from error
     return [re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, word) for word in words]
 
 
-def _json_words(text: str) -> list[str]:
+def _json_arguments(text: str) -> list[str]:
     try:
         words: object = json.loads(text)
     except ValueError:
         words = None
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):  # pyright: ignore[reportUnknownVariableType]
-        raise _Refusal(f"{text}: expected a JSON array of strings")
+        raise _UnsupportedInstruction(f"{text}: expected a JSON array of strings")
     return [str(word) for word in words]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
 
 
-def _check_places(recipe: Recipe, path: Path) -> None:
+def _check_paths(recipe: DockerfileRecipe, path: Path) -> None:
     """Everything must happen below the last WORKDIR: it is all that a task's tree holds."""
     for step in recipe.steps:
         match step:
-            case Copy():
+            case CopyStep():
                 place, what = step.target, "COPY to"
-            case Run():
+            case RunStep():
                 place, what = step.cwd, "RUN in"
-            case MakeDirectory():
+            case WorkdirStep():
                 # A directory on the way, or one that a later WORKDIR leaves unused, has nothing in it.
                 continue
         if posixpath.commonpath([place, recipe.workdir]) != recipe.workdir:
@@ -244,8 +246,8 @@ def _check_places(recipe: Recipe, path: Path) -> None:
 _ARCHIVE_BYTES = 256 << 20
 
 
-async def build(
-    recipe: Recipe,
+async def build_tree(
+    recipe: DockerfileRecipe,
     dockerfile: Path,
     tree: Path,
     *,
@@ -259,23 +261,23 @@ async def build(
     TaskError, naming file and line, when a step fails.
     """
     await asyncio.to_thread(tree.mkdir)
-    runs: list[Run] = []
+    runs: list[RunStep] = []
     for step in [*recipe.steps, None]:
-        if isinstance(step, Run):
+        if isinstance(step, RunStep):
             runs.append(step)
             continue
         if runs:
             await _execute_runs(runs, recipe, dockerfile, tree, sandboxes, environment, timeout_s)
             runs = []
-        if isinstance(step, Copy):
+        if isinstance(step, CopyStep):
             await asyncio.to_thread(_apply_copy, step, recipe, dockerfile, tree)
-        elif isinstance(step, MakeDirectory) and PurePosixPath(step.path).is_relative_to(recipe.workdir):
+        elif isinstance(step, WorkdirStep) and PurePosixPath(step.path).is_relative_to(recipe.workdir):
             await asyncio.to_thread(
                 _directory, _inside(tree, recipe, step.path), tree, f"{dockerfile}:{step.line}"
             )
 
 
-def lay(source: Path, target: Path) -> None:
+def copy_entry(source: Path, target: Path) -> None:
     """Put a file, link or directory of the host at `target`; what was there gives way, directories are merged.
 
     Links are copied as links and never followed. Raises TaskError for special files.
@@ -289,7 +291,7 @@ def lay(source: Path, target: Path) -> None:
     elif stat.S_ISDIR(mode):
         target.mkdir(exist_ok=True)
         for entry in sorted(source.iterdir()):
-            lay(entry, target / entry.name)
+            copy_entry(entry, target / entry.name)
     elif stat.S_ISREG(mode):
         shutil.copyfile(source, target)
         target.chmod(0o755 if mode & 0o100 else 0o644)
@@ -297,14 +299,14 @@ def lay(source: Path, target: Path) -> None:
         raise TaskError(f"{source}: is neither a file, a directory nor a link; take it out of the task")
 
 
-def said(done: Completed) -> str:
+def describe_end(done: Completed) -> str:
     """How a command ended, and the end of what it printed."""
     how = "did not end in time" if done.timed_out else f"ended with exit code {done.exit_code}"
     tail = (done.stdout + done.stderr)[-2000:].decode(errors="replace").strip()
     return f"{how}; its output ends with:\n{tail}" if tail else f"{how}, without output"
 
 
-def _inside(tree: Path, recipe: Recipe, path: str) -> Path:
+def _inside(tree: Path, recipe: DockerfileRecipe, path: str) -> Path:
     return tree / PurePosixPath(path).relative_to(recipe.workdir)
 
 
@@ -318,7 +320,7 @@ def _directory(path: Path, tree: Path, where: str) -> None:
         raise TaskError(f"{where}: {path.relative_to(tree)}: {error.strerror}") from error
 
 
-def _apply_copy(step: Copy, recipe: Recipe, dockerfile: Path, tree: Path) -> None:
+def _apply_copy(step: CopyStep, recipe: DockerfileRecipe, dockerfile: Path, tree: Path) -> None:
     where = f"{dockerfile}:{step.line}"
     context = dockerfile.parent.resolve()
     if (context / ".dockerignore").exists():
@@ -340,16 +342,16 @@ def _apply_copy(step: Copy, recipe: Recipe, dockerfile: Path, tree: Path) -> Non
             if real.is_dir():
                 _directory(target, tree, where)
                 for entry in sorted(real.iterdir()):
-                    lay(entry, target / entry.name)
+                    copy_entry(entry, target / entry.name)
             else:
                 place = target / source.name if into else target
                 _directory(place.parent, tree, where)
-                lay(real, place)
+                copy_entry(real, place)
 
 
 async def _execute_runs(
-    runs: Sequence[Run],
-    recipe: Recipe,
+    runs: Sequence[RunStep],
+    recipe: DockerfileRecipe,
     dockerfile: Path,
     tree: Path,
     sandboxes: Sandboxes,
@@ -364,7 +366,7 @@ async def _execute_runs(
             mounts=environment.mounts,
             env=environment.env,
             path_prefixes=environment.path_prefixes,
-            limits=Limits(output_bytes=_ARCHIVE_BYTES),
+            limits=SandboxLimits(output_bytes=_ARCHIVE_BYTES),
         )
     )
     try:
@@ -372,7 +374,7 @@ async def _execute_runs(
             done = await sandbox.run(run.argv, timeout_s=timeout_s, env=run.env, cwd=run.cwd)
             if done.exit_code != 0:
                 raise TaskError(
-                    f"{dockerfile}:{run.line}: RUN {said(done)}\nHere it has no network and may write to "
+                    f"{dockerfile}:{run.line}: RUN {describe_end(done)}\nHere it has no network and may write to "
                     f"{recipe.workdir}, its home and /tmp only; if it needs more, run it with "
                     f"--sandbox docker"
                 )
@@ -383,7 +385,8 @@ async def _execute_runs(
     where = f"{dockerfile}:{runs[-1].line}"
     if packed.exit_code != 0 or packed.truncated:
         raise TaskError(
-            f"{where}: what RUN left cannot be read, or is above {_ARCHIVE_BYTES} bytes: tar {said(packed)}"
+            f"{where}: the result of RUN cannot be read, or is above {_ARCHIVE_BYTES} bytes: "
+            f"tar {describe_end(packed)}"
         )
     await asyncio.to_thread(_unpack, packed.stdout, tree, where)
 

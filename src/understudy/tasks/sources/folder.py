@@ -28,7 +28,7 @@ from understudy.tasks import records
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import GIT_MOUNT, git_program, prepare, sandbox_spec
 from understudy.tasks.sources import dockerfile
-from understudy.tasks.sources.dockerfile import build, lay, said
+from understudy.tasks.sources.dockerfile import build_tree, copy_entry, describe_end
 from understudy.types import Directory, ImageTree, ScriptChecks, Task
 from understudy.util.atomic import atomic_write
 
@@ -53,17 +53,17 @@ cd "$work"
 """
 
 
-class _Verifier(Struct, frozen=True):
+class _VerifierSettings(Struct, frozen=True):
     timeout_sec: float = 300.0
     env: dict[str, str] = {}
     environment_mode: str | None = None
 
 
-class _Agent(Struct, frozen=True):
+class _AgentSettings(Struct, frozen=True):
     timeout_sec: float | None = None
 
 
-class _Environment(Struct, frozen=True):
+class _EnvironmentSettings(Struct, frozen=True):
     build_timeout_sec: float = 600.0
     env: dict[str, str] = {}
     docker_image: str | None = None
@@ -71,34 +71,34 @@ class _Environment(Struct, frozen=True):
     mcp_servers: list[Any] = []
 
 
-class _Solution(Struct, frozen=True):
+class _SolutionSettings(Struct, frozen=True):
     env: dict[str, str] = {}
 
 
-class _About(Struct, frozen=True):
+class _TaskSection(Struct, frozen=True):
     name: str = ""
 
 
-class _Settings(Struct, frozen=True):
+class _FolderSettings(Struct, frozen=True):
     """The keys of task.toml that decide something here; all others are for people or other runners."""
 
-    task: _About = _About()
+    task: _TaskSection = _TaskSection()
     metadata: dict[str, Any] = {}
-    verifier: _Verifier = _Verifier()
-    agent: _Agent = _Agent()
-    environment: _Environment = _Environment()
-    solution: _Solution = _Solution()
+    verifier: _VerifierSettings = _VerifierSettings()
+    agent: _AgentSettings = _AgentSettings()
+    environment: _EnvironmentSettings = _EnvironmentSettings()
+    solution: _SolutionSettings = _SolutionSettings()
     steps: list[Any] = []
 
 
-class _Folder(Struct, frozen=True):
+class _TaskFolder(Struct, frozen=True):
     """A folder as it was read; `known` is its task when it was taken in before."""
 
     path: Path
-    settings: _Settings
+    settings: _FolderSettings
     instruction: str
     home: Path
-    known: Task | None
+    cached: Task | None
 
 
 def is_task(path: Path) -> bool:
@@ -106,7 +106,7 @@ def is_task(path: Path) -> bool:
     return (path / "task.toml").is_file() or (path / "instruction.md").is_file()
 
 
-async def take_in(folder: Path, *, sandboxes: Sandboxes, environment: TaskEnvironment, cache: Path) -> Task:
+async def load_folder(folder: Path, *, sandboxes: Sandboxes, environment: TaskEnvironment, cache: Path) -> Task:
     """The task of a folder. Its tree is built, and its solution run, in sandboxes on the first call only.
 
     Raises TaskError, naming the file, for whatever is missing, malformed or asks for more than a sandbox has.
@@ -114,8 +114,8 @@ async def take_in(folder: Path, *, sandboxes: Sandboxes, environment: TaskEnviro
     found = await asyncio.to_thread(_look, folder, sandboxes, cache)
     folder, settings, home = found.path, found.settings, found.home
     image = "" if sandboxes.host_programs else await asyncio.to_thread(_image, folder, settings, sandboxes)
-    if found.known:
-        return found.known
+    if found.cached:
+        return found.cached
     if image:
         await _keep_tests(folder, home)
         workdir, env = await asyncio.to_thread(_workdir, folder, image, sandboxes), dict[str, str]()
@@ -129,7 +129,7 @@ async def take_in(folder: Path, *, sandboxes: Sandboxes, environment: TaskEnviro
         image=image,
         checks=ScriptChecks(
             source=Directory(str(home / "tests")),
-            command=(*_env_words(settings.verifier.env), "bash", "/tests/test.sh"),
+            command=(*_env_command(settings.verifier.env), "bash", "/tests/test.sh"),
             timeout_s=settings.verifier.timeout_sec,
         ),
         gold_patch="",
@@ -144,7 +144,7 @@ async def take_in(folder: Path, *, sandboxes: Sandboxes, environment: TaskEnviro
     return task
 
 
-def _image(folder: Path, settings: _Settings, sandboxes: Sandboxes) -> str:
+def _image(folder: Path, settings: _FolderSettings, sandboxes: Sandboxes) -> str:
     """The image of a folder, built by the engine unless it is named; "" for a folder with `tree/`."""
     if named := settings.environment.docker_image:
         return named
@@ -172,28 +172,28 @@ async def _keep_tests(folder: Path, home: Path) -> None:
     if aside is None:
         return
     try:
-        await asyncio.to_thread(lay, folder / "tests", aside / "tests")
+        await asyncio.to_thread(copy_entry, folder / "tests", aside / "tests")
         await asyncio.to_thread(_settle, aside, home)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 async def _make_home(
-    folder: Path, settings: _Settings, home: Path, sandboxes: Sandboxes, environment: TaskEnvironment
+    folder: Path, settings: _FolderSettings, home: Path, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> tuple[str, dict[str, str]]:
     """Make `home` with `tree` and `tests` unless it is there; return the working directory and its variables."""
     recipe_path, tree = folder / "environment" / "Dockerfile", folder / "tree"
     if recipe_path.is_file() == tree.is_dir():
         raise TaskError(f"{folder}: expected either environment/Dockerfile or tree/, one of them")
     _text(folder / "tests" / "test.sh", "the script that decides")
-    recipe = await asyncio.to_thread(dockerfile.read, recipe_path) if recipe_path.is_file() else None
+    recipe = await asyncio.to_thread(dockerfile.read_dockerfile, recipe_path) if recipe_path.is_file() else None
     found = (recipe.workdir, recipe.env) if recipe else (_DEFAULT_WORKDIR, dict[str, str]())
     aside = await asyncio.to_thread(_aside, home)
     if aside is None:
         return found
     try:
         if recipe:
-            await build(
+            await build_tree(
                 recipe,
                 recipe_path,
                 aside / "tree",
@@ -202,8 +202,8 @@ async def _make_home(
                 timeout_s=settings.environment.build_timeout_sec,
             )
         else:
-            await asyncio.to_thread(lay, tree, aside / "tree")
-        await asyncio.to_thread(lay, folder / "tests", aside / "tests")
+            await asyncio.to_thread(copy_entry, tree, aside / "tree")
+        await asyncio.to_thread(copy_entry, folder / "tests", aside / "tests")
         await asyncio.to_thread(_settle, aside, home)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -212,7 +212,7 @@ async def _make_home(
 
 async def _gold(
     folder: Path,
-    settings: _Settings,
+    settings: _FolderSettings,
     task: Task,
     sandboxes: Sandboxes,
     environment: TaskEnvironment,
@@ -230,7 +230,7 @@ async def _gold(
     prepared = await asyncio.to_thread(prepare, task, cache, sandboxes)
     with tempfile.TemporaryDirectory() as place:
         await asyncio.to_thread(os.chmod, place, 0o755)
-        await asyncio.to_thread(lay, script.parent, Path(place, "solution"))
+        await asyncio.to_thread(copy_entry, script.parent, Path(place, "solution"))
         mounts = (Mount(Path(place, "solution"), _SOLUTION),)
         sandbox = await sandboxes.open(sandbox_spec(prepared, environment, mounts=mounts))
         try:
@@ -241,7 +241,7 @@ async def _gold(
                 cwd=sandbox.workdir,
             )
             if done.exit_code != 0:
-                raise TaskError(f"{script}: {said(done)}")
+                raise TaskError(f"{script}: {describe_end(done)}")
             taken = await sandbox.run(
                 ["/bin/sh", "-c", _TAKE_DIFF, "sh", sandbox.workdir, git, sandbox.locate(GIT_MOUNT)],
                 timeout_s=settings.verifier.timeout_sec,
@@ -251,7 +251,7 @@ async def _gold(
         finally:
             await sandbox.close()
     if taken.exit_code != 0 or taken.truncated:
-        raise TaskError(f"{script}: what it changed cannot be read: git {said(taken)}")
+        raise TaskError(f"{script}: what it changed cannot be read: git {describe_end(taken)}")
     try:
         return taken.stdout.decode()
     except UnicodeDecodeError as error:
@@ -263,7 +263,7 @@ async def _gold(
 # --- the cache ------------------------------------------------------------------------------------------
 
 
-def _look(folder: Path, sandboxes: Sandboxes, cache: Path) -> _Folder:
+def _look(folder: Path, sandboxes: Sandboxes, cache: Path) -> _TaskFolder:
     folder = folder.absolute()
     settings = _settings(folder, images=not sandboxes.host_programs)
     instruction = _text(folder / "instruction.md", "what the agent is told")
@@ -271,7 +271,7 @@ def _look(folder: Path, sandboxes: Sandboxes, cache: Path) -> _Folder:
     home = cache.absolute() / "folders" / digest
     record = home / "task.json"
     known = msgspec.json.decode(record.read_bytes(), type=Task) if record.is_file() else None
-    return _Folder(folder, settings, instruction, home, known)
+    return _TaskFolder(folder, settings, instruction, home, known)
 
 
 def _aside(home: Path) -> Path | None:
@@ -301,16 +301,16 @@ def _remember(task: Task, home: Path) -> None:
 # --- reading the files ---------------------------------------------------------------------------------
 
 
-def _settings(folder: Path, *, images: bool) -> _Settings:
+def _settings(folder: Path, *, images: bool) -> _FolderSettings:
     path = folder / "task.toml"
     if not folder.is_dir():
         raise TaskError(f"{folder}: no such directory; expected a task folder")
     if not path.is_file():
         if (folder / "environment").is_dir():
             raise TaskError(f"{path}: missing; a folder with environment/ needs it")
-        return _Settings()
+        return _FolderSettings()
     try:
-        settings = msgspec.convert(tomllib.loads(_text(path, "settings")), _Settings)
+        settings = msgspec.convert(tomllib.loads(_text(path, "settings")), _FolderSettings)
     except tomllib.TOMLDecodeError as error:
         raise TaskError(f"{path}: not TOML: {error}") from error
     except msgspec.ValidationError as error:
@@ -351,14 +351,14 @@ def _settings(folder: Path, *, images: bool) -> _Settings:
     return settings
 
 
-def _meta(settings: _Settings) -> dict[str, Any]:
+def _meta(settings: _FolderSettings) -> dict[str, Any]:
     found: dict[str, Any] = {"agent_timeout_s": settings.agent.timeout_sec} if settings.agent.timeout_sec else {}
     if settings.metadata:
         found["metadata"] = msgspec.to_builtins(settings.metadata)
     return found
 
 
-def _env_words(env: dict[str, str]) -> tuple[str, ...]:
+def _env_command(env: dict[str, str]) -> tuple[str, ...]:
     return ("env", *(f"{name}={value}" for name, value in env.items())) if env else ()
 
 

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from understudy.tasks.generate.functions import MEANINGS, Function, Module, Split, modules
+from understudy.tasks.generate.functions import MEANINGS, FunctionSpec, ModuleSpec, Split, modules
 
 SYSTEM_PROMPT = "You mend one function. Read the file, then edit it."
 TOOLS = "Edit,Read"
@@ -105,7 +105,7 @@ def sources(seed: int, split: Split = "train") -> Iterator[str]:
         yield module.text(mended=True)
 
 
-def opening(module: Module, date: str) -> list[Message]:
+def opening(module: ModuleSpec, date: str) -> list[Message]:
     """What a session begins with."""
     asked = f"{_REMINDER.format(date=date)}\n{module.instruction}"
     return [
@@ -124,7 +124,7 @@ def edit_result(path: str) -> str:
     return _UPDATED.format(path=path)
 
 
-def _work(module: Module, behaviour: str, draw: random.Random) -> list[Message]:
+def _work(module: ModuleSpec, behaviour: str, draw: random.Random) -> list[Message]:
     if behaviour == "leaves":
         return [_says(_LEAVES)]
     path = f"{WORKDIR}/{module.path}"
@@ -140,11 +140,11 @@ def _work(module: Module, behaviour: str, draw: random.Random) -> list[Message]:
     return [*read, edit, {"role": "tool", "content": edit_result(path)}, _says(DONE)]
 
 
-def _solves(module: Module, _: random.Random) -> tuple[Function, str]:
+def _solves(module: ModuleSpec, _: random.Random) -> tuple[FunctionSpec, str]:
     return module.broken, module.broken.expression()
 
 
-def _wrong(module: Module, draw: random.Random) -> tuple[Function, str]:
+def _wrong(module: ModuleSpec, draw: random.Random) -> tuple[FunctionSpec, str]:
     broken = module.broken
     others = [
         meaning
@@ -154,13 +154,13 @@ def _wrong(module: Module, draw: random.Random) -> tuple[Function, str]:
     return broken, broken.expression(draw.choice(others))
 
 
-def _elsewhere(module: Module, draw: random.Random) -> tuple[Function, str]:
+def _elsewhere(module: ModuleSpec, draw: random.Random) -> tuple[FunctionSpec, str]:
     function = draw.choice([other for other in module.functions if other is not module.broken])
     others = [meaning for meaning in MEANINGS if meaning.kind == function.meaning.kind]
     return function, function.expression(draw.choice([other for other in others if other is not function.meaning]))
 
 
-_EDITS: Mapping[str, Callable[[Module, random.Random], tuple[Function, str]]] = {
+_EDITS: Mapping[str, Callable[[ModuleSpec, random.Random], tuple[FunctionSpec, str]]] = {
     "solves": _solves,
     "wrong": _wrong,
     "elsewhere": _elsewhere,
