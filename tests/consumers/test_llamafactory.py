@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from understudy.export.examples import Example
-from understudy.export.formats import llamafactory_files as files
+from understudy.export.formats import llamafactory as files
 from understudy.export.formats import llamafactory_rows as rows
-from understudy.export.formats.llamafactory_templates import Template, named
+from understudy.export.formats.llamafactory_rows import Template, find_template
 from understudy.ingest.trace import TurnAction, tool_call
 from understudy.preference.base import Pair
 
@@ -187,7 +187,7 @@ def pair(chosen: TurnAction, rejected: TurnAction) -> Pair:
 
 LISTS = TurnAction(content="So.", tool_calls=[tool_call("x", "Bash", {"command": "ls"})])
 SAYS = TurnAction(content="No.")
-QWEN, BARE = named("qwen3"), named("qwen3_nothink")
+QWEN, BARE = find_template("qwen3"), find_template("qwen3_nothink")
 
 
 def cases() -> dict[str, tuple[files.Stage, rows.Form, Template, bool, list[Any]]]:
@@ -213,10 +213,10 @@ def written(place: Path, model: Path, name: str) -> Path:
         (place / "dataset_info.json").write_text('{"other": {"hf_hub_url": "some/where"}}')
     assert not [row for row in made if isinstance(row, rows.Flaw)]
     (place / name / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
-    files.merge(place, {name: files.entry(f"{name}/train.jsonl", form, stage)})
+    files.merge_entries(place, {name: files.dataset_entry(f"{name}/train.jsonl", form, stage)})
     config = place / name / "train.yaml"
     config.write_text(
-        files.config(
+        files.training_config(
             stage=stage,
             model=str(model),
             template=template.name,

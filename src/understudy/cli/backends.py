@@ -89,7 +89,7 @@ def embedded(
 
     Raises ConfigError where it starts none, or for a directory without weights.
     """
-    from understudy.model.fingerprint import fingerprint
+    from understudy.model.directory import fingerprint
 
     high = settings.models.high
     starts = high.backend == "embedded" and not high.urls

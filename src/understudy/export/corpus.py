@@ -13,9 +13,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from understudy.errors import ConfigError
-from understudy.export.examples import Example
-from understudy.export.rollout_examples import Told, attempt_examples
-from understudy.export.session_examples import trace_examples
+from understudy.export.examples import Example, Told, attempt_examples, trace_examples
 from understudy.export.splits import Split, split
 from understudy.ingest import trace_store
 from understudy.ingest.redaction import redact_trace

@@ -1,12 +1,41 @@
-"""What export formats write: conversations to learn from, whatever they came of."""
+"""Examples: conversations to learn from, of the turns of sessions and of the calls of rollouts.
+
+`trace_examples` makes those of sessions, `attempt_examples` those of the attempt that decided a rollout: one example
+a turn (a call), or one a path (a branch) in which several answers are learned.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Iterator
 from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct, field
 
-from understudy.ingest.trace import Message
+from understudy.export.matching import flaw, place, same, textual
+from understudy.ingest.model_families import model_family
+from understudy.ingest.normalise import normalise_messages
+from understudy.ingest.trace import (
+    SYSTEM_PROMPT,
+    Message,
+    RequestShape,
+    Trace,
+    TraceOutcome,
+    TraceState,
+    TraceTurn,
+    TurnSignals,
+    expand,
+    state_id,
+)
+from understudy.preference.checks import message_of
+from understudy.trajectory.graded import Graded
+from understudy.trajectory.roles import Role
+from understudy.trajectory.tree import Node, Trajectory
+from understudy.wire.blocks import Conversation
+from understudy.wire.stored import ChatMessage, chat_messages
+from understudy.wire.stored_tools import offered
 
 
 class Example(Struct, frozen=True, kw_only=True):
@@ -33,3 +62,279 @@ class Example(Struct, frozen=True, kw_only=True):
     source: str = ""
     licence: str | None = None
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+# --- Rollouts ----------------------------------------------------------------------------------
+
+
+class Told(Struct, frozen=True):
+    """What a task tells of the examples made of it."""
+
+    group: str
+    source: str
+    licence: str | None
+
+
+def attempt_examples(
+    trajectory: Trajectory,
+    graded: Graded,
+    told: Told,
+    unit: str,
+    roles: Collection[Role],
+    left_out: Counter[str],
+) -> Iterator[Example]:
+    """The examples of an attempt: a call each, or a branch each, in which each of its calls is learned once.
+
+    Calls that failed, did nothing, or were made again in vain are left out, and counted by why. Of a branch those
+    are read, not learned, that the agent did not send back as they were: each is an example of its own.
+    """
+    for nodes in trajectory.branches.values():
+        answers: list[tuple[Node, Message]] = []
+        for node in nodes:
+            if node.role not in roles:
+                left_out[f"role {node.role}"] += 1
+                continue
+            answer = None if node.answer is None else _plain(chat_messages(Conversation(), node.answer)[0])
+            reason = _call_flaw(node, answer)
+            if reason:
+                left_out[reason] += 1
+            elif answer is not None:
+                answers.append((node, answer))
+        if unit == "turn":
+            for node, answer in answers:
+                messages = [*_history(node), answer]
+                yield _call_example(graded, told, node, messages, (len(messages) - 1,), "turn")
+            continue
+        while answers:
+            node, answer = answers.pop()
+            messages = _history(node)
+            trained: list[int] = []
+            missed: list[tuple[Node, Message]] = []
+            position = 0
+            for earlier in answers:
+                same = earlier[0].conversation.setting == node.conversation.setting
+                found = place(messages, earlier[1], position) if same else None
+                if found is None:
+                    missed.append(earlier)
+                    continue
+                messages[found] = earlier[1]
+                trained.append(found)
+                position = found + 1
+            answers = missed
+            messages.append(answer)
+            trained.append(len(messages) - 1)
+            yield _call_example(graded, told, node, messages, tuple(trained), "conversation")
+
+
+def _call_flaw(node: Node, answer: Message | None) -> str | None:
+    if node.call.status != "ok" or answer is None:
+        return "calls without an answer"
+    return "superseded calls" if node.superseded else flaw(answer)
+
+
+def _history(node: Node) -> list[Message]:
+    return [_plain(message) for message in chat_messages(node.conversation)]
+
+
+def _plain(message: ChatMessage) -> Message:
+    plain: dict[str, Any] = msgspec.to_builtins(message)
+    return {key: value for key, value in plain.items() if value is not None}
+
+
+def _call_example(
+    graded: Graded, told: Told, node: Node, messages: list[Message], trained: tuple[int, ...], unit: Any
+) -> Example:
+    reward, call = graded.verdict.reward, node.call
+    return Example(
+        example_id=call.id,
+        origin="rollout",
+        unit=unit,
+        group=told.group,
+        messages=messages,
+        trained=trained,
+        tools=offered(call),
+        desirable=reward >= 1,
+        reward=reward,
+        model=call.backend_model,
+        family=model_family(call.backend_model),
+        source=told.source,
+        licence=told.licence,
+        meta={
+            "run_id": graded.rollout.run_id,
+            "rollout_id": graded.rollout.id,
+            "attempt_id": graded.attempt.id,
+            "instance_id": graded.rollout.task_id,
+            "role": node.role,
+            "branch": node.branch,
+            "policy_version": call.policy_version,
+            "integrity": graded.verdict.integrity.status,
+        },
+    )
+
+
+# --- Sessions ----------------------------------------------------------------------------------
+
+
+_AT = "understudy_at"
+"""Under this key a message bears its place on the path while it is put in order."""
+
+
+def trace_examples(trace: Trace, unit: str, left_out: Counter[str], notes: Counter[str]) -> Iterator[Example]:
+    """The examples of the turns that a trace has; other answers on its paths are only read.
+
+    Of a path are learned the turns on it that no earlier path had; paths begin with the newest turn, and each turn
+    that is on none so far ends another one. What is left out is counted by why.
+    """
+    return _turns(trace, left_out) if unit == "turn" else _paths(trace, left_out, notes)
+
+
+def desirable(signals: TurnSignals | None, outcome: TraceOutcome | None = None) -> bool | None:
+    """Whether a turn is to be learned from (True) or unlearned (False); None where nothing tells.
+
+    False: the user denied a call, interrupted it, said that it was wrong, or an edit of it was undone later. True:
+    otherwise, if tests that it ran passed, it made a commit, or the user praised it. Where the turn itself tells
+    nothing, what became of the whole conversation does: whether its task was solved.
+    """
+    if signals is not None:
+        undone = signals.edits_survived is not None and signals.edits_survived < signals.edits
+        if signals.denied or signals.interrupted or undone or signals.feedback == "negative":
+            return False
+        if signals.tests == "passed" or signals.commits or signals.feedback == "positive":
+            return True
+    return None if outcome is None else outcome.resolved
+
+
+def group_of(trace: Trace) -> str:
+    """The project of a trace, or its task; else the session, with its subagents."""
+    task = trace.outcome.task if trace.outcome else None
+    return trace.project or task or (trace.parent.session_id if trace.parent else trace.session_id)
+
+
+def _turns(trace: Trace, left_out: Counter[str]) -> Iterator[Example]:
+    for state in expand(trace):
+        answer = textual(message_of(state.student_action))
+        if reason := flaw(answer):
+            left_out[reason] += 1
+            continue
+        messages = [*map(textual, state.messages), answer]
+        yield _turn_example(trace, state, messages, (len(messages) - 1,), "turn", state.tools)
+
+
+def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterator[Example]:
+    rendered: dict[int, list[Message]] = {}
+    waiting: dict[int, TraceTurn] = {}
+    answers: dict[int, Message] = {}
+    at: dict[int, list[int]] = {}
+    for index, turn in enumerate(trace.turns):
+        action = trace.renderer.action([trace.nodes[node].body for node in turn.action])
+        answer = textual(message_of(action))
+        if reason := flaw(answer):
+            left_out[reason] += 1
+            continue
+        waiting[index], answers[index] = turn, answer
+        at.setdefault(turn.context, []).append(index)
+    for last in sorted(waiting, reverse=True):
+        if last not in waiting:
+            continue
+        turn = waiting.pop(last)
+        shape = turn.shape or trace.shape
+        path = _path(trace, turn.context)
+        history: list[Message] = []
+        answered: list[int] = []  # places on the path where an answer stands
+        for where, node in enumerate(path):
+            if node not in rendered:
+                rendered[node] = trace.renderer.history(trace.nodes[node].body)
+            history += [{**message, _AT: where} for message in rendered[node]]
+            if any(message["role"] == "assistant" and _says(message) for message in rendered[node]):
+                answered.append(where)
+        system = SYSTEM_PROMPT if shape.system is None else shape.system
+        messages: list[Message] = [{"role": "system", "content": system}]
+        places: dict[int, int] = {}
+        for message in normalise_messages(history):
+            where = message.pop(_AT, -1)
+            if message["role"] == "assistant":
+                places.setdefault(where, len(messages))
+            messages.append(textual(message))
+        trained: list[int] = []
+        taken: set[int] = set()
+        for where, node in enumerate((-1, *path), start=-1):
+            for index in at.get(node, ()):
+                if index not in waiting or not _alike(waiting[index].shape or trace.shape, shape):
+                    continue
+                follows = bisect_right(answered, where)
+                found = places.get(answered[follows]) if follows < len(answered) else None
+                if found is not None and found not in taken and same(messages[found], answers[index]):
+                    messages[found] = answers[index]
+                    trained.append(found)
+                    taken.add(found)
+                    del waiting[index]
+        messages.append(answers[last])
+        trained.sort()
+        trained.append(len(messages) - 1)
+        notes["paths"] += 1
+        yield _turn_example(trace, _Leaf(trace, turn), messages, tuple(trained), "conversation", shape.tools)
+
+
+def _path(trace: Trace, end: int) -> list[int]:
+    path: list[int] = []
+    while end >= 0:
+        path.append(end)
+        end = trace.nodes[end].parent
+    return path[::-1]
+
+
+def _says(message: Message) -> bool:
+    return bool(message.get("content") or message.get("tool_calls"))
+
+
+def _alike(one: RequestShape, other: RequestShape) -> bool:
+    return one is other or one == other
+
+
+class _Leaf:
+    """Of a turn, what `_turn_example` needs of a state."""
+
+    def __init__(self, trace: Trace, turn: TraceTurn) -> None:
+        self.state_id = state_id(trace.trace_id, turn.message_id)
+        self.source_model = turn.model
+        self.source_family = model_family(turn.model)
+        self.fidelity = turn.fidelity
+        self.branch = turn.branch
+        self.timestamp = turn.timestamp
+        self.signals = turn.signals
+
+
+def _turn_example(
+    trace: Trace,
+    state: TraceState | _Leaf,
+    messages: list[Message],
+    trained: tuple[int, ...],
+    unit: Any,
+    tools: list[dict[str, Any]] | None,
+) -> Example:
+    outcome = trace.outcome
+    reward = outcome.reward if outcome else None
+    if reward is None and outcome and outcome.resolved is not None:
+        reward = float(outcome.resolved)
+    return Example(
+        example_id=state.state_id,
+        origin="session",
+        unit=unit,
+        group=group_of(trace),
+        messages=messages,
+        trained=trained,
+        tools=tools,
+        desirable=desirable(state.signals if unit == "turn" else None, outcome),
+        reward=reward,
+        model=state.source_model,
+        family=state.source_family,
+        source=trace.format,
+        meta={
+            "session_id": trace.session_id,
+            "trace_id": trace.trace_id,
+            "role": trace.role,
+            "branch": state.branch,
+            "fidelity": state.fidelity,
+            "timestamp": state.timestamp,
+        },
+    )

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from understudy.model.scripted.tokenizer import Vocabulary
+from understudy.model.vocabulary import Vocabulary
 
 Kind = Literal["reasoning", "content", "tool_call", "silent"]
 

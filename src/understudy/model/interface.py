@@ -1,18 +1,40 @@
-"""The seam between the server and the model it serves: a scripted policy, or weights."""
+"""What the server asks of the model behind it, which is a scripted policy or weights, and what it gets back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from understudy.model.protocol import ChatRequest, GenerateRequest, Message, Tool, check_chat
-from understudy.model.scripted.action import Policy
-from understudy.model.scripted.model import Completion, complete
-from understudy.model.scripted.template import render
-from understudy.model.scripted.tokenizer import Tokenizer, Vocabulary
-from understudy.model.scripted.unrender import unrender
+from understudy.model.hermes import Segment
+from understudy.model.protocol import ChatRequest, GenerateRequest, Message, Tool
+from understudy.model.vocabulary import Vocabulary
+
+
+class WeightSpan(Struct, frozen=True):
+    """The tokens of a completion from `start` up to `end` were sampled by this version of the weights."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Completion(Struct, frozen=True):
+    """A generated turn. `logprobs[i]` belongs to `ids[i]`.
+
+    `stop_reason` is the stop string that was met, or the token that the request had chosen to stop at, if any.
+    `weight_versions` are those of the weights, None where there are no weights. `cached_tokens` of the prompt did
+    not have to be read.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    segments: list[Segment]
+    finish_reason: Literal["stop", "length", "abort"]
+    stop_reason: str | int | None = None
+    weight_versions: tuple[WeightSpan, ...] | None = None
+    cached_tokens: int = 0
 
 
 class Command(Struct, frozen=True):
@@ -61,41 +83,3 @@ class ServedModel(Protocol):
     def close(self) -> None:
         """End what it has going."""
         ...
-
-
-class Scripted:
-    """A policy as a model (see ServedModel). Its tokens are certain."""
-
-    controls: Mapping[str, Mapping[str, Control]] = {}
-
-    def __init__(self, policy: Policy, tokenizer: Tokenizer) -> None:
-        self._policy = policy
-        self._tokenizer = tokenizer
-        self.vocabulary: Vocabulary = tokenizer
-
-    def models(self) -> Sequence[str]:
-        """See ServedModel."""
-        return ()
-
-    def render(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, add_generation_prompt: bool = True
-    ) -> tuple[list[int], int]:
-        """See ServedModel."""
-        return self._tokenizer.encode_marked(render(messages, tools, add_generation_prompt=add_generation_prompt))
-
-    async def chat(
-        self, request: ChatRequest, prompt: list[int], known: int, limit: int, model: str
-    ) -> Completion:
-        """See ServedModel."""
-        # The last prompt token is never taken from a cache: its logits are needed.
-        return complete(self._policy, self._tokenizer, request, limit, cached=min(known, len(prompt) - 1))
-
-    async def generate(self, request: GenerateRequest, limit: int, model: str) -> Completion:
-        """See ServedModel."""
-        prompt = unrender(self._tokenizer, request.token_ids)
-        chat = request.chat(prompt.messages, prompt.tools)
-        check_chat(chat, len(self.vocabulary.token_bytes))
-        return complete(self._policy, self._tokenizer, chat, limit)
-
-    def close(self) -> None:
-        """See ServedModel."""

@@ -12,9 +12,9 @@ from uuid import uuid4
 from msgspec import Struct
 
 from understudy.model.hermes import Segment
+from understudy.model.interface import Completion
 from understudy.model.protocol import ChatRequest, GenerateRequest, NamedToolChoice
-from understudy.model.scripted.model import Completion
-from understudy.model.scripted.tokenizer import Vocabulary
+from understudy.model.vocabulary import Vocabulary
 
 _CHUNK_TOKENS = 8
 

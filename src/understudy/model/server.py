@@ -27,8 +27,8 @@ import uvicorn
 
 from understudy.errors import BackendError, ConfigError, UnderstudyError
 from understudy.model.asgi import ClientLeftError, Receive, Reply, Scope, Send, read, send_reply, unless_left
-from understudy.model.fingerprint import fingerprint
-from understudy.model.interface import Command, Scripted, ServedModel
+from understudy.model.directory import fingerprint
+from understudy.model.interface import Command, ServedModel
 from understudy.model.protocol import (
     ChatRequest,
     DetokenizeRequest,
@@ -42,6 +42,7 @@ from understudy.model.protocol import (
     read_body,
 )
 from understudy.model.responses import Answer, chunk_bodies, message_body, tokens_body
+from understudy.model.scripted.model import Scripted
 from understudy.model.scripted.policies import POLICIES, make_policy
 from understudy.model.scripted.task_index import KnownTasks, read_known_tasks
 from understudy.model.scripted.tokenizer import shipped

@@ -21,7 +21,7 @@ from msgspec import Struct
 from understudy.errors import ConfigError, StoreError, TaskError
 from understudy.export.base import Graded, decided
 from understudy.export.formats import hf
-from understudy.export.formats.stream import spans
+from understudy.export.formats.hf import spans
 from understudy.grade import reports
 from understudy.run.config import RunConfig
 from understudy.store.store import Store

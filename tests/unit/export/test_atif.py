@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from understudy.errors import ConfigError
 from understudy.export.base import Graded
 from understudy.export.corpus import Corpus, Selection
-from understudy.export.formats.atif import export, named, of_session, version_of
-from understudy.export.formats.atif_rollout import documents
+from understudy.export.formats.atif import export, named, of_session, rollout_documents, version_of
 from understudy.ingest.trace import Trace, TraceOutcome, TraceParent, expand
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
@@ -68,7 +67,7 @@ def told(
     )
     attempt = Attempt(id="a1", rollout_id="r", number=1, status="succeeded", started_at=0, heartbeat_at=0)
     graded = Graded(rollout, attempt, Verdict(reward=reward, reason="x"))
-    made = documents(build(session.calls), graded, roles, {"name": "claude-code", "version": "2"}, base)
+    made = rollout_documents(build(session.calls), graded, roles, {"name": "claude-code", "version": "2"}, base)
     return {name: valid(document) for name, document in made.items()}
 
 

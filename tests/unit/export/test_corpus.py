@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
 from understudy.export.corpus import Corpus, Selection
-from understudy.export.examples import Example
-from understudy.export.formats.trl_sft import runs
+from understudy.export.examples import Example, desirable, trace_examples
+from understudy.export.formats.trl import trained_ranges
 from understudy.export.matching import arguments_of, place, textual
-from understudy.export.session_examples import desirable, trace_examples
 from understudy.export.splits import split
 from understudy.ingest.trace import RequestShape, TraceOutcome, TurnSignals, expand, tool_call
 from understudy.redact.redactor import Redactor
@@ -67,8 +66,8 @@ def test_each_turn_is_learned_on_one_path_only():
 
 def test_a_run_of_learned_messages_ends_where_another_answer_stands():
     branch, main = of(session())
-    assert runs(branch) == [(2, 5)]
-    assert runs(main) == [(4, 6)]
+    assert trained_ranges(branch) == [(2, 5)]
+    assert trained_ranges(main) == [(4, 6)]
     trace = session()
     del trace.turns[1]  # as `where` would
     chosen = of(trace)[1]
@@ -82,7 +81,7 @@ def test_a_run_of_learned_messages_ends_where_another_answer_stands():
     assert [example.messages[index]["content"] for index in example.trained] == [
         "step 0", "step 1", "step 3", "step 4",
     ]  # fmt: skip
-    assert runs(example) == [(2, 4), (8, 10)]
+    assert trained_ranges(example) == [(2, 4), (8, 10)]
 
 
 @given(st.lists(st.integers(min_value=0, max_value=20), min_size=1, max_size=25), st.data())

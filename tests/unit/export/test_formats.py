@@ -22,9 +22,9 @@ from understudy.errors import ConfigError
 from understudy.export.base import Exported, traits_of
 from understudy.export.corpus import Corpus, Selection
 from understudy.export.files import MANIFEST, JsonLines, json_bytes
-from understudy.export.formats import trl_sft
+from understudy.export.formats import trl
 from understudy.export.formats.openai import refusal
-from understudy.export.formats.trl_messages import templated_all
+from understudy.export.formats.trl import message_rows
 from understudy.export.parquet import Parquet
 from understudy.export.push import plan
 from understudy.redact.redactor import Redactor
@@ -90,10 +90,10 @@ def test_what_a_template_renders_is_the_same_after_loading(full: Path, tmp_path:
         original = list(corpus.examples("conversation"))
     assert len(loaded) == len(original) == 10
     for row, example in zip(loaded, original, strict=True):
-        assert row["messages"] == templated_all(example.messages)
+        assert row["messages"] == message_rows(example.messages)
         assert json.loads(row["tools"]) == example.tools
         text = render(row["messages"], json.loads(row["tools"]))
-        assert text == render(templated_all(example.messages), example.tools)
+        assert text == render(message_rows(example.messages), example.tools)
         assert "None" not in text and "null" not in text
         assert row["trained"] == list(example.trained)
     assert '<path>"a.py"</path>' in render(loaded[1]["messages"], None)
@@ -353,4 +353,4 @@ def test_every_format_is_an_exporter():
         function = plugins.load("exports", name)
         assert callable(function) and function.__doc__
         assert traits_of(function).origins
-    assert traits_of(trl_sft.export).solved_only
+    assert traits_of(trl.export_sft).solved_only

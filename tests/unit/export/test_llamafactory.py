@@ -18,10 +18,10 @@ from understudy.errors import ConfigError
 from understudy.export.base import Exported
 from understudy.export.corpus import Corpus, Selection
 from understudy.export.examples import Example
-from understudy.export.formats import llamafactory_files as files
+from understudy.export.formats import llamafactory as files
 from understudy.export.formats import llamafactory_rows as made
 from understudy.export.formats.llamafactory import TOO_LONG, export
-from understudy.export.formats.llamafactory_templates import named
+from understudy.export.formats.llamafactory_rows import find_template
 from understudy.ingest.trace import Message, TurnAction, tool_call
 from understudy.preference.base import Pair
 from understudy.redact.redactor import Redactor
@@ -29,7 +29,7 @@ from understudy.store import Store
 
 from support.export import Log, put_rollouts, put_sessions, session
 
-QWEN = named("qwen3")
+QWEN = find_template("qwen3")
 USER: Message = {"role": "user", "content": "Go."}
 DONE: Message = {"role": "assistant", "content": "Done."}
 
@@ -109,12 +109,12 @@ def test_words_that_a_template_looks_for_are_escaped_in_calls_and_refused_in_tex
 
 def test_pictures_and_parallel_calls_are_refused_where_a_template_cannot_have_them():
     html = [{"role": "user", "content": "Add a <video> tag."}, DONE]
-    assert reason(made.sft(example(html), named("qwen3_5"), "sharegpt")) == made.PICTURES
+    assert reason(made.sft(example(html), find_template("qwen3_5"), "sharegpt")) == made.PICTURES
     assert turns(made.sft(example(html), QWEN, "sharegpt"))
     called = [USER, says(None, ("a", "Bash", {"command": "<video>"}))]
-    assert turns(made.sft(example(called), named("qwen3_5"), "sharegpt"))
+    assert turns(made.sft(example(called), find_template("qwen3_5"), "sharegpt"))
     both = [USER, says(None, ("a", "Bash", {}), ("b", "Bash", {}))]
-    assert reason(made.sft(example(both), named("glm4"), "sharegpt")) == made.PARALLEL
+    assert reason(made.sft(example(both), find_template("glm4"), "sharegpt")) == made.PARALLEL
 
 
 def test_rows_that_would_be_dropped_or_learned_wrongly_are_told():
@@ -343,7 +343,7 @@ VALUES = st.recursive(
 def test_other_entries_stay_as_they_are(tmp_path_factory: pytest.TempPathFactory, others: dict[str, Any]):
     place = tmp_path_factory.mktemp("info")
     (place / "dataset_info.json").write_text(json.dumps(others))
-    files.merge(place, {"ours": files.entry("ours/train.jsonl", "sharegpt", "sft")})
+    files.merge_entries(place, {"ours": files.dataset_entry("ours/train.jsonl", "sharegpt", "sft")})
     assert json.loads((place / "dataset_info.json").read_text()).pop("ours")["formatting"] == "sharegpt"
-    files.merge(place, {"ours": None})
+    files.merge_entries(place, {"ours": None})
     assert json.loads((place / "dataset_info.json").read_text()) == others

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from understudy.export.corpus import Corpus, Selection
-from understudy.export.formats import trl_sft
+from understudy.export.formats import trl
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 
@@ -46,7 +46,7 @@ def exported(tmp_path: Path, *, test_share: float = 0.1, unredacted: bool = Fals
     out = tmp_path / "out"
     with Store.open(tmp_path / "store", create=False) as store:
         corpus = Corpus(store, Selection(test_share=test_share), Redactor(bytes(32)), unredacted=unredacted)
-        trl_sft.export(corpus, out)
+        trl.export_sft(corpus, out)
     return out
 
 

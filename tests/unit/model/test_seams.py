@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from understudy.model.interface import Command
+from understudy.model.interface import Command, Completion
 from understudy.model.protocol import ChatRequest, Message
 from understudy.model.responses import Answer, chunk_bodies
-from understudy.model.scripted.model import Completion
 from understudy.model.scripted.tokenizer import shipped
 from understudy.model.server import ModelServer
 

@@ -16,7 +16,8 @@ from understudy.model.protocol import ChatRequest, FunctionCall, Message, Messag
 from understudy.model.scripted.action import Action, ChatTurn, ToolCall
 from understudy.model.scripted.model import complete, encode_action
 from understudy.model.scripted.template import render
-from understudy.model.scripted.tokenizer import SPECIAL_TOKENS, Tokenizer, mark, shipped, unmark
+from understudy.model.scripted.tokenizer import Tokenizer, mark, shipped, unmark
+from understudy.model.vocabulary import SPECIAL_TOKENS
 
 TOKENIZER = shipped()
 

@@ -14,9 +14,9 @@ from understudy.errors import BackendError
 from understudy.model.protocol import FunctionCall, Message, MessageToolCall, Tool, ToolFunction
 from understudy.model.scripted.action import Action, ToolCall
 from understudy.model.scripted.model import encode_action
-from understudy.model.scripted.template import render
-from understudy.model.scripted.tokenizer import SPECIAL_TOKENS, shipped
-from understudy.model.scripted.unrender import Prompt, unrender
+from understudy.model.scripted.template import Prompt, render, unrender
+from understudy.model.scripted.tokenizer import shipped
+from understudy.model.vocabulary import SPECIAL_TOKENS
 
 TOKENIZER = shipped()
 BASH = Tool(

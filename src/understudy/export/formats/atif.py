@@ -1,25 +1,43 @@
 """ATIF 1.8: a JSON file for each rollout and each session, with the tokens, rewards and masks that it has.
 
-What ATIF has no place for is in `extra`: of a trajectory `reward`, `resolved`, `task`, `policy_versions`; of a
+What ATIF has no field for is in `extra`: of a trajectory `reward`, `resolved`, `task`, `policy_versions`; of a
 step `loss_mask` (of its completion tokens), `policy_version`, `signals`.
+
+A rollout is the session of its main agent with its subagents inside, and beside it a file for what followed a
+compaction. A session is a trajectory for each path through it, the newest first.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
+from msgspec import Struct
+
+from understudy import __version__
 from understudy.errors import ConfigError
 from understudy.export.base import Exported, Report, Traits, exporter, silent
 from understudy.export.corpus import Corpus, Tally
+from understudy.export.examples import group_of
 from understudy.export.files import JsonLines, Writing, json_bytes
-from understudy.export.formats.atif_rollout import Document, documents
-from understudy.export.formats.atif_session import callers, continuations, document, paths
-from understudy.export.session_examples import group_of
-from understudy.ingest.trace import Trace
+from understudy.export.formats.atif_steps import Did, instant, plain, steps, totals
+from understudy.ingest.trace import Message, RequestShape, Trace, TraceTurn, TurnAction, state_id
+from understudy.trajectory.graded import Graded
+from understudy.trajectory.roles import Role
+from understudy.trajectory.tree import Node, Trajectory
+from understudy.types import Call
+from understudy.wire.blocks import Block, Conversation
+from understudy.wire.stored import ChatMessage, chat_messages
+from understudy.wire.stored_tools import offered
+
+VERSION = "ATIF-v1.8"
+Document = dict[str, Any]
 
 _ABOUT = (
     "A JSON file holds a trajectory in ATIF 1.8: of a rollout, with its subagents in it, or of one path of a "
@@ -60,7 +78,7 @@ def export(
         for graded in corpus.rollouts():
             agent = {**agents[graded.rollout.run_id], "version": version_of(corpus.store.logs(graded.attempt.id))}
             chosen = corpus.selection.roles
-            made = documents(corpus.trajectory(graded), graded, chosen, agent, named(graded.rollout.id))
+            made = rollout_documents(corpus.trajectory(graded), graded, chosen, agent, named(graded.rollout.id))
             for name, told in made.items():
                 if not tokens:
                     without_tokens(told)
@@ -71,12 +89,12 @@ def export(
 
 def of_session(trace: Trace, started: Mapping[str, str]) -> dict[str, Document]:
     """The trajectories of a trace by the name of their file."""
-    found = paths(trace)
+    found = session_paths(trace)
     base = named(trace.trace_id)
     names = [f"{base}.json", *(f"{base}.branch-{number}.json" for number in range(1, len(found)))]
     after = continuations(trace, found)
     return {
-        names[at]: document(
+        names[at]: session_document(
             trace, path, names[at].removesuffix(".json"), started, names[after[at]] if at in after else None
         )
         for at, path in enumerate(found)
@@ -132,3 +150,347 @@ def _put(writing: Writing, group: str, name: str, told: Document) -> None:
     extra: dict[str, Any] = told["extra"]
     row = {"file": name, "group": group, "reward": extra.get("reward"), "steps": len(told["steps"])}
     writing.add(group, row)
+
+
+# --- Sessions ----------------------------------------------------------------------------------
+
+
+class SessionPath(Struct, frozen=True):
+    """A way from the beginning of a trace: its nodes, and the turns on it, in order. `new` are on no newer one."""
+
+    nodes: list[int]
+    turns: list[int]
+    new: frozenset[int]
+
+
+def session_paths(trace: Trace) -> list[SessionPath]:
+    """The paths of a trace, so that each of its turns is new on one: the newest turn's first."""
+    owners = {node: index for index, turn in enumerate(trace.turns) for node in turn.action}
+    waiting = set(range(len(trace.turns)))
+    found: list[SessionPath] = []
+    for last in reversed(range(len(trace.turns))):
+        if last not in waiting:
+            continue
+        turn = trace.turns[last]
+        nodes = [*_node_path(trace, turn.context), *turn.action]
+        on = set(nodes)
+        turns = list(dict.fromkeys(owners[node] for node in nodes if node in owners))
+        whole = [index for index in turns if on.issuperset(trace.turns[index].action)]
+        found.append(SessionPath(nodes, whole, frozenset(waiting.intersection(whole))))
+        waiting.difference_update(whole)
+    return found
+
+
+def session_document(
+    trace: Trace, path: SessionPath, identity: str, started: Mapping[str, str], continued: str | None
+) -> Document:
+    """The trajectory of a path. `started` maps tool calls to the files of the agents they started; `continued` is
+    the file of the path that goes on from it."""
+    last = trace.turns[path.turns[-1]]
+    shape = last.shape or trace.shape
+    made = steps(_session_items(trace, path, shape), started)
+    outcome = trace.outcome
+    extra: dict[str, Any] = {
+        "reward": None if outcome is None else outcome.reward,
+        "resolved": None if outcome is None else outcome.resolved,
+        "task": None if outcome is None else outcome.task,
+        "exit_status": None if outcome is None else outcome.exit_status,
+        "format": trace.format,
+        "project": trace.project,
+        "role": trace.role,
+        "parent": None if trace.parent is None else plain(trace.parent),
+        "branch": last.branch,
+        "fidelity": last.fidelity,
+        "written_by": f"understudy {__version__}",
+    }
+    agent: dict[str, Any] = {"name": trace.agent or trace.format, "version": trace.version or "unknown"}
+    if last.model:
+        agent["model_name"] = last.model
+    if shape.tools:
+        agent["tool_definitions"] = shape.tools
+    told: Document = {
+        "schema_version": VERSION,
+        "session_id": trace.session_id,
+        "trajectory_id": identity,
+        "agent": agent,
+        "steps": made,
+        "final_metrics": totals(made),
+        "extra": {key: value for key, value in extra.items() if value is not None},
+    }
+    return told if continued is None else {**told, "continued_trajectory_ref": continued}
+
+
+def _node_path(trace: Trace, end: int) -> list[int]:
+    way: list[int] = []
+    while end >= 0:
+        way.append(end)
+        end = trace.nodes[end].parent
+    return way[::-1]
+
+
+def _session_items(trace: Trace, path: SessionPath, shape: RequestShape) -> list[Message | Did]:
+    items: list[Message | Did] = []
+    if shape.system is not None:
+        items.append({"role": "system", "content": shape.system})
+    begins = {trace.turns[index].action[0]: index for index in path.turns if trace.turns[index].action}
+    own = {node for index in path.turns for node in trace.turns[index].action}
+    for node in path.nodes:
+        if node in begins:
+            index = begins[node]
+            items.append(_session_turn(trace, trace.turns[index], copied=index not in path.new))
+        elif node not in own:
+            items += trace.renderer.history(trace.nodes[node].body)
+    return items
+
+
+def _session_turn(trace: Trace, turn: TraceTurn, *, copied: bool) -> Did:
+    action: TurnAction = trace.renderer.action([trace.nodes[node].body for node in turn.action])
+    message: Message = {"role": "assistant", "content": action.content or ""}
+    if action.thinking:
+        message["reasoning_content"] = action.thinking
+    if action.tool_calls:
+        message["tool_calls"] = action.tool_calls
+    extra: dict[str, Any] = {
+        "message_id": turn.message_id,
+        "state_id": state_id(trace.trace_id, turn.message_id),
+        "fidelity": turn.fidelity,
+    }
+    if turn.notes:
+        extra["notes"] = list(turn.notes)
+    if action.thinking_hidden:
+        extra["thinking_hidden"] = True
+    if turn.signals is not None:
+        extra["signals"] = plain(turn.signals)
+    return Did(message=message, model=turn.model, timestamp=turn.timestamp, extra=extra, copied=copied)
+
+
+def continuations(trace: Trace, found: Sequence[SessionPath]) -> dict[int, int]:
+    """Of paths that a compaction ended, by place: the place of the path that goes on from each.
+
+    All turns that led to the session's end are of the active branch; those that lie on several paths stand in the
+    order in which they were taken.
+    """
+    active = [at for at, path in enumerate(found) if trace.turns[path.turns[-1]].branch == "active"]
+    return {older: newer for newer, older in pairwise(active)}
+
+
+def callers(parents: Collection[tuple[str | None, str]]) -> dict[str, str]:
+    """Tool calls to the files of the agents that they started."""
+    return {call: file for call, file in parents if call is not None}
+
+
+# --- Rollouts ----------------------------------------------------------------------------------
+
+
+class TrajectoryLine(Struct, eq=False, kw_only=True):
+    """A branch of calls that one trajectory tells.
+
+    `host` is the line whose trajectory it is put into, `before` the one that it goes on from; without a host it
+    has a file of its own.
+    """
+
+    branch: str
+    nodes: list[Node]
+    host: TrajectoryLine | None = None
+    before: TrajectoryLine | None = None
+
+
+def rollout_documents(
+    trajectory: Trajectory, graded: Graded, roles: Collection[Role], agent: dict[str, Any], base: str
+) -> dict[str, Document]:
+    """The trajectories of a rollout by the name of their file: `base`.json, then those beside it.
+
+    Only calls with one of `roles`, that were answered, are steps. `agent` names the program.
+    """
+    lines = _lines(trajectory, roles)
+    names: dict[str, str] = {}
+    counts = {"cont": 0, "branch": 0}
+    for line in lines:
+        if line.host is not None:
+            names[line.branch] = line.branch
+        elif line.before is None and not names:
+            names[line.branch] = f"{base}.json"
+        else:
+            kind = "branch" if line.before is None else "cont"
+            counts[kind] += 1
+            names[line.branch] = f"{base}.{kind}-{counts[kind]}.json"
+    made = {line.branch: _rollout_document(line, lines, graded, agent, names) for line in lines}
+    for line in lines:
+        if line.before is not None:
+            made[line.before.branch]["continued_trajectory_ref"] = names[line.branch]
+    # The innermost first, so that what is put into another is whole.
+    for line in reversed(lines):
+        if line.host is not None:
+            made[line.host.branch].setdefault("subagent_trajectories", []).insert(0, made[line.branch])
+    return {names[line.branch]: made[line.branch] for line in lines if line.host is None}
+
+
+def _lines(trajectory: Trajectory, roles: Collection[Role]) -> list[TrajectoryLine]:
+    lines: list[TrajectoryLine] = []
+    of: dict[str, TrajectoryLine] = {}
+    for branch, nodes in trajectory.branches.items():
+        told = [node for node in nodes if node.role in roles and node.answer is not None]
+        if not told or all(node.superseded for node in told):
+            continue
+        head = told[0]
+        line = TrajectoryLine(branch=branch, nodes=told)
+        if head.continues is not None:
+            line.before = _before(head, lines)
+        if head.role != "main":
+            line.host = line.before.host if line.before else _host(head, of, lines)
+        for node in told:
+            of[node.call.id] = line
+        lines.append(line)
+    return lines
+
+
+def _before(head: Node, lines: Sequence[TrajectoryLine]) -> TrajectoryLine | None:
+    """The line that a compaction ended: the last one of the same agent that nothing goes on from yet."""
+    key = (head.call.session_id, head.call.agent_id)
+    taken = [line.before for line in lines]
+    same = [
+        line
+        for line in lines
+        if (line.nodes[0].call.session_id, line.nodes[0].call.agent_id) == key
+        and line.nodes[0].role == head.role
+        and line not in taken
+    ]
+    return same[-1] if same else None
+
+
+def _host(head: Node, of: dict[str, TrajectoryLine], lines: Sequence[TrajectoryLine]) -> TrajectoryLine | None:
+    """The line that started another, else the first one."""
+    for node in (head.spawned_by, head.parent):
+        if node is not None and node.call.id in of:
+            return of[node.call.id]
+    return lines[0] if lines else None
+
+
+def _rollout_document(
+    line: TrajectoryLine,
+    lines: Sequence[TrajectoryLine],
+    graded: Graded,
+    agent: dict[str, Any],
+    names: dict[str, str],
+) -> Document:
+    head, last = line.nodes[0], line.nodes[-1]
+    made = steps(_rollout_items(line.nodes), _started(line, lines, names))
+    verdict = graded.verdict
+    policies = sorted({node.call.policy_version for node in line.nodes if node.call.policy_version})
+    extra: dict[str, Any] = {
+        "reward": verdict.reward,
+        "resolved": verdict.reward >= 1,
+        "task": graded.rollout.task_id,
+        "exit_status": graded.attempt.status,
+        "integrity": verdict.integrity.status,
+        "run_id": graded.rollout.run_id,
+        "rollout_id": graded.rollout.id,
+        "attempt_id": graded.attempt.id,
+        "sample_index": graded.rollout.sample_index,
+        "branch": line.branch,
+        "role": head.role,
+        "policy_versions": policies,
+        "written_by": f"understudy {__version__}",
+    }
+    known: dict[str, Any] = {**agent, "model_name": last.call.backend_model}
+    tools = offered(head.call)
+    if tools:
+        known["tool_definitions"] = tools
+    return {
+        "schema_version": VERSION,
+        "session_id": head.call.session_id or graded.attempt.id,
+        "trajectory_id": f"{graded.attempt.id}.{line.branch}" if line.host is None else line.branch,
+        "agent": known,
+        "steps": made,
+        "final_metrics": totals(made),
+        "extra": extra,
+    }
+
+
+def _started(line: TrajectoryLine, lines: Sequence[TrajectoryLine], names: dict[str, str]) -> dict[str, str]:
+    """The agents that tool calls of a line started, by the id of the call."""
+    own = {node.call.id for node in line.nodes}
+    started: dict[str, str] = {}
+    for other in lines:
+        head = other.nodes[0]
+        by = head.spawned_by
+        if head.role != "subagent" or other.before is not None or by is None or by.call.id not in own:
+            continue
+        asked = [block.text for block in head.conversation.blocks if block.kind == "text"]
+        for block in by.answer or ():
+            if block.kind == "tool_use" and block.inputs().get("prompt") in asked and block.id not in started:
+                started[block.id] = names[other.branch]
+                break
+    return started
+
+
+def _rollout_items(nodes: Sequence[Node]) -> list[Message | Did]:
+    """What each call sent that was new, and what it was answered with.
+
+    The answers of the calls are those that were given, not as the agent sent them back.
+    """
+    items: list[Message | Did] = []
+    known = 0
+    for number, node in enumerate(nodes):
+        conversation = node.conversation
+        if number and node.parent is nodes[number - 1]:
+            fresh = msgspec.structs.replace(conversation, system="", blocks=conversation.blocks[node.fresh :])
+            items += _messages(fresh)
+        elif number:
+            # A call between was not answered, or is not told.
+            rest = msgspec.structs.replace(conversation, system="", blocks=conversation.blocks[known:])
+            items += _messages(rest)
+        else:
+            items += _messages(conversation)
+        known = len(conversation.blocks)
+        items.append(_rollout_turn(node, node.answer or ()))
+    return items
+
+
+def _messages(conversation: Conversation) -> list[Message]:
+    return [_plain(message) for message in chat_messages(conversation)]
+
+
+def _plain(message: ChatMessage) -> Message:
+    told: dict[str, Any] = msgspec.to_builtins(message)
+    return {key: value for key, value in told.items() if value is not None}
+
+
+def _rollout_turn(node: Node, answer: tuple[Block, ...]) -> Did:
+    call = node.call
+    extra: dict[str, Any] = {"call_id": call.id, "finish_reason": call.finish_reason}
+    if call.policy_version is not None or call.policy_spans:
+        extra["policy_version"] = call.policy_version
+        extra["policy_spans"] = plain(call.policy_spans)
+    if call.completion_token_ids is not None:
+        extra["loss_mask"] = [0 if node.superseded else 1] * len(call.completion_token_ids)
+    if node.superseded:
+        extra["superseded"] = True
+    return Did(
+        message=_plain(chat_messages(Conversation(), answer)[0]),
+        model=call.backend_model,
+        timestamp=instant(call.ended_at),
+        metrics=_metrics(call),
+        extra=extra,
+    )
+
+
+def _metrics(call: Call) -> dict[str, Any]:
+    usage = call.usage
+    told: dict[str, Any] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cached_tokens": usage.cached_tokens,
+    }
+    if call.cost_usd is not None:
+        told["cost_usd"] = call.cost_usd
+    if call.prompt_token_ids is not None:
+        told["prompt_token_ids"] = list(call.prompt_token_ids)
+    if call.completion_token_ids is not None:
+        told["completion_token_ids"] = list(call.completion_token_ids)
+        known = call.logprobs
+        if known is not None and len(known) == len(call.completion_token_ids) and all(map(math.isfinite, known)):
+            told["logprobs"] = list(known)
+    if usage.cache_write_tokens:
+        told["extra"] = {"cache_write_tokens": usage.cache_write_tokens}
+    return told

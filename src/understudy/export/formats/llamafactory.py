@@ -1,13 +1,17 @@
-"""LLaMA-Factory: rows in its sharegpt or Alpaca form, its `dataset_info.json`, and a training config to run.
+"""LLaMA-Factory: rows in its sharegpt or Alpaca form, `dataset_info.json`, and a training config to run.
 
 `OUTPUT` is the dataset directory, which may be LLaMA-Factory's own; each data set has a directory in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
@@ -16,12 +20,11 @@ from understudy.export.base import Exported, Report, Traits, exporter, silent
 from understudy.export.corpus import Corpus, Tally, Unit
 from understudy.export.examples import Example
 from understudy.export.files import JsonLines, Writing
-from understudy.export.formats import llamafactory_files as files
 from understudy.export.formats import llamafactory_rows as rows
-from understudy.export.formats.llamafactory_files import Finetuning, Stage
-from understudy.export.formats.llamafactory_rows import Flaw, Form, Row
-from understudy.export.formats.llamafactory_templates import Template, named
+from understudy.export.formats.llamafactory_rows import Flaw, Form, Row, Template, find_template
 from understudy.preference.base import Pair
+from understudy.util.atomic import atomic_path
+from understudy.util.locks import locked
 
 CONFIG = "train.yaml"
 TOO_LONG = "rows longer than --cutoff, which LLaMA-Factory would cut"
@@ -68,11 +71,11 @@ def export(
 
     Raises ConfigError when there is nothing to write, when it cannot be written, or when the names are taken.
     """
-    name, test = files.named(name), f"{name}_test"
+    name, test = _check_name(name), f"{name}_test"
     if cutoff is not None and cutoff < 1:
         raise ConfigError(f"--cutoff: {cutoff} is no number of tokens; give one of at least 1")
-    files.check(output, {name: f"{name}/", test: f"{name}/"})
-    chosen = named(template)
+    check_names(output, {name: f"{name}/", test: f"{name}/"})
+    chosen = find_template(template)
     count = Lengths(model)
     place = output / name
     if stage != "sft":
@@ -82,7 +85,7 @@ def export(
     longest = 0
     splits: set[str] = set()
     about = _ABOUT.format(stage=stage, form=form, template=template, name=name)
-    lines = files.AlpacaLines if form == "alpaca" else JsonLines
+    lines = AlpacaLines if form == "alpaca" else JsonLines
     with Writing(corpus, place, "llamafactory", lines, report, suffix=JsonLines.suffix) as writing:
         for made, row in _rows(corpus, stage, unit, chosen, form):
             length = 0 if isinstance(row, Flaw) else count(row)
@@ -96,7 +99,7 @@ def export(
             writing.add(made.group, row)
         both = len(splits) > 1
         room = cutoff or -(-longest // _ROUND) * _ROUND
-        written = files.config(
+        written = training_config(
             stage=stage,
             model=model,
             template=template,
@@ -113,10 +116,10 @@ def export(
         told = f"cutoff_len is {room} tokens; the longest row has {roughly}{longest}"
         exported = writing.finish(about, _LOAD, notes=(told,), kept=(CONFIG,))
     entries = {
-        name: files.entry(f"{name}/train.jsonl", form, stage),
-        test: files.entry(f"{name}/test.jsonl", form, stage) if both else None,
+        name: dataset_entry(f"{name}/train.jsonl", form, stage),
+        test: dataset_entry(f"{name}/test.jsonl", form, stage) if both else None,
     }
-    files.merge(output, entries)
+    merge_entries(output, entries)
     return exported
 
 
@@ -181,3 +184,205 @@ def _texts(row: Row) -> Iterator[str]:
     yield max((each if isinstance(each, str) else each["value"] for each in answers), key=len, default="")
     yield row.get("instruction", "")
     yield row.get("output", "")
+
+
+Stage = Literal["sft", "dpo", "kto"]
+Finetuning = Literal["lora", "full"]
+
+INFO = "dataset_info.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+_COLUMNS: dict[tuple[Form, Stage], dict[str, str]] = {
+    ("sharegpt", "sft"): {},
+    ("sharegpt", "kto"): {"kto_tag": "kto_tag"},
+    ("sharegpt", "dpo"): {"chosen": "chosen", "rejected": "rejected"},
+    ("alpaca", "sft"): {"response": "output"},
+    ("alpaca", "kto"): {"response": "output", "kto_tag": "kto_tag"},
+    ("alpaca", "dpo"): {"chosen": "chosen", "rejected": "rejected"},
+}
+_FORM_COLUMNS: dict[Form, dict[str, str]] = {
+    "sharegpt": {"messages": "conversations"},
+    "alpaca": {"prompt": "instruction", "query": "input", "history": "history"},
+}
+_RATES: dict[tuple[Stage, Finetuning], float] = {
+    ("sft", "lora"): 1e-4,
+    ("sft", "full"): 1e-5,
+    ("dpo", "lora"): 5e-6,
+    ("dpo", "full"): 5e-7,
+    ("kto", "lora"): 5e-6,
+    ("kto", "full"): 5e-7,
+}
+
+
+class AlpacaLines(JsonLines):
+    """Rows in the form of Alpaca, the first one that has a history in front.
+
+    `datasets` takes the types of columns from the first 10 MB of a file: where no row in them has a history, it
+    fails at the first one that has.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._path = path
+        self._size = 0
+        self._first: tuple[int, int] | None = None
+
+    def write(self, row: Mapping[str, Any]) -> int:
+        """Write a row. Returns its length in bytes."""
+        length = super().write(row)
+        if self._first is None and row["history"]:
+            self._first = (self._size, length)
+        self._size += length
+        return length
+
+    def close(self) -> None:
+        """Finish the file."""
+        super().close()
+        begin, length = self._first or (0, 0)
+        if not begin:
+            return
+        with self._path.open("rb") as old, atomic_path(self._path) as place, place.open("wb") as new:
+            old.seek(begin)
+            new.write(old.read(length))
+            old.seek(0)
+            while begin:
+                part = old.read(min(begin, 1 << 20))
+                new.write(part)
+                begin -= len(part)
+            old.seek(length, os.SEEK_CUR)
+            shutil.copyfileobj(old, new, 1 << 20)
+
+
+def _check_name(name: str) -> str:
+    """The name of a data set. Raises ConfigError for one that LLaMA-Factory, or a directory, cannot have."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"--name: {name!r} cannot name a data set of LLaMA-Factory; give letters, digits, dots, dashes and "
+            "underscores, beginning with a letter or a digit, at most 100"
+        )
+    return name
+
+
+def dataset_entry(file: str, form: Form, stage: Stage) -> dict[str, Any]:
+    """What `dataset_info.json` says of a file of rows. A list of columns must name all: the others are none."""
+    columns = {**_FORM_COLUMNS[form], **_COLUMNS[form, stage], "system": "system", "tools": "tools"}
+    said: dict[str, Any] = {"file_name": file, "formatting": form, "columns": columns}
+    return {**said, "ranking": True} if stage == "dpo" else said
+
+
+def check_names(directory: Path, names: Mapping[str, str]) -> None:
+    """Raises ConfigError where the `dataset_info.json` of a directory is none, or has one of `names` for others.
+
+    `names` maps a data set to the beginning of the files that are its own.
+    """
+    known = _read_info(directory / INFO)
+    for name, own in names.items():
+        taken = known.get(name)
+        if taken is not None and not _ours(taken, own):
+            raise ConfigError(
+                f"{directory / INFO} has a data set {name!r} already, which is none of ours; choose another --name"
+            )
+
+
+def merge_entries(directory: Path, entries: Mapping[str, dict[str, Any] | None]) -> None:
+    """Put entries into the `dataset_info.json` of a directory (None takes one out); all others stay as they are.
+
+    The file is exchanged at one stroke. Raises ConfigError when it is broken.
+    """
+    path = directory / INFO
+    with locked(directory / f".{INFO}.lock", remedy="choose another --output"):
+        known: dict[str, Any] = dict(_read_info(path))
+        for name, said in entries.items():
+            known.pop(name, None)
+            if said is not None:
+                known[name] = msgspec.Raw(msgspec.json.format(msgspec.json.encode(said), indent=2))
+        lines = [f"{json.dumps(name)}: {bytes(raw).decode()}" for name, raw in known.items()]
+        text = "{\n" + ",\n".join(lines) + "\n}\n" if lines else "{}\n"
+        with atomic_path(path) as fresh:
+            fresh.write_text(text, encoding="utf-8")
+
+
+def training_config(
+    *,
+    stage: Stage,
+    model: str,
+    template: str,
+    finetuning: Finetuning,
+    dataset_dir: Path,
+    name: str,
+    test: str | None,
+    cutoff: int,
+    mask_history: bool,
+    output: Path,
+) -> str:
+    """A training config, as YAML."""
+    method: dict[str, Any] = {"stage": stage, "do_train": True, "finetuning_type": finetuning}
+    if finetuning == "lora":
+        method |= {"lora_rank": 16, "lora_target": "all"}
+    if stage != "sft":
+        method["pref_beta"] = 0.1
+    if stage == "dpo":
+        method["pref_loss"] = "sigmoid"
+    data: dict[str, Any] = {"dataset_dir": str(dataset_dir), "dataset": name}
+    if test is not None:
+        data["eval_dataset"] = test
+    data |= {"template": template, "cutoff_len": cutoff}
+    if stage == "sft":
+        data["mask_history"] = mask_history
+    # Null leaves answers with thinking and answers without as they are.
+    data |= {"enable_thinking": None, "overwrite_cache": True}
+    train: dict[str, Any] = {
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 8,
+        "learning_rate": _RATES[stage, finetuning],
+        "num_train_epochs": 1.0 if stage != "sft" else 3.0,
+        "lr_scheduler_type": "cosine",
+        "warmup_ratio": 0.1,
+        "bf16": True,
+        "gradient_checkpointing": True,
+    }
+    if test is not None:
+        train |= {"per_device_eval_batch_size": 1, "eval_strategy": "epoch"}
+    parts: dict[str, dict[str, Any]] = {
+        "model": {"model_name_or_path": model},
+        "method": method,
+        "dataset": data,
+        "output": {
+            "output_dir": str(output),
+            "logging_steps": 10,
+            "save_strategy": "epoch",
+            "report_to": "none",
+        },
+        "train": train,
+    }
+    lines: list[str] = []
+    for title, settings in parts.items():
+        lines += [f"### {title}", *(f"{key}: {_scalar(value)}" for key, value in settings.items()), ""]
+    return "\n".join(lines)
+
+
+def _scalar(value: Any) -> str:
+    # 1e-05 would be a string: YAML wants the dot.
+    return f"{value:.1e}" if isinstance(value, float) and value < 1e-3 else json.dumps(value)
+
+
+def _read_info(path: Path) -> dict[str, msgspec.Raw]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; choose another --output") from error
+    try:
+        msgspec.json.decode(data)
+        return msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} is no JSON object of data sets ({error}), so LLaMA-Factory cannot read it and nothing can be "
+            "added; mend or move it away, or choose another --output"
+        ) from error
+
+
+def _ours(raw: msgspec.Raw, own: str) -> bool:
+    said: Any = msgspec.json.decode(raw)
+    return isinstance(said, dict) and str(cast(dict[str, Any], said).get("file_name", "")).startswith(own)

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from understudy.model.causal.sampling import Drawing, chance
-from understudy.model.scripted.model import WeightSpan
+from understudy.model.interface import WeightSpan
 
 FinishReason = Literal["stop", "length", "abort"]
 

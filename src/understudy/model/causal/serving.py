@@ -17,10 +17,9 @@ from understudy.model.causal.jobs import Ask, Outcome
 from understudy.model.causal.sampling import Drawing
 from understudy.model.causal.weights import Shelf
 from understudy.model.hermes import parse
-from understudy.model.interface import Command, Control
+from understudy.model.interface import Command, Completion, Control
 from understudy.model.protocol import ChatRequest, Drawn, GenerateRequest, Message, RequestFault, Tool, read_body
-from understudy.model.scripted.model import Completion
-from understudy.model.scripted.tokenizer import Vocabulary
+from understudy.model.vocabulary import Vocabulary
 
 _SMALL = 50_000_000
 """Parameters below which a second thread costs more than it brings."""

@@ -12,7 +12,7 @@ import transformers
 
 from understudy.errors import BackendError, ConfigError
 from understudy.model.protocol import Message, RequestFault, Tool
-from understudy.model.scripted.tokenizer import byte_level_bytes
+from understudy.model.vocabulary import byte_level_bytes
 
 _library: Any = transformers  # whose types say nothing
 

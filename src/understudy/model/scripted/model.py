@@ -1,45 +1,68 @@
-"""From an action to a completion: its text in the template's form, the tokens of that text, where they are cut."""
+"""A scripted policy as a model that can be served: its action as the text and the tokens of a completion."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
 from understudy.errors import BackendError
-from understudy.model.hermes import Segment, parse
-from understudy.model.protocol import ChatRequest, NamedToolChoice, RequestFault, Tool
+from understudy.model.hermes import parse
+from understudy.model.interface import Completion, Control
+from understudy.model.protocol import (
+    ChatRequest,
+    GenerateRequest,
+    Message,
+    NamedToolChoice,
+    RequestFault,
+    Tool,
+    check_chat,
+)
 from understudy.model.scripted.action import Action, ChatTurn, Policy, ToolCall
-from understudy.model.scripted.template import TURN_END, render_call
+from understudy.model.scripted.template import TURN_END, render, render_call, unrender
 from understudy.model.scripted.tokenizer import Tokenizer, mark
+from understudy.model.vocabulary import Vocabulary
 
 
-class WeightSpan(Struct, frozen=True):
-    """The tokens of a completion from `start` up to `end` were sampled by this version of the weights."""
+class Scripted:
+    """A policy as a model (see ServedModel). Its tokens are certain."""
 
-    version: str
-    start: int
-    end: int
+    controls: Mapping[str, Mapping[str, Control]] = {}
 
+    def __init__(self, policy: Policy, tokenizer: Tokenizer) -> None:
+        self._policy = policy
+        self._tokenizer = tokenizer
+        self.vocabulary: Vocabulary = tokenizer
 
-class Completion(Struct, frozen=True):
-    """A generated turn. `logprobs[i]` belongs to `ids[i]`.
+    def models(self) -> Sequence[str]:
+        """See ServedModel."""
+        return ()
 
-    `stop_reason` is the stop string that was met, or the token that the request had chosen to stop at, if any.
-    `weight_versions` are those of the weights, None where there are no weights. `cached_tokens` of the prompt did
-    not have to be read.
-    """
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, add_generation_prompt: bool = True
+    ) -> tuple[list[int], int]:
+        """See ServedModel."""
+        return self._tokenizer.encode_marked(render(messages, tools, add_generation_prompt=add_generation_prompt))
 
-    ids: list[int]
-    logprobs: list[float]
-    segments: list[Segment]
-    finish_reason: Literal["stop", "length", "abort"]
-    stop_reason: str | int | None = None
-    weight_versions: tuple[WeightSpan, ...] | None = None
-    cached_tokens: int = 0
+    async def chat(
+        self, request: ChatRequest, prompt: list[int], known: int, limit: int, model: str
+    ) -> Completion:
+        """See ServedModel."""
+        # The last prompt token is never taken from a cache: its logits are needed.
+        return complete(self._policy, self._tokenizer, request, limit, cached=min(known, len(prompt) - 1))
+
+    async def generate(self, request: GenerateRequest, limit: int, model: str) -> Completion:
+        """See ServedModel."""
+        prompt = unrender(self._tokenizer, request.token_ids)
+        chat = request.chat(prompt.messages, prompt.tools)
+        check_chat(chat, len(self.vocabulary.token_bytes))
+        return complete(self._policy, self._tokenizer, chat, limit)
+
+    def close(self) -> None:
+        """See ServedModel."""
 
 
 def complete(

@@ -1,4 +1,9 @@
-"""The chat template: a conversation as the marked text that is encoded."""
+"""The scripted model's chat template: a conversation as the marked text that is encoded, and its inverse.
+
+`render` writes a conversation. `unrender` reads the tokens of a prompt back as messages and tools, so that a
+policy can act on a request that comes as tokens. A token is special by its id: what a message or a tool says can
+only look like a special token, and stays text.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,11 @@ from typing import Any
 import jinja2
 import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from msgspec import Struct
 
-from understudy.model.protocol import Message, Tool
-from understudy.model.scripted.tokenizer import mark
+from understudy.model.hermes import Segment, parse
+from understudy.model.protocol import FunctionCall, Message, MessageToolCall, RequestFault, Tool, ToolFunction
+from understudy.model.scripted.tokenizer import Tokenizer, mark, unmark
 
 TURN_END = "<|im_end|>"
 
@@ -67,3 +74,149 @@ def _template() -> jinja2.Template:
     environment.filters["tojson"] = _to_json
     source = resources.files("understudy.model").joinpath("assets/chat_template.jinja").read_text("utf-8")
     return environment.from_string(source)
+
+
+_TURN = "<|im_start|>"
+_RESULT, _RESULT_END = "<tool_response>", "</tool_response>"
+_SYSTEM_END = "\n\n"
+_HEADERS = {"system": "system\n", "user": "user\n", "assistant": "assistant\n"}
+
+
+class Prompt(Struct, frozen=True):
+    """What a prompt says. Ids of tool calls are not part of it."""
+
+    messages: list[Message]
+    tools: list[Tool] | None
+
+
+def unrender(tokenizer: Tokenizer, ids: Sequence[int]) -> Prompt:
+    """The conversation that the template made `ids` of, which end with the beginning of the assistant's turn.
+
+    Raises BackendError for tokens that the template does not make.
+    """
+    *turns, last = _turns(tokenizer, ids)
+    if tokenizer.decode(last) != _HEADERS["assistant"]:
+        raise _fault("it does not end with the beginning of an assistant's turn")
+    messages: list[Message] = []
+    tools: list[Tool] | None = None
+    for number, turn in enumerate(turns):
+        if number == 0 and tokenizer.special_ids["<tool_call>"] in turn and _role(tokenizer, turn) == "system":
+            system, tools = _tools(tokenizer.decode(turn))
+            messages.extend(system)
+        else:
+            messages.extend(_messages(tokenizer, turn))
+    return Prompt(messages, tools)
+
+
+def _turns(tokenizer: Tokenizer, ids: Sequence[int]) -> list[list[int]]:
+    """The tokens of each turn without those that begin and end it; the last one is open."""
+    start, end = tokenizer.special_ids[_TURN], tokenizer.special_ids[TURN_END]
+    starts = [index for index, id_ in enumerate(ids) if id_ == start]
+    if not starts or starts[0] != 0:
+        raise _fault(f"it does not begin with {_TURN}")
+    turns: list[list[int]] = []
+    for begin, behind in zip(starts, [*starts[1:], None], strict=True):
+        turn = list(ids[begin + 1 : behind])
+        if behind is not None:
+            ends = [index for index, id_ in enumerate(turn) if id_ == end]
+            if len(ends) != 1 or tokenizer.decode(turn[ends[0] + 1 :]) != "\n":
+                raise _fault(f"turn {len(turns) + 1} does not end with {TURN_END} and a newline")
+            turn = turn[: ends[0]]
+        turns.append(turn)
+    return turns
+
+
+def _role(tokenizer: Tokenizer, turn: Sequence[int]) -> str:
+    return tokenizer.decode(turn[:8]).partition("\n")[0]
+
+
+def _body(tokenizer: Tokenizer, turn: Sequence[int], header: str) -> list[int]:
+    """The tokens behind the header; a token that reaches over its end is cut in two."""
+    size = count = 0
+    while size < len(header) and count < len(turn):
+        size += len(tokenizer.token_bytes[turn[count]])
+        count += 1
+    over = b"".join(tokenizer.token_bytes[id_] for id_ in turn[:count])[len(header) :]
+    return tokenizer.encode_marked(mark(over.decode("utf-8", "replace")))[0] + list(turn[count:])
+
+
+def _messages(tokenizer: Tokenizer, turn: Sequence[int]) -> list[Message]:
+    """The messages of one turn: several, if it has the results of several tool calls."""
+    role = _role(tokenizer, turn)
+    if role not in _HEADERS:
+        raise _fault(f"{role[:40]!r} is the role of no turn")
+    body = _body(tokenizer, turn, _HEADERS[role])
+    if role == "assistant":
+        return [_assistant(parse(tokenizer, body))]
+    if body and body[0] == tokenizer.special_ids[_RESULT]:
+        return [Message("tool", text) for text in _results(tokenizer, body)]
+    return [Message("system" if role == "system" else "user", tokenizer.decode(body))]
+
+
+def _assistant(segments: Sequence[Segment]) -> Message:
+    texts = {segment.kind: segment.text for segment in segments}
+    calls = [
+        MessageToolCall(FunctionCall(segment.name, segment.text))
+        for segment in segments
+        if segment.kind == "tool_call"
+    ]
+    return Message(
+        "assistant", texts.get("content", ""), reasoning=texts.get("reasoning"), tool_calls=calls or None
+    )
+
+
+def _results(tokenizer: Tokenizer, body: Sequence[int]) -> list[str]:
+    """The texts between `<tool_response>` and `</tool_response>`, a newline inside of each and between two."""
+    begin, end = (tokenizer.special_ids[token] for token in (_RESULT, _RESULT_END))
+    results: list[str] = []
+    position = 0
+    while position < len(body):
+        if body[position] != begin or end not in body[position:]:
+            raise _fault("the results of tool calls are not one after another")
+        close = body.index(end, position)
+        text = tokenizer.decode(body[position + 1 : close])
+        if len(text) < 2 or text[0] != "\n" or text[-1] != "\n":
+            raise _fault("the result of a tool call does not stand on lines of its own")
+        results.append(text[1:-1])
+        position = close + 1
+        if position < len(body):
+            newline = next((i for i in range(position, len(body)) if body[i] == begin), len(body))
+            if tokenizer.decode(body[position:newline]) != "\n":
+                raise _fault("the results of tool calls are not one after another")
+            position = newline
+    return results
+
+
+def _tools(turn: str) -> tuple[list[Message], list[Tool]]:
+    """The system message, if any, and the tools of the first turn."""
+    before, after = _around_tools()
+    text = turn.removeprefix(_HEADERS["system"])
+    # No tool can say it: in JSON a newline is an escape. A system prompt can, but comes before.
+    start = text.rfind(before)
+    if start < 0 or not text.endswith(after):
+        raise _fault("its first turn does not list tools in the template's way")
+    system = text[:start]
+    lines = text[start + len(before) : len(text) - len(after)].split("\n")
+    try:
+        tools = [msgspec.json.decode(line, type=Tool) for line in lines]
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise _fault(f"a tool is no JSON of one: {error}") from None
+    if not system:
+        return [], tools
+    if not system.endswith(_SYSTEM_END):
+        raise _fault("its system prompt does not end before its tools")
+    return [Message("system", system.removesuffix(_SYSTEM_END))], tools
+
+
+@cache
+def _around_tools() -> tuple[str, str]:
+    """What the template writes before the tools and after them, within the turn."""
+    tool = Tool(function=ToolFunction("0"))
+    turn = unmark(render([], [tool], add_generation_prompt=False))
+    line = next(line for line in turn.split("\n") if line.startswith("{") and '"0"' in line)
+    before, after = turn.split(line)
+    return before.removeprefix(_TURN + _HEADERS["system"]), after.partition(TURN_END)[0]
+
+
+def _fault(what: str) -> RequestFault:
+    return RequestFault(f"the prompt is not one that this model's template makes: {what}", param="token_ids")

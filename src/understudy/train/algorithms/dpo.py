@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import structs
 
 from understudy.errors import ConfigError
-from understudy.export.formats.trl_dpo import row_of
+from understudy.export.formats.trl import dpo_row
 from understudy.preference.checks import Tally
 from understudy.preference.rollouts import rollout_pairs
 from understudy.store import Store
@@ -77,7 +77,7 @@ def _rows(
             tally = Tally(left_out=left_out)
             with Store.open(source, create=False) as store:
                 for pair in rollout_pairs(store, run, include_suspicious=include_suspicious, tally=tally):
-                    yield row_of(pair)
+                    yield dpo_row(pair)
 
 
 def _fitting(pairs: Many[PairTokens], options: DPOOptions, model: Any, left_out: Counter[str]) -> list[PairTokens]:

@@ -24,7 +24,6 @@ from msgspec import Struct, field
 from understudy.errors import ConfigError
 from understudy.export.corpus import WORK, Corpus, Selection
 from understudy.export.formats import llamafactory as exporting
-from understudy.export.formats import llamafactory_files as files
 from understudy.store import Store
 from understudy.train.options import SFTOptions
 from understudy.trajectory.roles import Role
@@ -187,8 +186,8 @@ def _data(
             raise ConfigError(f"{ready[0]} is a data set of LLaMA-Factory: give it alone")
         source = ready[0].resolve()
         lines = (source / "train.jsonl").read_bytes().count(b"\n") if (source / "train.jsonl").is_file() else 0
-        if not lines or not (source.parent / files.INFO).is_file():
-            raise ConfigError(f"{source} has no train.jsonl with rows, or {source.parent} no {files.INFO}")
+        if not lines or not (source.parent / exporting.INFO).is_file():
+            raise ConfigError(f"{source} has no train.jsonl with rows, or {source.parent} no {exporting.INFO}")
         return [source.name], source.parent, lines
     names: list[str] = []
     rows = 0
@@ -213,7 +212,7 @@ def _config(
     model: Path, directory: Path, names: Many[str], template: str, options: SFTOptions, output: Path
 ) -> str:
     """The config of a training: what an export proposes, with what was asked for."""
-    proposed = files.config(
+    proposed = exporting.training_config(
         stage="sft",
         model=str(model.resolve()),
         template=template,

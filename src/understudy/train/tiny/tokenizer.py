@@ -7,15 +7,16 @@ that everyone uses carry the space before them, which shortens a conversation by
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from understudy.model import train_tokenizer
+from understudy.model.vocabulary import SPECIAL_TOKENS
 
 VOCABULARY = 1024
 CONTEXT = 4096
@@ -25,11 +26,26 @@ _WORDS = r"\p{L}+|\p{N}| +|\n+|[^\s\p{L}\p{N}]+|\s"
 
 
 def train(texts: Sequence[str]) -> Tokenizer:
-    """A tokenizer of `VOCABULARY` tokens."""
-    found = Counter(word for text in texts for word in set(re.findall(r"[A-Za-z]+", text)))
-    common = sorted(word for word, count in found.items() if count >= _COMMON_SHARE * len(texts))
+    """A byte-level BPE tokenizer of `VOCABULARY` tokens, none of which reaches beyond a match of `words`."""
+    counts = Counter(word for text in texts for word in set(re.findall(r"[A-Za-z]+", text)))
+    common = sorted(word for word, count in counts.items() if count >= _COMMON_SHARE * len(texts))
     words = rf" ?(?:{'|'.join(common)})(?!\p{{L}})|{_WORDS}"
-    return train_tokenizer.train(texts, words, VOCABULARY)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(words), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def chat_template() -> str:
@@ -39,5 +55,17 @@ def chat_template() -> str:
 
 def write(tokenizer: Tokenizer, directory: Path) -> None:
     """Write the tokenizer's files and the chat template, as `transformers.AutoTokenizer` reads them."""
-    train_tokenizer.write(tokenizer, directory, CONTEXT)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=False), encoding="utf-8")
+    end, padding = "<|im_end|>", "<|endoftext|>"
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": end,
+        "pad_token": padding,
+        "additional_special_tokens": [token for token in SPECIAL_TOKENS if token not in (end, padding)],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": CONTEXT,
+    }
+    text = json.dumps(settings, indent=2) + "\n"
+    (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
     (directory / "chat_template.jinja").write_text(chat_template(), encoding="utf-8")

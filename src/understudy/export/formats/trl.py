@@ -1,0 +1,282 @@
+"""TRL: conversations, exact tokens, preference pairs and labelled turns, as Parquet files for its trainers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from understudy.export.base import Exported, Report, Traits, exporter, silent
+from understudy.export.corpus import Corpus, Unit
+from understudy.export.examples import Example
+from understudy.export.files import Writing
+from understudy.export.matching import arguments_of, textual
+from understudy.export.parquet import Parquet
+from understudy.ingest.trace import Message
+from understudy.preference.base import Pair
+from understudy.preference.checks import message_of
+from understudy.trajectory.graded import Graded
+from understudy.trajectory.samples import Sample
+
+SftForm = Literal["messages", "completion"]
+
+IGNORED = -100
+"""The label of a token that is not trained on."""
+
+_MESSAGES = ["json"]
+"""The column type of messages: JSON values, so that a message has the keys it has and no others. In a column of
+structs every message would have every key of any, None where it had none, and every tool call every argument: a
+chat template would render them."""
+_TEXT = "string"
+_ORIGIN = dict.fromkeys(("example_id", "origin", "group", "source", "model", "family"), _TEXT)
+_EXAMPLE: dict[str, Any] = {"tools": _TEXT, **_ORIGIN, "reward": "float64"}
+
+SFT_COLUMNS: dict[SftForm, dict[str, Any]] = {
+    "messages": {"messages": _MESSAGES, "trained": ["int32"], **_EXAMPLE},
+    "completion": {"prompt": _MESSAGES, "completion": _MESSAGES, **_EXAMPLE},
+}
+TOKEN_COLUMNS: dict[str, Any] = {
+    "input_ids": ["int32"],
+    "labels": ["int32"],
+    "assistant_masks": ["int8"],
+    "logprobs": ["float64"],
+    "reward": "float64",
+    "policy_version": _TEXT,
+    "policy_versions": [_TEXT],
+    "call_ids": [_TEXT],
+    **dict.fromkeys(("instance_id", "rollout_id", "attempt_id", "branch", "role", "reason", "integrity"), _TEXT),
+}
+DPO_COLUMNS: dict[str, Any] = {
+    **dict.fromkeys(("prompt", "chosen", "rejected"), _MESSAGES),
+    **dict.fromkeys(("tools", "pair_id", "origin", "group", "state_id", "model", "family"), _TEXT),
+    "evidence": "json",
+}
+KTO_COLUMNS: dict[str, Any] = {"prompt": _MESSAGES, "completion": _MESSAGES, "label": "bool", **_EXAMPLE}
+
+# --- The dataset cards --------------------------------------------------------------------------------------
+
+_SFT_ABOUT: dict[SftForm, str] = {
+    "messages": "Each row is a conversation: `messages` with the arguments of tool calls as objects, and `tools`"
+    " as JSON text. `trained` are the indexes of the messages that were chosen to be learned. With "
+    "`assistant_only_loss=True` TRL learns all the assistant's messages of a row: those too that were not "
+    "chosen, and those that two paths of one session share. Where that matters, export with `--exact`.",
+    "completion": "Each row is a `prompt`, the conversation so far, and the `completion` that is learned, which "
+    "may be several messages with tool results between them; `tools` are JSON text. Each chosen message is "
+    "learned once: with `assistant_only_loss=True` TRL learns the assistant's messages of the completion, and no"
+    " others.",
+}
+_TOKENS_ABOUT = (
+    "Each row is a token sequence of one or more calls of a rollout, exactly as its tokens were sent and "
+    "sampled. `assistant_masks` is 1 on the sampled tokens, `labels` are those tokens and -100 elsewhere; TRL "
+    "takes the rows as they are. `logprobs` are those of the policy that sampled: 0 off the mask, null where the"
+    " backend gave none. `policy_version` is the one that all of a row's calls share, `policy_versions` are "
+    "those of its `call_ids`; `reward` is the whole rollout's; `reason` says why the sequence begins where it "
+    "does. Use the tokenizer of the model that sampled."
+)
+_DPO_ABOUT = (
+    "Each row is a preference: `prompt` is what the model saw, `chosen` and `rejected` are one answer each, "
+    "`tools` are JSON text, `evidence` says why the one is better. `model` and `family` wrote the rejected "
+    "answer."
+)
+_KTO_ABOUT = (
+    "Each row is a turn: `prompt` is what the model saw, `completion` its one answer, `label` whether it is to "
+    "be learned from; `tools` are JSON text. A turn of a rollout has the label of its rollout: solved or not. A "
+    "turn of a session is undesirable where the user denied a call, interrupted it, said that it was wrong, or "
+    "an edit of it was undone later; else desirable where tests that it ran passed, it made a commit, or the "
+    "user praised it; else as the log says of the whole task, if it does. Turns of which nothing tells are left "
+    "out."
+)
+_SFT_LOAD = """from datasets import load_dataset
+from trl import SFTConfig, SFTTrainer
+
+dataset = load_dataset("{output}")
+config = SFTConfig(assistant_only_loss=True, max_length=None)
+SFTTrainer(MODEL, args=config, train_dataset=dataset["train"]).train()"""
+
+
+def _load(trainer: str) -> str:
+    return (
+        f"from datasets import load_dataset\nfrom trl import {trainer}Config, {trainer}Trainer\n\n"
+        'dataset = load_dataset("{output}")\n'
+        f'{trainer}Trainer(MODEL, args={trainer}Config(max_length=None), train_dataset=dataset["train"]).train()'
+    )
+
+
+# --- The formats --------------------------------------------------------------------------------------------
+
+
+@exporter(Traits(solved_only=True))
+def export_sft(
+    corpus: Corpus,
+    output: Path,
+    *,
+    unit: Annotated[Unit, "A row a conversation, or a turn (as prompt and completion)."] = "conversation",
+    exact: Annotated[
+        bool, "Conversations as prompt and completion, so that TRL learns the chosen messages only, each once."
+    ] = False,
+    report: Report = silent,
+) -> Exported:
+    """Conversations for TRL's SFTTrainer, with their tools.
+
+    Raises ConfigError when there is nothing to write, or it cannot be written.
+    """
+    form: SftForm = "completion" if exact or unit == "turn" else "messages"
+    with _writing(corpus, output, "trl-sft", SFT_COLUMNS[form], report) as writing:
+        for example in corpus.examples(unit):
+            for row in sft_rows(example, form):
+                writing.add(example.group, row)
+        return writing.finish(_SFT_ABOUT[form], _SFT_LOAD)
+
+
+@exporter(Traits(origins=("rollouts",)))
+def export_tokens(corpus: Corpus, output: Path, *, report: Report = silent) -> Exported:
+    """Exact tokens of rollouts for TRL's SFTTrainer, with masks, logprobs, rewards and policy versions.
+
+    Raises ConfigError when there is nothing to write, or it cannot be written.
+    """
+    with _writing(corpus, output, "trl-tokens", TOKEN_COLUMNS, report) as writing:
+        for graded, sample in corpus.samples():
+            writing.add(graded.rollout.task_id, token_row(graded, sample))
+        return writing.finish(_TOKENS_ABOUT, _load("SFT"))
+
+
+@exporter(Traits(chooses_solved=False))
+def export_dpo(corpus: Corpus, output: Path, *, report: Report = silent) -> Exported:
+    """Preference pairs for TRL's DPOTrainer, of replays and of attempts at one task.
+
+    Raises ConfigError when there is nothing to write, or it cannot be written.
+    """
+    with _writing(corpus, output, "trl-dpo", DPO_COLUMNS, report) as writing:
+        for pair in corpus.pairs():
+            writing.add(pair.group, dpo_row(pair))
+        return writing.finish(_DPO_ABOUT, _load("DPO"))
+
+
+@exporter(Traits(chooses_solved=False))
+def export_kto(corpus: Corpus, output: Path, *, report: Report = silent) -> Exported:
+    """Turns with a label, desirable or not, for TRL's KTOTrainer.
+
+    Raises ConfigError when there is nothing to write, or it cannot be written.
+    """
+    labels: Counter[bool] = Counter()
+    with _writing(corpus, output, "trl-kto", KTO_COLUMNS, report) as writing:
+        for example in corpus.examples("turn"):
+            if example.desirable is None:
+                corpus.tally.leave_out(example, "turns of which nothing tells whether they were good")
+                continue
+            labels[example.desirable] += 1
+            messages = message_rows(example.messages)
+            row = {"prompt": messages[:-1], "completion": messages[-1:], "label": example.desirable}
+            writing.add(example.group, row | _example_fields(example))
+        note = f"{labels[True]} rows are desirable, {labels[False]} are not."
+        return writing.finish(_KTO_ABOUT, _load("KTO"), notes=(note,))
+
+
+def _writing(corpus: Corpus, output: Path, name: str, columns: dict[str, Any], report: Report) -> Writing:
+    return Writing(corpus, output, name, partial(Parquet, columns=columns), report, suffix=Parquet.suffix)
+
+
+# --- Rows ---------------------------------------------------------------------------------------------------
+
+
+def sft_rows(example: Example, form: SftForm) -> Iterator[dict[str, Any]]:
+    """The rows of an example: one, or in the form "completion" one for each range of trained messages."""
+    messages = message_rows(example.messages)
+    common = _example_fields(example)
+    if form == "messages":
+        yield {"messages": messages, "trained": list(example.trained), **common}
+        return
+    for first, last in trained_ranges(example):
+        yield {"prompt": messages[:first], "completion": messages[first : last + 1], **common}
+
+
+def token_row(graded: Graded, sample: Sample) -> dict[str, Any]:
+    """A sample as a row of `TOKEN_COLUMNS`."""
+    segment = sample.segment
+    tokens = zip(segment.token_ids, segment.loss_mask, strict=True)
+    return {
+        "input_ids": list(segment.token_ids),
+        "labels": [token if trained else IGNORED for token, trained in tokens],
+        "assistant_masks": list(segment.loss_mask),
+        "logprobs": list(segment.logprobs),
+        "reward": sample.reward,
+        "policy_version": sample.policy_version,
+        "policy_versions": list(segment.policy_versions),
+        "call_ids": list(segment.call_ids),
+        "instance_id": graded.rollout.task_id,
+        "rollout_id": sample.rollout_id,
+        "attempt_id": sample.attempt_id,
+        "branch": sample.branch,
+        "role": sample.role,
+        "reason": segment.reason,
+        "integrity": graded.verdict.integrity.status,
+    }
+
+
+def dpo_row(pair: Pair) -> dict[str, Any]:
+    """A pair as a row of `DPO_COLUMNS`."""
+    return {
+        "prompt": message_rows([textual(message) for message in pair.messages]),
+        "chosen": message_rows([textual(message_of(pair.chosen))]),
+        "rejected": message_rows([textual(message_of(pair.rejected))]),
+        "tools": _tools_json(pair.tools),
+        "pair_id": pair.pair_id,
+        "origin": pair.origin,
+        "group": pair.group,
+        "state_id": pair.state_id,
+        "model": pair.model,
+        "family": pair.family,
+        "evidence": pair.evidence,
+    }
+
+
+def trained_ranges(example: Example) -> list[tuple[int, int]]:
+    """The first and the last index of each range of trained messages with no other answer between them."""
+    ranges: list[tuple[int, int]] = []
+    trained = set(example.trained)
+    extends = False
+    for index, message in enumerate(example.messages):
+        if index in trained:
+            first = ranges.pop()[0] if extends else index
+            ranges.append((first, index))
+            extends = True
+        elif message["role"] == "assistant":
+            extends = False
+    return ranges
+
+
+def message_rows(messages: Sequence[Message]) -> list[Message]:
+    """Messages with the arguments of their tool calls as objects, which chat templates expect.
+
+    Arguments that are no JSON object, which only messages that are not trained on can have, become an object
+    that has them as text under the key "arguments".
+    """
+    return [_message_row(message) for message in messages]
+
+
+def _message_row(message: Message) -> Message:
+    calls: list[dict[str, Any]] | None = message.get("tool_calls")
+    if not calls:
+        return {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**message, "tool_calls": [_call_row(call) for call in calls]}
+
+
+def _call_row(call: dict[str, Any]) -> dict[str, Any]:
+    function: dict[str, Any] = call["function"]
+    arguments = arguments_of(call)
+    if arguments is None:
+        arguments = {"arguments": function.get("arguments")}
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _tools_json(tools: Sequence[dict[str, Any]] | None) -> str | None:
+    """Tools as JSON text, which TRL decodes; None where there are none."""
+    return json.dumps(tools, ensure_ascii=False) if tools else None
+
+
+def _example_fields(example: Example) -> dict[str, Any]:
+    """The columns of `_EXAMPLE`."""
+    return {"tools": _tools_json(example.tools), **{name: getattr(example, name) for name in (*_ORIGIN, "reward")}}
