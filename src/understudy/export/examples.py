@@ -1,7 +1,7 @@
 """Examples: conversations to learn from, of the turns of sessions and of the calls of rollouts.
 
-`trace_examples` makes those of sessions, `attempt_examples` those of the attempt that decided a rollout: one example
-a turn (a call), or one a path (a branch) in which several answers are learned.
+`trace_examples` makes those of sessions, `attempt_examples` those of the attempt that decided a rollout: an
+example a turn (a call), or one a path (a branch) in which several answers are learned.
 """
 
 from __future__ import annotations
