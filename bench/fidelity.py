@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from understudy.ingest.claude_code.log_format import ClaudeCode
+from understudy.ingest.claude_code.log_format import ClaudeCodeFormat
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.trace import TraceState, expand
 
@@ -112,7 +112,7 @@ def expected(context: Normal) -> Normal:
 
 def ours(files: list[Path]) -> dict[str, tuple[Normal, str]]:
     """Every state that `understudy.ingest` makes: the context, and its fidelity with the notes on it."""
-    reader, groups, found = ClaudeCode(), defaultdict(list), {}
+    reader, groups, found = ClaudeCodeFormat(), defaultdict(list), {}
     for file in files:
         groups[reader.group(str(file))].append(LogFile.on_disk(file))
     for group in groups.values():

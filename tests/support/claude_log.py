@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from understudy.ingest.claude_code.log_format import ClaudeCode
+from understudy.ingest.claude_code.log_format import ClaudeCodeFormat
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.trace import Trace, TraceState, expand
 
@@ -96,7 +96,7 @@ def read(*logs: Log, **others: bytes) -> list[Trace]:
     """The traces in logs of one project; `others` are files by path below it."""
     files = [of_bytes(f"{PROJECT}/{log.envelope['sessionId']}.jsonl", log.data()) for log in logs]
     files += [of_bytes(f"{PROJECT}/{path}", data) for path, data in others.items()]
-    reader = ClaudeCode()
+    reader = ClaudeCodeFormat()
     assert all(reader.detect(file.path, file.open().read(1 << 16)) for file in files if file.size)
     assert {reader.group(file.path) for file in files} == {PROJECT}
     return list(reader.read(files))

@@ -67,8 +67,8 @@ class BatchResult(Struct):
 
     def states(self) -> Iterator[tuple[bytes, Kind]]:
         """The states: id, and what they are."""
-        for place, kind in enumerate(array("I", self.of)):
-            yield self.ids[place * ID_BYTES : (place + 1) * ID_BYTES], self.kinds[kind]
+        for number, kind in enumerate(array("I", self.of)):
+            yield self.ids[number * ID_BYTES : (number + 1) * ID_BYTES], self.kinds[kind]
 
 
 class IngestSummary(Struct):
@@ -104,20 +104,20 @@ class IngestSummary(Struct):
             mine: Counter[str] = getattr(self, name)
             mine.update(getattr(read, name))
         dropped: set[int] = set()
-        kept: Counter[Kind] = Counter()
-        for place, (identity, kind) in enumerate(read.states()):
+        counted: Counter[Kind] = Counter()
+        for number, (identity, kind) in enumerate(read.states()):
             if identity in seen:
-                dropped.add(place)
+                dropped.add(number)
             else:
                 seen.add(identity)
-                kept[kind] += 1
-        for (_, format, role, family_, fidelity), number in kept.items():
+                counted[kind] += 1
+        for (_, format, role, family_, fidelity), number in counted.items():
             self.formats[format] += number
             self.roles[role] += number
             self.families[family_] += number
             self.fidelities[fidelity] += number
-        self.traces += len({kind[0] for kind in kept})
-        self.states += kept.total()
+        self.traces += len({kind[0] for kind in counted})
+        self.states += counted.total()
         self.duplicates += len(dropped) + read.duplicates
         return dropped
 
@@ -129,11 +129,11 @@ class StateSink(Protocol):
         """The place where the next trace begins."""
         ...
 
-    def put(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
+    def write_turns(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
         """Write some of a trace's turns, which `wanted` names by their indexes. Never raises OSError."""
         ...
 
-    def back(self, place: int) -> None:
+    def roll_back(self, position: int) -> None:
         """Forget what was written from `place` on."""
         ...
 
@@ -150,12 +150,12 @@ def read_batch(
     With the `key` of pseudonyms they are redacted. A file that cannot be read is counted, and what it gives before
     it breaks off is read. `tick` is called now and then.
     """
-    place = sink.tell() if sink else 0
+    start = sink.tell() if sink else 0
     files: Sequence[LogFile] = batch.files
     skipped: Counter[str] = Counter()
     broken: Counter[str] = Counter()
     for _ in range(2):
-        read = BatchResult(files=len(files), at=place)
+        read = BatchResult(files=len(files), at=start)
         redactor = None if key is None else Redactor(key)
         try:
             with garbage_collection_paused():
@@ -163,7 +163,7 @@ def read_batch(
         except OSError:
             # Rare enough to begin again: only a whole look at each file tells which of them it was.
             if sink:
-                sink.back(place)
+                sink.roll_back(start)
             files = readable_files(files, skipped, broken)
             continue
         read.skipped.update(skipped)
@@ -171,9 +171,9 @@ def read_batch(
         if redactor:
             report = redactor.report
             read.redactions, read.places, read.unplaced = report.counts, [*report.places()], report.more
-        read.size = sink.tell() - place if sink else 0
+        read.size = sink.tell() - start if sink else 0
         return read
-    return BatchResult(skipped=Counter(unreadable_file=len(batch.files)), at=place)
+    return BatchResult(skipped=Counter(unreadable_file=len(batch.files)), at=start)
 
 
 def _gather(
@@ -195,7 +195,7 @@ def _gather(
             read.losses.update(trace.losses)
         trace_id, turns = trace.trace_id, trace.turns
         wanted: list[int] = []
-        places: dict[tuple[str | None, str], int] = {}  # most turns of a trace are of one kind
+        kind_numbers: dict[tuple[str | None, str], int] = {}  # most turns of a trace are of one kind
         for index in _wanted(trace, selection, read.left_out):
             turn = turns[index]
             identity = state_id_bytes(trace_id, turn.message_id)
@@ -205,15 +205,15 @@ def _gather(
             seen.add(identity)
             wanted.append(index)
             ids += identity
-            place = places.get((turn.model, turn.fidelity))
-            if place is None:
+            kind_number = kind_numbers.get((turn.model, turn.fidelity))
+            if kind_number is None:
                 kind = (number, trace.format, trace.role, model_family(turn.model) or "unknown", turn.fidelity)
-                place = places[turn.model, turn.fidelity] = kinds.setdefault(kind, len(kinds))
-            of.append(place)
+                kind_number = kind_numbers[turn.model, turn.fidelity] = kinds.setdefault(kind, len(kinds))
+            of.append(kind_number)
         if sink and wanted:
             trace.renderer = RenderCache(trace.renderer)
             annotate(trace)
-            sink.put(redact_trace(trace, redactor) if redactor else trace, wanted, tick)
+            sink.write_turns(redact_trace(trace, redactor) if redactor else trace, wanted, tick)
     read.ids, read.kinds, read.of = bytes(ids), list(kinds), of.tobytes()
 
 
@@ -263,18 +263,18 @@ class RenderCache:
 
     def __init__(self, renderer: TraceRenderer) -> None:
         self._renderer = renderer
-        self._known: dict[int, list[Message]] = {}
+        self._messages: dict[int, list[Message]] = {}
         self._room = _ROOM
 
     def history(self, body: Any) -> list[Message]:
         """The messages of a node; not to be changed."""
-        found = self._known.get(id(body))
-        if found is None:
-            found = self._renderer.history(body)
+        messages = self._messages.get(id(body))
+        if messages is None:
+            messages = self._renderer.history(body)
             if self._room > 0:
-                self._known[id(body)] = found
-                self._room -= 1000 + sum(len(text_of(message.get("content"))) for message in found)
-        return found
+                self._messages[id(body)] = messages
+                self._room -= 1000 + sum(len(text_of(message.get("content"))) for message in messages)
+        return messages
 
     def action(self, bodies: Sequence[Any]) -> TurnAction:
         """What the model did."""

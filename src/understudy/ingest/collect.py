@@ -58,33 +58,33 @@ def find_logs(
     """
     skipped: Counter[str] = Counter()
     progress = IngestProgress()
-    given = {str(path.absolute()) for path in paths if path.is_file() and path.suffix.lower() != ".zip"}
+    named_paths = {str(path.absolute()) for path in paths if path.is_file() and path.suffix.lower() != ".zip"}
     own = _identity(output) if output else None
 
     def seen() -> Iterator[LogFile]:
         for file in walk_logs(paths, skipped):
             if own is not None and _identity(Path(file.path.partition(INSIDE)[0])) == own:
                 raise ConfigError(f"--output: {output} is one of the files to be read; give another one.")
-            progress.found += 1
+            progress.files += 1
             report(progress)
             yield file
 
     if only is None:
-        found = group_batches(seen(), skipped)
-        return FoundLogs(found, progress.found, skipped)
+        groups = group_batches(seen(), skipped)
+        return FoundLogs(groups, progress.files, skipped)
     named: list[LogFile] = []
     others: list[LogFile] = []
     for file in seen():
-        (named if str(Path(file.path).absolute()) in given else others).append(file)
-    found = {batch.key: batch for batch in group_batches(named, skipped, only)}
+        (named if str(Path(file.path).absolute()) in named_paths else others).append(file)
+    groups = {batch.key: batch for batch in group_batches(named, skipped, only)}
     for batch in group_batches(others, skipped):
         if batch.format.name != only.name:
             skipped["other_format"] += len(batch.files)
-        elif batch.key in found:
-            found[batch.key].files.extend(batch.files)
+        elif batch.key in groups:
+            groups[batch.key].files.extend(batch.files)
         else:
-            found[batch.key] = batch
-    return FoundLogs(list(found.values()), progress.found, skipped)
+            groups[batch.key] = batch
+    return FoundLogs(list(groups.values()), progress.files, skipped)
 
 
 def count_states(logs: FoundLogs, selection: StateSelection, jobs: int, report: ProgressCallback) -> IngestSummary:
@@ -126,10 +126,10 @@ def collect_to_file(
     replaced = None if key is None else Replaced()
     if before is not None and [*old] == before.batches:
         seen: set[bytes] = set()
-        for kept in before.batches:
-            _add(total, kept, seen)
+        for earlier in before.batches:
+            _add(total, earlier, seen)
             if replaced:
-                replaced.merge(kept.read.places, kept.read.unplaced)
+                replaced.merge(earlier.read.places, earlier.read.unplaced)
         write_report_beside(output, replaced)
         return total
     if job.form == "parquet":
@@ -192,15 +192,15 @@ def _write(
 ) -> list[IngestedBatch]:
     """Write all batches, those that are in the `old` file from there; what is to be remembered of them."""
     progress = _progress(logs)
-    progress.read = sum(len(kept.files) for kept in old if kept is not None)
-    fresh = [batch for batch, kept in zip(logs.batches, old, strict=True) if kept is None]
+    progress.read = sum(len(earlier.files) for earlier in old if earlier is not None)
+    fresh = [batch for batch, earlier in zip(logs.batches, old, strict=True) if earlier is None]
     reading = read_batches(fresh, job, jobs, directory, progress, report)
     seen: set[bytes] = set()
     written: list[IngestedBatch] = []
-    for batch, files, kept in zip(logs.batches, now, old, strict=True):
-        if kept is not None:
-            dropped, gone = _add(total, kept, seen), kept.dropped
-            read, source = kept.read, None
+    for batch, files, earlier in zip(logs.batches, now, old, strict=True):
+        if earlier is not None:
+            dropped, gone = _add(total, earlier, seen), earlier.dropped
+            read, source = earlier.read, None
         else:
             read, source = next(reading)
             dropped, gone = total.add(read, seen), b""
@@ -216,11 +216,11 @@ def _write(
     return written
 
 
-def _add(total: IngestSummary, kept: IngestedBatch, seen: set[bytes]) -> set[int]:
+def _add(total: IngestSummary, earlier: IngestedBatch, seen: set[bytes]) -> set[int]:
     """Count what was written before."""
-    total.unchanged += len(kept.files)
-    total.duplicates += len(kept.dropped) // ID_BYTES
-    return total.add(kept.read, seen)
+    total.unchanged += len(earlier.files)
+    total.duplicates += len(earlier.dropped) // ID_BYTES
+    return total.add(earlier.read, seen)
 
 
 # --- into a store --------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def collect_to_store(
         for batch in logs.batches:
             files = _identities(batch)
             of_batch = [] if files is None else manifest.sources_of(batch, files, job)
-            if of_batch and manifest.known(of_batch, stored):
+            if of_batch and manifest.all_read(of_batch, stored):
                 total.files += len(batch.files)
                 total.unchanged += len(batch.files)
                 progress.read += len(batch.files)
@@ -256,14 +256,14 @@ def collect_to_store(
             return total
         seen: set[bytes] = set()
         shelf = SpoolLoader(store.sessions)
-        with _workplace(directory, ".reading.") as place:
-            reading = read_batches(fresh, job, jobs, place, progress, report)
+        with _workplace(directory, ".reading.") as workspace:
+            reading = read_batches(fresh, job, jobs, workspace, progress, report)
             for of_batch, (read, source) in zip(sources, reading, strict=True):
                 dropped = total.add(read, seen)
                 if source is not None:
-                    shelf.take(source, read.at, read.size, dropped, () if _unread(read) else of_batch)
+                    shelf.load(source, read.at, read.size, dropped, () if _unread(read) else of_batch)
                 report(progress)
-        total.new, total.changed, total.same = shelf.put.new, shelf.put.changed, shelf.put.same
+        total.new, total.changed, total.same = shelf.summary.new, shelf.summary.changed, shelf.summary.same
         return total
 
 
@@ -282,7 +282,7 @@ def _make(directory: Path) -> None:
 
 
 def _progress(logs: FoundLogs) -> IngestProgress:
-    return IngestProgress(found=logs.files, of=sum(len(batch.files) for batch in logs.batches))
+    return IngestProgress(files=logs.files, total=sum(len(batch.files) for batch in logs.batches))
 
 
 def _unread(read: BatchResult) -> bool:
@@ -319,8 +319,8 @@ def _workplace(parent: Path, prefix: str) -> Generator[Path]:
 def _sweep(parent: Path, prefix: str) -> None:
     """Remove what was left by a process that was killed: it holds private text."""
     for left in parent.glob(f"{glob.escape(prefix)}*{_SUFFIX}"):
-        found = left.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        status = left.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             continue
         try:
             with locked(left / _LOCK, busy="another process is writing there"):
@@ -331,7 +331,7 @@ def _sweep(parent: Path, prefix: str) -> None:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None

@@ -94,14 +94,14 @@ class PrivateFile:
         except OSError as error:
             raise unwritable_error(self.path, error) from error
 
-    def back(self, place: int) -> None:
+    def roll_back(self, position: int) -> None:
         """Cut the file. Raises ConfigError."""
         try:
-            self._stream.seek(place)
+            self._stream.seek(position)
             self._stream.truncate()
         except OSError as error:
             raise unwritable_error(self.path, error) from error
-        self._at = place
+        self._at = position
 
     def copy(self, source: Path, at: int, size: int, without: Set[int] = frozenset()) -> int:
         """Write a part of another file, but for the lines `without`; how much it was. Raises ConfigError."""
@@ -110,8 +110,8 @@ class PrivateFile:
             with source.open("rb") as stream:
                 stream.seek(at)
                 if without:
-                    for place, line in enumerate(_lines(stream, size)):
-                        if place not in without:
+                    for number, line in enumerate(_lines(stream, size)):
+                        if number not in without:
                             self._at += self._stream.write(line)
                     return self._at - before
                 while size and (piece := stream.read(min(size, _PIECE))):
@@ -132,7 +132,7 @@ class PrivateFile:
 class JsonlSink(PrivateFile):
     """States, a line each."""
 
-    def put(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
+    def write_turns(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
         """Write some of a trace's turns. Raises ConfigError."""
         for state in expand(with_turns(trace, wanted)):
             self.write(state_line(state, trace))
@@ -141,6 +141,6 @@ class JsonlSink(PrivateFile):
 
 def _lines(stream: BinaryIO, size: int) -> Iterator[bytes]:
     """The lines of the next `size` bytes."""
-    while size > 0 and (found := stream.readline()):
-        size -= len(found)
-        yield found
+    while size > 0 and (line := stream.readline()):
+        size -= len(line)
+        yield line

@@ -127,12 +127,12 @@ def _tree(top: Path, skipped: Counter[str]) -> Iterator[LogFile]:
     def unread(error: OSError) -> None:
         skipped["unreadable_directory"] += 1
 
-    for place, directories, names in os.walk(top, onerror=unread):
+    for directory, directories, names in os.walk(top, onerror=unread):
         directories[:] = sorted(name for name in directories if name not in _LEFT_OUT)
-        if links := sum(map(os.path.islink, (f"{place}{os.sep}{name}" for name in directories))):
+        if links := sum(map(os.path.islink, (f"{directory}{os.sep}{name}" for name in directories))):
             skipped["link"] += links
         for name in sorted(names):
-            path = f"{place}{os.sep}{name}"
+            path = f"{directory}{os.sep}{name}"
             try:
                 mode = os.lstat(path).st_mode
             except OSError:
@@ -197,8 +197,8 @@ _BROKEN = (
 
 
 def _state(archive: str) -> tuple[str, int, int]:
-    found = Path(archive).stat()
-    return archive, found.st_size, found.st_mtime_ns
+    status = Path(archive).stat()
+    return archive, status.st_size, status.st_mtime_ns
 
 
 @lru_cache(maxsize=4)
@@ -313,7 +313,7 @@ _PIECE = 1 << 20
 
 def readable_files(files: Sequence[LogFile], skipped: Counter[str], broken: Counter[str]) -> list[LogFile]:
     """The files that can be read; one that breaks off ends there."""
-    kept: list[LogFile] = []
+    readable: list[LogFile] = []
     for file in files:
         held = 0
         try:
@@ -327,8 +327,8 @@ def readable_files(files: Sequence[LogFile], skipped: Counter[str], broken: Coun
                 continue
             broken["unreadable_rest"] += 1
             file = _cut(file, held)
-        kept.append(file)
-    return kept
+        readable.append(file)
+    return readable
 
 
 def _cut(file: LogFile, size: int) -> LogFile:

@@ -210,11 +210,11 @@ def _keys(start: bytes) -> dict[str, str]:
             if len(stack) < level and keys:
                 break
         elif len(stack) == level and stack[-1] == "{" and mark not in ":,":
-            said = token.decode(errors="replace").strip('"')
+            text = token.decode(errors="replace").strip('"')
             if key is None:
-                key = said if mark == '"' else None
+                key = text if mark == '"' else None
             elif before == ":":
-                keys[key], key = said[:200], None
+                keys[key], key = text[:200], None
         before = mark
     if key is not None and before == ":":
         keys[key] = ""

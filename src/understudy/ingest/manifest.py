@@ -80,9 +80,9 @@ def identities(batch: LogBatch) -> list[LogIdentity]:
 
 def _identity(file: LogFile) -> LogIdentity:
     archive, inside, _ = file.path.partition(INSIDE)
-    found = Path(archive).stat()
+    status = Path(archive).stat()
     # What lies in an archive is as old as that.
-    return LogIdentity(path_bytes(file.path), file.size if inside else found.st_size, found.st_mtime_ns)
+    return LogIdentity(path_bytes(file.path), file.size if inside else status.st_size, status.st_mtime_ns)
 
 
 def path_bytes(path: str) -> bytes:
@@ -102,20 +102,22 @@ def load(output: Path, job: IngestJob) -> OutputManifest | None:
     """What is remembered of a file; None where that is nothing, the file was changed, or another wrote it."""
     try:
         manifest = _decode(beside(output).read_bytes())
-        found = output.stat()
+        status = output.stat()
     except (OSError, msgspec.MsgspecError):
         return None
     same = (manifest.version, manifest.reader) == (_FORMAT, reader_of(job))
     return (
-        manifest if same and (manifest.size, manifest.modified_ns) == (found.st_size, found.st_mtime_ns) else None
+        manifest
+        if same and (manifest.size, manifest.modified_ns) == (status.st_size, status.st_mtime_ns)
+        else None
     )
 
 
 def save(to: Path, whole: Path, job: IngestJob, batches: list[IngestedBatch]) -> None:
     """Write the manifest of the file `whole`. Raises OSError."""
-    found = whole.stat()
+    status = whole.stat()
     to.touch(0o600)
-    to.write_bytes(_encode(OutputManifest(_FORMAT, reader_of(job), found.st_size, found.st_mtime_ns, batches)))
+    to.write_bytes(_encode(OutputManifest(_FORMAT, reader_of(job), status.st_size, status.st_mtime_ns, batches)))
 
 
 def reusable(
@@ -126,18 +128,22 @@ def reusable(
     A batch of which states were left out for being those of others is reusable only where those are sure to be
     there again, before it.
     """
-    known = {(kept.format, tuple(kept.files)): kept for kept in manifest.batches} if manifest else {}
+    earlier = (
+        {(batch_before.format, tuple(batch_before.files)): batch_before for batch_before in manifest.batches}
+        if manifest
+        else {}
+    )
     sure: set[bytes] = set()
-    found: list[IngestedBatch | None] = []
+    result: list[IngestedBatch | None] = []
     for batch, files in zip(batches, now, strict=True):
-        kept = None if files is None else known.get((batch.format.name, tuple(files)))
-        if kept is not None:
-            if all(identity in sure for identity in _split(kept.dropped)):
-                sure.update(identity for identity, _ in kept.read.states())
+        batch_before = None if files is None else earlier.get((batch.format.name, tuple(files)))
+        if batch_before is not None:
+            if all(identity in sure for identity in _split(batch_before.dropped)):
+                sure.update(identity for identity, _ in batch_before.read.states())
             else:
-                kept = None
-        found.append(kept)
-    return found
+                batch_before = None
+        result.append(batch_before)
+    return result
 
 
 def without(read: BatchResult, dropped: Set[int], at: int, size: int) -> tuple[BatchResult, bytes]:
@@ -146,14 +152,16 @@ def without(read: BatchResult, dropped: Set[int], at: int, size: int) -> tuple[B
     of = array("I")
     kinds: dict[Kind, int] = {}
     gone: list[bytes] = []
-    for place, (identity, kind) in enumerate(read.states()):
-        if place in dropped:
+    for number, (identity, kind) in enumerate(read.states()):
+        if number in dropped:
             gone.append(identity)
         else:
             ids.append(identity)
             of.append(kinds.setdefault(kind, len(kinds)))
-    kept = msgspec.structs.replace(read, ids=b"".join(ids), of=of.tobytes(), kinds=list(kinds), at=at, size=size)
-    return kept, b"".join(gone)
+    remaining = msgspec.structs.replace(
+        read, ids=b"".join(ids), of=of.tobytes(), kinds=list(kinds), at=at, size=size
+    )
+    return remaining, b"".join(gone)
 
 
 def _split(ids: bytes) -> Iterable[bytes]:
@@ -167,12 +175,14 @@ def sources_of(batch: LogBatch, files: Sequence[LogIdentity], job: IngestJob) ->
     """What a store remembers of the logs of a batch."""
     reader = f"{reader_of(job)}/{batch.format.name}"
     return [
-        Source(_words(_absolute(file.path)), _words(path_bytes(batch.key)), file.size, file.modified_ns, reader)
+        Source(
+            _storable(_absolute(file.path)), _storable(path_bytes(batch.key)), file.size, file.modified_ns, reader
+        )
         for file in files
     ]
 
 
-def known(sources: Sequence[Source], stored: Mapping[Words, Source]) -> bool:
+def all_read(sources: Sequence[Source], stored: Mapping[Words, Source]) -> bool:
     """Whether all of the logs were read as they are; with which others does not matter."""
     return all(
         (before := stored.get(source.path)) is not None
@@ -185,7 +195,7 @@ def _absolute(path: bytes) -> bytes:
     return path_bytes(str(Path(path.decode(errors="surrogatepass")).absolute()))
 
 
-def _words(data: bytes) -> Words:
+def _storable(data: bytes) -> Words:
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -29,7 +29,7 @@ _FAMILIES: tuple[tuple[str, str], ...] = (
     ("yi", r"yi(?=-)"),
 )
 # A name is matched from the beginning of a word; digits and letters may follow at once (glm5, llama3).
-_PATTERN = re.compile("|".join(f"(?P<{name}>(?<![a-z0-9])(?:{words}))" for name, words in _FAMILIES))
+_PATTERN = re.compile("|".join(f"(?P<{name}>(?<![a-z0-9])(?:{pattern}))" for name, pattern in _FAMILIES))
 _ORDER = {name: at for at, (name, _) in enumerate(_FAMILIES)}
 
 
@@ -40,8 +40,8 @@ def model_family(model: str | None) -> str | None:
 
 
 def _family(model: str) -> str | None:
-    found = [match.lastgroup for match in _PATTERN.finditer(model.lower()) if match.lastgroup]
-    return min(found, key=_ORDER.__getitem__, default=None)
+    matches = [match.lastgroup for match in _PATTERN.finditer(model.lower()) if match.lastgroup]
+    return min(matches, key=_ORDER.__getitem__, default=None)
 
 
 _LONG = 200

@@ -47,12 +47,12 @@ def normalise_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any
 def _flush(done: list[dict[str, Any]], users: list[dict[str, Any]], calls: list[str]) -> None:
     done += [{"role": "tool", "tool_call_id": call, "content": MISSING_RESULT} for call in calls]
     calls.clear()
-    said = [message for message in users if message.get("content")]
+    spoken = [message for message in users if message.get("content")]
     users.clear()
-    if not said:
+    if not spoken:
         return
-    whole = said[0]
-    for message in said[1:]:
+    whole = spoken[0]
+    for message in spoken[1:]:
         whole = _joined(whole, message)
     done.append(whole)
 

@@ -147,9 +147,9 @@ class ParquetWriter:
             for group in range(read.num_row_groups):
                 table = read.read_row_group(group)
                 if without:
-                    kept = [at for at in range(table.num_rows) if first + at not in without]
+                    rows = [at for at in range(table.num_rows) if first + at not in without]
                     first += table.num_rows
-                    table = table.take(kept)
+                    table = table.take(rows)
                 self._tables.append(table)
                 self._held += table.nbytes
                 if self._held > _GROUP:
@@ -203,7 +203,7 @@ class ParquetSink:
         self.close()
         return self._number
 
-    def put(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
+    def write_turns(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
         """Write some of a trace's turns. Raises ConfigError."""
         if self._file is None:
             self._file = ParquetWriter(part_path(self.path, self._number))
@@ -212,12 +212,12 @@ class ParquetSink:
             self._file.add(state, trace)
             tick()
 
-    def back(self, place: int) -> None:
+    def roll_back(self, position: int) -> None:
         """Take back the files from a number on."""
         self.close()
-        for number in range(place, self._number):
+        for number in range(position, self._number):
             part_path(self.path, number).unlink()
-        self._number = place
+        self._number = position
 
     def close(self) -> None:
         """Make the last file whole. Raises ConfigError."""

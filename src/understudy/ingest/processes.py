@@ -34,9 +34,9 @@ _SINKS: dict[Form, Callable[[Path], StateSink]] = {"lines": JsonlSink, "parquet"
 class IngestProgress(Struct):
     """Where the reading stands: files found so far, then files read of those, and bytes written."""
 
-    found: int = 0
+    files: int = 0
     read: int = 0
-    of: int = 0
+    total: int = 0
     written: int = 0
 
 
@@ -182,11 +182,11 @@ def _work(
     return reads
 
 
-def _units(found: Iterable[LogBatch]) -> Iterator[list[LogBatch]]:
+def _units(batches: Iterable[LogBatch]) -> Iterator[list[LogBatch]]:
     """The batches, small neighbours together."""
     unit: list[LogBatch] = []
     size = 0
-    for batch in found:
+    for batch in batches:
         more = _size([batch])
         if unit and size + more > _UNIT:
             yield unit

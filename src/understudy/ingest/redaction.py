@@ -29,14 +29,14 @@ def redact_trace(trace: Trace, redactor: Redactor) -> Trace:
     is the same whichever others are asked for. Ids and the names of models are left alone, unless a secret hides
     in them.
     """
-    scope = redactor.scoped_to(_said(trace))
+    scope = redactor.scoped_to(_all_texts(trace))
     # A report must not tell what is replaced here.
     name = scope.name(trace.trace_id, "trace")
 
-    def kept(text: str | None) -> str | None:
+    def redact_name(text: str | None) -> str | None:
         return None if text is None else scope.name(text, name)
 
-    def shaped(shape: RequestShape) -> RequestShape:
+    def redact_shape(shape: RequestShape) -> RequestShape:
         return RequestShape(
             None if shape.system is None else scope.text(shape.system, f"{name} system"),
             None if shape.tools is None else scope.value(shape.tools, f"{name} tools"),
@@ -44,15 +44,15 @@ def redact_trace(trace: Trace, redactor: Redactor) -> Trace:
 
     shapes: dict[int, RequestShape] = {}
 
-    def turned(turn: TraceTurn) -> TraceTurn:
+    def redact_turn(turn: TraceTurn) -> TraceTurn:
         shape = turn.shape
         if shape is not None:
-            shape = shapes.get(id(shape)) or shapes.setdefault(id(shape), shaped(shape))
+            shape = shapes.get(id(shape)) or shapes.setdefault(id(shape), redact_shape(shape))
         return msgspec.structs.replace(
             turn,
-            message_id=kept(turn.message_id),
-            model=kept(turn.model),
-            timestamp=kept(turn.timestamp),
+            message_id=redact_name(turn.message_id),
+            model=redact_name(turn.model),
+            timestamp=redact_name(turn.timestamp),
             notes=tuple(scope.name(note, name) for note in turn.notes),
             shape=shape,
         )
@@ -61,22 +61,23 @@ def redact_trace(trace: Trace, redactor: Redactor) -> Trace:
     return msgspec.structs.replace(
         trace,
         trace_id=name,
-        session_id=kept(trace.session_id),
+        session_id=redact_name(trace.session_id),
         source=scope.text(trace.source, f"{name} source"),
         project=None if trace.project is None else scope.text(trace.project, f"{name} project"),
         renderer=_RedactedRenderer(trace.renderer, scope, name),
         nodes=[TraceNode(node.parent, (number, node.body)) for number, node in enumerate(trace.nodes)],
-        turns=[turned(turn) for turn in trace.turns],
-        parent=parent and TraceParent(scope.name(parent.session_id, name), kept(parent.tool_use_id), parent.depth),
-        agent=kept(trace.agent),
-        version=kept(trace.version),
-        shape=shaped(trace.shape),
+        turns=[redact_turn(turn) for turn in trace.turns],
+        parent=parent
+        and TraceParent(scope.name(parent.session_id, name), redact_name(parent.tool_use_id), parent.depth),
+        agent=redact_name(trace.agent),
+        version=redact_name(trace.version),
+        shape=redact_shape(trace.shape),
         outcome=outcome
         and TraceOutcome(
             resolved=outcome.resolved,
             reward=outcome.reward,
-            task=kept(outcome.task),
-            exit_status=kept(outcome.exit_status),
+            task=redact_name(outcome.task),
+            exit_status=redact_name(outcome.exit_status),
         ),
         losses=Counter({scope.name(loss, name): count for loss, count in trace.losses.items()}),
     )
@@ -97,22 +98,22 @@ class _RedactedRenderer:
     def action(self, bodies: Sequence[tuple[int, Any]]) -> TurnAction:
         action = self._renderer.action([own for _, own in bodies])
         where = f"{self._name} node {bodies[0][0]}" if bodies else self._name
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "content": action.content,
             "tool_calls": action.tool_calls,
         }
         # The same words as in the history, so the same place; thinking stands nowhere else.
-        told = self._scope.value(told, where)
+        fields = self._scope.value(fields, where)
         thinking = action.thinking and self._scope.text(action.thinking, f"{where} thinking")
         return TurnAction(
-            content=told["content"],
+            content=fields["content"],
             thinking=thinking,
             thinking_hidden=action.thinking_hidden,
-            tool_calls=told["tool_calls"],
+            tool_calls=fields["tool_calls"],
         )
 
 
-def _said(trace: Trace) -> Iterator[Any]:
+def _all_texts(trace: Trace) -> Iterator[Any]:
     """All that a trace holds, as its states would tell it."""
     yield [trace.source, trace.project, trace.agent, trace.version]
     shapes = {

@@ -27,16 +27,16 @@ class SpoolSink(PrivateFile):
         super().__init__(path)
         self._packer = Packer()
 
-    def put(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
+    def write_turns(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
         """Write some of a trace's turns. Raises ConfigError."""
         data = _encode(trace_rows(trace, self._packer, wanted))
         self.write(len(data).to_bytes(_LENGTH, "little"))
         self.write(data)
         tick()
 
-    def back(self, place: int) -> None:
+    def roll_back(self, position: int) -> None:
         """Cut the file. Raises ConfigError."""
-        super().back(place)
+        super().roll_back(position)
         self._packer = Packer()
 
 
@@ -45,20 +45,20 @@ class SpoolLoader:
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self.put = Put()
+        self.summary = Put()
 
-    def take(self, part: Path, at: int, size: int, without: Set[int], sources: Sequence[Source]) -> None:
+    def load(self, part: Path, at: int, size: int, without: Set[int], sources: Sequence[Source]) -> None:
         """Store what a part of a file holds, but for the turns `without`, counted through. Raises StoreError.
 
         Each write is waited for: two threads that take turns at the interpreter would be slower than one.
         """
         items: list[Item] = []
-        held = place = 0
+        held = position = 0
         for item, length in _items(part, at, size):
             row = item[0]
             turns = row.turns
-            row.turns = [turn for number, turn in enumerate(turns, place) if number not in without]
-            place += len(turns)
+            row.turns = [turn for number, turn in enumerate(turns, position) if number not in without]
+            position += len(turns)
             items.append(item)
             held += length
             if held > _CHUNK:
@@ -70,7 +70,9 @@ class SpoolLoader:
         if not items and not sources:
             return
         put = self._sessions.put(items, sources).result()
-        self.put = Put(self.put.new + put.new, self.put.changed + put.changed, self.put.same + put.same)
+        self.summary = Put(
+            self.summary.new + put.new, self.summary.changed + put.changed, self.summary.same + put.same
+        )
 
 
 def _items(part: Path, at: int, size: int) -> Iterator[tuple[Item, int]]:

@@ -288,9 +288,9 @@ def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[Trac
 def _path(nodes: Sequence[TraceNode], end: int, last: list[int]) -> list[int]:
     """The nodes from the beginning to `end`. Cheap where they go on from those of `last`."""
     steps: list[int] = []
-    known = {node: at for at, node in enumerate(last[-64:], max(len(last) - 64, 0))}
-    while end >= 0 and end not in known:
+    position = {node: at for at, node in enumerate(last[-64:], max(len(last) - 64, 0))}
+    while end >= 0 and end not in position:
         steps.append(end)
         end = nodes[end].parent
     steps.reverse()
-    return last[: known[end] + 1] + steps if end >= 0 else steps
+    return last[: position[end] + 1] + steps if end >= 0 else steps

@@ -67,7 +67,7 @@ class TraceBuilder:
             self._fresh = None
         return self.tip
 
-    def fresh(self, tip: int = -1) -> None:
+    def continue_from(self, tip: int = -1) -> None:
         """What follows goes on after `tip`, though it is a continuation of what stood before."""
         self._fresh = self.tip if self._fresh is None else self._fresh
         self.tip = tip
@@ -83,23 +83,23 @@ class TraceBuilder:
         self.fidelity, self.notes = "lossy", ("compaction_left_out",)
         return False
 
-    def repeated(self, count: int) -> None:
+    def count_repeated(self, count: int) -> None:
         """So many messages are added again by a compaction."""
         self._repeated += count
 
-    def thread(self, messages: Iterable[Message]) -> int:
+    def shared_path(self, messages: Iterable[Message]) -> int:
         """The last node of a path from the beginning with these messages, shared with other such paths."""
         at = -1
         for message in messages:
             key = (at, hashlib.blake2b(msgspec.json.encode(message), digest_size=16).digest())
-            found = self._shared.get(key)
-            if found is None:
+            index = self._shared.get(key)
+            if index is None:
                 self.trace.nodes.append(TraceNode(at, message))
-                found = self._shared[key] = len(self.trace.nodes) - 1
-            at = found
+                index = self._shared[key] = len(self.trace.nodes) - 1
+            at = index
         return at
 
-    def turn(
+    def add_turn(
         self,
         message_id: str,
         bodies: Sequence[Any],
@@ -135,13 +135,13 @@ class TraceBuilder:
         self.trace.turns.append(turn)
         return turn
 
-    def system(self, prompt: str | None) -> None:
+    def add_system(self, prompt: str | None) -> None:
         """Adds to the system prompt that stands first."""
         if prompt:
             shape = self.trace.shape
             self.trace.shape = RequestShape(f"{shape.system}\n\n{prompt}" if shape.system else prompt, shape.tools)
 
-    def tools(self, tools: Sequence[Any]) -> None:
+    def set_tools(self, tools: Sequence[Any]) -> None:
         """Sets the tools, those that are in OpenAI's form."""
         good = [tool for raw in tools if mapping((tool := mapping(raw)).get("function"))]
         self.losses["unknown_tool"] += len(tools) - len(good)
@@ -162,7 +162,7 @@ class TraceBuilder:
 
 
 def add_messages(
-    story: TraceBuilder,
+    builder: TraceBuilder,
     messages: Iterable[Any],
     *,
     model: str | None = None,
@@ -173,26 +173,28 @@ def add_messages(
 
     `models` and `timestamps` are functions of a raw message that give a turn's own model and time, or None.
     """
-    begun = False
+    started = False
     for at, raw in enumerate(messages):
-        message = chat(raw, story.losses)
+        message = chat(raw, builder.losses)
         if message is None:
             continue
-        if message["role"] == "system" and not begun and isinstance(message["content"], str):
-            story.system(message["content"])
+        if message["role"] == "system" and not started and isinstance(message["content"], str):
+            builder.add_system(message["content"])
             continue
-        begun = True
+        started = True
         if message["role"] == "assistant" and not raw.get("is_demo"):
             own = string(models(raw)) if models else None
-            story.turn(f"m{at}", [message], model=own or model, timestamp=timestamps(raw) if timestamps else None)
+            builder.add_turn(
+                f"m{at}", [message], model=own or model, timestamp=timestamps(raw) if timestamps else None
+            )
         else:
-            story.add(message)
+            builder.add(message)
 
 
 def repository(instance: str | None) -> str | None:
     """The repository in the id of a SWE-bench-like instance ("django__django-1" → "django/django"), or None."""
-    found = _INSTANCE.fullmatch(instance[:_LONGEST_INSTANCE]) if instance else None
-    return f"{found.group(1)}/{found.group(2)}" if found else None
+    match = _INSTANCE.fullmatch(instance[:_LONGEST_INSTANCE]) if instance else None
+    return f"{match.group(1)}/{match.group(2)}" if match else None
 
 
 def fingerprint(path: str, beginning: Any) -> str:

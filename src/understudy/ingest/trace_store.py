@@ -71,22 +71,22 @@ class StoredRenderer:
 
     def history(self, body: StoredBody) -> list[Message]:
         """The messages."""
-        return _loaded(body.messages)
+        return _load(body.messages)
 
     def action(self, bodies: Sequence[StoredBody]) -> TurnAction:
         """The action of the turn that these bodies are of."""
         body = next(body for body in reversed(bodies) if body.action is not None)
-        kept: _StoredAction = _struct(_kept, body.action or b"", _StoredAction)
-        content, calls = kept.content, kept.tool_calls
-        if kept.seen:
-            (message,) = _loaded(body.messages)
+        stored: _StoredAction = _struct(_stored_action, body.action or b"", _StoredAction)
+        content, calls = stored.content, stored.tool_calls
+        if stored.seen:
+            (message,) = _load(body.messages)
             content, calls = message["content"], message.get("tool_calls", [])
         return TurnAction(
-            content=content, thinking=kept.thinking, thinking_hidden=kept.thinking_hidden, tool_calls=calls
+            content=content, thinking=stored.thinking, thinking_hidden=stored.thinking_hidden, tool_calls=calls
         )
 
 
-_kept = msgspec.json.Decoder(_StoredAction).decode
+_stored_action = msgspec.json.Decoder(_StoredAction).decode
 _RENDERER = StoredRenderer()
 
 
@@ -107,14 +107,14 @@ def trace_rows(trace: Trace, packer: Packer, wanted: Iterable[int] | None = None
         for index in (range(len(trace.turns)) if wanted is None else wanted)
     ]
     row = TraceRow(
-        id=_words(trace.trace_id),
-        session_id=_words(trace.session_id),
+        id=_storable(trace.trace_id),
+        session_id=_storable(trace.session_id),
         format=trace.format,
-        source=_words(trace.source),
+        source=_storable(trace.source),
         role=trace.role,
-        project=_word(trace.project),
-        agent=_word(trace.agent),
-        version=_word(trace.version),
+        project=_storable_or_none(trace.project),
+        agent=_storable_or_none(trace.agent),
+        version=_storable_or_none(trace.version),
         parent=None if trace.parent is None else _json(trace.parent),
         outcome=None if trace.outcome is None else _json(trace.outcome),
         losses=_json(trace.losses),
@@ -130,32 +130,32 @@ def _turn_row(trace: Trace, index: int, contents: _ContentTable, nodes: _NodeTab
     turn = trace.turns[index]
     shape = turn.shape
     action = trace.renderer.action([trace.nodes[node].body for node in turn.action])
-    context = nodes.place(turn.context)
+    context = nodes.position_of(turn.context)
     answer, seen = nodes.answer(context, turn.action)
     return TurnRow(
         state_id=state_id(trace.trace_id, turn.message_id),
         position=index,
-        message_id=_words(turn.message_id),
+        message_id=_storable(turn.message_id),
         node=context,
         answer=answer,
-        action=contents.add(_json(_to_keep(action, seen))),
+        action=contents.add(_json(_stored_form(action, seen))),
         branch=turn.branch,
         fidelity=turn.fidelity,
         notes=_json(turn.notes).decode(),
-        model=_word(turn.model),
+        model=_storable_or_none(turn.model),
         family=model_family(turn.model),
-        timestamp=_word(turn.timestamp),
+        timestamp=_storable_or_none(turn.timestamp),
         system=None if shape is None else contents.add(_json(shape.system)),
         tools=None if shape is None else contents.add(_json(shape.tools)),
         **{} if turn.signals is None else _columns(turn.signals),
     )
 
 
-def _to_keep(action: TurnAction, seen: Sequence[Message]) -> TurnAction | _StoredAction:
-    said: Message = {"role": "assistant", "content": action.content}
+def _stored_form(action: TurnAction, seen: Sequence[Message]) -> TurnAction | _StoredAction:
+    message: Message = {"role": "assistant", "content": action.content}
     if action.tool_calls:
-        said["tool_calls"] = action.tool_calls
-    if len(seen) != 1 or seen[0] != said:
+        message["tool_calls"] = action.tool_calls
+    if len(seen) != 1 or seen[0] != message:
         return action
     return _StoredAction(seen=True, thinking=action.thinking, thinking_hidden=action.thinking_hidden)
 
@@ -177,10 +177,10 @@ class _ContentTable:
     def add(self, data: bytes) -> int:
         """The place of a content."""
         packed = self._packer(data)
-        place = self._places.setdefault(packed.digest, len(self.packed))
-        if place == len(self.packed):
+        position = self._places.setdefault(packed.digest, len(self.packed))
+        if position == len(self.packed):
             self.packed.append(packed)
-        return place
+        return position
 
 
 class _NodeTable:
@@ -193,13 +193,13 @@ class _NodeTable:
         self._last: tuple[int, list[Message]] = (-1, [])
         self.rows: list[tuple[int, int]] = []
 
-    def place(self, node: int) -> int:
+    def position_of(self, node: int) -> int:
         """Where a node is in `rows`, or else the last one before it that has messages."""
-        way: list[int] = []
+        pending: list[int] = []
         while node not in self._places:
-            way.append(node)
+            pending.append(node)
             node = self._trace.nodes[node].parent
-        for step in reversed(way):
+        for step in reversed(pending):
             before = self._places[node]
             messages = self._trace.renderer.history(self._trace.nodes[step].body)
             self._last = (step, messages)
@@ -217,11 +217,11 @@ class _NodeTable:
         """
         last, seen = context, list[Message]()
         for node in action:
-            place = self.place(node)
-            if place not in (-1, last) and self.rows[place][0] == last:
-                last = place
+            position = self.position_of(node)
+            if position not in (-1, last) and self.rows[position][0] == last:
+                last = position
                 seen += self._messages(node)
-            elif place != last:
+            elif position != last:
                 return None, []
         return (None, []) if last == context else (last, seen)
 
@@ -241,7 +241,7 @@ def traces(library: TraceSource, where: str | None = None, *, limit: int | None 
     `where` is an SQL expression over `understudy.store.choosing.COLUMNS`, `limit` the most turns of all traces
     together. Raises StoreError where there is no store, and ConfigError where the expression is none.
     """
-    with _opened(library) as sessions:
+    with _open_sessions(library) as sessions:
         for row, contents in sessions.read(sessions.choose(where, limit=limit)):
             yield _trace(row, contents)
 
@@ -258,7 +258,7 @@ def states(
 
 
 @contextmanager
-def _opened(library: TraceSource) -> Generator[Sessions]:
+def _open_sessions(library: TraceSource) -> Generator[Sessions]:
     if isinstance(library, Sessions):
         yield library
     elif isinstance(library, Store):
@@ -271,21 +271,21 @@ def _opened(library: TraceSource) -> Generator[Sessions]:
 def _trace(row: TraceRow, contents: Sequence[bytes]) -> Trace:
     nodes = [TraceNode(before, StoredBody(contents[content])) for before, content in row.nodes]
     return Trace(
-        trace_id=_said(row.id),
-        session_id=_said(row.session_id),
+        trace_id=_text(row.id),
+        session_id=_text(row.session_id),
         format=row.format,
-        source=_said(row.source),
+        source=_text(row.source),
         renderer=_RENDERER,
         nodes=nodes,
         turns=[_turn(turn, nodes, contents) for turn in row.turns],
-        project=_say(row.project),
+        project=_text_or_none(row.project),
         parent=None if row.parent is None else _struct(_parent, row.parent, TraceParent),
         role=row.role,
-        agent=_say(row.agent),
-        version=_say(row.version),
+        agent=_text_or_none(row.agent),
+        version=_text_or_none(row.version),
         shape=RequestShape(
-            None if row.system is None else _loaded(contents[row.system]),
-            None if row.tools is None else _loaded(contents[row.tools]),
+            None if row.system is None else _load(contents[row.system]),
+            None if row.tools is None else _load(contents[row.tools]),
         ),
         outcome=None if row.outcome is None else _struct(_outcome, row.outcome, TraceOutcome),
         losses=Counter(_struct(_losses, row.losses, dict[str, int])),
@@ -296,18 +296,18 @@ def _turn(row: TurnRow, nodes: list[TraceNode], contents: Sequence[bytes]) -> Tr
     signals: dict[str, Any] = {name: getattr(row, name) for name in _SIGNALS}
     signals["interrupted"] = bool(row.interrupted)
     return TraceTurn(
-        message_id=_said(row.message_id),
+        message_id=_text(row.message_id),
         context=row.node,
         action=_action_nodes(row, nodes, contents[row.action]),
-        model=_say(row.model),
-        timestamp=_say(row.timestamp),
+        model=_text_or_none(row.model),
+        timestamp=_text_or_none(row.timestamp),
         branch=cast(Any, row.branch),
         fidelity=cast(Any, row.fidelity),
         notes=_struct(_notes, row.notes.encode(), tuple[str, ...]),
         shape=(
             None
             if row.system is None or row.tools is None
-            else RequestShape(_loaded(contents[row.system]), _loaded(contents[row.tools]))
+            else RequestShape(_load(contents[row.system]), _load(contents[row.tools]))
         ),
         signals=TurnSignals(**signals),
     )
@@ -315,18 +315,18 @@ def _turn(row: TurnRow, nodes: list[TraceNode], contents: Sequence[bytes]) -> Tr
 
 def _action_nodes(row: TurnRow, nodes: list[TraceNode], action: bytes) -> tuple[int, ...]:
     """The nodes of a turn's action, the last of which bears it: those on the tree, else one of its own."""
-    way: list[int] = []
+    path: list[int] = []
     node = -1 if row.answer is None else row.answer
     while node not in (-1, row.node):
-        way.append(node)
+        path.append(node)
         node = nodes[node].parent
-    if way and node == row.node:
-        last = nodes[way[0]]
+    if path and node == row.node:
+        last = nodes[path[0]]
         if last.body.action is None:
-            nodes[way[0]] = TraceNode(last.parent, StoredBody(last.body.messages, action))
-            return tuple(reversed(way))
+            nodes[path[0]] = TraceNode(last.parent, StoredBody(last.body.messages, action))
+            return tuple(reversed(path))
         nodes.append(TraceNode(last.parent, StoredBody(last.body.messages, action)))
-        return (*reversed(way[1:]), len(nodes) - 1)
+        return (*reversed(path[1:]), len(nodes) - 1)
     nodes.append(TraceNode(row.node, StoredBody(b"[]", action)))
     return (len(nodes) - 1,)
 
@@ -334,7 +334,7 @@ def _action_nodes(row: TurnRow, nodes: list[TraceNode], action: bytes) -> tuple[
 # --- texts that may be no Unicode ----------------------------------------------------------------------
 
 
-def _words(text: str) -> Words:
+def _storable(text: str) -> Words:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -342,16 +342,16 @@ def _words(text: str) -> Words:
     return text
 
 
-def _word(text: str | None) -> Words | None:
-    return None if text is None else _words(text)
+def _storable_or_none(text: str | None) -> Words | None:
+    return None if text is None else _storable(text)
 
 
-def _said(words: Words) -> str:
-    return words if isinstance(words, str) else words.decode(errors="surrogatepass")
+def _text(value: Words) -> str:
+    return value if isinstance(value, str) else value.decode(errors="surrogatepass")
 
 
-def _say(words: Words | None) -> str | None:
-    return None if words is None else _said(words)
+def _text_or_none(value: Words | None) -> str | None:
+    return None if value is None else _text(value)
 
 
 def _json(value: Any) -> bytes:
@@ -361,7 +361,7 @@ def _json(value: Any) -> bytes:
         return json.dumps(msgspec.to_builtins(value)).encode()
 
 
-def _loaded(data: bytes) -> Any:
+def _load(data: bytes) -> Any:
     try:
         return _decode(data)
     except msgspec.DecodeError:
@@ -372,4 +372,4 @@ def _struct(decode: Any, data: bytes, kind: Any) -> Any:
     try:
         return decode(data)
     except msgspec.MsgspecError:
-        return msgspec.convert(_loaded(data), kind)
+        return msgspec.convert(_load(data), kind)

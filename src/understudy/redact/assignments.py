@@ -67,49 +67,49 @@ _NOT = re.compile(
 )
 
 
-def find_assigned(text: str, place: int) -> tuple[int, int] | None:
+def find_assigned(text: str, position: int) -> tuple[int, int] | None:
     """Where the secret lies that is assigned to a name in which a word for secrets stands at `place`."""
-    word = _WORD.match(text, place)
+    word = _WORD.match(text, position)
     match = _AFTER.match(text, word.end()) if word else None
     if word is None or match is None:
         return None
     quote = match["quote"] or ""
-    before = text[max(place - 48, 0) : place].rpartition("\0")[2]
+    before = text[max(position - 48, 0) : position].rpartition("\0")[2]
     value = _VALUES[quote].match(text, match.end())
     if value is None:
         return None
-    start, said = value.start(), value.group()
+    start, secret = value.start(), value.group()
     if quote:
         behind = text[value.end() : value.end() + 1]
-        if behind not in (quote, "\\", "", "\n") and len(said) < _LONG:
+        if behind not in (quote, "\\", "", "\n") and len(secret) < _LONG:
             return None
     else:
-        cut = said.find("&")
-        if cut >= 0 and ("=" in said[cut:] or "?" in before or "&" in before):
-            said = said[:cut]
-        said = said.rstrip("*,.;:)}]!?" if not said.endswith("]") else ",")
+        cut = secret.find("&")
+        if cut >= 0 and ("=" in secret[cut:] or "?" in before or "&" in before):
+            secret = secret[:cut]
+        secret = secret.rstrip("*,.;:)}]!?" if not secret.endswith("]") else ",")
     if match["space"] is not None:
-        behind = text[start + len(said) : start + len(said) + 1]
-        if not _spaced(word.group(), before, quote) and not _netrc(word.group(), before, said, behind):
+        behind = text[start + len(secret) : start + len(secret) + 1]
+        if not _spaced(word.group(), before, quote) and not _netrc(word.group(), before, secret, behind):
             return None
-    if match["comma"] is not None and not looks_random(said):
+    if match["comma"] is not None and not looks_random(secret):
         return None
     name = word.group().lower()
-    if len(said) < 6 or _PUBLIC.search(before):
+    if len(secret) < 6 or _PUBLIC.search(before):
         return None
-    if is_reference(said) and (is_placeholder(said) or not _BASE64.fullmatch(said)):
+    if is_reference(secret) and (is_placeholder(secret) or not _BASE64.fullmatch(secret)):
         return None
     if name == "key" and _KEY.search(before) is None:
         return None
-    rest = _REST.match(text, place)
-    if rest is None or _NOT.search(rest.group()) or not is_secret_value(name, said, quoted=bool(quote)):
+    rest = _REST.match(text, position)
+    if rest is None or _NOT.search(rest.group()) or not is_secret_value(name, secret, quoted=bool(quote)):
         return None
-    if match["prose"] is not None and not any(one.isdigit() for one in said):
+    if match["prose"] is not None and not any(one.isdigit() for one in secret):
         return None
-    if len(said) >= _LONG:
-        more = _MORE.match(text, start + len(said))
-        return start, more.end() if more else start + len(said)
-    return start, start + len(said)
+    if len(secret) >= _LONG:
+        more = _MORE.match(text, start + len(secret))
+        return start, more.end() if more else start + len(secret)
+    return start, start + len(secret)
 
 
 def _spaced(word: str, before: str, quote: str) -> bool:

@@ -80,7 +80,7 @@ def _scanned(text: str) -> Iterator[tuple[str, str]]:
             f"pybetterleaks failed: {result.errors[0].message}; uninstall it, or install another version"
         )
     for finding in result.findings:
-        said = finding.match or ""
+        match = finding.match or ""
         if not finding.secret:
             continue
         guessed = finding.rule_id == _GUESS
@@ -88,8 +88,8 @@ def _scanned(text: str) -> Iterator[tuple[str, str]]:
             guessed
             and (
                 _HEX.fullmatch(finding.secret)
-                or "\n" in said.partition(finding.secret)[0]
-                or _PUBLIC.search(_before(text, said))
+                or "\n" in match.partition(finding.secret)[0]
+                or _PUBLIC.search(_before(text, match))
             )
         ):
             yield finding.rule_id, finding.secret
@@ -97,5 +97,5 @@ def _scanned(text: str) -> Iterator[tuple[str, str]]:
 
 def _before(text: str, match: str) -> str:
     """What was matched with the few words before it."""
-    place = text.find(match)
-    return text[max(place - 24, 0) : max(place, 0)] + match
+    position = text.find(match)
+    return text[max(position - 24, 0) : max(position, 0)] + match

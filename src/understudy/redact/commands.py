@@ -26,16 +26,16 @@ _PIPED = re.compile(
 )
 
 
-def find_argument(text: str, place: int, needle: bytes) -> tuple[int, int] | None:
+def find_argument(text: str, position: int, needle: bytes) -> tuple[int, int] | None:
     """Where the password lies that is given to a program whose needle stands at `place`."""
-    match = AFTER[needle].match(text, place)
+    match = AFTER[needle].match(text, position)
     return None if match is None else _judged(*match.span(match.re.groups), text)
 
 
-def find_piped(text: str, place: int) -> tuple[int, int] | None:
+def find_piped(text: str, position: int) -> tuple[int, int] | None:
     """Where the password lies that is piped into `chpasswd`, which stands at `place`."""
-    left = max(place - 240, 0)
-    match = _PIPED.search(text[left:place])
+    left = max(position - 240, 0)
+    match = _PIPED.search(text[left:position])
     return None if match is None else _judged(left + match.start(1), left + match.end(1), text)
 
 

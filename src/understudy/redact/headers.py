@@ -24,23 +24,23 @@ _JOINED = re.compile(r"[A-Za-z0-9_.~-]{3}\dQ~[A-Za-z0-9_.~-]{31,34}(?![\w~-])", 
 _ESCAPED = re.compile(r"%[0-9A-Fa-f]{2}")
 
 
-def authorization(text: str, place: int) -> Iterator[tuple[int, int]]:
+def authorization(text: str, position: int) -> Iterator[tuple[int, int]]:
     """Where the credentials lie of the header whose name, but for its first letter, stands at `place`."""
-    match = _AUTHORIZATION.match(text, place)
+    match = _AUTHORIZATION.match(text, position)
     if match is not None:
         start, end = match.span("said")
         for part in _PART.finditer(text, start, _before(text, "uthorization", start, end)):
             value = part.group()
             if not is_reference(value) and (looks_random(value) or _HEX.fullmatch(value)):
                 yield part.span()
-    digest = _DIGEST.match(text, place)
+    digest = _DIGEST.match(text, position)
     if digest is not None:
         yield digest.span(1)
 
 
-def cookies(text: str, place: int) -> Iterator[tuple[int, int]]:
+def cookies(text: str, position: int) -> Iterator[tuple[int, int]]:
     """Where the values of cookies lie that look drawn by lot; `ookie` stands at `place`."""
-    match = _COOKIES.match(text, place)
+    match = _COOKIES.match(text, position)
     if match is not None:
         yield from pairs(text, match.start("said"), match.end("said"), "ookie")
 
@@ -57,22 +57,22 @@ def _before(text: str, needle: str, start: int, end: int) -> int:
     return end if at < 0 else at
 
 
-def jar(text: str, place: int) -> Iterator[tuple[int, int]]:
+def jar(text: str, position: int) -> Iterator[tuple[int, int]]:
     """Where the value of a cookie lies in a line of a cookie file, which has a tab and TRUE at `place`."""
-    match = _JAR.match(text, place)
+    match = _JAR.match(text, position)
     if match is not None and looks_random(match[1]):
         yield match.span(1)
 
 
-def signed(text: str, place: int) -> Iterator[tuple[int, int]]:
+def signed(text: str, position: int) -> Iterator[tuple[int, int]]:
     """Where the signature of an address lies that `sig=` stands in, at `place`."""
-    match = _SIGNED.match(text, max(place - 1, 0))
+    match = _SIGNED.match(text, max(position - 1, 0))
     if match is not None and looks_random(_ESCAPED.sub("-", match[1])):
         yield match.span(1)
 
 
-def joined(text: str, place: int) -> Iterator[tuple[int, int]]:
+def joined(text: str, position: int) -> Iterator[tuple[int, int]]:
     """Where the secret of an application of Azure lies, in which `Q~` stands at `place`."""
-    match = _JOINED.match(text, place - 4) if place >= 4 else None
-    if match is not None and (place < 5 or not text[place - 5].isalnum()):
+    match = _JOINED.match(text, position - 4) if position >= 4 else None
+    if match is not None and (position < 5 or not text[position - 5].isalnum()):
         yield match.span()

@@ -31,7 +31,7 @@ def load_key(path: Path | None = None) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
-        return _made(path)
+        return _create(path)
     except OSError as error:
         raise _trouble(path, "read", error) from error
     mode = os.fstat(descriptor).st_mode
@@ -60,7 +60,7 @@ def load_key(path: Path | None = None) -> bytes:
     return key
 
 
-def _made(path: Path) -> bytes:
+def _create(path: Path) -> bytes:
     """A new key, in place whole or not at all; that of another process where it was quicker."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:

@@ -62,28 +62,28 @@ dashboard node_modules dist staging
 _HOMES = frozenset(_HOMES_TEXT.split())
 
 
-def find_email(text: str, place: int) -> tuple[int, int] | None:
+def find_email(text: str, position: int) -> tuple[int, int] | None:
     """Where the address lies whose `@` is at `place`; None where there is none, or one that names nobody."""
-    domain = _DOMAIN.match(text, place)
+    domain = _DOMAIN.match(text, position)
     if domain is None or _NOWHERE.search(domain[1]):
         return None
     if domain[2].lower() not in _TLDS and not domain[2].startswith("xn--"):
         return None
-    local = _LOCAL.match(text[max(place - 64, 0) : place][::-1])
+    local = _LOCAL.match(text[max(position - 64, 0) : position][::-1])
     if local is None:
         return None
-    start = place - local.end()
+    start = position - local.end()
     # The end of an escape, as in `\nme@…`, is no part of the name.
     if start > 0 and text[start - 1] == "\\" and text[start] in "nrt":
         start += 1
-    if start > 0 and text[start - 1] in "[;" and (colour := _COLOUR.match(text, max(start - 16, 0), place)):
+    if start > 0 and text[start - 1] in "[;" and (colour := _COLOUR.match(text, max(start - 16, 0), position)):
         start = max(start, colour.end())
-    escaped = re.match(r"%[0-9A-Fa-f]{2}|[=.%-]+|u00[0-9a-f]{2}(?<=\\.....)", text[start:place])
+    escaped = re.match(r"%[0-9A-Fa-f]{2}|[=.%-]+|u00[0-9a-f]{2}(?<=\\.....)", text[start:position])
     while escaped:
         start += escaped.end()
-        escaped = re.match(r"%[0-9A-Fa-f]{2}|[=.%-]+", text[start:place])
-    name = text[start:place].rpartition("=")[2]
-    start = place - len(name)
+        escaped = re.match(r"%[0-9A-Fa-f]{2}|[=.%-]+", text[start:position])
+    name = text[start:position].rpartition("=")[2]
+    start = position - len(name)
     if not name or name.lower() in _NOBODY or PSEUDONYM.fullmatch(name):
         return None
     if _IN_URL.search(text[max(start - 256, 0) : start]):
@@ -91,22 +91,24 @@ def find_email(text: str, place: int) -> tuple[int, int] | None:
     return start, domain.end()
 
 
-def find_home_user(text: str, place: int) -> tuple[int, int] | None:
+def find_home_user(text: str, position: int) -> tuple[int, int] | None:
     """Where the user's name lies in the path of a home directory in which `home` or `Users` stands at `place`.
 
     Also as Claude Code writes a directory into the name of another, `-home-NAME-project`, and as URLs do.
     """
-    sign = text[place - 1]
-    if sign in "/\\" and (_inner(text, place - 1) or (text[place] == "u" and not _windows(text, place - 1))):
+    sign = text[position - 1]
+    if sign in "/\\" and (
+        _inner(text, position - 1) or (text[position] == "u" and not _windows(text, position - 1))
+    ):
         return None
-    if sign == "-" and place > 1 and (text[place - 2].isalnum() or text[place - 2] in "_.~)}]-"):
+    if sign == "-" and position > 1 and (text[position - 2].isalnum() or text[position - 2] in "_.~)}]-"):
         return None
     if sign == "-":
-        match = _ENCODED.match(text, place - 1)
+        match = _ENCODED.match(text, position - 1)
     elif sign in "/\\":
-        match = _HOME.match(text, place - 1)
+        match = _HOME.match(text, position - 1)
     else:
-        match = _ESCAPED.match(text, place - 3) if place >= 3 else None
+        match = _ESCAPED.match(text, position - 3) if position >= 3 else None
     if match is None:
         return None
     name = match[1].rstrip(".")
@@ -117,15 +119,15 @@ def find_home_user(text: str, place: int) -> tuple[int, int] | None:
     return match.start(1), match.start(1) + len(name)
 
 
-def _inner(text: str, place: int) -> bool:
+def _inner(text: str, position: int) -> bool:
     """Whether the path that goes on at `place` began before it, in a place where no homes are."""
-    if not place or not (text[place - 1].isalnum() or text[place - 1] in "_.~)}]-"):
+    if not position or not (text[position - 1].isalnum() or text[position - 1] in "_.~)}]-"):
         return False
     # /c/Users and /mnt/c/Users have the letter of a drive before, and `\n` may stand there.
-    if text[place - 1].isalpha() and (place < 2 or not text[place - 2].isalnum()):
+    if text[position - 1].isalpha() and (position < 2 or not text[position - 2].isalnum()):
         return False
-    return _HOMES_IN.search(text[max(place - 48, 0) : place]) is None
+    return _HOMES_IN.search(text[max(position - 48, 0) : position]) is None
 
 
-def _windows(text: str, place: int) -> bool:
-    return text[place] == "\\" or _DRIVE.search(text[max(place - 3, 0) : place]) is not None
+def _windows(text: str, position: int) -> bool:
+    return text[position] == "\\" or _DRIVE.search(text[max(position - 3, 0) : position]) is not None

@@ -15,23 +15,23 @@ class Pseudonyms:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self._made: dict[tuple[SecretKind, str], str] = {}
+        self._cached: dict[tuple[SecretKind, str], str] = {}
 
     def name(self, kind: SecretKind, value: str) -> str:
         """The pseudonym of a value: `[GITHUB_TOKEN_3f2a91]`, `user_1c2d3e`, `user_1c2d3e@example.com`."""
-        made = self._made.get((kind, value))
-        if made is None:
-            made = self._make(kind, value)
-            if len(self._made) < 100_000:
-                self._made[kind, value] = made
-        return made
+        pseudonym = self._cached.get((kind, value))
+        if pseudonym is None:
+            pseudonym = self._make(kind, value)
+            if len(self._cached) < 100_000:
+                self._cached[kind, value] = pseudonym
+        return pseudonym
 
     def _make(self, kind: SecretKind, value: str) -> str:
         if kind == "email":
             value = value.lower()
         sort = "secret" if kind == "private-key" else kind
-        said = f"understudy redaction 1\0{sort}\0{value}".encode(errors="surrogatepass")
-        digits = hmac.digest(self._key, said, "sha256").hex()[:6]
+        message = f"understudy redaction 1\0{sort}\0{value}".encode(errors="surrogatepass")
+        digits = hmac.digest(self._key, message, "sha256").hex()[:6]
         if kind == "user":
             return f"user_{digits}"
         if kind == "email":

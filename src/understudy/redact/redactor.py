@@ -53,7 +53,7 @@ class Redactor:
         self.report = report if report is not None else RedactionReport()
         self._names = Pseudonyms(key)
         self._betterleaks = is_installed() if betterleaks is None else betterleaks
-        self._known: KnownSecrets | None = None
+        self._secrets: KnownSecrets | None = None
         self._sources: dict[str, str] = {}
         # What was seen before is not looked at again, as what one conversation has of another.
         self._clean: set[int] = set()
@@ -75,13 +75,13 @@ class Redactor:
         one.report, one._names, one._betterleaks = self.report, self._names, self._betterleaks
         if len(self._clean) + len(self._leaked) > _SEEN:
             self._clean, self._leaked = set(), {}
-        one._known, one._sources, one._clean, one._leaked = KnownSecrets(), {}, self._clean, self._leaked
+        one._secrets, one._sources, one._clean, one._leaked = KnownSecrets(), {}, self._clean, self._leaked
         one._learn(values)
         return one
 
     def text(self, text: str, where: str = "") -> str:
         """The text without secrets. `where` names it in the report."""
-        scope = self if self._known is not None else self.scoped_to([text])
+        scope = self if self._secrets is not None else self.scoped_to([text])
         return scope._text(text, where)
 
     def value(self, value: Any, where: str = "") -> Any:
@@ -89,12 +89,12 @@ class Redactor:
 
         Ids, hashes and signatures are left alone where they look like such.
         """
-        scope = self if self._known is not None else self.scoped_to([value])
+        scope = self if self._secrets is not None else self.scoped_to([value])
         return scope._value(value, where)
 
     def name(self, value: str, where: str = "") -> str:
         """An id or a name, which stays as it is unless a secret hides in it."""
-        scope = self if self._known is not None else self.scoped_to([])
+        scope = self if self._secrets is not None else self.scoped_to([])
         return scope._text(value, where)
 
     # --- looking
@@ -123,7 +123,9 @@ class Redactor:
         for plain in (True, False):
             some = [text for text in texts if text.isascii() is plain and hash(text) not in self._clean]
             # One long text is searched quicker than many short ones; nothing is found across a NUL.
-            suspects = _touched(some, find_secrets("\0".join(some))) if len(some) > 1 else set(range(len(some)))
+            suspects = (
+                _texts_with_hits(some, find_secrets("\0".join(some))) if len(some) > 1 else set(range(len(some)))
+            )
             for number, text in enumerate(some):
                 hits = find_secrets(text) if number in suspects else ()
                 if not hits:
@@ -132,9 +134,9 @@ class Redactor:
                     self._note(text, hit)
         if self._betterleaks:
             new = [text for text in texts if hash(text) not in self._leaked and not _idlike(text)]
-            told = [*find_leaks(new)]
+            leaked = [*find_leaks(new)]
             for text in new:
-                self._leaked[hash(text)] = tuple(one for one in told if one[1] in text)
+                self._leaked[hash(text)] = tuple(one for one in leaked if one[1] in text)
             for text in texts:
                 for rule, secret in self._leaked.get(hash(text), ()):
                     secret = secret.strip()
@@ -145,7 +147,7 @@ class Redactor:
         if hit.kind == "private-key":
             self._sources.setdefault(hit.value, hit.rule)
             for piece in pieces(text[hit.start : hit.end]):
-                cast(KnownSecrets, self._known).add(piece, hit.value)
+                cast(KnownSecrets, self._secrets).add(piece, hit.value)
         elif hit.kind == "secret":
             self._remember(hit.value, hit.rule)
 
@@ -154,11 +156,11 @@ class Redactor:
             len(value) >= 8 and (has_token_form(value) or rule.startswith("betterleaks:"))
         ):
             self._sources.setdefault(value, rule)
-            cast(KnownSecrets, self._known).add(value)
+            cast(KnownSecrets, self._secrets).add(value)
 
     def _hits(self, text: str) -> list[SecretMatch]:
         hits = [] if hash(text) in self._clean else find_secrets(text)
-        for start, end, whole in cast(KnownSecrets, self._known).find(text):
+        for start, end, whole in cast(KnownSecrets, self._secrets).find(text):
             rule = self._sources.get(whole, "known")
             hits.append(SecretMatch(start, end, rule, "private-key" if rule == "private-key" else "secret", whole))
         return hits
@@ -167,7 +169,7 @@ class Redactor:
 
     def _text(self, text: str, where: str) -> str:
         for _ in range(_ROUNDS):
-            hits = _apart(text, self._hits(text))
+            hits = _without_overlaps(text, self._hits(text))
             if not hits:
                 break
             done: list[str] = []
@@ -193,18 +195,20 @@ class Redactor:
                 into[at] = self._string(item, name, where, nested)
             elif isinstance(item, list | tuple):
                 items = cast(list[Any], item)
-                into[at] = made = [None] * len(items)
-                waiting += [(made, place, one, name) for place, one in enumerate(items)]
+                into[at] = elements = [None] * len(items)
+                waiting += [(elements, index, one, name) for index, one in enumerate(items)]
             elif isinstance(item, dict):
                 fields = cast(dict[Any, Any], item)
                 into[at] = mapping = cast(dict[Any, Any], {})
-                said = _said_name(fields)
+                value_name = _named_beside(fields)
                 for key, one in fields.items():
                     new = self._text(key, where) if isinstance(key, str) else key
                     while new in mapping or (new != key and new in fields):
                         new = f"{new}~"
                     mapping[new] = None
-                    waiting.append((mapping, new, one, said if key == "value" and said else cast(str, key)))
+                    waiting.append(
+                        (mapping, new, one, value_name if key == "value" and value_name else cast(str, key))
+                    )
             else:
                 into[at] = item
         return holder[0]
@@ -226,7 +230,7 @@ class Redactor:
         return new
 
 
-def _touched(texts: list[str], hits: list[SecretMatch]) -> set[int]:
+def _texts_with_hits(texts: list[str], hits: list[SecretMatch]) -> set[int]:
     """The numbers of the texts that hits in them, joined by a character, reach into."""
     if not hits:
         return set()
@@ -256,14 +260,14 @@ def _strings(value: Any, nested: int = 0) -> Iterator[tuple[str, str | None]]:
             waiting += [(one, name) for one in cast(list[Any], item)]
         elif isinstance(item, dict):
             fields = cast(dict[Any, Any], item)
-            said = _said_name(fields)
+            value_name = _named_beside(fields)
             for key, one in fields.items():
                 if isinstance(key, str):
                     yield key, None
-                waiting.append((one, said if key == "value" and said else cast(str, key)))
+                waiting.append((one, value_name if key == "value" and value_name else cast(str, key)))
 
 
-def _said_name(fields: dict[Any, Any]) -> str | None:
+def _named_beside(fields: dict[Any, Any]) -> str | None:
     """The name that stands beside a value: {"name": "DB_PASSWORD", "value": …}."""
     name = fields.get("name") or fields.get("key") if "value" in fields else None
     return name if isinstance(name, str) else None
@@ -273,7 +277,7 @@ def _idlike(text: str) -> bool:
     return _ID.fullmatch(text) is not None or _SIGNATURE.fullmatch(text) is not None
 
 
-def _apart(text: str, hits: list[SecretMatch]) -> list[SecretMatch]:
+def _without_overlaps(text: str, hits: list[SecretMatch]) -> list[SecretMatch]:
     """The hits in order, none over another: what overlaps is one, named by what tells most."""
     if len(hits) < 2:
         return hits

@@ -27,35 +27,35 @@ class RedactionReport:
     def __init__(self, places: int = MAX_PLACES) -> None:
         self._room = places
         self._places: dict[tuple[str, str, str], int] = {}
-        self._more: Counter[str] = Counter()
+        self._unplaced: Counter[str] = Counter()
 
     def add(self, where: str, rule: str, pseudonym: str, times: int = 1) -> None:
         """Note that `rule` put `pseudonym` so many times into the text that `where` names."""
-        place = (where, rule, pseudonym)
-        if place in self._places or len(self._places) < self._room:
-            self._places[place] = times
+        position = (where, rule, pseudonym)
+        if position in self._places or len(self._places) < self._room:
+            self._places[position] = times
         else:
-            self._more[rule] += times
+            self._unplaced[rule] += times
 
     def merge(self, places: Iterable[ReportPlace], more: Counter[str]) -> None:
         """Take over what the report of another process says: its places, and what it only counted."""
-        for place in places:
-            self.add(*place)
-        self._more.update(more)
+        for position in places:
+            self.add(*position)
+        self._unplaced.update(more)
 
     def places(self) -> Iterator[ReportPlace]:
         """The places, in the order in which they were found."""
-        return ((*place, times) for place, times in self._places.items())
+        return ((*position, times) for position, times in self._places.items())
 
     @property
     def more(self) -> Counter[str]:
         """How many replacements each rule made in places that are not named."""
-        return self._more.copy()
+        return self._unplaced.copy()
 
     @property
     def counts(self) -> Counter[str]:
         """How many replacements each rule made."""
-        counts = Counter(self._more)
+        counts = Counter(self._unplaced)
         for (_, rule, _), times in self._places.items():
             counts[rule] += times
         return counts
@@ -75,7 +75,7 @@ class RedactionReport:
                 {"where": where, "rule": rule, "pseudonym": pseudonym, "times": times}
                 for where, rule, pseudonym, times in self.places()
             ],
-            "places_left_out": dict(self._more),
+            "places_left_out": dict(self._unplaced),
         }
 
     def write(self, path: Path) -> None:

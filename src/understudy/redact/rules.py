@@ -80,8 +80,8 @@ Hits = Sequence[SecretMatch]
 _NONE: Hits = ()
 
 
-def _pem(text: str, place: int) -> Hits:
-    start = text.rfind("-----", max(place - 48, 0), place)
+def _pem(text: str, position: int) -> Hits:
+    start = text.rfind("-----", max(position - 48, 0), position)
     if start < 0:
         return _NONE
     if text.startswith("-----BEGIN ", start):
@@ -94,12 +94,12 @@ def _pem(text: str, place: int) -> Hits:
     return (SecretMatch(*span, "private-key", "private-key", pem.bare(text[slice(*span)])),)
 
 
-def _url(text: str, place: int) -> Hits:
-    scheme = _SCHEME.search(text[max(place - 24, 0) : place])
-    match = _URL.match(text, place)
+def _url(text: str, position: int) -> Hits:
+    scheme = _SCHEME.search(text[max(position - 24, 0) : position])
+    match = _URL.match(text, position)
     if match is None and scheme is not None:
         # A password of a database may have been written with a slash in it, though it should not.
-        match = _LOOSE_URL.match(text, place)
+        match = _LOOSE_URL.match(text, position)
     if match is None:
         return _NONE
     user, secret = match.groups()
@@ -124,35 +124,35 @@ def _odd(secret: str) -> bool:
     )
 
 
-def _bearer(text: str, place: int) -> Hits:
-    match = _BEARER.match(text, place)
+def _bearer(text: str, position: int) -> Hits:
+    match = _BEARER.match(text, position)
     if match is None or is_reference(match[1]) or not looks_random(match[1]):
         return _NONE
     return (SecretMatch(*match.span(1), "bearer", "secret", match[1]),)
 
 
-def _basic(text: str, place: int) -> Hits:
-    match = _BASIC.match(text, place)
+def _basic(text: str, position: int) -> Hits:
+    match = _BASIC.match(text, position)
     if match is None:
         return _NONE
     try:
-        said = base64.b64decode(match[1] + "=" * (-len(match[1]) % 4), validate=True)
+        decoded = base64.b64decode(match[1] + "=" * (-len(match[1]) % 4), validate=True)
     except (binascii.Error, ValueError):
         return _NONE
-    if b":" not in said[1:] or not all(32 <= byte < 127 for byte in said):
+    if b":" not in decoded[1:] or not all(32 <= byte < 127 for byte in decoded):
         return _NONE
     return (SecretMatch(*match.span(1), "basic-auth", "secret", match[1]),)
 
 
-def _curl(text: str, place: int) -> Hits:
+def _curl(text: str, position: int) -> Hits:
     hits: list[SecretMatch] = []
-    match = _CURL.search(text, place, place + 600)
+    match = _CURL.search(text, position, position + 600)
     if match is not None:
         for group in (1, 2):
             value = match[group]
             if value and not is_reference(value) and (group == 2 or looks_random(value)):
                 hits.append(SecretMatch(*match.span(group), "basic-auth", "secret", value))
-    match = _CURL_COOKIES.search(text, place, place + 600)
+    match = _CURL_COOKIES.search(text, position, position + 600)
     if match is not None:
         end = text.find("\n", match.end(), match.end() + 4096)
         end = match.end() + 4096 if end < 0 else end
@@ -160,16 +160,16 @@ def _curl(text: str, place: int) -> Hits:
     return hits
 
 
-def _webhook(text: str, place: int) -> Hits:
-    match = _WEBHOOK.match(text, place)
+def _webhook(text: str, position: int) -> Hits:
+    match = _WEBHOOK.match(text, position)
     value = match and (match[1] or match[2])
     if not match or not value or is_reference(value) or not looks_random(value):
         return _NONE
     return (SecretMatch(*match.span(1 if match[1] else 2), "webhook", "secret", value),)
 
 
-def _assigned(text: str, place: int) -> Hits:
-    span = find_assigned(text, place)
+def _assigned(text: str, position: int) -> Hits:
+    span = find_assigned(text, position)
     return (SecretMatch(*span, "assignment", "secret", text[slice(*span)]),) if span else _NONE
 
 
@@ -178,26 +178,26 @@ def _secrets(text: str, spans: Iterator[tuple[int, int]], rule: str) -> Hits:
 
 
 def _spans(look: Callable[[str, int], Iterator[tuple[int, int]]], rule: str) -> Callable[[str, int], Hits]:
-    return lambda text, place: _secrets(text, look(text, place), rule)
+    return lambda text, position: _secrets(text, look(text, position), rule)
 
 
-def _given(needle: bytes, text: str, place: int) -> Hits:
-    span = find_argument(text, place, needle)
+def _argument(needle: bytes, text: str, position: int) -> Hits:
+    span = find_argument(text, position, needle)
     return (SecretMatch(*span, "command-line", "secret", text[slice(*span)]),) if span else _NONE
 
 
-def _piped(text: str, place: int) -> Hits:
-    span = find_piped(text, place)
+def _piped(text: str, position: int) -> Hits:
+    span = find_piped(text, position)
     return (SecretMatch(*span, "command-line", "secret", text[slice(*span)]),) if span else _NONE
 
 
-def _email(text: str, place: int) -> Hits:
-    span = find_email(text, place)
+def _email(text: str, position: int) -> Hits:
+    span = find_email(text, position)
     return (SecretMatch(*span, "email", "email", text[slice(*span)]),) if span else _NONE
 
 
-def _home(text: str, place: int) -> Hits:
-    span = find_home_user(text, place) if place else None
+def _home(text: str, position: int) -> Hits:
+    span = find_home_user(text, position) if position else None
     return (SecretMatch(*span, "home-path", "user", text[slice(*span)]),) if span else _NONE
 
 
@@ -213,7 +213,7 @@ RULES = (
     RedactionRule((b"\ttrue\t",), _spans(headers.jar, "cookie")),
     RedactionRule((b"sig=",), _spans(headers.signed, "signed-url")),
     RedactionRule((b"q~",), _spans(headers.joined, "azure-secret")),
-    *(RedactionRule((needle,), partial(_given, needle)) for needle in AFTER),
+    *(RedactionRule((needle,), partial(_argument, needle)) for needle in AFTER),
     RedactionRule((b"chpasswd",), _piped),
     RedactionRule(
         (b"pass", b"pwd", b"secret", b"token", b"key", b"credential", b"auth", b"identified by", b"dockerc"),
@@ -241,10 +241,10 @@ def find_secrets(text: str) -> list[SecretMatch]:
     hits: list[SecretMatch] = []
     for needles, look in RULES:
         for needle in needles:
-            place = find(needle)
-            while place >= 0:
-                hits += look(text, place)
-                place = find(needle, place + 1)
+            position = find(needle)
+            while position >= 0:
+                hits += look(text, position)
+                position = find(needle, position + 1)
     runs = small.translate(_RUN)
     start = runs.find(_LONG)
     while start >= 0:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from understudy.ingest.claude_code.log_format import ClaudeCode
+from understudy.ingest.claude_code.log_format import ClaudeCodeFormat
 from understudy.ingest.trace import Trace, TraceParent, expand
 
 from support.claude_log import MODEL, Log, by_message, outline, read, thinking
@@ -226,7 +226,7 @@ def test_circles_in_a_ledger_end() -> None:
 def test_what_is_a_log_of_claude_code() -> None:
     log = Log()
     log.user("hi")
-    reader = ClaudeCode()
+    reader = ClaudeCodeFormat()
     assert reader.detect("/x/s1.jsonl", log.data())
     assert reader.detect("/x/s1.jsonl", json.dumps(log.lines[0]).encode())
     assert reader.detect("/x/s1/subagents/agent-a1.meta.json", b"{}")

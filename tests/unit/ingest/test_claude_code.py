@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from understudy.ingest.claude_code.render import CLEARED
-from understudy.ingest.claude_code.versions import CONTINUE
+from understudy.ingest.claude_code.render import CLEARED_RESULT
+from understudy.ingest.claude_code.versions import CONTINUE_PROMPT
 from understudy.ingest.trace import SYSTEM_PROMPT, expand
 
 from support.claude_log import Log, by_message, outline, read, thinking
@@ -195,7 +195,7 @@ def test_a_microcompaction_clears_results_from_then_on() -> None:
     log.assistant(LAST, "Done.")
     found = by_message(*read(log))
     assert outline(found[NEXT])[2:] == ["t1: long"]
-    assert outline(found[LAST])[1:] == ["assistant: +t1", f"t1: {CLEARED}", "assistant: +t2", "t2: short"]
+    assert outline(found[LAST])[1:] == ["assistant: +t1", f"t1: {CLEARED_RESULT}", "assistant: +t2", "t2: short"]
 
 
 def test_a_reply_whose_link_was_lost_is_put_back() -> None:
@@ -281,7 +281,7 @@ def test_an_answer_that_was_cut_off_is_asked_to_go_on() -> None:
     log.assistant(ANSWER, "This is cut o", stop="max_tokens")
     log.assistant(NEXT, "ff.")
     state = by_message(*read(log))[NEXT]
-    assert outline(state) == ["user: write", "assistant: This is cut o", f"user: {CONTINUE}"]
+    assert outline(state) == ["user: write", "assistant: This is cut o", f"user: {CONTINUE_PROMPT}"]
     assert state.fidelity == "repaired"
 
 

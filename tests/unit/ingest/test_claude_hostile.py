@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from understudy.ingest.claude_code import records
-from understudy.ingest.claude_code.log_format import ClaudeCode
+from understudy.ingest.claude_code.log_format import ClaudeCodeFormat
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.trace import expand
 
@@ -62,7 +62,7 @@ def whole() -> Log:
 def check(data: bytes, name: str = "s1.jsonl") -> Counter[str]:
     """Read a file; all that is in it can be expanded and written. Returns the losses."""
     losses: Counter[str] = Counter()
-    for trace in ClaudeCode().read([of_bytes(f"/logs/p/{name}", data)]):
+    for trace in ClaudeCodeFormat().read([of_bytes(f"/logs/p/{name}", data)]):
         losses += trace.losses
         found = list(expand(trace))
         assert len({state.message_id for state in found}) == len(found) == len(trace.turns)
@@ -146,7 +146,7 @@ def test_a_line_that_is_no_json_keeps_its_place() -> None:
     log.assistant(NEXT, "yes")
     lines = log.data().splitlines(keepends=True)
     lines[2] = lines[2].replace(b'"content":"more"', b'"content":mo')
-    (trace,) = ClaudeCode().read([of_bytes("/p/s1.jsonl", b"".join(lines))])
+    (trace,) = ClaudeCodeFormat().read([of_bytes("/p/s1.jsonl", b"".join(lines))])
     state = by_message(trace)[NEXT]
     assert trace.losses == {"bad-json": 1}
     assert (state.fidelity, state.notes) == ("repaired", ("unreadable-line",))
@@ -158,7 +158,7 @@ def test_half_surrogates_and_bad_utf8_are_read() -> None:
     log.user("HALF")
     log.assistant(ANSWER, "BYTES")
     data = log.data().replace(b"HALF", b"cut \\ud83d").replace(b"BYTES", b"b\xff")
-    (trace,) = ClaudeCode().read([of_bytes("/p/s1.jsonl", b"\xef\xbb\xbf" + data)])
+    (trace,) = ClaudeCodeFormat().read([of_bytes("/p/s1.jsonl", b"\xef\xbb\xbf" + data)])
     state = by_message(trace)[ANSWER]
     assert (state.messages[0]["content"], state.student_action.content) == ("cut ?", "b\ufffd")
     assert trace.losses == {"bad-utf8": 1}
@@ -190,10 +190,10 @@ def test_a_line_of_100_mb_and_one_that_is_too_long(monkeypatch: pytest.MonkeyPat
     log.user("x" * 100_000_000)
     log.assistant(ANSWER, "hello")
     data = log.data()
-    (trace,) = ClaudeCode().read([of_bytes("/p/s1.jsonl", data)])
+    (trace,) = ClaudeCodeFormat().read([of_bytes("/p/s1.jsonl", data)])
     assert len(by_message(trace)[ANSWER].messages[0]["content"]) == 100_000_000 and not trace.losses
-    monkeypatch.setattr(records, "LONGEST", 1 << 20)
-    (trace,) = ClaudeCode().read([of_bytes("/p/s1.jsonl", data)])
+    monkeypatch.setattr(records, "MAX_LINE_BYTES", 1 << 20)
+    (trace,) = ClaudeCodeFormat().read([of_bytes("/p/s1.jsonl", data)])
     assert trace.losses["line-too-long"] == 1 and by_message(trace)[ANSWER].messages == []
 
 
@@ -211,7 +211,7 @@ def test_real_sessions_are_read_whole() -> None:
     for path in real():
         lines = [line for line in path.read_bytes().splitlines() if line.strip()]
         bad = sum(not is_json(line) for line in lines)
-        traces = list(ClaudeCode().read([LogFile.on_disk(path)]))
+        traces = list(ClaudeCodeFormat().read([LogFile.on_disk(path)]))
         assert sum(trace.losses["bad-json"] for trace in traces) == bad
         turns += sum(len(trace.turns) for trace in traces)
         check(path.read_bytes(), path.name)

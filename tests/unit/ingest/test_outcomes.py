@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from understudy.ingest.formats.outcomes import outcome
+from understudy.ingest.formats.outcomes import outcome_from
 from understudy.ingest.trace import TraceOutcome
 
 from support.ingest import DATA, read
@@ -69,11 +69,11 @@ def test_atif_has_its_reward_in_the_free_fields(tmp_path: Path, extra: Any, metr
 
 
 def test_what_is_no_value_is_left_out() -> None:
-    assert outcome() is None and outcome(resolved=2, reward=float("nan"), task="", exit_status=3) is None
-    assert outcome(reward=True) is None and outcome(reward=10**400) is None
-    assert outcome(resolved=0) == TraceOutcome(resolved=False)
-    assert outcome(resolved="resolved") == TraceOutcome(resolved=True)
-    assert outcome(exit_status="x" * 999) == TraceOutcome(exit_status="x" * 200)
+    assert outcome_from() is None and outcome_from(resolved=2, reward=float("nan"), task="", exit_status=3) is None
+    assert outcome_from(reward=True) is None and outcome_from(reward=10**400) is None
+    assert outcome_from(resolved=0) == TraceOutcome(resolved=False)
+    assert outcome_from(resolved="resolved") == TraceOutcome(resolved=True)
+    assert outcome_from(exit_status="x" * 999) == TraceOutcome(exit_status="x" * 200)
 
 
 def test_rows_of_parquet_have_their_outcome(tmp_path: Path) -> None:

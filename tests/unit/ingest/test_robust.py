@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from understudy.ingest.claude_code import records
-from understudy.ingest.claude_code.log_format import ClaudeCode
+from understudy.ingest.claude_code.log_format import ClaudeCodeFormat
 from understudy.ingest.formats.registry import group_batches
 from understudy.ingest.log_files import LogFile, log_file_at, walk_logs
 from understudy.ingest.trace import Trace, expand
@@ -44,7 +44,7 @@ def everything(path: Path) -> tuple[list[Trace], Counter[str]]:
 
 
 def of(data: bytes) -> list[Trace]:
-    traces = list(ClaudeCode().read([of_bytes("/p/s1.jsonl", data)]))
+    traces = list(ClaudeCodeFormat().read([of_bytes("/p/s1.jsonl", data)]))
     for trace in traces:
         assert sum(1 for _ in expand(trace)) == len(trace.turns)
     return traces
@@ -167,7 +167,7 @@ def test_a_hundred_thousand_branches() -> None:
     root = log.user("try")
     for number in range(100_000):
         log.assistant(f"msg_{number:016}", "one", parent=root)
-    (trace,) = ClaudeCode().read([of_bytes("/p/s1.jsonl", log.data())])
+    (trace,) = ClaudeCodeFormat().read([of_bytes("/p/s1.jsonl", log.data())])
     assert len(trace.turns) == 100_000 and not trace.losses
     assert sum(turn.branch == "active" for turn in trace.turns) == 1
     assert [len(state.messages) for _, state in zip(range(3), expand(trace), strict=False)] == [2, 2, 2]
@@ -213,7 +213,7 @@ def test_one_bad_line_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_that_is_too_long_is_left_out_whatever_surrounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = talk(6).data().splitlines(keepends=True)
     long = b'{"type":"user","uuid":"long","x":"' + b"y" * 9000 + b'"}\n'
-    monkeypatch.setattr(records, "LONGEST", 4000)
+    monkeypatch.setattr(records, "MAX_LINE_BYTES", 4000)
     for piece in (64, 512, 3000):
         monkeypatch.setattr(records, "_PIECE", piece)
         for at in (0, 3, len(whole)):
@@ -299,13 +299,13 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path, change: Callable[[
 
     assert stream.peek(1)[:1] == b"{"  # type: ignore[attr-defined]
     change(path)
-    lines = records.read_lines(LogFile(str(path), file.size, once))  # type: ignore[arg-type]
+    lines = records.read_log(LogFile(str(path), file.size, once))  # type: ignore[arg-type]
     assert lines.records
     assert sum(lines.losses.values()) <= 1
 
 
 def test_memory_is_bounded_by_the_longest_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "LONGEST", 1 << 20)
+    monkeypatch.setattr(records, "MAX_LINE_BYTES", 1 << 20)
 
     class Endless:
         left = 300
@@ -321,6 +321,6 @@ def test_memory_is_bounded_by_the_longest_line(monkeypatch: pytest.MonkeyPatch) 
             return None
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    lines = records.read_lines(LogFile("/p/s.jsonl", 300 << 20, Endless))  # type: ignore[arg-type]
+    lines = records.read_log(LogFile("/p/s.jsonl", 300 << 20, Endless))  # type: ignore[arg-type]
     assert lines.losses == {"line-too-long": 1} and not lines.records
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10

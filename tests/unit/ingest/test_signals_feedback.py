@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from understudy.ingest.signals.feedback import corrected, feedback, stopped, unfinished
+from understudy.ingest.signals.feedback import feedback, is_correction, is_cut_off, is_interrupt_note
 
 NEGATIVE = [
     "No, use the other file.",
@@ -164,11 +164,13 @@ def test_only_plain_words_are_feedback(found: str | None, said: str) -> None:
 
 
 def test_an_interruption_is_the_note_itself_and_not_a_word_of_it() -> None:
-    assert stopped("[Request interrupted by user]") and stopped("[Request interrupted by user for tool use]")
-    assert stopped("<turn_aborted>\nThe user interrupted the previous turn on purpose.")
-    assert not stopped("why does it say [Request interrupted by user]?")
-    assert not stopped(
+    assert is_interrupt_note("[Request interrupted by user]") and is_interrupt_note(
+        "[Request interrupted by user for tool use]"
+    )
+    assert is_interrupt_note("<turn_aborted>\nThe user interrupted the previous turn on purpose.")
+    assert not is_interrupt_note("why does it say [Request interrupted by user]?")
+    assert not is_interrupt_note(
         "[Request interrupted: the session ended before this agent finished. Nobody asked it to stop.]"
     )
-    assert unfinished("I will\n\n[Response interrupted by user]") and not unfinished("done")
-    assert corrected("... To tell you how to proceed, the user said:\nuse npm")
+    assert is_cut_off("I will\n\n[Response interrupted by user]") and not is_cut_off("done")
+    assert is_correction("... To tell you how to proceed, the user said:\nuse npm")

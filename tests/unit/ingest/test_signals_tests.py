@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from understudy.ingest.signals.calls import Call, judge
+from understudy.ingest.signals.calls import LoggedCall, set_result
 from understudy.ingest.signals.shell import shell_commands
-from understudy.ingest.signals.test_runs import by_words, ended, runs_tests
+from understudy.ingest.signals.test_runs import result_from_output, runs_tests, result_of_tests
 
 RUN = [
     "pytest -q",
@@ -194,13 +194,13 @@ def test_a_command_that_only_speaks_of_tests_runs_none(command: str) -> None:
     + [(None, said) for said in UNTOLD],
 )
 def test_what_a_program_says_at_last_tells_how_its_tests_ended(outcome: str | None, said: str) -> None:
-    assert by_words(f"collecting\n{said}\n") == outcome
+    assert result_from_output(f"collecting\n{said}\n") == outcome
 
 
 def ran(command: str, text: str, *, error: bool = False, marked: bool = True) -> str | None:
-    call = Call("Bash", {"command": command})
-    judge(call, text, error, marked)
-    return ended([call])
+    call = LoggedCall("Bash", {"command": command})
+    set_result(call, text, error, marked)
+    return result_of_tests([call])
 
 
 def test_the_exit_code_tells_where_the_words_do_not() -> None:
@@ -236,12 +236,12 @@ def test_every_program_has_its_own_exit_code() -> None:
         "boom\n[Command finished with exit code 1]",
         "Command: npm test\nOutput: boom\nExit Code: 1\n",
     ):
-        call = Call("run", {"command": "npm test"})
-        judge(call, text, False, False)
-        assert call.code == 1 and call.failed and ended([call]) == "failed", text
+        call = LoggedCall("run", {"command": "npm test"})
+        set_result(call, text, False, False)
+        assert call.code == 1 and call.failed and result_of_tests([call]) == "failed", text
 
 
 def test_what_was_denied_or_has_no_result_ran_nothing() -> None:
     denied = "The user doesn't want to proceed with this tool use. The tool use was rejected."
     assert ran("pytest", denied, error=True) is None
-    assert ended([Call("Bash", {"command": "pytest"})]) is None
+    assert result_of_tests([LoggedCall("Bash", {"command": "pytest"})]) is None

@@ -247,9 +247,9 @@ class _Shown:
         if now < self._next:
             return
         self._next = now + (_TERMINAL_S if self._terminal else _PLAIN_S)
-        text = f"looking for logs: {progress.found} files"
-        if progress.of:
-            text = f"read {progress.read} of {progress.of} files, {progress.written / 1e6:.0f} MB written"
+        text = f"looking for logs: {progress.files} files"
+        if progress.total:
+            text = f"read {progress.read} of {progress.total} files, {progress.written / 1e6:.0f} MB written"
         typer.echo(f"\r{text}\x1b[K" if self._terminal else text, err=True, nl=not self._terminal)
         self._drawn = self._terminal
 

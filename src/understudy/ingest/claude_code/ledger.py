@@ -16,12 +16,12 @@ import msgspec
 import orjson
 from msgspec import Raw, Struct
 
-from understudy.ingest.claude_code.records import FAULTS
+from understudy.ingest.claude_code.records import DECODE_ERRORS
 from understudy.ingest.claude_code.render import value_of
 from understudy.ingest.trace import RequestShape, TraceNode
 
 
-class _Entry(Struct, gc=False):
+class _LedgerEntry(Struct, gc=False):
     type: str
     id: str | int | None = None
     base: str | int | None = None
@@ -33,32 +33,32 @@ class _Entry(Struct, gc=False):
     shape: Raw = Raw()
 
 
-class _Shape(Struct):
+class _LedgerShape(Struct):
     system: Any = None
     systemPrompt: Any = None
     tools: Any = None
 
 
 _THINKING = ("thinking", "redacted_thinking")
-_entry = msgspec.json.Decoder(_Entry).decode
-_shape = msgspec.json.Decoder(_Shape).decode
+_entry = msgspec.json.Decoder(_LedgerEntry).decode
+_shape = msgspec.json.Decoder(_LedgerShape).decode
 
 
-class Ledger:
+class RequestLedger:
     """The requests of a session. `losses` counts what could not be read."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         self.losses: Counter[str] = Counter()
-        self.requests: dict[str | int, _Entry] = {}
+        self.requests: dict[str | int, _LedgerEntry] = {}
         self.blobs: dict[str, Raw] = {}
         self.shapes: dict[str, RequestShape] = {}
         for line in lines:
             try:
                 self._take(_entry(line))
-            except FAULTS:
+            except DECODE_ERRORS:
                 self.losses["odd-ledger"] += 1
 
-    def _take(self, entry: _Entry) -> None:
+    def _take(self, entry: _LedgerEntry) -> None:
         if entry.type == "api-request" and entry.id is not None:
             self.requests.setdefault(entry.id, entry)
         elif entry.type == "api-request-blob" and entry.hash is not None:
@@ -68,7 +68,7 @@ class Ledger:
         else:
             self.losses["odd-ledger"] += 1
 
-    def learn(self, lines: Iterable[bytes]) -> None:
+    def add_logged_messages(self, lines: Iterable[bytes]) -> None:
         """Take in by their hashes the messages that a file has anyway, which the ledger does not write twice.
 
         Those are answers, put together of all lines with one message id, and what users' records say: each as it
@@ -83,15 +83,15 @@ class Ledger:
             message = _object(record.get("message"))
             content = message.get("content")
             if record.get("type") == "user" and content is not None:
-                self._said("user", content)
+                self._add_blob("user", content)
                 blocks = _list(content) or [{"type": "text", "text": content}]
                 together += blocks
-                self._said("user", together)
+                self._add_blob("user", together)
                 for block in map(_object, blocks):
                     if (use := block.get("tool_use_id")) is not None:
                         those = results.setdefault(askers.get(str(use)), [])
                         those.append(block)
-                        self._said("user", those)
+                        self._add_blob("user", those)
             elif record.get("type") == "assistant":
                 together = []
                 key = str(message.get("id"))
@@ -99,12 +99,12 @@ class Ledger:
                 answers.setdefault(key, []).extend(blocks)
                 askers.update((str(block.get("id")), key) for block in map(_object, blocks))
         for whole in answers.values():
-            self._said("assistant", whole)
+            self._add_blob("assistant", whole)
             bare = [block for block in whole if _object(block).get("type") not in _THINKING]
             if len(bare) < len(whole):
-                self._said("assistant", bare)
+                self._add_blob("assistant", bare)
 
-    def _said(self, role: str, content: Any) -> None:
+    def _add_blob(self, role: str, content: Any) -> None:
         message = {"role": role, "content": content}
         name = message_hash(message)
         if name not in self.blobs:
@@ -116,16 +116,16 @@ class Ledger:
         return self.shapes.get(entry.shapeHash or "") if entry is not None else None
 
 
-class Requests:
+class LedgerRequests:
     """Puts requests of a ledger into a tree of nodes, each message on its way once."""
 
-    def __init__(self, ledger: Ledger, nodes: list[TraceNode]) -> None:
+    def __init__(self, ledger: RequestLedger, nodes: list[TraceNode]) -> None:
         self._ledger = ledger
         self._nodes = nodes
-        self._made: dict[tuple[int, str], int] = {}
+        self._node_of: dict[tuple[int, str], int] = {}
         self._ends: dict[str | int, tuple[int, int] | None] = {}
 
-    def end(self, request_id: str | int) -> int | None:
+    def end_node(self, request_id: str | int) -> int | None:
         """The node at which the request ends, None where the ledger does not hold all of it."""
         waiting: list[str | int] = []
         step: str | int | None = request_id
@@ -138,11 +138,11 @@ class Requests:
             step = entry.base
         for name in reversed(waiting):
             if name not in self._ends:
-                self._ends[name] = self._extended(self._ledger.requests[name])
-        found = self._ends[request_id]
-        return found[0] if found is not None else None
+                self._ends[name] = self._extend_base(self._ledger.requests[name])
+        end = self._ends[request_id]
+        return end[0] if end is not None else None
 
-    def _extended(self, entry: _Entry) -> tuple[int, int] | None:
+    def _extend_base(self, entry: _LedgerEntry) -> tuple[int, int] | None:
         at, length = -1, 0
         if entry.base is not None:
             base = self._ends.get(entry.base)
@@ -163,11 +163,11 @@ class Requests:
             if body is None:
                 self._ledger.losses["ledger-message-missing"] += 1
                 return None
-            made = self._made.get((at, name))
-            if made is None:
-                made = self._made[(at, name)] = len(self._nodes)
+            node = self._node_of.get((at, name))
+            if node is None:
+                node = self._node_of[(at, name)] = len(self._nodes)
                 self._nodes.append(TraceNode(at, body))
-            at = made
+            at = node
             length += 1
         return at, length
 
@@ -186,11 +186,11 @@ def snapshot(attachment: Raw) -> RequestShape:
     """The system prompt that an attachment of the log holds, an empty shape where it does not."""
     try:
         return _shape_of(_shape(attachment))
-    except FAULTS:
+    except DECODE_ERRORS:
         return RequestShape()
 
 
-def _shape_of(shape: _Shape) -> RequestShape:
+def _shape_of(shape: _LedgerShape) -> RequestShape:
     system: Any = shape.systemPrompt if shape.system is None else shape.system
     if isinstance(system, list):
         blocks = cast(list[Any], system)

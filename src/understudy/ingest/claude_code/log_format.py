@@ -11,11 +11,18 @@ from pathlib import PurePath
 import msgspec
 from msgspec import Struct
 
-from understudy.ingest.claude_code.ledger import Ledger
-from understudy.ingest.claude_code.records import FAULTS, Lines, read_lines, read_spoken
-from understudy.ingest.claude_code.session import NAME, SYNTHETIC, Meta, Part, Session, parts_of
-from understudy.ingest.claude_code.tree import Answer
-from understudy.ingest.claude_code.walk import Conversation
+from understudy.ingest.claude_code.ledger import RequestLedger
+from understudy.ingest.claude_code.records import DECODE_ERRORS, ClaudeLog, read_log, read_message_lines
+from understudy.ingest.claude_code.session import (
+    FORMAT_NAME,
+    SYNTHETIC_MODEL,
+    AgentMeta,
+    ClaudeSession,
+    SessionPart,
+    split_by_agent,
+)
+from understudy.ingest.claude_code.tree import ClaudeResponse
+from understudy.ingest.claude_code.walk import ClaudeConversation
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import garbage_collection_paused
 from understudy.ingest.trace import Trace
@@ -23,7 +30,7 @@ from understudy.ingest.trace import Trace
 HEAD = 1 << 16
 _BEFORE = 1 << 22  # in which an answer comes, where the ledger has system prompts and tools before it
 _LEDGER = b'"api-request'
-TOGETHER = 200 << 20
+MAX_CLUSTER_BYTES = 200 << 20
 """Bytes of sessions with a common beginning that are looked at together; more are read one by one."""
 
 _AGENT = re.compile(r"agent-(.+?)(\.meta\.json|\.jsonl)")
@@ -36,10 +43,10 @@ _SESSION = re.compile(rb'"sessionId": ?"([^"\\]+)"')
 
 _WITHIN = re.compile(r"([^/]+)/subagents(?:/|$)")
 
-_meta = msgspec.json.Decoder(Meta).decode
+_meta = msgspec.json.Decoder(AgentMeta).decode
 
 
-class _Found(Struct):
+class _SessionFiles(Struct):
     """The files of one session: each with its directory and the agent's id, None for the session's own.
 
     `first` is the id of the first answer.
@@ -53,10 +60,10 @@ class _Found(Struct):
         return sum(file.size for file, _, _ in self.files)
 
 
-class ClaudeCode:
+class ClaudeCodeFormat:
     """Logs of every version from 1.0 on. The files of one project are to be read together."""
 
-    name = NAME
+    name = FORMAT_NAME
 
     def detect(self, path: str, head: bytes) -> bool:
         """Whether a file is a session's or a subagent's log, or the note beside a subagent's."""
@@ -82,17 +89,17 @@ class ClaudeCode:
 
         A turn that several files have, by a resume or a fork, is in the one trace that has most of its lines.
         """
-        metas: dict[str, Meta] = {}
-        sessions: dict[str, _Found] = {}
+        metas: dict[str, AgentMeta] = {}
+        sessions: dict[str, _SessionFiles] = {}
         for file in sorted(files, key=lambda file: file.path):
-            self._sort(file, metas, sessions)
-        taken: set[str] = set()
+            self._file(file, metas, sessions)
+        assigned_before: set[str] = set()
         for cluster in _clusters(sessions.values()):
             with garbage_collection_paused():
-                traces = _read(cluster, metas, taken)
+                traces = _read(cluster, metas, assigned_before)
             yield from traces
 
-    def _sort(self, file: LogFile, metas: dict[str, Meta], sessions: dict[str, _Found]) -> None:
+    def _file(self, file: LogFile, metas: dict[str, AgentMeta], sessions: dict[str, _SessionFiles]) -> None:
         directory, _, name = file.path.replace("\\", "/").rpartition("/")
         name = name.removesuffix(".gz")
         agent = _AGENT.fullmatch(name)
@@ -102,7 +109,7 @@ class ClaudeCode:
                 data = stream.read(HEAD)
             try:
                 metas[f"{directory}/{agent_id}"] = _meta(data)
-            except FAULTS:
+            except DECODE_ERRORS:
                 return
             return
         with file.open() as stream:
@@ -117,62 +124,66 @@ class ClaudeCode:
         else:
             session = _SESSION.search(head)
             session_id = session[1].decode(errors="replace") if session else name.removesuffix(".jsonl")
-        found = sessions.setdefault(session_id, _Found(session_id))
-        found.files.append((file, directory, agent_id))
+        session_files = sessions.setdefault(session_id, _SessionFiles(session_id))
+        session_files.files.append((file, directory, agent_id))
         if agent is None and (first := _FIRST.search(head)) is not None:
-            found.first = first[1]
+            session_files.first = first[1]
 
 
-def _clusters(sessions: Iterable[_Found]) -> Iterator[list[_Found]]:
+def _clusters(sessions: Iterable[_SessionFiles]) -> Iterator[list[_SessionFiles]]:
     """Sessions that begin with the same answer together, as far as they are not too large."""
-    same: dict[bytes | int, list[_Found]] = {}
-    for found in sessions:
-        same.setdefault(found.first or id(found), []).append(found)
+    same: dict[bytes | int, list[_SessionFiles]] = {}
+    for session in sessions:
+        same.setdefault(session.first or id(session), []).append(session)
     for cluster in same.values():
-        if sum(found.size() for found in cluster) <= TOGETHER:
+        if sum(session.size() for session in cluster) <= MAX_CLUSTER_BYTES:
             yield cluster
         else:
-            yield from ([found] for found in cluster)
+            yield from ([session] for session in cluster)
 
 
-def _read(cluster: Sequence[_Found], metas: dict[str, Meta], taken: set[str]) -> list[Trace]:
-    files: list[list[Part]] = []
-    read: list[tuple[LogFile, Lines]] = []
-    for found in cluster:
-        parts: list[Part] = []
-        for file, directory, agent_id in sorted(found.files, key=lambda one: (one[2] is not None, one[0].path)):
-            meta = metas.get(f"{directory}/{agent_id}", Meta())
-            lines = read_lines(file)
+def _read(cluster: Sequence[_SessionFiles], metas: dict[str, AgentMeta], assigned_before: set[str]) -> list[Trace]:
+    files: list[list[SessionPart]] = []
+    read: list[tuple[LogFile, ClaudeLog]] = []
+    for session in cluster:
+        parts: list[SessionPart] = []
+        for file, directory, agent_id in sorted(session.files, key=lambda one: (one[2] is not None, one[0].path)):
+            meta = metas.get(f"{directory}/{agent_id}", AgentMeta())
+            lines = read_log(file)
             read.append((file, lines))
-            parts += parts_of(lines, agent_id, meta)
+            parts += split_by_agent(lines, agent_id, meta)
         files.append(parts)
     ledger = None
     if any(lines.ledger for _, lines in read):
         # One for all of them: a fork has the turns from before it, but not their requests.
-        ledger = Ledger(line for _, lines in read for line in lines.ledger)
+        ledger = RequestLedger(line for _, lines in read for line in lines.ledger)
         for file, _ in read:
-            ledger.learn(read_spoken(file))
-    sessions = [Session(found.session_id, parts, ledger) for found, parts in zip(cluster, files, strict=True)]
-    owned, turns = _owned(sessions, taken)
-    taken.update(owned)
+            ledger.add_logged_messages(read_message_lines(file))
+    sessions = [
+        ClaudeSession(session.session_id, parts, ledger) for session, parts in zip(cluster, files, strict=True)
+    ]
+    owned, turns = _assign_turns(sessions, assigned_before)
+    assigned_before.update(owned)
     return [trace for session in sessions for trace in session.traces(owned, turns)]
 
 
-def _owned(sessions: Sequence[Session], taken: set[str]) -> tuple[dict[str, Part], Counter[int]]:
+def _assign_turns(
+    sessions: Sequence[ClaudeSession], assigned_before: set[str]
+) -> tuple[dict[str, SessionPart], Counter[int]]:
     """Which part each turn belongs to, and how many turns of a part (by its `id`) belong to others."""
     best: dict[str, tuple[object, ...]] = {}
-    owned: dict[str, Part] = {}
+    owned: dict[str, SessionPart] = {}
     left: Counter[int] = Counter()
     alone = len(sessions) == 1 and len(sessions[0].parts) == 1
     for at, session in enumerate(sessions):
         for part in session.parts:
-            copy = bool(bytes(part.lines.envelope.forkedFrom))
-            weights = _weights(part.done()) if len(sessions) > 1 else []
-            for answer in part.done().answers:
-                key, first = answer.key, answer.lines[0]
-                if first.message is not None and first.message.model == SYNTHETIC:
+            copy = bool(bytes(part.log.envelope.forkedFrom))
+            weights = _weights(part.built()) if len(sessions) > 1 else []
+            for answer in part.built().responses:
+                key, first = answer.key, answer.records[0]
+                if first.message is not None and first.message.model == SYNTHETIC_MODEL:
                     continue
-                if key in taken:
+                if key in assigned_before:
                     left[id(part)] += 1
                     continue
                 if alone:
@@ -180,7 +191,7 @@ def _owned(sessions: Sequence[Session], taken: set[str]) -> tuple[dict[str, Part
                     continue
                 # A fork may hold less of what came before than the file it was copied from.
                 held = weights[answer.node] if weights else 0
-                rank = (-len(answer.lines), part.agent_id is not None, -held, copy, first.timestamp or "", at)
+                rank = (-len(answer.records), part.agent_id is not None, -held, copy, first.timestamp or "", at)
                 if key not in owned or rank < best[key]:
                     if key in owned:
                         left[id(owned[key])] += 1
@@ -190,10 +201,10 @@ def _owned(sessions: Sequence[Session], taken: set[str]) -> tuple[dict[str, Part
     return owned, left
 
 
-def _weights(conversation: Conversation) -> list[int]:
+def _weights(conversation: ClaudeConversation) -> list[int]:
     """How many records stand on the way to each node."""
     weights: list[int] = []
     for node in conversation.nodes:
         before = weights[node.parent] if node.parent >= 0 else 0
-        weights.append(before + (len(node.body.lines) if isinstance(node.body, Answer) else 1))
+        weights.append(before + (len(node.body.records) if isinstance(node.body, ClaudeResponse) else 1))
     return weights

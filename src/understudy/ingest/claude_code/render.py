@@ -9,28 +9,28 @@ from typing import Any, cast
 import msgspec
 from msgspec import Raw, Struct
 
-from understudy.ingest.claude_code.records import FAULTS, WAITED, Block, Record
-from understudy.ingest.claude_code.tree import Answer, Blanked, Trimmed
-from understudy.ingest.claude_code.versions import QUEUED, rewritten
+from understudy.ingest.claude_code.records import DECODE_ERRORS, QUEUED_PROMPT, ClaudeBlock, ClaudeRecord
+from understudy.ingest.claude_code.tree import ClaudeResponse, ClearedRecord, TrimmedResponse
+from understudy.ingest.claude_code.versions import QUEUED, log_only_inputs
 from understudy.ingest.trace import Message, TurnAction, tool_call
 
-CLEARED = "[Old tool result content cleared]"
+CLEARED_RESULT = "[Old tool result content cleared]"
 """What the CLI sends in the place of a tool result that it cleared to make room."""
 
-Blocks = Sequence[Block | str]
+Blocks = Sequence[ClaudeBlock | str]
 
 
 class _Queued(Struct):
-    prompt: str | list[Block | str] = ""
+    prompt: str | list[ClaudeBlock | str] = ""
 
 
-class _Spoken(Struct):
+class _LedgerMessage(Struct):
     role: str = ""
-    content: str | list[Block | str] | None = None
+    content: str | list[ClaudeBlock | str] | None = None
 
 
 _queued = msgspec.json.Decoder(_Queued).decode
-_spoken = msgspec.json.Decoder(_Spoken).decode
+_spoken = msgspec.json.Decoder(_LedgerMessage).decode
 
 
 class ClaudeCodeRenderer:
@@ -38,32 +38,36 @@ class ClaudeCodeRenderer:
 
     def history(self, body: Any) -> list[Message]:
         """The messages of a node, without thinking."""
-        if isinstance(body, Answer):
-            return _assistant((block for line in body.lines for block in _blocks(line)), body.hides_plans)
-        if isinstance(body, Trimmed):
-            kept = [
+        if isinstance(body, ClaudeResponse):
+            return _assistant((block for line in body.records for block in _blocks(line)), body.hides_plans)
+        if isinstance(body, TrimmedResponse):
+            blocks = [
                 block
-                for line in body.answer.lines
+                for line in body.response.records
                 for block in _blocks(line)
                 if isinstance(block, str) or block.type != "tool_use" or block.id in body.tool_use_ids
             ]
-            return _assistant(kept, body.answer.hides_plans)
-        if isinstance(body, Blanked):
+            return _assistant(blocks, body.response.hides_plans)
+        if isinstance(body, ClearedRecord):
             return _user(_blocks(body.record), body.tool_use_ids)
-        if isinstance(body, Record):
-            return _user(_said(body))
+        if isinstance(body, ClaudeRecord):
+            return _user(_user_content(body))
         if isinstance(body, Raw):
-            return _sent(body)
+            return _ledger_message(body)
         return []
 
     def action(self, bodies: Sequence[Any]) -> TurnAction:
         """What an answer did, with the thinking that the log holds."""
         blocks = [
-            block for body in bodies if isinstance(body, Answer) for line in body.lines for block in _blocks(line)
+            block
+            for body in bodies
+            if isinstance(body, ClaudeResponse)
+            for line in body.records
+            for block in _blocks(line)
         ]
         message: Message = next(iter(_assistant(blocks)), Message())
-        kinds = {block.type for block in blocks if isinstance(block, Block)}
-        thoughts = [text(b.thinking) for b in blocks if isinstance(b, Block) and b.type == "thinking"]
+        kinds = {block.type for block in blocks if isinstance(block, ClaudeBlock)}
+        thoughts = [text(b.thinking) for b in blocks if isinstance(b, ClaudeBlock) and b.type == "thinking"]
         thinking = "\n".join(thought for thought in thoughts if thought)
         return TurnAction(
             content=message.get("content"),
@@ -80,12 +84,12 @@ def value_of(raw: Raw) -> Any:
         return None
     try:
         return msgspec.json.decode(data)
-    except FAULTS:
+    except DECODE_ERRORS:
         pass
     try:
         loaded = json.loads(data.decode(errors="replace"))
         return msgspec.json.decode(json.dumps(loaded, ensure_ascii=False).encode(errors="replace"))
-    except FAULTS:
+    except DECODE_ERRORS:
         return None
 
 
@@ -95,19 +99,19 @@ def text(raw: Raw) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _blocks(record: Record) -> Blocks:
+def _blocks(record: ClaudeRecord) -> Blocks:
     content = record.message.content if record.message is not None else None
     return [content] if isinstance(content, str) else content or ()
 
 
-def _said(record: Record) -> Blocks:
+def _user_content(record: ClaudeRecord) -> Blocks:
     """The content of a record that stands for something that the user or the CLI said."""
-    if record.type in ("system", WAITED):
+    if record.type in ("system", QUEUED_PROMPT):
         return [text(record.content)]
     if record.type == "attachment":
         try:
             prompt = _queued(record.attachment).prompt
-        except FAULTS:
+        except DECODE_ERRORS:
             return []
         if isinstance(prompt, str):
             return [prompt.join(QUEUED)]
@@ -115,11 +119,11 @@ def _said(record: Record) -> Blocks:
     return _blocks(record)
 
 
-def _sent(raw: Raw) -> list[Message]:
+def _ledger_message(raw: Raw) -> list[Message]:
     """A message as the request ledger has it."""
     try:
         message = _spoken(raw)
-    except FAULTS:
+    except DECODE_ERRORS:
         return []
     content = message.content
     blocks = [content] if isinstance(content, str) else content or ()
@@ -127,7 +131,7 @@ def _sent(raw: Raw) -> list[Message]:
     return _assistant(blocks) if message.role == "assistant" else _user(blocks)
 
 
-def _assistant(blocks: Iterable[Block | str], hides_plans: bool = False) -> list[Message]:
+def _assistant(blocks: Iterable[ClaudeBlock | str], hides_plans: bool = False) -> list[Message]:
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
     for block in blocks:
@@ -146,9 +150,9 @@ def _assistant(blocks: Iterable[Block | str], hides_plans: bool = False) -> list
     return [message]
 
 
-def _arguments(block: Block, hides_plans: bool) -> str:
+def _arguments(block: ClaudeBlock, hides_plans: bool) -> str:
     data = bytes(block.input)
-    hidden = rewritten(block) if hides_plans else ()
+    hidden = log_only_inputs(block) if hides_plans else ()
     if hidden and isinstance(value := value_of(block.input), dict):
         fields = cast(dict[str, Any], value)
         data = msgspec.json.encode({key: item for key, item in fields.items() if key not in hidden})
@@ -159,8 +163,8 @@ def _user(blocks: Blocks, cleared: frozenset[str] = frozenset()) -> list[Message
     results: list[Message] = []
     parts: list[Any] = []
     for block in blocks:
-        if isinstance(block, Block) and block.tool_use_id is not None:
-            content = CLEARED if block.tool_use_id in cleared else _result(value_of(block.content))
+        if isinstance(block, ClaudeBlock) and block.tool_use_id is not None:
+            content = CLEARED_RESULT if block.tool_use_id in cleared else _result(value_of(block.content))
             message: Message = {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
             if block.is_error:
                 message["is_error"] = True
@@ -190,9 +194,9 @@ def _result(content: Any) -> Any:
     return _simple(parts, joined=False)
 
 
-def _part(kind: str, said: Any, source: Any) -> dict[str, Any]:
+def _part(kind: str, text_value: Any, source: Any) -> dict[str, Any]:
     if kind == "text":
-        return {"type": "text", "text": said if isinstance(said, str) else ""}
+        return {"type": "text", "text": text_value if isinstance(text_value, str) else ""}
     if kind == "image":
         return {"type": "image_url", "image_url": {"url": _url(source)}}
     return {"type": "text", "text": f"[{kind}]"}
@@ -201,10 +205,10 @@ def _part(kind: str, said: Any, source: Any) -> dict[str, Any]:
 def _url(source: Any) -> str:
     if not isinstance(source, dict):
         return "data:,"
-    given = cast(dict[str, Any], source)
-    if isinstance(given.get("url"), str):
-        return given["url"]
-    return f"data:{given.get('media_type') or 'image/png'};base64,{given.get('data') or ''}"
+    fields = cast(dict[str, Any], source)
+    if isinstance(fields.get("url"), str):
+        return fields["url"]
+    return f"data:{fields.get('media_type') or 'image/png'};base64,{fields.get('data') or ''}"
 
 
 def _simple(parts: list[Any], *, joined: bool) -> Any:

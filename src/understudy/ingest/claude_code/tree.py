@@ -12,14 +12,14 @@ from itertools import zip_longest
 import msgspec
 from msgspec import Struct
 
-from understudy.ingest.claude_code.records import Block, Record
+from understudy.ingest.claude_code.records import ClaudeBlock, ClaudeRecord
 from understudy.ingest.trace import TraceNode
 
-SHORT = 12
+MIN_UNIQUE_ID_LENGTH = 12
 """Message ids of fewer characters are not taken to be unique."""
 
 
-class Answer(Struct, gc=False):
+class ClaudeResponse(Struct, gc=False):
     """One answer of the model: all lines with its message id, in the order of the file.
 
     `node` is its place, `tail` that of the last result it has so far; `open` are the tool calls without a result.
@@ -27,42 +27,42 @@ class Answer(Struct, gc=False):
     """
 
     key: str
-    lines: list[Record]
+    records: list[ClaudeRecord]
     node: int
     tail: int
-    open: list[str]
+    pending: list[str]
     hides_plans: bool
 
 
-class Trimmed(Struct, gc=False, frozen=True):
+class TrimmedResponse(Struct, gc=False, frozen=True):
     """An answer of which only these tool calls were sent back."""
 
-    answer: Answer
+    response: ClaudeResponse
     tool_use_ids: frozenset[str]
 
 
-class Blanked(Struct, gc=False, frozen=True):
+class ClearedRecord(Struct, gc=False, frozen=True):
     """A record whose tool results of these ids were cleared to make room."""
 
-    record: Record
+    record: ClaudeRecord
     tool_use_ids: frozenset[str]
 
 
-class _Segment(Struct):
+class _PreservedSegment(Struct):
     headUuid: str | None = None
     anchorUuid: str | None = None
     tailUuid: str | None = None
 
 
-class _Preserved(Struct):
+class _PreservedMessages(Struct):
     anchorUuid: str | None = None
     uuids: list[str] = []
     allUuids: list[str] | None = None
 
 
 class _Compaction(Struct):
-    preservedSegment: _Segment | None = None
-    preservedMessages: _Preserved | None = None
+    preservedSegment: _PreservedSegment | None = None
+    preservedMessages: _PreservedMessages | None = None
 
 
 class _Microcompaction(Struct):
@@ -73,73 +73,77 @@ _compaction = msgspec.json.Decoder(_Compaction).decode
 _microcompaction = msgspec.json.Decoder(_Microcompaction).decode
 
 
-def preserved(boundary: Record, known: Mapping[str, Record]) -> tuple[str | None, list[str]]:
+def preserved_messages(
+    boundary: ClaudeRecord, by_uuid: Mapping[str, ClaudeRecord]
+) -> tuple[str | None, list[str]]:
     """Which record the messages that a compaction kept stand behind (None: none were kept), and their uuids.
 
     Raises one of `FAULTS` where the boundary is not as it should be.
     """
     if not bytes(boundary.compactMetadata):
         return None, []
-    found = _compaction(boundary.compactMetadata)
-    kept, segment = found.preservedMessages, found.preservedSegment
-    if kept is not None and kept.anchorUuid and kept.uuids:
-        return kept.anchorUuid, kept.allUuids or kept.uuids
+    compaction = _compaction(boundary.compactMetadata)
+    messages, segment = compaction.preservedMessages, compaction.preservedSegment
+    if messages is not None and messages.anchorUuid and messages.uuids:
+        return messages.anchorUuid, messages.allUuids or messages.uuids
     if segment is None or not segment.anchorUuid or not segment.tailUuid:
         return None, []
     uuids: list[str] = []
     step: str | None = segment.tailUuid
-    while step is not None and (record := known.get(step)) is not None and len(uuids) < len(known):
+    while step is not None and (record := by_uuid.get(step)) is not None and len(uuids) < len(by_uuid):
         uuids.append(step)
         step = record.parentUuid if step != segment.headUuid else None
     return segment.anchorUuid, uuids[::-1]
 
 
-def cleared(boundary: Record) -> frozenset[str]:
+def cleared_tool_calls(boundary: ClaudeRecord) -> frozenset[str]:
     """The tool calls whose results a microcompaction cleared. Raises one of `FAULTS`."""
     if not bytes(boundary.microcompactMetadata):
         return frozenset()
     return frozenset(_microcompaction(boundary.microcompactMetadata).compactedToolIds)
 
 
-def blanked(nodes: list[TraceNode], at: int, ids: frozenset[str]) -> int:
+def path_with_cleared_results(nodes: list[TraceNode], at: int, ids: frozenset[str]) -> int:
     """The way to `at`, without these results. Returns its end."""
     bodies: list[object] = []
     changed: dict[int, object] = {}
     step = at
     while step >= 0:
         body = nodes[step].body
-        if isinstance(body, Record) and (hit := ids.intersection(result_ids(body))):
-            changed[len(bodies)] = Blanked(body, hit)
-        elif isinstance(body, Blanked) and (hit := ids.intersection(result_ids(body.record)) - body.tool_use_ids):
-            changed[len(bodies)] = Blanked(body.record, hit | body.tool_use_ids)
+        if isinstance(body, ClaudeRecord) and (hit := ids.intersection(result_ids(body))):
+            changed[len(bodies)] = ClearedRecord(body, hit)
+        elif isinstance(body, ClearedRecord) and (
+            hit := ids.intersection(result_ids(body.record)) - body.tool_use_ids
+        ):
+            changed[len(bodies)] = ClearedRecord(body.record, hit | body.tool_use_ids)
         bodies.append(body)
         step = nodes[step].parent
-    return _copied(nodes, at, bodies, changed)
+    return _copy_path(nodes, at, bodies, changed)
 
 
-def reloaded(nodes: list[TraceNode], at: int, met: set[int]) -> int:
+def path_after_resume(nodes: list[TraceNode], at: int, met: set[int]) -> int:
     """The way to `at` with only those results whose records (by `id`) are in `met`, and the calls of those."""
     bodies: list[object] = []
     changed: dict[int, object] = {}
-    kept: set[str] = set()
+    answered_calls: set[str] = set()
     lost: set[str] = set()
     step = at
     while step >= 0:
         body = nodes[step].body
-        if isinstance(body, Record) and (ids := result_ids(body)):
+        if isinstance(body, ClaudeRecord) and (ids := result_ids(body)):
             if id(body) in met:
-                kept.update(ids)
+                answered_calls.update(ids)
             else:
                 lost.update(ids)
                 changed[len(bodies)] = None
-        elif isinstance(body, Answer) and not lost.isdisjoint(calls := _call_ids(body)):
-            changed[len(bodies)] = Trimmed(body, frozenset(calls) & kept)
+        elif isinstance(body, ClaudeResponse) and not lost.isdisjoint(calls := _call_ids(body)):
+            changed[len(bodies)] = TrimmedResponse(body, frozenset(calls) & answered_calls)
         bodies.append(body)
         step = nodes[step].parent
-    return _copied(nodes, at, bodies, changed)
+    return _copy_path(nodes, at, bodies, changed)
 
 
-def answered(nodes: list[TraceNode], at: int, answer: Answer) -> int:
+def path_without_pending_calls(nodes: list[TraceNode], at: int, answer: ClaudeResponse) -> int:
     """The way to `at`, which is an answer's results, without those of its calls that have none."""
     bodies: list[object] = []
     step = at
@@ -148,11 +152,11 @@ def answered(nodes: list[TraceNode], at: int, answer: Answer) -> int:
         step = nodes[step].parent
     if step < 0:
         return at
-    kept = frozenset(_call_ids(answer)).difference(answer.open)
-    return _copied(nodes, at, [*bodies, answer], {len(bodies): Trimmed(answer, kept)})
+    answered_calls = frozenset(_call_ids(answer)).difference(answer.pending)
+    return _copy_path(nodes, at, [*bodies, answer], {len(bodies): TrimmedResponse(answer, answered_calls)})
 
 
-def doubled(nodes: list[TraceNode], at: int, answer: Answer) -> int:
+def repeat_response(nodes: list[TraceNode], at: int, answer: ClaudeResponse) -> int:
     """An answer and its results, which end at `at`, a second time behind them."""
     bodies: list[object] = []
     step = at
@@ -165,7 +169,7 @@ def doubled(nodes: list[TraceNode], at: int, answer: Answer) -> int:
     return at
 
 
-def _copied(nodes: list[TraceNode], at: int, bodies: list[object], changed: Mapping[int, object]) -> int:
+def _copy_path(nodes: list[TraceNode], at: int, bodies: list[object], changed: Mapping[int, object]) -> int:
     """The way to `at` (its `bodies` from there to the beginning) with some `changed`, or left out for None."""
     if not changed:
         return at
@@ -180,33 +184,35 @@ def _copied(nodes: list[TraceNode], at: int, bodies: list[object], changed: Mapp
     return at
 
 
-def result_ids(record: Record) -> list[str]:
+def result_ids(record: ClaudeRecord) -> list[str]:
     """The tool calls that a record has results of."""
     content = record.message.content if record.message is not None else None
     if not isinstance(content, list):
         return []
-    return [block.tool_use_id for block in content if isinstance(block, Block) and block.tool_use_id is not None]
-
-
-def _call_ids(answer: Answer) -> list[str]:
     return [
-        block.id
-        for line in answer.lines
-        if line.message is not None and isinstance(line.message.content, list)
-        for block in line.message.content
-        if isinstance(block, Block) and block.type == "tool_use" and block.id is not None
+        block.tool_use_id for block in content if isinstance(block, ClaudeBlock) and block.tool_use_id is not None
     ]
 
 
-def reused(answer: Answer, record: Record) -> bool:
+def _call_ids(answer: ClaudeResponse) -> list[str]:
+    return [
+        block.id
+        for line in answer.records
+        if line.message is not None and isinstance(line.message.content, list)
+        for block in line.message.content
+        if isinstance(block, ClaudeBlock) and block.type == "tool_use" and block.id is not None
+    ]
+
+
+def is_reused_id(answer: ClaudeResponse, record: ClaudeRecord) -> bool:
     """Whether a message id stands for another answer: some servers give one id to all of them."""
-    first = answer.lines[0]
+    first = answer.records[0]
     if record.requestId is not None and first.requestId is not None and record.requestId != first.requestId:
         return True
-    return len(answer.key) < SHORT and record.parentUuid != first.parentUuid
+    return len(answer.key) < MIN_UNIQUE_ID_LENGTH and record.parentUuid != first.parentUuid
 
 
-def spread(nodes: Sequence[TraceNode], damage: Mapping[int, str]) -> dict[int, tuple[str, ...]]:
+def inherited_notes(nodes: Sequence[TraceNode], damage: Mapping[int, str]) -> dict[int, tuple[str, ...]]:
     """Why the way to a node is damaged, for all nodes behind a damage."""
     if not damage:
         return {}
@@ -222,7 +228,7 @@ def spread(nodes: Sequence[TraceNode], damage: Mapping[int, str]) -> dict[int, t
     return notes
 
 
-def active(nodes: Sequence[TraceNode], at: int, boundaries: Collection[tuple[int, int]]) -> set[str]:
+def active_responses(nodes: Sequence[TraceNode], at: int, boundaries: Collection[tuple[int, int]]) -> set[str]:
     """The answers on the way to the last node, `at`; a compaction does not end it.
 
     `boundaries` has for each compaction how many nodes there were before it, and the last on the way to it.
@@ -232,10 +238,10 @@ def active(nodes: Sequence[TraceNode], at: int, boundaries: Collection[tuple[int
     while at >= 0:
         node = nodes[at]
         body = node.body
-        if type(body) is Answer:
+        if type(body) is ClaudeResponse:
             keys.add(body.key)
-        elif type(body) is Trimmed:
-            keys.add(body.answer.key)
+        elif type(body) is TrimmedResponse:
+            keys.add(body.response.key)
         beginning, at = at, node.parent
         if at < 0:
             while bounds and bounds[-1][0] > beginning:
@@ -244,7 +250,7 @@ def active(nodes: Sequence[TraceNode], at: int, boundaries: Collection[tuple[int
     return keys
 
 
-def only_prompt(records: Sequence[Record]) -> str | None:
+def only_prompt(records: Sequence[ClaudeRecord]) -> str | None:
     """The uuid of a session's one plain prompt, "" where there is none or there are more.
 
     In print mode there is one. Those of before, which were copied into a new file, are lists of blocks there, or
@@ -257,12 +263,12 @@ def only_prompt(records: Sequence[Record]) -> str | None:
         and record.message is not None
         and isinstance(record.message.content, str)
         and not record.isSidechain
-        and (after is None or not _together(record, after))
+        and (after is None or not _written_together(record, after))
     ]
     return prompts[0] if len(prompts) == 1 else ""
 
 
-def _together(record: Record, after: Record) -> bool:
+def _written_together(record: ClaudeRecord, after: ClaudeRecord) -> bool:
     """Whether two records were written in one moment, which an answer takes longer than."""
     try:
         passed = datetime.fromisoformat(after.timestamp or "") - datetime.fromisoformat(record.timestamp or "")

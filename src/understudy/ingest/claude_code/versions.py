@@ -6,9 +6,9 @@ import re
 
 from msgspec import Struct
 
-from understudy.ingest.claude_code.records import Block, Record
+from understudy.ingest.claude_code.records import ClaudeBlock, ClaudeRecord
 
-CONTINUE = (
+CONTINUE_PROMPT = (
     "Output token limit hit. Resume directly — no apology, no recap of what you were doing. Pick up mid-thought "
     "if that is where the cut happened. Break remaining work into smaller pieces."
 )
@@ -38,7 +38,7 @@ _REWRITTEN = {"ExitPlanMode": ("plan", "planFilePath")}
 _NUMBERS = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
-class Habits(Struct, frozen=True):
+class VersionBehaviour(Struct, frozen=True):
     """How a version sends a conversation back.
 
     `hides_plans`: without the inputs of `rewritten`. `resumes_by_parent`: when it resumes a session it follows
@@ -53,16 +53,16 @@ class Habits(Struct, frozen=True):
     doubles_first: bool = False
 
 
-def habits_of(version: str | None) -> Habits:
+def behaviour_of(version: str | None) -> VersionBehaviour:
     """The habits of a version, those of a recent one where it is not known."""
-    found = _NUMBERS.match(version or "")
-    if found is None:
-        return Habits()
-    number = tuple(int(part) for part in found.groups())
+    match = _NUMBERS.match(version or "")
+    if match is None:
+        return VersionBehaviour()
+    number = tuple(int(part) for part in match.groups())
     # From about 2.1.60 tools were sent only once the model had looked for them, whatever the server; a call of a
     # tool that is not sent is not rewritten. Later versions do so with Anthropic's own server only.
     searches = (2, 1, 60) <= number < (2, 1, 90)
-    return Habits(
+    return VersionBehaviour(
         hides_plans=number >= (2, 0, 51) and not searches,
         resumes_by_parent=(2, 1, 2) <= number < (2, 1, 80),
         sends_errors=number < (2, 0, 36),
@@ -70,17 +70,17 @@ def habits_of(version: str | None) -> Habits:
     )
 
 
-def is_context(content: object) -> bool:
+def is_sent_hook_output(content: object) -> bool:
     """Whether text that is only shown, as its record says, is sent all the same: what a hook said to a prompt."""
     return isinstance(content, str) and content.startswith("<user-prompt-submit-hook>")
 
 
-def rewritten(block: Block) -> tuple[str, ...]:
+def log_only_inputs(block: ClaudeBlock) -> tuple[str, ...]:
     """The fields of a call's input that are not sent back."""
     return _REWRITTEN.get(block.name or "", ())
 
 
-def continuation(cut: Record, error: Record | None) -> str | None:
+def continuation(cut: ClaudeRecord, error: ClaudeRecord | None) -> str | None:
     """What was said between an answer (its last line) and the next right behind it, None where that is nothing.
 
     `error` is what the CLI says of an error between them.
@@ -88,6 +88,8 @@ def continuation(cut: Record, error: Record | None) -> str | None:
     if error is not None and error.message is not None:
         content = error.message.content
         texts = [content] if isinstance(content, str) else content or ()
-        said = (text if isinstance(text, str) else bytes(text.text).decode(errors="replace") for text in texts)
-        return _CONTINUE_AFTER_ERROR if any(map(_TOO_LONG.search, said)) else None
-    return CONTINUE if cut.message is not None and cut.message.stop_reason == "max_tokens" else None
+        error_texts = (
+            text if isinstance(text, str) else bytes(text.text).decode(errors="replace") for text in texts
+        )
+        return _CONTINUE_AFTER_ERROR if any(map(_TOO_LONG.search, error_texts)) else None
+    return CONTINUE_PROMPT if cut.message is not None and cut.message.stop_reason == "max_tokens" else None

@@ -22,7 +22,7 @@ _VERSION = re.compile(r"Aider v(\S+)")
 _ASKING = re.compile(r"/(?:ask|code|architect|context|chat-mode)\s+", re.IGNORECASE)
 
 
-class Aider:
+class AiderFormat:
     """Reads chat histories of Aider."""
 
     name = "aider"
@@ -39,55 +39,57 @@ class Aider:
         """One trace of each chat in a file."""
         for file in files:
             losses: Counter[str] = Counter()
-            _, *chats = _BEGIN.split(whole := read_text(file, losses))
-            first = whole[: found.start()] if (found := _BEGIN.search(whole)) else whole
-            begun = [("", first)] if first.strip() else []
-            begun += list(zip(chats[::2], chats[1::2], strict=True))
+            _, *chats = _BEGIN.split(content := read_text(file, losses))
+            first = content[: match.start()] if (match := _BEGIN.search(content)) else content
+            chats_of_file = [("", first)] if first.strip() else []
+            chats_of_file += list(zip(chats[::2], chats[1::2], strict=True))
             seen: Counter[str] = Counter()
-            for started, said in begun:
+            for started, text in chats_of_file:
                 started = started.strip()
                 seen[started] += 1
-                yield _trace(file, started, said, seen[started], losses)
+                yield _trace(file, started, text, seen[started], losses)
                 losses = Counter()
             if losses:
                 yield _trace(file, "", "", 1, losses)
 
 
-def _trace(file: LogFile, started: str, said: str, nth: int, losses: Counter[str]) -> Trace:
+def _trace(file: LogFile, started: str, text: str, nth: int, losses: Counter[str]) -> Trace:
     session = fingerprint(file.path, [started, nth])
     notes = ("plain_text",)
-    story = TraceBuilder("aider", file.path, session, losses=losses, fidelity="lossy", notes=notes)
-    story.trace.project = parent_directory(file.path) or None
+    builder = TraceBuilder("aider", file.path, session, losses=losses, fidelity="lossy", notes=notes)
+    builder.trace.project = parent_directory(file.path) or None
     model: str | None = None
-    for at, role, block in _blocks(said):
+    for at, role, block in _blocks(text):
         if role == "tool":
-            if found := _MODEL.search(block):
-                model = found.group(1)
-            if found := _VERSION.search(block):
-                story.trace.version = found.group(1)
+            if match := _MODEL.search(block):
+                model = match.group(1)
+            if match := _VERSION.search(block):
+                builder.trace.version = match.group(1)
         elif role == "assistant":
-            story.turn(f"line-{at}", [{"role": role, "content": block}], model=model, timestamp=started or None)
+            builder.add_turn(
+                f"line-{at}", [{"role": role, "content": block}], model=model, timestamp=started or None
+            )
         elif asking := _ASKING.match(block):
-            story.add({"role": role, "content": block[asking.end() :]})
+            builder.add({"role": role, "content": block[asking.end() :]})
         elif block.startswith(("/", "!")):
             losses["command_left_out"] += 1
         else:
-            story.add({"role": role, "content": block})
-    return story.finish()
+            builder.add({"role": role, "content": block})
+    return builder.finish()
 
 
-def _blocks(said: str) -> Iterator[tuple[int, str, str]]:
+def _blocks(text: str) -> Iterator[tuple[int, str, str]]:
     """The runs of lines of one role: the number of the first, the role, the text without its marks."""
     marks = (("#### ", "user"), ("> ", "tool"))
-    role, begun, held = "", 0, list[str]()
-    for number, line in enumerate(said.split("\n")):
-        mark, own = next((pair for pair in marks if line.startswith(pair[0])), ("", "assistant"))
-        if own == "assistant" and not line.strip() and role != "assistant":
+    role, first, lines = "", 0, list[str]()
+    for number, line in enumerate(text.split("\n")):
+        mark, line_role = next((pair for pair in marks if line.startswith(pair[0])), ("", "assistant"))
+        if line_role == "assistant" and not line.strip() and role != "assistant":
             continue
-        if own != role:
-            if block := "\n".join(held).strip():
-                yield begun, role, block
-            role, begun, held = own, number, []
-        held.append(line[len(mark) :].removesuffix("  "))
-    if block := "\n".join(held).strip():
-        yield begun, role, block
+        if line_role != role:
+            if block := "\n".join(lines).strip():
+                yield first, role, block
+            role, first, lines = line_role, number, []
+        lines.append(line[len(mark) :].removesuffix("  "))
+    if block := "\n".join(lines).strip():
+        yield first, role, block

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from understudy.ingest.chat import content, think
-from understudy.ingest.formats.outcomes import of_extra
+from understudy.ingest.formats.outcomes import outcome_from_extra
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import items, mapping, outline, read_document, string
 from understudy.ingest.trace import Message, Trace, TraceParent, tool_call
@@ -19,7 +19,7 @@ from understudy.ingest.trace_builder import TraceBuilder, fingerprint
 _DEEPEST = 32
 
 
-class Atif:
+class AtifFormat:
     """Reads trajectories in ATIF."""
 
     name = "atif"
@@ -51,22 +51,22 @@ def _traces(
     own = string(log.get("trajectory_id"))
     # A trajectory's id names the document, a session's may be shared; a subagent's is unique in its parent only.
     trace_id = f"{above}/{own}" if above else "/".join(part for part in (session, own) if part)
-    story = TraceBuilder("atif", source, session, losses=losses, trace_id=trace_id)
-    story.trace.parent = parent
-    story.trace.agent, story.trace.version = string(agent.get("name")), string(agent.get("version"))
-    story.tools(items(agent.get("tool_definitions")))
+    builder = TraceBuilder("atif", source, session, losses=losses, trace_id=trace_id)
+    builder.trace.parent = parent
+    builder.trace.agent, builder.trace.version = string(agent.get("name")), string(agent.get("version"))
+    builder.set_tools(items(agent.get("tool_definitions")))
     model = string(agent.get("model_name"))
     version = string(log.get("schema_version"))
     if version is None or not version.startswith("ATIF-v1."):
         losses["unknown_version"] += 1
     callers: dict[str, str] = {}
     for at, raw in enumerate(items(log.get("steps")), 1):
-        _step(story, mapping(raw), at, model, callers)
+        _step(builder, mapping(raw), at, model, callers)
     metrics = mapping(log.get("final_metrics"))
-    story.trace.outcome = of_extra(log.get("extra"), metrics.get("extra"))
+    builder.trace.outcome = outcome_from_extra(log.get("extra"), metrics.get("extra"))
     if log.get("continued_trajectory_ref"):
         losses["continued_elsewhere"] += 1
-    yield story.finish()
+    yield builder.finish()
     depth = parent.depth + 1 if parent else 1
     for at, raw in enumerate(items(log.get("subagent_trajectories"))):
         child = mapping(raw)
@@ -78,68 +78,70 @@ def _traces(
         yield from _traces({**child, "trajectory_id": name}, source, session, trace_id, origin, Counter())
 
 
-def _step(story: TraceBuilder, step: dict[str, Any], at: int, model: str | None, callers: dict[str, str]) -> None:
-    losses = story.losses
+def _step(
+    builder: TraceBuilder, step: dict[str, Any], at: int, model: str | None, callers: dict[str, str]
+) -> None:
+    losses = builder.losses
     source = step.get("source")
-    said = content(step.get("message"), losses)
+    text = content(step.get("message"), losses)
     results = [mapping(result) for result in items(mapping(step.get("observation")).get("results"))]
     if source == "agent":
-        message: Message = {"role": "assistant", "content": said}
-        made = _calls(step, losses)
-        if made:
-            message["tool_calls"] = made
+        message: Message = {"role": "assistant", "content": text}
+        calls = _calls(step, losses)
+        if calls:
+            message["tool_calls"] = calls
         think(message, string(step.get("reasoning_content")))
         if step.get("is_copied_context") or step.get("llm_call_count") == 0:
-            story.add(message)
+            builder.add(message)
         else:
             number = step.get("step_id")
-            story.turn(
+            builder.add_turn(
                 f"step-{number if isinstance(number, int) else at}",
                 [message],
                 model=string(step.get("model_name")) or model,
                 timestamp=string(step.get("timestamp")),
             )
-    elif source == "system" and not story.trace.nodes and isinstance(said, str):
-        story.system(said)
+    elif source == "system" and not builder.trace.nodes and isinstance(text, str):
+        builder.add_system(text)
     elif source in ("system", "user"):
-        story.add({"role": source, "content": said})
+        builder.add({"role": source, "content": text})
     else:
         losses["unknown_source"] += 1
-    asked = (
-        {call["id"] for call in story.trace.nodes[-1].body.get("tool_calls") or ()}
-        if story.trace.nodes
+    call_ids = (
+        {call["id"] for call in builder.trace.nodes[-1].body.get("tool_calls") or ()}
+        if builder.trace.nodes
         else set[str]()
     )
     for result in results:
-        _result(story, result, asked, callers)
+        _result(builder, result, call_ids, callers)
 
 
 def _calls(step: dict[str, Any], losses: Counter[str]) -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
     for raw in items(step.get("tool_calls")):
         call = mapping(raw)
         call_id, name = string(call.get("tool_call_id")), string(call.get("function_name"))
         if call_id is None or name is None:
             losses["unknown_call"] += 1
             continue
-        made.append(tool_call(call_id, name, call.get("arguments") or {}))
-    return made
+        calls.append(tool_call(call_id, name, call.get("arguments") or {}))
+    return calls
 
 
-def _result(story: TraceBuilder, result: dict[str, Any], asked: set[str], callers: dict[str, str]) -> None:
+def _result(builder: TraceBuilder, result: dict[str, Any], call_ids: set[str], callers: dict[str, str]) -> None:
     call_id = string(result.get("source_call_id"))
     for raw in items(result.get("subagent_trajectory_ref")):
         child = string(mapping(raw).get("trajectory_id"))
         if child and call_id:
             callers[child] = call_id
-    said = content(result.get("content"), story.losses)
-    if call_id is not None and call_id in asked:
-        message: Message = {"role": "tool", "content": said or "", "tool_call_id": call_id}
+    text = content(result.get("content"), builder.losses)
+    if call_id is not None and call_id in call_ids:
+        message: Message = {"role": "tool", "content": text or "", "tool_call_id": call_id}
         if mapping(result.get("extra")).get("is_error") is True:
             message["is_error"] = True
-        story.add(message)
+        builder.add(message)
         return
     if call_id is not None:
-        story.losses["result_without_call"] += 1
-    if said:
-        story.add({"role": "user", "content": said})
+        builder.losses["result_without_call"] += 1
+    if text:
+        builder.add({"role": "user", "content": text})

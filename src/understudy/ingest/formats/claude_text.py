@@ -51,7 +51,7 @@ _SHOWN = {
 _RENAMED = {"Update": "Edit", "Web Search": "WebSearch", "Fetch": "WebFetch"}
 
 
-class ClaudeText:
+class ClaudeTextFormat:
     """Reads the text of terminal sessions."""
 
     name = "claude-text"
@@ -74,14 +74,14 @@ class ClaudeText:
             yield _trace(file)
 
 
-class _Block(Struct):
+class _TextBlock(Struct):
     """A run of lines: `kind` is user, answer, result or thinking; `line` is the first one's number."""
 
     kind: str
     line: int
     lines: list[str]
 
-    def said(self) -> str:
+    def text(self) -> str:
         """The text, without the margin that the terminal gave it."""
         rest = [line for line in self.lines[1:] if line.strip()]
         margin = min((len(line) - len(line.lstrip(" ")) for line in rest), default=0)
@@ -92,8 +92,8 @@ def _trace(file: LogFile) -> Trace:
     losses: Counter[str] = Counter()
     shown = _ESCAPES.sub("", read_text(file, losses)).replace("\xa0", " ").splitlines()
     blocks = list(_blocks(shown, losses))
-    beginning = [block.said() for block in blocks[:2]]
-    story = TraceBuilder(
+    beginning = [block.text() for block in blocks[:2]]
+    builder = TraceBuilder(
         "claude-text",
         file.path,
         fingerprint(file.path, beginning),
@@ -101,54 +101,54 @@ def _trace(file: LogFile) -> Trace:
         fidelity="lossy",
         notes=("plain_text",),
     )
-    model = _banner(story.trace, shown)
+    model = _banner(builder.trace, shown)
     answer: list[tuple[int, Message]] = []
 
     def flush() -> None:
         if answer:
             line = answer[0][0]
-            story.turn(f"line-{line}", [_joined([message for _, message in answer])], model=model)
+            builder.add_turn(f"line-{line}", [_joined([message for _, message in answer])], model=model)
             answer.clear()
 
-    asked: str | None = None
+    call_id: str | None = None
     for at, block in enumerate(blocks):
-        said = block.said()
+        text = block.text()
         if block.kind == "user":
             flush()
-            asked = None
-            if said.startswith("/"):
+            call_id = None
+            if text.startswith("/"):
                 losses["command_left_out"] += 1
-            elif said:
-                story.add({"role": "user", "content": said})
+            elif text:
+                builder.add({"role": "user", "content": text})
         elif block.kind == "thinking":
             if any(message.get("tool_calls") for _, message in answer):
                 flush()
-            if said:
-                answer.append((block.line, {"role": "assistant", "content": None, "reasoning_content": said}))
+            if text:
+                answer.append((block.line, {"role": "assistant", "content": None, "reasoning_content": text}))
         elif block.kind == "answer":
             follows = at + 1 < len(blocks) and blocks[at + 1].kind == "result"
-            call = _call(said, block.line, follows)
+            call = _call(text, block.line, follows)
             if any(message.get("tool_calls") for _, message in answer):
                 flush()
             if call is None:
-                answer.append((block.line, {"role": "assistant", "content": said}))
+                answer.append((block.line, {"role": "assistant", "content": text}))
             else:
-                asked = call["id"]
+                call_id = call["id"]
                 answer.append((block.line, {"role": "assistant", "content": None, "tool_calls": [call]}))
-        elif asked is None:
+        elif call_id is None:
             losses["result_without_call"] += 1
         else:
             flush()
-            story.add({"role": "tool", "content": said, "tool_call_id": asked})
-            asked = None
+            builder.add({"role": "tool", "content": text, "tool_call_id": call_id})
+            call_id = None
     flush()
-    return story.finish()
+    return builder.finish()
 
 
-def _blocks(shown: Sequence[str], losses: Counter[str]) -> Iterator[_Block]:
-    block: _Block | None = None
+def _blocks(shown: Sequence[str], losses: Counter[str]) -> Iterator[_TextBlock]:
+    block: _TextBlock | None = None
     for number, line in enumerate(shown):
-        kind, said = _kind(line)
+        kind, rest = _kind(line)
         if _FOLDED.search(line):
             losses["folded"] += 1
         if kind is None:
@@ -161,21 +161,21 @@ def _blocks(shown: Sequence[str], losses: Counter[str]) -> Iterator[_Block]:
             yield block
             block = None
         if kind in ("user", "answer", "result", "thinking"):
-            block = _Block(kind, number, [said])
+            block = _TextBlock(kind, number, [rest])
         elif kind == "more" and block is not None:
-            block.lines.append(said)
+            block.lines.append(rest)
     if block is not None:
         yield block
 
 
 def _kind(line: str) -> tuple[str | None, str]:
     """What a line begins: a block with its first words, a `rule` that ends one, or None where it goes on."""
-    if found := _MODEL.match(line):
-        return "answer", found.group(1)
-    if found := _RESULT.match(line):
-        return "result", found.group(1)
-    if found := _USER.match(line):
-        return "user", found.group(1)
+    if match := _MODEL.match(line):
+        return "answer", match.group(1)
+    if match := _RESULT.match(line):
+        return "result", match.group(1)
+    if match := _USER.match(line):
+        return "user", match.group(1)
     if _THINKING.match(line):
         return "thinking", ""
     if (line and line[0] in _BANNER) or _STATUS.match(line) or _RULE.match(line):
@@ -191,27 +191,27 @@ def _banner(trace: Trace, shown: Sequence[str]) -> str | None:
             break
         top.append(line)
     whole = "\n".join(top)
-    if found := _VERSION.search(whole):
-        trace.version = found.group(1)
+    if match := _VERSION.search(whole):
+        trace.version = match.group(1)
     for line in top:
-        if found := _PLACE.search(line):
-            trace.project = found.group(1)
+        if match := _PLACE.search(line):
+            trace.project = match.group(1)
             break
-    if found := _NAMED.search(whole):
-        return f"claude-{found.group(1).lower()}-{found.group(2).replace('.', '-')}"
+    if match := _NAMED.search(whole):
+        return f"claude-{match.group(1).lower()}-{match.group(2).replace('.', '-')}"
     return None
 
 
-def _call(said: str, line: int, follows: bool) -> dict[str, Any] | None:
+def _call(text: str, line: int, follows: bool) -> dict[str, Any] | None:
     """The call that an answer's text shows, None where it is words. `follows`: what it gave stands below."""
     call_id = f"line_{line}"
-    found = _CALL.fullmatch(said) if len(said) <= _LONGEST_CALL else None
-    if found is None:
+    match = _CALL.fullmatch(text) if len(text) <= _LONGEST_CALL else None
+    if match is None:
         # Some tools show no argument: their result tells them from words, if they are as short as a title.
-        title = said.strip()
+        title = text.strip()
         short = follows and "\n" not in title and len(title) <= 40 and title[:1].isupper() and title[-1:].isalnum()
         return tool_call(call_id, title, {}) if short else None
-    title, inside = found.groups()
+    title, inside = match.groups()
     inside = "\n".join(part.strip() for part in inside.split("\n"))
     name = _RENAMED.get(title, title)
     pairs = dict(_PAIRS.findall(inside)) if _PAIRS.match(inside) else {}
@@ -224,7 +224,7 @@ def _call(said: str, line: int, follows: bool) -> dict[str, Any] | None:
 
 def _joined(messages: Sequence[Message]) -> Message:
     message: Message = {"role": "assistant"}
-    message["content"] = "\n\n".join(said for one in messages if (said := one["content"])) or None
+    message["content"] = "\n\n".join(text for one in messages if (text := one["content"])) or None
     calls = [call for one in messages for call in one.get("tool_calls") or ()]
     thoughts = [thought for one in messages if (thought := one.get("reasoning_content"))]
     if calls:

@@ -26,7 +26,7 @@ _FILE = "api_conversation_history.json"
 _PROJECT = re.compile(r"Current (?:Working|Workspace) Directory \(([^)\n]+)\)")
 
 
-class Cline:
+class ClineFormat:
     """Reads conversations of Cline and of what grew out of it."""
 
     name = "cline"
@@ -52,7 +52,7 @@ def _trace(file: LogFile) -> Trace:
     raw_messages = [mapping(raw) for raw in items(read_document(file, losses))]
     # Cline names a task by the time at which it began, and its directory so.
     task = file_name(parent_directory(file.path)) if file_name(file.path) == _FILE else ""
-    story = TraceBuilder("cline", file.path, task or fingerprint(file.path, raw_messages[:2]), losses=losses)
+    builder = TraceBuilder("cline", file.path, task or fingerprint(file.path, raw_messages[:2]), losses=losses)
     for at, raw in enumerate(raw_messages):
         role = raw.get("role")
         if role not in ("user", "assistant"):
@@ -61,18 +61,22 @@ def _trace(file: LogFile) -> Trace:
         messages = blocks(role, raw.get("content"), losses)
         if role == "assistant":
             model = string(mapping(raw.get("modelInfo")).get("modelId"))
-            story.turn(f"m{at}", messages or [{"role": role, "content": None}], model=model, timestamp=_time(raw))
+            builder.add_turn(
+                f"m{at}", messages or [{"role": role, "content": None}], model=model, timestamp=_time(raw)
+            )
             continue
         for message in messages:
-            story.add(message)
-            story.trace.project = story.trace.project or _project(message)
-    return story.finish()
+            builder.add(message)
+            builder.trace.project = builder.trace.project or _project(message)
+    return builder.finish()
 
 
 def _project(message: Message) -> str | None:
-    said = message.get("content")
-    texts: list[Any] = [said] if isinstance(said, str) else [part.get("text") or "" for part in items(said)]
-    return next((found.group(1) for text in texts if (found := _PROJECT.search(text))), None)
+    content = message.get("content")
+    texts: list[Any] = (
+        [content] if isinstance(content, str) else [part.get("text") or "" for part in items(content)]
+    )
+    return next((match.group(1) for text in texts if (match := _PROJECT.search(text))), None)
 
 
 def _time(raw: dict[str, Any]) -> str | None:

@@ -36,7 +36,7 @@ _CONTEXT = (
 )
 
 
-class Codex:
+class CodexFormat:
     """Reads rollouts of Codex CLI."""
 
     name = "codex"
@@ -57,24 +57,24 @@ class Codex:
     def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
         """One trace of each file."""
         for file in files:
-            yield _Rollout(file).read()
+            yield _CodexRollout(file).read()
 
 
-class _Rollout:
+class _CodexRollout:
     """One file as it is read."""
 
     def __init__(self, file: LogFile) -> None:
         self.file = file
         self.losses: Counter[str] = Counter()
-        self.story = TraceBuilder(
+        self.builder = TraceBuilder(
             "codex", file.path, file_name(file.path).removesuffix(".jsonl"), losses=self.losses
         )
         self.model: str | None = None
-        self.met = False
-        self.answer: list[dict[str, Any]] = []
-        self.answer_at: tuple[int, str | None] = (0, None)
-        self.said: list[int] = []
-        self.known: dict[str, dict[str, Any]] = {}
+        self.has_meta = False
+        self.pending: list[dict[str, Any]] = []
+        self.pending_since: tuple[int, str | None] = (0, None)
+        self.user_positions: list[int] = []
+        self.items_by_id: dict[str, dict[str, Any]] = {}
         self.forked: float | None = None
 
     def lines(self) -> Iterator[dict[str, Any]]:
@@ -92,104 +92,104 @@ class _Rollout:
         for number, record in enumerate(self.lines()):
             kind, payload = record.get("type"), mapping(record.get("payload"))
             if kind == "response_item" or (kind is not None and "payload" not in record):
-                self.item(number, payload or record, string(record.get("timestamp")))
+                self.add_item(number, payload or record, string(record.get("timestamp")))
             elif kind == "session_meta":
-                self.meta(payload, _moment(string(record.get("timestamp"))))
+                self.set_meta(payload, _moment(string(record.get("timestamp"))))
             elif kind is None and "id" in record and "timestamp" in record:
-                self.meta(record)
+                self.set_meta(record)
             elif kind == "turn_context":
                 self.model = string(payload.get("model")) or self.model
-                self.story.trace.project = self.story.trace.project or string(payload.get("cwd"))
+                self.builder.trace.project = self.builder.trace.project or string(payload.get("cwd"))
             elif kind == "compacted":
-                self.compacted(payload)
+                self.compact(payload)
             elif kind == "event_msg":
                 if payload.get("type") == "thread_rolled_back":
-                    self.rolled_back(payload.get("num_turns"))
+                    self.roll_back(payload.get("num_turns"))
             elif "record_type" not in record:
                 self.losses[f"unknown_record:{str(kind)[:60]}"] += 1
         self.flush()
-        return self.story.finish()
+        return self.builder.finish()
 
-    def meta(self, payload: dict[str, Any], written: float | None = None) -> None:
+    def set_meta(self, payload: dict[str, Any], written: float | None = None) -> None:
         """The session's own description; a fork repeats that of the session it came from, which is not taken."""
-        if self.met:
+        if self.has_meta:
             return
-        self.met = True
+        self.has_meta = True
         if string(payload.get("forked_from_id")):
             self.forked = written
-        trace = self.story.trace
+        trace = self.builder.trace
         if session := string(payload.get("id")):
             trace.session_id, trace.trace_id = session, f"codex:{session}"
         trace.project = string(payload.get("cwd"))
         trace.version = string(payload.get("cli_version"))
-        self.story.system(string(mapping(payload.get("base_instructions")).get("text")))
+        self.builder.add_system(string(mapping(payload.get("base_instructions")).get("text")))
         spawn = mapping(mapping(mapping(payload.get("source")).get("subagent")).get("thread_spawn"))
         if above := string(spawn.get("parent_thread_id")) or string(payload.get("parent_thread_id")):
             depth = spawn.get("depth")
             trace.parent = TraceParent(above, None, depth if isinstance(depth, int) else 1)
 
-    def item(self, number: int, item: dict[str, Any], timestamp: str | None) -> None:
+    def add_item(self, number: int, item: dict[str, Any], timestamp: str | None) -> None:
         """An item of a request or an answer."""
         kind = str(item.get("type"))
         if own := string(item.get("id")):
-            self.known[own] = item
+            self.items_by_id[own] = item
         if kind in _SILENT:
             return
         if kind in _HIDDEN:
-            self.hidden()
+            self.mark_hidden_summary()
         elif kind == "message" and item.get("role") != "assistant":
             self.flush()
-            self.told(item)
+            self.add_input_message(item)
         elif kind.endswith("_output"):
             self.flush()
-            self.result(item)
+            self.add_result(item)
         elif kind in _OUTPUT or kind.endswith("_call"):
-            if not self.answer:
-                self.answer_at = (number, timestamp)
-            self.answer.append(item)
+            if not self.pending:
+                self.pending_since = (number, timestamp)
+            self.pending.append(item)
         else:
             self.losses[f"unknown_item:{kind[:60]}"] += 1
 
-    def told(self, item: dict[str, Any]) -> None:
+    def add_input_message(self, item: dict[str, Any]) -> None:
         """A message of the user, or of the developer."""
         role = ROLES.get(str(item.get("role")))
-        said = content(item.get("content"), self.losses)
-        if role is None or said is None:
+        text = content(item.get("content"), self.losses)
+        if role is None or text is None:
             self.losses["unknown_role" if role is None else "empty_message"] += 1
             return
-        if role == "user" and not (isinstance(said, str) and said.lstrip().startswith(_CONTEXT)):
-            self.said.append(self.story.tip)
-        if role == "system" and not self.story.trace.nodes and isinstance(said, str):
-            self.story.system(said)
+        if role == "user" and not (isinstance(text, str) and text.lstrip().startswith(_CONTEXT)):
+            self.user_positions.append(self.builder.tip)
+        if role == "system" and not self.builder.trace.nodes and isinstance(text, str):
+            self.builder.add_system(text)
         else:
-            self.story.add({"role": role, "content": said})
+            self.builder.add({"role": role, "content": text})
 
-    def result(self, item: dict[str, Any]) -> None:
+    def add_result(self, item: dict[str, Any]) -> None:
         """What a call gave."""
         call_id, output = string(item.get("call_id")), item.get("output")
         failed = mapping(output).get("success") is False
         if isinstance(output, dict):
             output = mapping(output).get("content")
-        said = content(output, self.losses) or ""
+        text = content(output, self.losses) or ""
         if call_id is None:
             self.losses["result_without_id"] += 1
             return
         mark = {"is_error": True} if failed else {}
-        self.story.add({"role": "tool", "content": said, "tool_call_id": call_id, **mark})
+        self.builder.add({"role": "tool", "content": text, "tool_call_id": call_id, **mark})
 
     def flush(self) -> None:
         """Makes a turn of the answer's items."""
-        answer, self.answer = self.answer, []
+        answer, self.pending = self.pending, []
         message = _message(answer, self.losses)
         if message is not None:
-            number, timestamp = self.answer_at
-            if self.copied(timestamp):
-                self.story.add(message)
+            number, timestamp = self.pending_since
+            if self.is_copied(timestamp):
+                self.builder.add(message)
                 self.losses["copied_turn"] += 1
                 return
-            self.story.turn(f"line-{number}", [message], model=self.model, timestamp=timestamp)
+            self.builder.add_turn(f"line-{number}", [message], model=self.model, timestamp=timestamp)
 
-    def copied(self, timestamp: str | None) -> bool:
+    def is_copied(self, timestamp: str | None) -> bool:
         """Whether an answer is another session's: a fork writes all that it repeats at once, when it begins."""
         if self.forked is None:
             return False
@@ -198,68 +198,68 @@ class _Rollout:
             self.forked = None
         return self.forked is not None and moment is not None
 
-    def compacted(self, payload: dict[str, Any]) -> None:
+    def compact(self, payload: dict[str, Any]) -> None:
         """The conversation is replaced: by what the log says, else by what the user said and the summary."""
         self.flush()
         replacement = items(payload.get("replacement_history"))
         for raw in items(payload.get("replacement_history_entries")):
             entry = mapping(raw)
-            item = mapping(entry.get("item")) or self.known.get(str(entry.get("item_id")))
+            item = mapping(entry.get("item")) or self.items_by_id.get(str(entry.get("item_id")))
             self.losses["lost_reference"] += item is None
             replacement.append(item)
         summary = string(payload.get("message"))
         if not replacement:
-            if not self.story.may_repeat():
+            if not self.builder.may_repeat():
                 return
-            kept = self.last_said()
-            self.story.repeated(len(kept))
-            self.story.fresh()
-            self.said = []
-            for message in reversed(kept):
-                self.said.append(self.story.tip)
-                self.story.add(message)
+            messages = self.newest_user_messages()
+            self.builder.count_repeated(len(messages))
+            self.builder.continue_from()
+            self.user_positions = []
+            for message in reversed(messages):
+                self.user_positions.append(self.builder.tip)
+                self.builder.add(message)
             if summary:
-                self.story.add({"role": "user", "content": summary})
-            self.story.fidelity, self.story.notes = "repaired", ("compaction_rebuilt",)
+                self.builder.add({"role": "user", "content": summary})
+            self.builder.fidelity, self.builder.notes = "repaired", ("compaction_rebuilt",)
             return
-        self.story.fresh()
-        self.said = []
+        self.builder.continue_from()
+        self.user_positions = []
         for raw in replacement:
             item = mapping(raw)
             if str(item.get("type")) in _HIDDEN:
-                self.hidden()
+                self.mark_hidden_summary()
             elif item.get("type") == "message" and item.get("role") != "assistant":
-                self.told(item)
+                self.add_input_message(item)
             elif str(item.get("type")).endswith("_output"):
-                self.result(item)
+                self.add_result(item)
             elif (message := _message([item], self.losses)) is not None:
-                self.story.add(message)
+                self.builder.add(message)
 
-    def last_said(self) -> list[Message]:
+    def newest_user_messages(self) -> list[Message]:
         """The user's messages, the newest first, as far back as the program keeps them."""
-        nodes = self.story.trace.nodes
-        at, kept, room = self.story.tip, list[Message](), _KEPT_CHARACTERS
+        nodes = self.builder.trace.nodes
+        at, newest, room = self.builder.tip, list[Message](), _KEPT_CHARACTERS
         while at >= 0 and room > 0:
             body = nodes[at].body
             if body["role"] == "user":
                 room -= len(text_of(body["content"])) + _LEAST_COST
-                kept.append(body)
+                newest.append(body)
             at = nodes[at].parent
-        return kept
+        return newest
 
-    def hidden(self) -> None:
+    def mark_hidden_summary(self) -> None:
         """From here on the model sees a summary that the log holds only enciphered."""
         self.losses["hidden_summary"] += 1
-        self.story.fidelity, self.story.notes = "lossy", ("hidden_summary",)
+        self.builder.fidelity, self.builder.notes = "lossy", ("hidden_summary",)
 
-    def rolled_back(self, turns: Any) -> None:
+    def roll_back(self, turns: Any) -> None:
         """The last turns of the user are taken back."""
         self.flush()
-        if not isinstance(turns, int) or not 0 < turns <= len(self.said):
+        if not isinstance(turns, int) or not 0 < turns <= len(self.user_positions):
             self.losses["bad_rollback"] += 1
             return
-        self.story.tip = self.said[-turns]
-        del self.said[-turns:]
+        self.builder.tip = self.user_positions[-turns]
+        del self.user_positions[-turns:]
 
 
 def _moment(timestamp: str | None) -> float | None:
@@ -275,28 +275,28 @@ def _message(answer: Sequence[dict[str, Any]], losses: Counter[str]) -> Message 
     parts: list[Any] = []
     thoughts: list[str] = []
     hidden = False
-    made: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
     for item in answer:
         kind = str(item.get("type"))
         if kind == "message":
             raw = item.get("content")
             parts.extend([raw] if isinstance(raw, str) else items(raw))
         elif kind == "reasoning":
-            told = [*items(item.get("content"))] or [*items(item.get("summary"))]
-            thoughts.extend(text for part in told if (text := string(mapping(part).get("text"))))
-            hidden = hidden or not told
+            parts_of_thought = [*items(item.get("content"))] or [*items(item.get("summary"))]
+            thoughts.extend(text for part in parts_of_thought if (text := string(mapping(part).get("text"))))
+            hidden = hidden or not parts_of_thought
         elif call := _call(kind, item):
-            made.append(call)
+            calls.append(call)
         else:
             losses[f"call_left_out:{kind[:60]}"] += 1
-    said = content(parts, losses)
-    if not said and not made:
+    text = content(parts, losses)
+    if not text and not calls:
         if answer:
             losses["empty_answer"] += 1
         return None
-    message: Message = {"role": "assistant", "content": said}
-    if made:
-        message["tool_calls"] = made
+    message: Message = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = calls
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)
     elif hidden:

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from understudy.errors import ConfigError
-from understudy.ingest.formats.outcomes import outcome
+from understudy.ingest.formats.outcomes import outcome_from
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import (
     LARGEST_DOCUMENT,
@@ -33,7 +33,7 @@ _BATCH_ROWS = 16
 _ASIDE = ("tools", "repo", "instance_id", "resolved", "target", "reward", "exit_status")
 
 
-class Schema(Struct, frozen=True):
+class RowSchema(Struct, frozen=True):
     """Where a data set keeps what; `ids` are the columns that name a trajectory, the best first."""
 
     format: str
@@ -43,15 +43,15 @@ class Schema(Struct, frozen=True):
 
 
 SCHEMAS = (
-    Schema("swe-smith", "messages", ("traj_id", "instance_id"), ("model",)),
-    Schema("swe-rebench", "trajectory", ("trajectory_id", "instance_id"), ("model_name", "model")),
+    RowSchema("swe-smith", "messages", ("traj_id", "instance_id"), ("model",)),
+    RowSchema("swe-rebench", "trajectory", ("trajectory_id", "instance_id"), ("model_name", "model")),
 )
 
 
-class Rows:
+class RowFormat:
     """Reads rows of one data set's kind."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: RowSchema) -> None:
         self.name = schema.format
         self.schema = schema
 
@@ -63,26 +63,26 @@ class Rows:
         """One trace of each row."""
         for file in files:
             losses: Counter[str] = Counter()
-            for row in json_rows(file, losses):
-                yield trace(self.schema, row, file.path, take_losses(losses))
+            for row in _json_rows(file, losses):
+                yield _row_trace(self.schema, row, file.path, take_losses(losses))
             if losses:
                 yield TraceBuilder(self.name, file.path, fingerprint(file.path, None), losses=losses).finish()
 
 
-def json_rows(file: LogFile, losses: Counter[str]) -> Iterator[dict[str, Any]]:
+def _json_rows(file: LogFile, losses: Counter[str]) -> Iterator[dict[str, Any]]:
     """The rows of a file of JSON lines, or of one list or object."""
     if file_name(file.path).endswith((".jsonl", ".ndjson")):
         yield from read_records(file, losses)
         return
-    found = read_document(file, losses)
-    for row in items(found) or ([found] if found is not None else []):
+    value = read_document(file, losses)
+    for row in items(value) or ([value] if value is not None else []):
         if isinstance(row, dict):
             yield mapping(row)
         else:
             losses["not_an_object"] += 1
 
 
-class Parquet:
+class ParquetRowFormat:
     """Reads Parquet files of rows; which data set's they are, the columns tell."""
 
     name = "parquet"
@@ -107,14 +107,14 @@ class Parquet:
         for file in files:
             losses: Counter[str] = Counter()
             for schema, row in _parquet_rows(arrow, parquet, file, losses):
-                yield trace(schema, row, file.path, take_losses(losses))
+                yield _row_trace(schema, row, file.path, take_losses(losses))
             if losses:
                 yield TraceBuilder(self.name, file.path, fingerprint(file.path, None), losses=losses).finish()
 
 
 def _parquet_rows(
     arrow: Any, parquet: Any, file: LogFile, losses: Counter[str]
-) -> Iterator[tuple[Schema, dict[str, Any]]]:
+) -> Iterator[tuple[RowSchema, dict[str, Any]]]:
     with file.open() as stream:
         try:
             seekable = stream if stream.seekable() else BytesIO(stream.read(LARGEST_DOCUMENT))
@@ -133,34 +133,34 @@ def _parquet_rows(
             losses["bad_parquet"] += 1
 
 
-def trace(schema: Schema, row: dict[str, Any], source: str, losses: Counter[str]) -> Trace:
+def _row_trace(schema: RowSchema, row: dict[str, Any], source: str, losses: Counter[str]) -> Trace:
     """The trace of a row."""
     raw = row.get(schema.messages)
     if isinstance(raw, str):
         raw = parse_json(raw.encode(errors="replace"), losses)
     messages = [_chatlike(mapping(message)) for message in items(raw)]
-    session = next((found for key in schema.ids if (found := string(row.get(key)))), None)
+    session = next((value for key in schema.ids if (value := string(row.get(key)))), None)
     if schema.ids[0] not in row:
         # An instance is tried more than once: only with what it begins with is it one trajectory.
         session = f"{session or file_name(source)}-{fingerprint(source, messages[:3])}"
     if not messages:
         losses["no_messages"] += 1
-    story = TraceBuilder(schema.format, source, session or fingerprint(source, messages[:3]), losses=losses)
+    builder = TraceBuilder(schema.format, source, session or fingerprint(source, messages[:3]), losses=losses)
     tools = row.get("tools")
     if isinstance(tools, str):
         tools = parse_json(tools.encode(errors="replace"), losses)
-    story.tools(items(tools))
-    story.trace.project = string(row.get("repo")) or repository(string(row.get("instance_id")))
-    story.trace.outcome = outcome(
+    builder.set_tools(items(tools))
+    builder.trace.project = string(row.get("repo")) or repository(string(row.get("instance_id")))
+    builder.trace.outcome = outcome_from(
         resolved=row.get("resolved", row.get("target")),  # nebius' SWE-agent rows call it their target
         reward=row.get("reward"),
         task=row.get("instance_id"),
         exit_status=row.get("exit_status"),
     )
     add_messages(
-        story, messages, model=next((found for key in schema.models if (found := string(row.get(key)))), None)
+        builder, messages, model=next((value for key in schema.models if (value := string(row.get(key)))), None)
     )
-    return story.finish()
+    return builder.finish()
 
 
 def _chatlike(message: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _chatlike(message: dict[str, Any]) -> dict[str, Any]:
 _IDS = frozenset(("trajectory_id", "instance_id"))
 
 
-class SweRebench(Rows):
+class SweRebenchFormat(RowFormat):
     """Reads rows of nebius' data sets."""
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ class SweRebench(Rows):
 _COLUMNS = frozenset(("messages", "instance_id", "resolved", "model", "traj_id", "patch"))
 
 
-class SweSmith(Rows):
+class SweSmithFormat(RowFormat):
     """Reads rows of SWE-smith-trajectories, and others that hold a conversation in `messages`."""
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ _SILENT = frozenset(("info", "error", "warning"))
 _MARKS = frozenset(("$set", "$rewindTo"))
 
 
-class Gemini:
+class GeminiFormat:
     """Reads sessions of Gemini CLI."""
 
     name = "gemini"
@@ -54,10 +54,10 @@ class Gemini:
     def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
         """One trace of each file."""
         for file in files:
-            yield _Session(file).read()
+            yield _GeminiSession(file).read()
 
 
-class _Replies:
+class _ReplyRenderer:
     """Renders nodes whose body is a list of messages: an answer and the results of its calls, or what was said."""
 
     def __init__(self) -> None:
@@ -72,39 +72,41 @@ class _Replies:
         return self._plain.action([one for body in bodies for one in body if one["role"] == "assistant"])
 
 
-class _Session:
+class _GeminiSession:
     """One file as it is read."""
 
     def __init__(self, file: LogFile) -> None:
         self.file = file
         self.losses: Counter[str] = Counter()
-        self.story = TraceBuilder("gemini", file.path, file_name(file.path).partition(".")[0], losses=self.losses)
-        self.story.trace.renderer = _Replies()
+        self.builder = TraceBuilder(
+            "gemini", file.path, file_name(file.path).partition(".")[0], losses=self.losses
+        )
+        self.builder.trace.renderer = _ReplyRenderer()
         self.shown: list[tuple[str, int]] = []
-        self.place: dict[str, int] = {}
-        self.turned: set[str] = set()
+        self.position: dict[str, int] = {}
+        self.turn_ids: set[str] = set()
         self.records: dict[int, dict[str, Any]] = {}
-        self.named = False
+        self.has_id = False
 
     def read(self) -> Trace:
         if file_name(self.file.path).endswith(".jsonl"):
             for record in read_records(self.file, self.losses):
                 self.record(record)
         else:
-            found = read_document(self.file, self.losses)
-            if isinstance(found, list):
-                self.checkpoint(items(found))
-            elif found is not None:
-                self.meta(mapping(found))
+            value = read_document(self.file, self.losses)
+            if isinstance(value, list):
+                self.checkpoint(items(value))
+            elif value is not None:
+                self.meta(mapping(value))
         self.fill()
-        return self.story.finish()
+        return self.builder.finish()
 
     def record(self, record: dict[str, Any]) -> None:
         """A line."""
         if "$rewindTo" in record:
             # One that is not there takes everything back: so the program reads it too.
-            self.cut(self.place.get(str(record["$rewindTo"]), 0))
-            self.story.tip = self.shown[-1][1] if self.shown else -1
+            self.cut(self.position.get(str(record["$rewindTo"]), 0))
+            self.builder.tip = self.shown[-1][1] if self.shown else -1
         elif "$set" in record:
             self.meta(mapping(record["$set"]))
         elif "id" in record or "content" in record:
@@ -116,9 +118,9 @@ class _Session:
 
     def meta(self, record: dict[str, Any]) -> None:
         """What the session says of itself, with all its messages or without them."""
-        trace = self.story.trace
-        if not self.named and (session := string(record.get("sessionId"))):
-            self.named = True
+        trace = self.builder.trace
+        if not self.has_id and (session := string(record.get("sessionId"))):
+            self.has_id = True
             trace.session_id, trace.trace_id = session, f"gemini:{session}"
         directories = items(record.get("directories"))
         trace.project = trace.project or (string(directories[0]) if directories else None)
@@ -131,23 +133,23 @@ class _Session:
 
     def replace(self, messages: list[dict[str, Any]]) -> None:
         """The conversation is these messages now; as far as they are the same, the nodes stay."""
-        said = [one for one in messages if str(one.get("type")) not in _SILENT]
+        shown = [one for one in messages if str(one.get("type")) not in _SILENT]
         same = 0
-        while same < min(len(said), len(self.shown)) and _same(said[same], self.records[self.shown[same][1]]):
+        while same < min(len(shown), len(self.shown)) and _same(shown[same], self.records[self.shown[same][1]]):
             same += 1
         if same < len(self.shown):
-            self.story.fresh(self.shown[same - 1][1] if same else -1)
+            self.builder.continue_from(self.shown[same - 1][1] if same else -1)
             self.cut(same)
-        before = bool(self.turned)
-        for one in said[same:]:
+        before = bool(self.turn_ids)
+        for one in shown[same:]:
             # What a compression wrote in the model's name has no model.
             written = before and not string(one.get("model"))
-            self.message(one, again=written or str(one.get("id")) in self.turned)
+            self.message(one, again=written or str(one.get("id")) in self.turn_ids)
 
     def cut(self, count: int) -> None:
         """Only the first messages are shown now."""
         for own, _ in self.shown[count:]:
-            del self.place[own]
+            del self.position[own]
         del self.shown[count:]
 
     def message(self, record: dict[str, Any], *, again: bool = False) -> None:
@@ -159,42 +161,42 @@ class _Session:
         if role is None:
             self.losses["unknown_message"] += 1
             return
-        own = string(record.get("id")) or f"m{len(self.story.trace.nodes)}"
-        if own in self.place:
-            self.records[self.shown[self.place[own]][1]] = record
+        own = string(record.get("id")) or f"m{len(self.builder.trace.nodes)}"
+        if own in self.position:
+            self.records[self.shown[self.position[own]][1]] = record
             return
         if role == "assistant" and not again:
-            self.turned.add(own)
-            self.story.turn(
+            self.turn_ids.add(own)
+            self.builder.add_turn(
                 own,
                 [[]],
                 model=string(record.get("model")),
                 timestamp=string(record.get("timestamp")),
             )
         else:
-            self.story.add([])
-        self.records[self.story.tip] = record
-        self.place[own] = len(self.shown)
-        self.shown.append((own, self.story.tip))
+            self.builder.add([])
+        self.records[self.builder.tip] = record
+        self.position[own] = len(self.shown)
+        self.shown.append((own, self.builder.tip))
 
     def checkpoint(self, contents: list[Any]) -> None:
         """A conversation in the form in which it is sent."""
-        self.story.trace.session_id = fingerprint(self.file.path, contents[:3])
-        self.story.trace.trace_id = f"gemini:{self.story.trace.session_id}"
+        self.builder.trace.session_id = fingerprint(self.file.path, contents[:3])
+        self.builder.trace.trace_id = f"gemini:{self.builder.trace.session_id}"
         for at, raw in enumerate(contents):
             one = mapping(raw)
             self.message({"id": f"m{at}", "type": one.get("role"), "content": items(one.get("parts"))})
 
     def fill(self) -> None:
         """Makes the messages of each node, now that no message is written again."""
-        nodes = self.story.trace.nodes
+        nodes = self.builder.trace.nodes
         for index, record in self.records.items():
             answered = _answered(self.records.get(nodes[index].parent, {}))
             nodes[index].body.extend(_messages(record, answered, self.losses))
         empty = {index for index in self.records if not nodes[index].body}
-        turns = self.story.trace.turns
+        turns = self.builder.trace.turns
         self.losses["empty_answer"] += sum(turn.action[0] in empty for turn in turns)
-        self.story.trace.turns = [turn for turn in turns if turn.action[0] not in empty]
+        self.builder.trace.turns = [turn for turn in turns if turn.action[0] not in empty]
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -210,9 +212,9 @@ def _messages(record: dict[str, Any], answered: set[str], losses: Counter[str]) 
     """The messages of a record; `answered` are the calls whose results are there already."""
     raw = record.get("content")
     parts: list[Any] = items(raw) or [raw]
-    words: list[Any] = []
+    parts_shown: list[Any] = []
     thoughts: list[str] = []
-    made: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
     results: list[Message] = []
     for entry in parts:
         part = mapping(entry)
@@ -220,38 +222,38 @@ def _messages(record: dict[str, Any], answered: set[str], losses: Counter[str]) 
             if (call_id := string(response.get("id"))) and call_id not in answered:
                 results.append({"role": "tool", "content": _output(response), "tool_call_id": call_id})
         elif call := mapping(part.get("functionCall")):
-            made.append(_call(call, len(made), losses))
+            calls.append(_call(call, len(calls), losses))
         elif part.get("thought") and (text := string(part.get("text"))):
             thoughts.append(text)
         elif data := mapping(part.get("inlineData")):
-            words.append(_image(data))
+            parts_shown.append(_image(data))
         elif entry:
-            words.append(entry)
+            parts_shown.append(entry)
     if record.get("type") == "user":
-        said = content(words, losses)
-        return results + ([{"role": "user", "content": said}] if said else [])
+        text = content(parts_shown, losses)
+        return results + ([{"role": "user", "content": text}] if text else [])
     for entry in items(record.get("thoughts")):
         thought = mapping(entry)
-        told = [text for key in ("subject", "description") if (text := string(thought.get(key)))]
-        if whole := "\n".join(told) or string(entry):
+        thought_texts = [text for key in ("subject", "description") if (text := string(thought.get(key)))]
+        if whole := "\n".join(thought_texts) or string(entry):
             thoughts.append(whole)
-    known = {call["id"] for call in made}
+    call_ids = {call["id"] for call in calls}
     for entry in items(record.get("toolCalls")):
         call = mapping(entry)
-        if str(call.get("id")) not in known:
-            made.append(_call(call, len(made), losses))
+        if str(call.get("id")) not in call_ids:
+            calls.append(_call(call, len(calls), losses))
         if call.get("result") is not None:
             gave = _result(call, losses)
             result: Message = {"role": "tool", "tool_call_id": str(call.get("id")), "content": gave}
             if call.get("status") in ("error", "cancelled"):
                 result["is_error"] = True
             results.append(result)
-    said = content(words, losses)
-    if not said and not made:
+    text = content(parts_shown, losses)
+    if not text and not calls:
         return []
-    message: Message = {"role": "assistant", "content": said}
-    if made:
-        message["tool_calls"] = made
+    message: Message = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = calls
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)
     elif mapping(record.get("tokens")).get("thoughts"):
@@ -271,20 +273,20 @@ def _call(call: dict[str, Any], at: int, losses: Counter[str]) -> dict[str, Any]
 def _result(call: dict[str, Any], losses: Counter[str]) -> Any:
     """What a call gave: its own response, and what stands beside it."""
     raw = call.get("result")
-    said: list[Any] = []
+    parts: list[Any] = []
     for entry in items(raw) or [raw]:
         part = mapping(entry)
         if response := mapping(part.get("functionResponse")):
             # A list that was brought in line with the conversation has the responses to other calls too.
             if response.get("id") in (None, call.get("id")):
-                said.append(_output(response))
+                parts.append(_output(response))
         elif data := mapping(part.get("inlineData")):
-            said.append(_image(data))
+            parts.append(_image(data))
         elif part and "text" not in part:
-            said.append(msgspec.json.encode(part).decode())
+            parts.append(msgspec.json.encode(part).decode())
         elif entry:
-            said.append(entry)
-    return content(said, losses) or ""
+            parts.append(entry)
+    return content(parts, losses) or ""
 
 
 def _image(data: dict[str, Any]) -> dict[str, Any]:
@@ -292,8 +294,8 @@ def _image(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _output(response: dict[str, Any]) -> str:
-    given = mapping(response.get("response"))
+    response_value = mapping(response.get("response"))
     for key in ("output", "error"):
-        if isinstance(given.get(key), str):
-            return given[key]
+        if isinstance(response_value.get(key), str):
+            return response_value[key]
     return msgspec.json.encode(response.get("response")).decode()

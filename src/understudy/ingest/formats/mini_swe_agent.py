@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from understudy.ingest.formats.outcomes import instance as instance_of
-from understudy.ingest.formats.outcomes import outcome
+from understudy.ingest.formats.outcomes import instance_id as instance_of
+from understudy.ingest.formats.outcomes import outcome_from
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import file_name, items, mapping, outline, read_document, string
 from understudy.ingest.trace import Trace
 from understudy.ingest.trace_builder import TraceBuilder, add_messages, fingerprint, repository
 
 
-class MiniSweAgent:
+class MiniSweAgentFormat:
     """Reads trajectories of mini-swe-agent."""
 
     name = "mini-swe-agent"
@@ -27,8 +27,8 @@ class MiniSweAgent:
         """Whether it names itself, has `info` before its messages, or is a list of messages."""
         seen = outline(head)
         if seen.kind == "[":
-            said = seen.keys.get("content", "{") not in "{["
-            return said and (seen.keys.get("role") == "system" or file_name(path).endswith(".traj.json"))
+            has_text = seen.keys.get("content", "{") not in "{["
+            return has_text and (seen.keys.get("role") == "system" or file_name(path).endswith(".traj.json"))
         if seen.keys.get("trajectory_format", "").startswith("mini-swe-agent"):
             return True
         return seen.keys.get("info") == "{" and seen.keys.get("messages") == "["
@@ -45,28 +45,28 @@ class MiniSweAgent:
 
 def _trace(file: LogFile) -> Trace:
     losses: Counter[str] = Counter()
-    found = read_document(file, losses)
-    log = mapping(found)
-    messages = [_chatlike(mapping(raw)) for raw in items(found) or items(log.get("messages"))]
+    value = read_document(file, losses)
+    log = mapping(value)
+    messages = [_chatlike(mapping(raw)) for raw in items(value) or items(log.get("messages"))]
     info = mapping(log.get("info"))
     config = mapping(info.get("config"))
     instance = string(log.get("instance_id")) or file_name(file.path).partition(".")[0]
-    story = TraceBuilder(
+    builder = TraceBuilder(
         "mini-swe-agent", file.path, f"{instance}-{fingerprint(file.path, messages[:3])}", losses=losses
     )
-    story.trace.version = string(info.get("mini_version"))
-    story.trace.project = repository(instance) or string(mapping(config.get("environment")).get("cwd"))
-    story.trace.outcome = outcome(
+    builder.trace.version = string(info.get("mini_version"))
+    builder.trace.project = repository(instance) or string(mapping(config.get("environment")).get("cwd"))
+    builder.trace.outcome = outcome_from(
         resolved=info.get("resolved", log.get("resolved")),
         reward=info.get("reward"),
         task=string(log.get("instance_id")) or instance_of(instance),
         exit_status=info.get("exit_status"),
     )
     # The end of a run is told to the person, not to the model.
-    told = [raw for raw in messages if raw.get("role") != "exit"]
+    conversation = [raw for raw in messages if raw.get("role") != "exit"]
     model = string(mapping(config.get("model")).get("model_name"))
-    add_messages(story, told, model=model, models=_model, timestamps=_time)
-    return story.finish()
+    add_messages(builder, conversation, model=model, models=_model, timestamps=_time)
+    return builder.finish()
 
 
 def _chatlike(raw: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from understudy.ingest.chat import chat, content
 from understudy.ingest.formats.openhands_view import EventView
-from understudy.ingest.formats.outcomes import outcome
+from understudy.ingest.formats.outcomes import outcome_from
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import (
     file_name,
@@ -46,7 +46,7 @@ _SILENT = frozenset(
 _CONDENSED = frozenset(("condensation", "condensation_request"))
 
 
-class OpenHands:
+class OpenHandsFormat:
     """Reads logs of OpenHands 0.x."""
 
     name = "openhands"
@@ -79,12 +79,12 @@ class OpenHands:
 def _file(file: LogFile) -> Iterator[Trace]:
     losses: Counter[str] = Counter()
     if not file_name(file.path).endswith(".jsonl"):
-        found = read_document(file, losses)
-        if isinstance(found, list):
-            events = items(found)
+        value = read_document(file, losses)
+        if isinstance(value, list):
+            events = items(value)
             yield _trace(events, file.path, fingerprint(file.path, events[:2]), losses)
         else:
-            yield _row(mapping(found), file.path, losses)
+            yield _row(mapping(value), file.path, losses)
         return
     for row in read_records(file, losses):
         yield _row(row, file.path, take_losses(losses))
@@ -97,16 +97,16 @@ def _row(row: dict[str, Any], source: str, losses: Counter[str]) -> Trace:
     events: list[Any] = [event for entry in items(row.get("history")) for event in (items(entry) or [entry])]
     task = string(row.get("instance_id")) or file_name(source)
     model = string(mapping(mapping(row.get("metadata")).get("llm_config")).get("model"))
-    made = _trace(events, source, f"{task}-{fingerprint(source, events[:2])}", losses, model)
-    made.project = repository(task)
+    trace = _trace(events, source, f"{task}-{fingerprint(source, events[:2])}", losses, model)
+    trace.project = repository(task)
     tested = mapping(row.get("test_result"))
     report = mapping(tested.get("report")) or mapping(row.get("report"))
-    made.outcome = outcome(
+    trace.outcome = outcome_from(
         resolved=report.get("resolved", row.get("resolved")),
         task=row.get("instance_id"),
         exit_status=row.get("error"),
     )
-    return made
+    return trace
 
 
 def _number(event: dict[str, Any]) -> int:
@@ -117,10 +117,10 @@ def _number(event: dict[str, Any]) -> int:
 def _trace(
     events: Sequence[Any], source: str, session: str, losses: Counter[str], model: str | None = None
 ) -> Trace:
-    story = TraceBuilder("openhands", source, session, losses=losses)
-    view = EventView(story)
-    done: set[str] = set()
-    asked: set[str] = set()
+    builder = TraceBuilder("openhands", source, session, losses=losses)
+    view = EventView(builder)
+    responses: set[str] = set()
+    call_ids: set[str] = set()
     for at, raw in enumerate(events):
         event = mapping(raw)
         kind = event.get("action") or event.get("observation")
@@ -131,57 +131,57 @@ def _trace(
             _condense(view, mapping(event.get("args")))
         elif kind == "system":
             arguments = mapping(event.get("args"))
-            story.system(string(arguments.get("content")))
-            story.tools(items(arguments.get("tools")))
-            story.trace.version = string(arguments.get("openhands_version"))
-            story.trace.agent = string(arguments.get("agent_class"))
+            builder.add_system(string(arguments.get("content")))
+            builder.set_tools(items(arguments.get("tools")))
+            builder.trace.version = string(arguments.get("openhands_version"))
+            builder.trace.agent = string(arguments.get("agent_class"))
         elif kind in _SILENT:
             if kind == "recall" and "observation" in event:
-                _recalled(view, number, event)
+                _add_recalled(view, number, event)
         elif "observation" in event:
-            view.add(number, _observed(event, kind, asked, losses))
+            view.add(number, _observation(event, kind, call_ids, losses))
         elif event.get("source") == "user":
-            view.add(number, _said(event, kind, losses))
+            view.add(number, _user_message(event, kind, losses))
         else:
-            _acted(view, event, kind, number, done, asked, model)
-    return story.finish()
+            _add_action(view, event, kind, number, responses, call_ids, model)
+    return builder.finish()
 
 
-def _acted(
+def _add_action(
     view: EventView,
     event: dict[str, Any],
     kind: str,
     number: Any,
-    done: set[str],
-    asked: set[str],
+    responses: set[str],
+    call_ids: set[str],
     model: str | None,
 ) -> None:
-    story = view.story
+    builder = view.story
     arguments = mapping(event.get("args"))
     metadata = mapping(event.get("tool_call_metadata"))
     response = mapping(metadata.get("model_response"))
     choice = mapping(next(iter(items(response.get("choices"))), None))
     reply = {**mapping(choice.get("message")), "role": "assistant"}
-    message: Message | None = chat(reply, story.losses) if choice else None
+    message: Message | None = chat(reply, builder.losses) if choice else None
     notes: tuple[str, ...] = ()
     key = string(response.get("id")) if message else None
     if message is None:
-        said = string(arguments.get("content") if kind == "message" else arguments.get("thought"))
-        message = {"role": "assistant", "content": said}
+        text = string(arguments.get("content") if kind == "message" else arguments.get("thought"))
+        message = {"role": "assistant", "content": text}
         if kind not in ("message", "finish"):
-            given = {name: value for name, value in arguments.items() if name != "thought"}
+            rest = {name: value for name, value in arguments.items() if name != "thought"}
             call_id = string(metadata.get("tool_call_id")) or f"event_{number}"
-            message["tool_calls"] = [tool_call(call_id, string(metadata.get("function_name")) or kind, given)]
+            message["tool_calls"] = [tool_call(call_id, string(metadata.get("function_name")) or kind, rest)]
             notes = ("call_made_of_action",)
         elif kind == "finish":
-            message["content"] = said or string(arguments.get("final_thought"))
+            message["content"] = text or string(arguments.get("final_thought"))
     key = key or f"event-{number}"
-    if key in done:
+    if key in responses:
         # Another action of an answer that is there already.
         view.alias(number, key)
         return
-    done.add(key)
-    asked.update(call["id"] for call in message.get("tool_calls") or ())
+    responses.add(key)
+    call_ids.update(call["id"] for call in message.get("tool_calls") or ())
     view.turn(
         number,
         key,
@@ -193,7 +193,7 @@ def _acted(
     )
 
 
-def _said(event: dict[str, Any], kind: str, losses: Counter[str]) -> Message:
+def _user_message(event: dict[str, Any], kind: str, losses: Counter[str]) -> Message:
     arguments = mapping(event.get("args"))
     if kind == "run":
         return {"role": "user", "content": f"User executed the command:\n{arguments.get('command')}"}
@@ -208,19 +208,19 @@ _ENDINGS: dict[str, str] = {
 }
 
 
-def _observed(event: dict[str, Any], kind: str, asked: set[str], losses: Counter[str]) -> Message:
+def _observation(event: dict[str, Any], kind: str, call_ids: set[str], losses: Counter[str]) -> Message:
     extras = mapping(event.get("extras"))
-    said = event.get("content")
-    text = said if isinstance(said, str) else ""
+    raw = event.get("content")
+    text = raw if isinstance(raw, str) else ""
     if kind == "run":
-        text = _ran(text, mapping(extras.get("metadata")))
+        text = _command_output(text, mapping(extras.get("metadata")))
     elif kind == "delegate":
         text = string(mapping(extras.get("outputs")).get("content")) or text
     text += _ENDINGS.get(kind, "")
     call_id = string(mapping(event.get("tool_call_metadata")).get("tool_call_id"))
-    if call_id is None and (cause := f"event_{event.get('cause')}") in asked:
+    if call_id is None and (cause := f"event_{event.get('cause')}") in call_ids:
         call_id = cause
-    if call_id is not None and call_id in asked:
+    if call_id is not None and call_id in call_ids:
         failed = {"is_error": True} if kind == "error" else {}
         return {"role": "tool", "content": text, "tool_call_id": call_id, **failed}
     if call_id is not None:
@@ -228,7 +228,7 @@ def _observed(event: dict[str, Any], kind: str, asked: set[str], losses: Counter
     return {"role": "user", "content": text}
 
 
-def _ran(text: str, metadata: dict[str, Any]) -> str:
+def _command_output(text: str, metadata: dict[str, Any]) -> str:
     """What the model is shown of a command: its output, and where and how it ended."""
     shown = f"{metadata.get('prefix') or ''}{text}{metadata.get('suffix') or ''}"
     ends: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
@@ -236,14 +236,14 @@ def _ran(text: str, metadata: dict[str, Any]) -> str:
         ("py_interpreter_path", bool, "Python interpreter"),
         ("exit_code", lambda code: isinstance(code, int) and code != -1, "Command finished with exit code"),
     )
-    for key, told, label in ends:
+    for key, is_shown, label in ends:
         value = metadata.get(key)
-        if told(value):
+        if is_shown(value):
             shown += f"\n[{label}{'' if key == 'exit_code' else ':'} {value}]"
     return shown
 
 
-def _recalled(view: EventView, number: Any, event: dict[str, Any]) -> None:
+def _add_recalled(view: EventView, number: Any, event: dict[str, Any]) -> None:
     """What was remembered for the model. Its wording was a template's, which no log holds."""
     extras = mapping(event.get("extras"))
     fields: Iterable[Any] = (extras.get("repo_instructions"), extras.get("additional_agent_instructions"))
@@ -259,9 +259,9 @@ def _recalled(view: EventView, number: Any, event: dict[str, Any]) -> None:
 
 
 def _condense(view: EventView, arguments: dict[str, Any]) -> None:
-    gone: list[Any] = items(arguments.get("forgotten_event_ids"))
+    forgotten: list[Any] = items(arguments.get("forgotten_event_ids"))
     first, last = arguments.get("forgotten_events_start_id"), arguments.get("forgotten_events_end_id")
     if isinstance(first, int) and isinstance(last, int):
-        gone = [number for number in view.numbers() if isinstance(number, int) and first <= number <= last]
+        forgotten = [number for number in view.numbers() if isinstance(number, int) and first <= number <= last]
     offset = arguments.get("summary_offset")
-    view.condense(gone, string(arguments.get("summary")), offset if isinstance(offset, int) else None)
+    view.condense(forgotten, string(arguments.get("summary")), offset if isinstance(offset, int) else None)

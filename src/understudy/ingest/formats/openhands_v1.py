@@ -43,7 +43,7 @@ _SILENT = frozenset(
 )
 
 
-class OpenHandsV1:
+class OpenHandsV1Format:
     """Reads logs of OpenHands 1.x."""
 
     name = "openhands-v1"
@@ -73,8 +73,8 @@ class OpenHandsV1:
             elif file_name(file.path).endswith(".jsonl"):
                 events.extend(read_records(file, losses))
             else:
-                found = read_document(file, losses)
-                events.extend(items(found) or ([found] if found is not None else []))
+                value = read_document(file, losses)
+                events.extend(items(value) or ([value] if value is not None else []))
             if _EVENT_FILE.search(file.path):
                 session = file_name(parent_directory(parent_directory(file.path)))
         source = self.group(files[0].path)
@@ -83,10 +83,10 @@ class OpenHandsV1:
 
 
 def _trace(events: Sequence[Any], state: dict[str, Any], source: str, session: str, losses: Counter[str]) -> Trace:
-    story = TraceBuilder("openhands-v1", source, session, losses=losses)
+    builder = TraceBuilder("openhands-v1", source, session, losses=losses)
     model = string(mapping(mapping(state.get("agent")).get("llm")).get("model"))
-    story.trace.project = string(mapping(state.get("workspace")).get("working_dir"))
-    view = EventView(story)
+    builder.trace.project = string(mapping(state.get("workspace")).get("working_dir"))
+    view = EventView(builder)
     answered: set[str] = set()
     for at, raw in enumerate(events):
         event = mapping(raw)
@@ -94,16 +94,16 @@ def _trace(events: Sequence[Any], state: dict[str, Any], source: str, session: s
         number = string(event.get("id")) or f"event-{at}"
         if kind == "SystemPromptEvent":
             for key in ("system_prompt", "dynamic_context"):
-                story.system(string(mapping(event.get(key)).get("text")))
-            story.tools(items(event.get("tools")))
+                builder.add_system(string(mapping(event.get(key)).get("text")))
+            builder.set_tools(items(event.get("tools")))
         elif kind == "Condensation":
             offset = event.get("summary_offset")
-            gone = items(event.get("forgotten_event_ids"))
-            view.condense(gone, string(event.get("summary")), offset if isinstance(offset, int) else None)
+            forgotten = items(event.get("forgotten_event_ids"))
+            view.condense(forgotten, string(event.get("summary")), offset if isinstance(offset, int) else None)
         elif kind == "ActionEvent":
-            _acted(view, event, number, answered, model)
+            _add_action(view, event, number, answered, model)
         elif kind == "MessageEvent":
-            _said(view, event, number, answered, model)
+            _add_message(view, event, number, answered, model)
         elif kind in _RESULTS:
             call_id = string(event.get("tool_call_id"))
             message: Message = {
@@ -121,29 +121,33 @@ def _trace(events: Sequence[Any], state: dict[str, Any], source: str, session: s
             view.add(number, {"role": "user", "content": string(event.get("summary")) or ""})
         elif kind not in _SILENT:
             losses["not_an_event" if kind is None else f"unknown_event:{kind[:60]}"] += 1
-    return story.finish()
+    return builder.finish()
 
 
-def _acted(view: EventView, event: dict[str, Any], number: str, answered: set[str], model: str | None) -> None:
+def _add_action(
+    view: EventView, event: dict[str, Any], number: str, answered: set[str], model: str | None
+) -> None:
     losses = view.story.losses
     call = mapping(event.get("tool_call")) or {"id": event.get("tool_call_id"), "name": event.get("tool_name")}
-    made = calls([call], losses)
+    calls_made = calls([call], losses)
     key = string(event.get("llm_response_id")) or number
     if key in answered:
-        view.extend(number, key, made)
+        view.extend(number, key, calls_made)
         return
     answered.add(key)
     message: Message = {"role": "assistant", "content": content(items(event.get("thought")), losses)}
-    if made:
-        message["tool_calls"] = made
+    if calls_made:
+        message["tool_calls"] = calls_made
     think(message, string(event.get("reasoning_content")), items(event.get("thinking_blocks")))
     view.turn(number, key, message, model=model, timestamp=string(event.get("timestamp")))
 
 
-def _said(view: EventView, event: dict[str, Any], number: str, answered: set[str], model: str | None) -> None:
-    said = mapping(event.get("llm_message"))
-    parts = items(said.get("content")) or [said.get("content") or ""]
-    message = chat({**said, "content": [*parts, *items(event.get("extended_content"))]}, view.story.losses)
+def _add_message(
+    view: EventView, event: dict[str, Any], number: str, answered: set[str], model: str | None
+) -> None:
+    raw_message = mapping(event.get("llm_message"))
+    parts = items(raw_message.get("content")) or [raw_message.get("content") or ""]
+    message = chat({**raw_message, "content": [*parts, *items(event.get("extended_content"))]}, view.story.losses)
     if message is None:
         return
     if message["role"] != "assistant":
@@ -155,14 +159,14 @@ def _said(view: EventView, event: dict[str, Any], number: str, answered: set[str
     view.turn(number, key, message, model=model, timestamp=string(event.get("timestamp")))
 
 
-def _seen(event: dict[str, Any], losses: Counter[str]) -> Any:
+def _observation(event: dict[str, Any], losses: Counter[str]) -> Any:
     observation = mapping(event.get("observation"))
     parts = items(observation.get("content")) or [observation.get("content") or observation.get("output") or ""]
     return content([*parts, *items(event.get("extended_content"))], losses)
 
 
 _RESULTS: dict[str | None, Callable[[dict[str, Any], Counter[str]], Any]] = {
-    "ObservationEvent": _seen,
+    "ObservationEvent": _observation,
     "AgentErrorEvent": lambda event, _: string(event.get("error")),
     "UserRejectObservation": lambda event, _: f"Action rejected: {event.get('rejection_reason')}",
 }

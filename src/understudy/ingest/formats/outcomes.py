@@ -9,36 +9,36 @@ from understudy.ingest.log_reader import mapping, string
 from understudy.ingest.trace import TraceOutcome
 from understudy.ingest.trace_builder import repository
 
-_SAID = {"true": True, "resolved": True, "false": False, "unresolved": False}
+_RESOLVED = {"true": True, "resolved": True, "false": False, "unresolved": False}
 _LONGEST = 200
 _SCORES = ("reward", "score")
 
 
-def outcome(
+def outcome_from(
     *, resolved: Any = None, reward: Any = None, task: Any = None, exit_status: Any = None
 ) -> TraceOutcome | None:
     """The outcome that these values tell, None where none of them is one."""
-    made = TraceOutcome(
+    outcome = TraceOutcome(
         resolved=_truth(resolved),
         reward=_number(reward),
         task=string(task),
-        exit_status=said[:_LONGEST] if (said := string(exit_status)) else None,
+        exit_status=status[:_LONGEST] if (status := string(exit_status)) else None,
     )
-    return None if made == TraceOutcome() else made
+    return None if outcome == TraceOutcome() else outcome
 
 
-def instance(name: str) -> str | None:
+def instance_id(name: str) -> str | None:
     """The name where it is that of an instance of SWE-bench or its like, else None."""
     return name if repository(name) else None
 
 
-def of_extra(*places: Any) -> TraceOutcome | None:
+def outcome_from_extra(*sources: Any) -> TraceOutcome | None:
     """The outcome in the free fields of an ATIF document; the first place that has a value has it."""
-    found: dict[str, Any] = {}
-    for place in places:
-        fields = mapping(place)
+    values: dict[str, Any] = {}
+    for source in sources:
+        fields = mapping(source)
         scores = mapping(fields.get("rewards")) or mapping(mapping(fields.get("verifier_result")).get("rewards"))
-        told = {
+        fields_of_source = {
             "resolved": fields.get("resolved"),
             "reward": next(
                 (one for source in (fields, scores) for key in _SCORES if (one := source.get(key)) is not None),
@@ -47,14 +47,14 @@ def of_extra(*places: Any) -> TraceOutcome | None:
             "task": string(fields.get("task")) or fields.get("task_id") or fields.get("instance_id"),
             "exit_status": fields.get("exit_status"),
         }
-        for key, value in told.items():
-            found.setdefault(key, value) if value is not None else None
-    return outcome(**found)
+        for key, value in fields_of_source.items():
+            values.setdefault(key, value) if value is not None else None
+    return outcome_from(**values)
 
 
 def _truth(value: Any) -> bool | None:
     if isinstance(value, str):
-        return _SAID.get(value.lower())
+        return _RESOLVED.get(value.lower())
     return bool(value) if isinstance(value, bool) or value in (0, 1) else None
 
 

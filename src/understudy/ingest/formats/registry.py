@@ -8,37 +8,37 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from understudy.errors import ConfigError
-from understudy.ingest.claude_code.log_format import ClaudeCode
-from understudy.ingest.formats.aider import Aider
-from understudy.ingest.formats.atif import Atif
+from understudy.ingest.claude_code.log_format import ClaudeCodeFormat
+from understudy.ingest.formats.aider import AiderFormat
+from understudy.ingest.formats.atif import AtifFormat
 from understudy.ingest.formats.base import LogFormat
-from understudy.ingest.formats.claude_text import ClaudeText
-from understudy.ingest.formats.cline import Cline
-from understudy.ingest.formats.codex import Codex
-from understudy.ingest.formats.dataset_rows import Parquet, SweRebench, SweSmith
-from understudy.ingest.formats.gemini import Gemini
-from understudy.ingest.formats.mini_swe_agent import MiniSweAgent
-from understudy.ingest.formats.openhands import OpenHands
-from understudy.ingest.formats.openhands_v1 import OpenHandsV1
-from understudy.ingest.formats.swe_agent import SweAgent
+from understudy.ingest.formats.claude_text import ClaudeTextFormat
+from understudy.ingest.formats.cline import ClineFormat
+from understudy.ingest.formats.codex import CodexFormat
+from understudy.ingest.formats.dataset_rows import ParquetRowFormat, SweRebenchFormat, SweSmithFormat
+from understudy.ingest.formats.gemini import GeminiFormat
+from understudy.ingest.formats.mini_swe_agent import MiniSweAgentFormat
+from understudy.ingest.formats.openhands import OpenHandsFormat
+from understudy.ingest.formats.openhands_v1 import OpenHandsV1Format
+from understudy.ingest.formats.swe_agent import SweAgentFormat
 from understudy.ingest.log_files import LogFile, read_head
 
 # The first that claims a file has it; those that look for more come before those that look for less.
 FORMATS: tuple[LogFormat, ...] = (
-    ClaudeCode(),
-    Gemini(),
-    Codex(),
-    Atif(),
-    OpenHands(),
-    OpenHandsV1(),
-    SweAgent(),
-    SweRebench(),
-    Cline(),
-    MiniSweAgent(),
-    SweSmith(),
-    Parquet(),
-    Aider(),
-    ClaudeText(),
+    ClaudeCodeFormat(),
+    GeminiFormat(),
+    CodexFormat(),
+    AtifFormat(),
+    OpenHandsFormat(),
+    OpenHandsV1Format(),
+    SweAgentFormat(),
+    SweRebenchFormat(),
+    ClineFormat(),
+    MiniSweAgentFormat(),
+    SweSmithFormat(),
+    ParquetRowFormat(),
+    AiderFormat(),
+    ClaudeTextFormat(),
 )
 
 
@@ -72,7 +72,7 @@ def group_batches(
     Files that no format claims are counted in `skipped` as `unknown_format`, those that cannot be read as
     `unreadable_file`, empty ones as `empty_file`.
     """
-    found: dict[tuple[str, str], LogBatch] = {}
+    groups: dict[tuple[str, str], LogBatch] = {}
     for file in files:
         format = only
         if format is None:
@@ -86,5 +86,5 @@ def group_batches(
                 skipped["unknown_format" if beginning.strip() else "empty_file"] += 1
                 continue
         key = format.group(file.path)
-        found.setdefault((format.name, key), LogBatch(format, key, [])).files.append(file)
-    return list(found.values())
+        groups.setdefault((format.name, key), LogBatch(format, key, [])).files.append(file)
+    return list(groups.values())

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from understudy.ingest.chat import chat
-from understudy.ingest.formats.outcomes import instance as instance_of
-from understudy.ingest.formats.outcomes import outcome
+from understudy.ingest.formats.outcomes import instance_id as instance_of
+from understudy.ingest.formats.outcomes import outcome_from
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import file_name, items, mapping, outline, parse_json, read_document, string
 from understudy.ingest.trace import Message, Trace
@@ -19,7 +19,7 @@ _NEAR = 64
 """How many steps further the one of an answer is looked for: those between were asked for again."""
 
 
-class SweAgent:
+class SweAgentFormat:
     """Reads trajectories of SWE-agent."""
 
     name = "swe-agent"
@@ -48,43 +48,45 @@ def _trace(file: LogFile) -> Trace:
         history = _asked(steps[-1]) if steps else []
         losses["no_history"] += 1
     instance = string(log.get("environment")) or file_name(file.path).removesuffix(".traj")
-    story = TraceBuilder(
+    builder = TraceBuilder(
         "swe-agent", file.path, f"{instance}-{fingerprint(file.path, history[:4])}", losses=losses
     )
-    story.trace.version = string(mapping(log.get("info")).get("swe_agent_version"))
-    story.trace.project = repository(instance)
+    builder.trace.version = string(mapping(log.get("info")).get("swe_agent_version"))
+    builder.trace.project = repository(instance)
     info = mapping(log.get("info"))
-    story.trace.outcome = outcome(
+    builder.trace.outcome = outcome_from(
         resolved=info.get("resolved", log.get("resolved")),
         reward=info.get("reward"),
         task=instance_of(instance),
         exit_status=info.get("exit_status"),
     )
     model = _model(log)
-    after = 0
-    begun = False
+    next_step = 0
+    started = False
     for at, raw in enumerate(history):
         message = chat(raw, losses)
         if message is None:
             continue
-        if message["role"] == "system" and not begun and isinstance(message["content"], str):
-            story.system(message["content"])
+        if message["role"] == "system" and not started and isinstance(message["content"], str):
+            builder.add_system(message["content"])
             continue
-        begun = True
+        started = True
         if message["role"] != "assistant" or mapping(raw).get("is_demo"):
-            story.add(message)
+            builder.add(message)
             continue
-        near = range(after, min(after + _NEAR, len(steps)))
-        found = next((n for n in near if _answered(steps[n], mapping(raw))), None)
+        near = range(next_step, min(next_step + _NEAR, len(steps)))
+        step_number = next((n for n in near if _answered(steps[n], mapping(raw))), None)
         query: list[Message] = []
-        if found is not None:
-            after = found + 1
-            query = _query(steps[found], losses)
+        if step_number is not None:
+            next_step = step_number + 1
+            query = _query(steps[step_number], losses)
         if query:
-            story.turn(f"m{at}", [message], model=model, context=story.thread(query), fidelity="ledger")
+            builder.add_turn(
+                f"m{at}", [message], model=model, context=builder.shared_path(query), fidelity="ledger"
+            )
         else:
-            story.turn(f"m{at}", [message], model=model)
-    return story.finish()
+            builder.add_turn(f"m{at}", [message], model=model)
+    return builder.finish()
 
 
 def _answered(step: dict[str, Any], answer: dict[str, Any]) -> bool:

@@ -9,12 +9,12 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from understudy.ingest.signals.calls import MARKED, Call, call_of, said_calls
-from understudy.ingest.signals.edits import changes
-from understudy.ingest.signals.feedback import corrected, feedback, stopped, unfinished
+from understudy.ingest.signals.calls import MARKS_ERRORS, LoggedCall, call_of, calls_in_text
+from understudy.ingest.signals.edits import file_changes
+from understudy.ingest.signals.feedback import feedback, is_correction, is_cut_off, is_interrupt_note
 from understudy.ingest.signals.shell import ShellCommand
-from understudy.ingest.signals.survival import CHANGING, Edit, Files, told
-from understudy.ingest.signals.test_runs import ended
+from understudy.ingest.signals.survival import CHANGING, FileTracker, TrackedEdit, count_survived
+from understudy.ingest.signals.test_runs import result_of_tests
 from understudy.ingest.trace import Message, Trace, TurnSignals, text_of
 
 _UNATTENDED = frozenset(("mini-swe-agent", "swe-agent", "swe-smith", "swe-rebench", "parquet"))
@@ -26,50 +26,50 @@ def annotate(trace: Trace) -> None:
 
     All turns of the trace must be there: what came of one is told by those that follow.
     """
-    heard = _heard(trace)
-    results = _Results(heard)
+    contexts = _turn_contexts(trace)
+    results = _ResultIndex(contexts)
     alone = trace.format in _UNATTENDED or trace.parent is not None or trace.role != "main"
-    files = Files()
-    made: list[list[_Done]] = []
-    for turn, own in zip(trace.turns, heard, strict=True):
+    files = FileTracker()
+    effects: list[list[_CallEffects]] = []
+    for turn, own in zip(trace.turns, contexts, strict=True):
         own_files = files if turn.branch == "active" else None
-        made.append([_done(call, own_files) for call in results.calls(own, trace.format)])
+        effects.append([_effects_of(call, own_files) for call in results.calls(own, trace.format)])
     # Only now it is known what became of the edits.
-    for turn, own, done in zip(trace.turns, heard, made, strict=True):
-        calls = [one.call for one in done]
-        edits = [edit for one in done for edit in one.edits]
+    for turn, own, effects_of_turn in zip(trace.turns, contexts, effects, strict=True):
+        calls = [one.call for one in effects_of_turn]
+        edits = [edit for one in effects_of_turn for edit in one.edits]
         turn.signals = TurnSignals(
             tool_calls=len(calls),
             tool_errors=sum(call.failed for call in calls),
             denied=sum(call.denied for call in calls),
-            interrupted=own.stopped or any(call.interrupted for call in calls) or unfinished(own.words),
-            tests=ended(calls),
+            interrupted=own.stopped or any(call.interrupted for call in calls) or is_cut_off(own.text),
+            tests=result_of_tests(calls),
             edits=len(edits),
-            edits_survived=told(edits) if turn.branch == "active" else 0,
-            commits=sum(one.commits for one in done),
+            edits_survived=count_survived(edits) if turn.branch == "active" else 0,
+            commits=sum(one.commits for one in effects_of_turn),
             feedback=None if alone else _feedback(own, calls),
         )
 
 
-class _Done(Struct):
+class _CallEffects(Struct):
     """A call with what it made."""
 
-    call: Call
-    edits: list[Edit]
+    call: LoggedCall
+    edits: list[TrackedEdit]
     commits: int
 
 
-class _Heard(Struct):
+class _TurnContext(Struct):
     """What belongs to a turn: its own `words` and raw `calls`, and the messages `after` it up to the next turn."""
 
-    words: str = ""
+    text: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     after: list[Message] = field(default_factory=list[Message])
     stopped: bool = False
 
 
-def _heard(trace: Trace) -> list[_Heard]:
-    heard = [_Heard() for _ in trace.turns]
+def _turn_contexts(trace: Trace) -> list[_TurnContext]:
+    contexts = [_TurnContext() for _ in trace.turns]
     acting: dict[int, int] = {}
     bodies: dict[int, int] = {}
     for at, turn in enumerate(trace.turns):
@@ -90,27 +90,27 @@ def _heard(trace: Trace) -> list[_Heard]:
                 continue
             at = owner.get(node.parent, -1)
             if at >= 0:
-                owner[index] = _hear(heard[at], history(node.body), own=False, at=at)
+                owner[index] = _add_node(contexts[at], history(node.body), own=False, at=at)
             continue
         owner[index] = at
-        _hear(heard[at], history(node.body), own=True, at=at)
-    return heard
+        _add_node(contexts[at], history(node.body), own=True, at=at)
+    return contexts
 
 
-def _hear(heard: _Heard, messages: Sequence[Message], *, own: bool, at: int) -> int:
+def _add_node(context: _TurnContext, messages: Sequence[Message], *, own: bool, at: int) -> int:
     """Adds what a node says to a turn; returns whose the nodes behind it are."""
     for message in messages:
         role = message.get("role")
         if role == "assistant":
             if not own:
                 return -1  # somebody's answer that is no turn
-            heard.calls += message.get("tool_calls") or ()
-            words = text_of(message.get("content"))
-            heard.words = f"{heard.words}\n{words}" if heard.words else words
+            context.calls += message.get("tool_calls") or ()
+            text = text_of(message.get("content"))
+            context.text = f"{context.text}\n{text}" if context.text else text
         elif role in ("user", "tool"):
-            heard.after.append(message)
-            if role == "user" and stopped(text_of(message.get("content"))):
-                heard.stopped = True
+            context.after.append(message)
+            if role == "user" and is_interrupt_note(text_of(message.get("content"))):
+                context.stopped = True
     return at
 
 
@@ -123,66 +123,66 @@ def _downwards(trace: Trace) -> Iterator[int]:
     below: dict[int, list[int]] = {}
     for index, node in enumerate(nodes):
         below.setdefault(node.parent, []).append(index)
-    waiting = [index for parent, found in below.items() if not 0 <= parent < len(nodes) for index in found]
+    waiting = [index for parent, children in below.items() if not 0 <= parent < len(nodes) for index in children]
     for index in waiting:
         yield index
         waiting += below.get(index, ())
 
 
-class _Results:
+class _ResultIndex:
     """The results of calls: those behind a call's own turn, else those anywhere if no other call has its id."""
 
-    def __init__(self, heard: Sequence[_Heard]) -> None:
+    def __init__(self, contexts: Sequence[_TurnContext]) -> None:
         self._all: dict[str, Message] = {}
-        self._asked = Counter(str(call.get("id")) for own in heard for call in own.calls)
-        self._said = not self._asked
-        for own in heard:
+        self._asked = Counter(str(call.get("id")) for own in contexts for call in own.calls)
+        self._calls_in_text = not self._asked
+        for own in contexts:
             for message in own.after:
                 if message.get("role") == "tool":
                     self._all.setdefault(str(message.get("tool_call_id")), message)
 
-    def calls(self, own: _Heard, format: str) -> list[Call]:
+    def calls(self, own: _TurnContext, format: str) -> list[LoggedCall]:
         """The calls of a turn, each with its result."""
-        if self._said:
-            return said_calls(format, own.words, own.after)
+        if self._calls_in_text:
+            return calls_in_text(format, own.text, own.after)
         near: dict[str, Message] = {}
         for message in own.after:
             if message.get("role") == "tool":
                 near.setdefault(str(message.get("tool_call_id")), message)
-        made: list[Call] = []
+        calls: list[LoggedCall] = []
         for raw in own.calls:
             name = str(raw.get("id"))
             result = near.get(name) or (self._all.get(name) if self._asked[name] == 1 else None)
-            made.append(call_of(raw, result, format in MARKED))
-        return made
+            calls.append(call_of(raw, result, format in MARKS_ERRORS))
+        return calls
 
 
-def _done(call: Call, files: Files | None) -> _Done:
+def _effects_of(call: LoggedCall, files: FileTracker | None) -> _CallEffects:
     """What a call made; with `files` that is done to them."""
-    edits: list[Edit] = []
-    committed = commits(call)
-    wanted = [] if call.denied or call.failed else changes(call)
+    edits: list[TrackedEdit] = []
+    committed = count_commits(call)
+    wanted = [] if call.denied or call.failed else file_changes(call)
     for change in wanted:
-        if files is None or not call.done:
+        if files is None or not call.completed:
             # Without a result nobody knows whether it was made.
-            edits.append(Edit(change.path, unknown=files is not None))
+            edits.append(TrackedEdit(change.path, unknown=files is not None))
         else:
             edits.append(files.apply(change))
     if files is not None and not files.empty and call.text is not None and not call.denied and not wanted:
         if CHANGING.search(call.script):
             for command in call.shell():
-                files.ran(command)
+                files.run_command(command)
         if committed:
             files.commit()
-    return _Done(call, edits, committed)
+    return _CallEffects(call, edits, committed)
 
 
-def _feedback(own: _Heard, calls: Sequence[Call]) -> Any:
-    if any(call.denied and corrected(call.text or "") for call in calls):
+def _feedback(own: _TurnContext, calls: Sequence[LoggedCall]) -> Any:
+    if any(call.denied and is_correction(call.text or "") for call in calls):
         return "negative"
     for message in own.after:
-        if message.get("role") == "user" and (found := feedback(text_of(message.get("content")))) is not None:
-            return found
+        if message.get("role") == "user" and (sign := feedback(text_of(message.get("content")))) is not None:
+            return sign
     return None
 
 
@@ -194,9 +194,9 @@ _IDLE = frozenset(("--dry-run", "-h", "--help"))
 _QUIET = frozenset(("-q", "--quiet"))
 
 
-def commits(call: Call) -> int:
+def count_commits(call: LoggedCall) -> int:
     """How many commits a call made, as far as its result says so."""
-    if not call.done:
+    if not call.completed:
         return 0
     if call.name.rpartition("__")[2] in ("git_commit", "create_commit"):
         return int(not call.failed)
@@ -206,23 +206,23 @@ def commits(call: Call) -> int:
     if not asked:
         return 0
     text = call.text or ""
-    said = len(_MADE.findall(text))
-    if said:
-        return min(said, len(asked))
+    reported = len(_MADE.findall(text))
+    if reported:
+        return min(reported, len(asked))
     if call.code != 0 or any(sign in text for sign in _NONE):
         return 0
     return sum(_certain(call.shell(), at) for at, _ in asked)
 
 
 def _commits(command: ShellCommand) -> bool:
-    return command.program == "git" and _action(command) == "commit" and not _IDLE.intersection(command.words)
+    return command.program == "git" and _action(command) == "commit" and not _IDLE.intersection(command.argv)
 
 
 def _action(command: ShellCommand) -> str:
-    words = iter(command.words[1:])
-    for word in words:
+    arguments = iter(command.argv[1:])
+    for word in arguments:
         if word in _VALUED:
-            next(words, None)
+            next(arguments, None)
         elif not word.startswith("-"):
             return word
     return ""
@@ -230,5 +230,5 @@ def _action(command: ShellCommand) -> str:
 
 def _certain(run: list[ShellCommand], at: int) -> bool:
     """Whether a commit that says nothing is known to have been made when all ended well."""
-    quiet = any(word in _QUIET for word in run[at].words) or run[at].writes
+    quiet = any(word in _QUIET for word in run[at].argv) or run[at].writes
     return bool(quiet) and all(command.ends == "&&" for command in run[at : len(run) - 1])

@@ -14,7 +14,7 @@ from understudy.ingest.signals.shell import ShellCommand, shell_commands
 from understudy.ingest.trace import Message, text_of
 from understudy.util.shell import command_text
 
-MARKED = frozenset(("claude-code",))
+MARKS_ERRORS = frozenset(("claude-code",))
 """Formats whose logs say of each result whether it is an error."""
 
 # Programs whose models write commands into their words; what they gave is the next message.
@@ -107,7 +107,7 @@ _CODES = (
 _CODE_SIGNS = ("xit", "<returncode>")
 
 
-class Call(Struct):
+class LoggedCall(Struct):
     """A call of a tool. `text` is what it gave, None where the log does not hold it.
 
     `denied`, `interrupted` and `failed` say how it ended; `code` is the exit code where the result has it, and 0
@@ -121,20 +121,20 @@ class Call(Struct):
     interrupted: bool = False
     failed: bool = False
     code: int | None = None
-    given: str | None = None
+    script_text: str | None = None
     parsed: list[ShellCommand] | None = None
 
     @property
-    def done(self) -> bool:
+    def completed(self) -> bool:
         """Whether it was carried out: it gave something, and that was no refusal."""
         return self.text is not None and not (self.denied or self.interrupted)
 
     @property
     def script(self) -> str:
         """The text that it gave to a shell, "" where it is no such tool."""
-        if self.given is None:
-            self.given = command_of(self.name, self.arguments) or ""
-        return self.given
+        if self.script_text is None:
+            self.script_text = command_of(self.name, self.arguments) or ""
+        return self.script_text
 
     def shell(self) -> list[ShellCommand]:
         """The commands in its script."""
@@ -154,12 +154,12 @@ def command_of(name: str, arguments: dict[str, Any]) -> str | None:
     return string(raw)
 
 
-def call_of(raw: dict[str, Any], result: Message | None, marked: bool) -> Call:
+def call_of(raw: dict[str, Any], result: Message | None, marked: bool) -> LoggedCall:
     """The call of a message with its result; `marked`: only a result that says so is an error."""
     function = mapping(raw.get("function"))
-    call = Call(string(function.get("name")) or "", arguments_of(function.get("arguments")))
+    call = LoggedCall(string(function.get("name")) or "", arguments_of(function.get("arguments")))
     if result is not None:
-        judge(call, text_of(result.get("content")), bool(result.get("is_error")), marked)
+        set_result(call, text_of(result.get("content")), bool(result.get("is_error")), marked)
     return call
 
 
@@ -171,7 +171,7 @@ def arguments_of(raw: Any) -> dict[str, Any]:
         return {}
 
 
-def judge(call: Call, text: str, error: bool, marked: bool) -> None:
+def set_result(call: LoggedCall, text: str, error: bool, marked: bool) -> None:
     """Sets what a call gave, and by that how it ended."""
     call.text = text
     if marked and not error:
@@ -195,65 +195,65 @@ def _code(text: str) -> int | None:
     for part in (text[:_HEAD], text[-_TAIL:]) if len(text) > _HEAD else (text,):
         if any(sign in part for sign in _CODE_SIGNS):
             for pattern in _CODES:
-                if found := pattern.search(part):
-                    return int(found[1])
+                if match := pattern.search(part):
+                    return int(match[1])
     return None
 
 
-def said_calls(format: str, words: str, after: Iterable[Message]) -> list[Call]:
+def calls_in_text(format: str, answer: str, after: Iterable[Message]) -> list[LoggedCall]:
     """The calls that a model of these programs wrote into its words, with what the next message says."""
     if format in _BLOCKS:
-        found = _functions(words) or _fenced(words)
+        calls = _functions(answer) or _fenced(answer)
     elif format == "cline":
-        found = _tagged(words)
+        calls = _tagged(answer)
     else:
         return []
     result = next((message for message in after if message.get("role") == "user"), None)
-    if found and result is not None:
+    if calls and result is not None:
         text = text_of(result.get("content"))
         if format == "cline":
             text = text.partition("] Result:\n")[2] or text
-        judge(found[0], text, False, False)
-    return found
+        set_result(calls[0], text, False, False)
+    return calls
 
 
-def _fenced(words: str) -> list[Call]:
-    parts = words.split("```")
+def _fenced(answer: str) -> list[LoggedCall]:
+    parts = answer.split("```")
     closed = len(parts) - 2
     for at in range(closed - (closed + 1) % 2, 0, -2):
         language, _, script = parts[at].partition("\n")
         if language.strip() in _LANGUAGES:
-            return [Call("bash", {"command": script})]
+            return [LoggedCall("bash", {"command": script})]
     return []
 
 
-def _functions(words: str) -> list[Call]:
+def _functions(answer: str) -> list[LoggedCall]:
     """A call as `<function=name><parameter=key>value</parameter></function>`."""
-    inside = words.rpartition("<function=")[2] if "<function=" in words else ""
-    name, found, rest = inside.partition(">")
-    if not found:
+    inside = answer.rpartition("<function=")[2] if "<function=" in answer else ""
+    name, closed, rest = inside.partition(">")
+    if not closed:
         return []
     fields: dict[str, Any] = {}
     for part in rest.split("<parameter=")[1:]:
         key, _, value = part.partition(">")
         fields[key] = value.rpartition("</parameter>")[0].strip("\n")
-    return [Call(name, fields)]
+    return [LoggedCall(name, fields)]
 
 
-def _tagged(words: str) -> list[Call]:
+def _tagged(answer: str) -> list[LoggedCall]:
     """The first call in XML: programs that have such calls carry out one of each answer."""
     for name in _SAID_TOOLS:
-        inside = _between(words, name)
+        inside = _between(answer, name)
         if inside is not None:
             fields = {field: value for field in _FIELDS if (value := _between(inside, field)) is not None}
-            return [Call(name, {key: value.strip("\n") for key, value in fields.items()})]
+            return [LoggedCall(name, {key: value.strip("\n") for key, value in fields.items()})]
     return []
 
 
 def _between(text: str, tag: str) -> str | None:
-    begun = text.find(f"<{tag}>")
-    if begun < 0:
+    start = text.find(f"<{tag}>")
+    if start < 0:
         return None
-    begun += len(tag) + 2
+    start += len(tag) + 2
     end = text.rfind(f"</{tag}>")
-    return text[begun:end] if end >= begun else None
+    return text[start:end] if end >= start else None

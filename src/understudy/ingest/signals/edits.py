@@ -10,9 +10,9 @@ from typing import Any
 from msgspec import Struct
 
 from understudy.ingest.log_reader import items, mapping, string
-from understudy.ingest.signals.calls import Call
+from understudy.ingest.signals.calls import LoggedCall
 
-Lines = Counter[str]
+LineCounts = Counter[str]
 
 _HUNK = re.compile(r"^\*\*\* (Add|Update|Delete) File: ([^\n]{1,4096})$|^\*\*\* Move to: ([^\n]{1,4096})$")
 _SEARCH = re.compile(r"^(?:[-<]{3,12} SEARCH>?|<{5,12})(?:\s.*)?$")
@@ -21,7 +21,7 @@ _REPLACE = re.compile(r"^(?:[+>]{3,12} REPLACE>?|>{5,12})(?:\s.*)?$")
 _NUMBERED = re.compile(r"^:(?:start_line|end_line):")
 
 
-class Change(Struct):
+class FileChange(Struct):
     """What a call did to one file: `removed` and `added` are its lines without their margins.
 
     `whole`: the file has the added lines and no others now. `gone`: it is no more. `opaque`: the log does not tell
@@ -29,15 +29,15 @@ class Change(Struct):
     """
 
     path: str
-    removed: Lines
-    added: Lines
+    removed: LineCounts
+    added: LineCounts
     whole: bool = False
     gone: bool = False
     opaque: bool = False
     ends: tuple[str, ...] = ()
 
 
-def changes(call: Call) -> list[Change]:
+def file_changes(call: LoggedCall) -> list[FileChange]:
     """The changes of files that a call asked for, none where it is no edit."""
     reader = _TOOLS.get(call.name.lower().rpartition("__")[2])
     if reader is not None:
@@ -45,7 +45,7 @@ def changes(call: Call) -> list[Change]:
     if "apply_patch" in str(call.arguments.get("command") or call.arguments.get("cmd") or "")[:4_000]:
         for command in call.shell():
             if command.program in ("apply_patch", "applypatch"):
-                return _patch(command.words[1] if len(command.words) > 1 else command.body)
+                return _patch(command.argv[1] if len(command.argv) > 1 else command.body)
     return []
 
 
@@ -53,22 +53,22 @@ def _lines(text: Any) -> list[str]:
     return [line for raw in text.split("\n") if (line := raw.strip())] if isinstance(text, str) else []
 
 
-def _replaced(path: str, old: Any, new: Any) -> Change:
+def _replaced(path: str, old: Any, new: Any) -> FileChange:
     before, after = _lines(old), _lines(new)
     removed, added = Counter(before), Counter(after)
     ends = (before[0], before[-1]) if before else ()
-    return Change(path, removed - added, added - removed, ends=tuple(end for end in ends if end not in added))
+    return FileChange(path, removed - added, added - removed, ends=tuple(end for end in ends if end not in added))
 
 
-def _joined(path: str, parts: list[Change]) -> list[Change]:
+def _joined(path: str, parts: list[FileChange]) -> list[FileChange]:
     if not parts:
         return []
-    whole = Change(path, Counter(), Counter())
+    whole = FileChange(path, Counter(), Counter())
     for part in parts:
         # What one part put in, the next may take out.
-        kept = whole.added - part.removed
+        remaining = whole.added - part.removed
         whole.removed += part.removed - whole.added
-        whole.added = kept + part.added
+        whole.added = remaining + part.added
         whole.ends += part.ends
         whole.opaque = whole.opaque or part.opaque
     return [whole]
@@ -76,48 +76,48 @@ def _joined(path: str, parts: list[Change]) -> list[Change]:
 
 def _path(arguments: dict[str, Any]) -> str:
     for key in ("file_path", "path", "notebook_path", "filePath", "target_file", "filename", "absolute_path"):
-        if found := string(arguments.get(key)):
-            return found
+        if path := string(arguments.get(key)):
+            return path
     return ""
 
 
-def _edit(arguments: dict[str, Any]) -> list[Change]:
+def _edit(arguments: dict[str, Any]) -> list[FileChange]:
     old = arguments.get("old_string", arguments.get("old_str", arguments.get("oldString")))
     new = arguments.get("new_string", arguments.get("new_str", arguments.get("newString")))
     path = _path(arguments)
     if old is None and new is None:
-        return [Change(path, Counter(), Counter(), opaque=True)]
+        return [FileChange(path, Counter(), Counter(), opaque=True)]
     if old == "":
-        return [Change(path, Counter(), Counter(_lines(new)), whole=True)]
+        return [FileChange(path, Counter(), Counter(_lines(new)), whole=True)]
     return [_replaced(path, old, new)]
 
 
-def _multi(arguments: dict[str, Any]) -> list[Change]:
+def _multi(arguments: dict[str, Any]) -> list[FileChange]:
     path = _path(arguments)
     parts = [_edit({**mapping(one), "file_path": path})[0] for one in items(arguments.get("edits"))]
-    return _joined(path, parts) or [Change(path, Counter(), Counter(), opaque=True)]
+    return _joined(path, parts) or [FileChange(path, Counter(), Counter(), opaque=True)]
 
 
-def _write(arguments: dict[str, Any]) -> list[Change]:
+def _write(arguments: dict[str, Any]) -> list[FileChange]:
     content = arguments.get("content", arguments.get("file_text", arguments.get("contents")))
     path = _path(arguments)
     if not isinstance(content, str):
-        return [Change(path, Counter(), Counter(), opaque=True)]
-    return [Change(path, Counter(), Counter(_lines(content)), whole=True)]
+        return [FileChange(path, Counter(), Counter(), opaque=True)]
+    return [FileChange(path, Counter(), Counter(_lines(content)), whole=True)]
 
 
-def _notebook(arguments: dict[str, Any]) -> list[Change]:
+def _notebook(arguments: dict[str, Any]) -> list[FileChange]:
     path = f"{_path(arguments)}#{arguments.get('cell_id') or arguments.get('cell_number') or ''}"
     mode = arguments.get("edit_mode")
     if mode == "delete":
-        return [Change(path, Counter(), Counter(), gone=True)]
+        return [FileChange(path, Counter(), Counter(), gone=True)]
     source = arguments.get("new_source")
     if not isinstance(source, str):
-        return [Change(path, Counter(), Counter(), opaque=True)]
-    return [Change(path, Counter(), Counter(_lines(source)), whole=mode != "insert")]
+        return [FileChange(path, Counter(), Counter(), opaque=True)]
+    return [FileChange(path, Counter(), Counter(_lines(source)), whole=mode != "insert")]
 
 
-def _editor(arguments: dict[str, Any]) -> list[Change]:
+def _editor(arguments: dict[str, Any]) -> list[FileChange]:
     """The editor tool that Anthropic's API defines, which many programs have under their own name."""
     command, path = arguments.get("command"), _path(arguments)
     if command == "create":
@@ -126,24 +126,24 @@ def _editor(arguments: dict[str, Any]) -> list[Change]:
         return [_replaced(path, arguments.get("old_str"), arguments.get("new_str"))]
     if command == "insert":
         put = arguments.get("new_str", arguments.get("insert_text"))
-        return [Change(path, Counter(), Counter(_lines(put)))]
+        return [FileChange(path, Counter(), Counter(_lines(put)))]
     if command == "undo_edit":
-        return [Change(path, Counter(), Counter(), opaque=True)]
+        return [FileChange(path, Counter(), Counter(), opaque=True)]
     return []
 
 
-def _insert(arguments: dict[str, Any]) -> list[Change]:
+def _insert(arguments: dict[str, Any]) -> list[FileChange]:
     put = arguments.get("content", arguments.get("text"))
-    return [Change(_path(arguments), Counter(), Counter(_lines(put)), opaque=not isinstance(put, str))]
+    return [FileChange(_path(arguments), Counter(), Counter(_lines(put)), opaque=not isinstance(put, str))]
 
 
-def _blocks(arguments: dict[str, Any]) -> list[Change]:
+def _blocks(arguments: dict[str, Any]) -> list[FileChange]:
     """A diff of blocks SEARCH and REPLACE."""
     path = _path(arguments)
     diff = arguments.get("diff")
     if not isinstance(diff, str):
-        return [Change(path, Counter(), Counter(), opaque=True)]
-    parts: list[Change] = []
+        return [FileChange(path, Counter(), Counter(), opaque=True)]
+    parts: list[FileChange] = []
     old: list[str] = []
     new: list[str] = []
     side: list[str] | None = None
@@ -159,27 +159,27 @@ def _blocks(arguments: dict[str, Any]) -> list[Change]:
             side = None
         elif not _NUMBERED.match(line) and line != "-------":
             side.append(line)
-    return _joined(path, parts) or [Change(path, Counter(), Counter(), opaque=True)]
+    return _joined(path, parts) or [FileChange(path, Counter(), Counter(), opaque=True)]
 
 
-def _patch_call(arguments: dict[str, Any]) -> list[Change]:
+def _patch_call(arguments: dict[str, Any]) -> list[FileChange]:
     for key in ("input", "patch", "patch_text", "patchText"):
-        if found := string(arguments.get(key)):
-            return _patch(found)
+        if patch := string(arguments.get(key)):
+            return _patch(patch)
     command = items(arguments.get("command"))
     return _patch(str(command[1])) if len(command) > 1 else []
 
 
-def _patch(text: str) -> list[Change]:
+def _patch(text: str) -> list[FileChange]:
     """A patch of Codex's, a change for each file."""
-    found: list[Change] = []
+    file_changes_: list[FileChange] = []
     removed: list[str] = []
     added: list[str] = []
 
     def close() -> None:
-        if found:
-            change = _replaced(found[-1].path, "\n".join(removed), "\n".join(added))
-            found[-1].removed, found[-1].added = change.removed, change.added
+        if file_changes_:
+            change = _replaced(file_changes_[-1].path, "\n".join(removed), "\n".join(added))
+            file_changes_[-1].removed, file_changes_[-1].added = change.removed, change.added
         removed.clear()
         added.clear()
 
@@ -187,25 +187,27 @@ def _patch(text: str) -> list[Change]:
         header = _HUNK.match(line.rstrip("\r")) if line.startswith("*** ") else None
         if header is not None:
             if header[3]:
-                if found:
-                    found[-1].path = header[3].strip()
+                if file_changes_:
+                    file_changes_[-1].path = header[3].strip()
                 continue
             close()
             path = header[2].strip()
-            found.append(Change(path, Counter(), Counter(), whole=header[1] == "Add", gone=header[1] == "Delete"))
+            file_changes_.append(
+                FileChange(path, Counter(), Counter(), whole=header[1] == "Add", gone=header[1] == "Delete")
+            )
         elif line[:1] == "-":
             removed.append(line[1:])
         elif line[:1] == "+":
             added.append(line[1:])
     close()
-    return found
+    return file_changes_
 
 
-def _opaque(arguments: dict[str, Any]) -> list[Change]:
-    return [Change(_path(arguments), Counter(), Counter(), opaque=True)]
+def _opaque(arguments: dict[str, Any]) -> list[FileChange]:
+    return [FileChange(_path(arguments), Counter(), Counter(), opaque=True)]
 
 
-_TOOLS: dict[str, Callable[[dict[str, Any]], list[Change]]] = {
+_TOOLS: dict[str, Callable[[dict[str, Any]], list[FileChange]]] = {
     "edit": _edit,
     "multiedit": _multi,
     "write": _write,

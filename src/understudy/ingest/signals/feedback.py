@@ -94,32 +94,32 @@ _POSITIVE = re.compile(
 _BUT = re.compile(r"\b(?:but|however|except|although|aber|mais|pero|mas|но|only)\b|但是|でも|しかし")
 
 
-def stopped(text: str) -> bool:
+def is_interrupt_note(text: str) -> bool:
     """Whether it is the program's note that the user interrupted the model."""
     return text.lstrip().startswith(_STOPPED)
 
 
-def unfinished(words: str) -> bool:
+def is_cut_off(answer: str) -> bool:
     """Whether an answer itself says that the user stopped it."""
-    return words[-80:].rstrip().endswith(_CUT)
+    return answer[-80:].rstrip().endswith(_CUT)
 
 
-def corrected(refusal: str) -> bool:
+def is_correction(refusal: str) -> bool:
     """Whether the user refused a call with words on what to do."""
     return any(sign in refusal[:1_000] for sign in _WITH_WORDS)
 
 
 def feedback(text: str) -> Literal["positive", "negative"] | None:
     """What the user's words are of what was done before, None where they do not say it plainly."""
-    words = text[: _LONGEST + 1].lstrip()
-    if _UNDOES.match(words):
+    message = text[: _LONGEST + 1].lstrip()
+    if _UNDOES.match(message):
         return "negative"
-    if queued := _QUEUED.match(words):
-        words = words[queued.end() :].partition("\n\nIMPORTANT:")[0]
-    words = words.partition(_REMINDER)[0]
-    if len(words) > _LONGEST or words.startswith(_NOT_SAID):
+    if queued := _QUEUED.match(message):
+        message = message[queued.end() :].partition("\n\nIMPORTANT:")[0]
+    message = message.partition(_REMINDER)[0]
+    if len(message) > _LONGEST or message.startswith(_NOT_SAID):
         return None
-    opening = words[:_OPENING].lower().replace("’", "'").strip()
+    opening = message[:_OPENING].lower().replace("’", "'").strip()
     begin = _FILLER.match(opening)
     start = begin.end() if begin else 0
     if _NEGATIVE.match(opening, start):

@@ -67,12 +67,12 @@ _MAX_SUBSTITUTIONS = 8
 
 
 class ShellCommand(Struct):
-    """One simple command: its `words` without what only runs it, and the files that it `writes` by a redirection.
+    """One simple command: its `argv` without what only runs it, and the files that it `writes` by a redirection.
 
     `ends` is the operator behind it ("" at the end), `body` the text that a here-document gives it.
     """
 
-    words: list[str]
+    argv: list[str]
     writes: list[str]
     ends: str = ""
     body: str = ""
@@ -80,14 +80,14 @@ class ShellCommand(Struct):
     @property
     def program(self) -> str:
         """The name of what runs, without its directory, "" for none."""
-        return self.words[0].rpartition("/")[2] if self.words else ""
+        return self.argv[0].rpartition("/")[2] if self.argv else ""
 
 
 def shell_commands(text: str, depth: int = 0) -> list[ShellCommand]:
     """The simple commands of a shell's text, in order, those within `sh -c` and substitutions too."""
     commands: list[ShellCommand] = []
     for command in _simple_commands(text[:LONGEST]):
-        command.words = _without_runners(command.words)
+        command.argv = _without_runners(command.argv)
         script = _script(command) if depth < _MAX_SCRIPTS else None
         if script is None:
             commands.append(command)
@@ -110,7 +110,7 @@ def _simple_commands(text: str, depth: int = 0) -> list[ShellCommand]:
 
     def finish(operator: str) -> None:
         nonlocal current
-        if current.words or current.writes:
+        if current.argv or current.writes:
             current.ends = operator
             commands.append(current)
             current = ShellCommand([], [])
@@ -128,7 +128,7 @@ def _simple_commands(text: str, depth: int = 0) -> list[ShellCommand]:
             elif target == "write":
                 current.writes.append(token.value)
             elif not target:
-                current.words.append(token.value)
+                current.argv.append(token.value)
             target = ""
             substitutions += token.substitutions
         elif token.kind == "redirect":
@@ -150,55 +150,55 @@ def _redirected(operator: str) -> str:
     return "read" if "<" in operator or operator.startswith("2") or operator.endswith(("&", ">>")) else "write"
 
 
-def _without_runners(words: list[str]) -> list[str]:
+def _without_runners(argv: list[str]) -> list[str]:
     """The words from the program on that does the work."""
     at = 0
-    while at < len(words):
-        word = words[at]
+    while at < len(argv):
+        word = argv[at]
         name = word.rpartition("/")[2]
         if _ASSIGNMENT.match(word):
             at += 1
         elif name in _BEFORE:
-            at = _options(words, at + 1) + _BEFORE[name]
-            if name == "if" and at < len(words) and words[at] in ("[", "[["):
+            at = _options(argv, at + 1) + _BEFORE[name]
+            if name == "if" and at < len(argv) and argv[at] in ("[", "[["):
                 break
-        elif name in _RUNNERS and at + 1 < len(words) and words[at + 1] in _RUNNERS[name]:
-            at = _options(words, at + 2)
-            if name == "coverage" and words[at - 1 : at] == ["-m"]:
-                return ["python", "-m", *words[at:]]
-        elif name in _CONTAINERS and (begun := _contained(words, at)):
-            at = begun
+        elif name in _RUNNERS and at + 1 < len(argv) and argv[at + 1] in _RUNNERS[name]:
+            at = _options(argv, at + 2)
+            if name == "coverage" and argv[at - 1 : at] == ["-m"]:
+                return ["python", "-m", *argv[at:]]
+        elif name in _CONTAINERS and (start := _contained(argv, at)):
+            at = start
         else:
             break
-    return words[at:]
+    return argv[at:]
 
 
-def _contained(words: list[str], at: int) -> int:
+def _contained(argv: list[str], at: int) -> int:
     """Where the command begins that is run in a container, 0 where none is."""
-    at += 2 if words[at + 1 : at + 2] == ["compose"] else 1
-    if words[at : at + 1] not in (["exec"], ["run"]):
+    at += 2 if argv[at + 1 : at + 2] == ["compose"] else 1
+    if argv[at : at + 1] not in (["exec"], ["run"]):
         return 0
     at += 1
-    while at < len(words) and words[at].startswith("-"):
-        at += 2 if words[at] in _CONTAINER_VALUES else 1
+    while at < len(argv) and argv[at].startswith("-"):
+        at += 2 if argv[at] in _CONTAINER_VALUES else 1
     return at + 1
 
 
-def _options(words: list[str], at: int) -> int:
-    while at < len(words) and words[at].startswith("-"):
-        at += 2 if words[at] in _WITH_VALUE else 1
+def _options(argv: list[str], at: int) -> int:
+    while at < len(argv) and argv[at].startswith("-"):
+        at += 2 if argv[at] in _WITH_VALUE else 1
     return at
 
 
 def _script(command: ShellCommand) -> str | None:
     """What a shell is told to run: its `-c`, or the here document it reads."""
     if command.program == "eval":
-        return " ".join(command.words[1:])
+        return " ".join(command.argv[1:])
     if command.program not in _SHELLS:
         return None
-    for at, word in enumerate(command.words[1:], 1):
+    for at, word in enumerate(command.argv[1:], 1):
         if word.startswith("-") and not word.startswith("--") and word.endswith("c"):
-            return command.words[at + 1] if at + 1 < len(command.words) else None
+            return command.argv[at + 1] if at + 1 < len(command.argv) else None
         if not word.startswith("-"):
             return None
     return command.body or None

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from understudy.ingest.signals.edits import Change, Lines
+from understudy.ingest.signals.edits import FileChange, LineCounts
 from understudy.ingest.signals.shell import ShellCommand
 
 _NEAR = 100
@@ -54,7 +54,7 @@ CHANGING = re.compile(
 """What is in the text of every command that may change a file."""
 
 
-class Edit(Struct):
+class TrackedEdit(Struct):
     """One edit of one file. `put` counts the lines that it put in, `left` those that are still there.
 
     `gone` are the lines that an edit took out that put nothing in. `unknown`: nobody can tell.
@@ -63,7 +63,7 @@ class Edit(Struct):
     path: str
     put: int = 0
     left: int = 0
-    gone: Lines | None = None
+    gone: LineCounts | None = None
     undone: bool = False
     unknown: bool = False
     age: int = 0
@@ -76,31 +76,31 @@ class Edit(Struct):
         return not self.undone and self.left * 2 >= self.put
 
 
-class _File(Struct):
+class _TrackedFile(Struct):
     """The edits of a file, and whose each of its lines is, the newest last."""
 
-    edits: list[Edit]
-    owners: dict[str, list[Edit]]
-    edges: deque[tuple[str, Edit]]
-    deletions: list[Edit]
+    edits: list[TrackedEdit]
+    owners: dict[str, list[TrackedEdit]]
+    edges: deque[tuple[str, TrackedEdit]]
+    deletions: list[TrackedEdit]
 
 
-class Files:
+class FileTracker:
     """The files of a conversation as its edits change them one after the other."""
 
     def __init__(self) -> None:
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, _TrackedFile] = {}
         self._named: dict[str, list[str]] = {}
         self._commits = 0
 
-    def apply(self, change: Change) -> Edit:
+    def apply(self, change: FileChange) -> TrackedEdit:
         """Carries a change out; the edit that it is."""
         path = _normal(change.path)
         file = self._files.get(path)
         if file is None:
-            file = self._files[path] = _File([], {}, deque(maxlen=_NEAR), [])
+            file = self._files[path] = _TrackedFile([], {}, deque(maxlen=_NEAR), [])
             self._named.setdefault(path.rpartition("/")[2].partition("#")[0], []).append(path)
-        edit = Edit(path, unknown=change.opaque or not path, age=self._commits)
+        edit = TrackedEdit(path, unknown=change.opaque or not path, age=self._commits)
         if change.opaque:
             self._doubt(file)
         elif change.gone:
@@ -113,11 +113,11 @@ class Files:
         file.edits.append(edit)
         return edit
 
-    def ran(self, command: ShellCommand) -> None:
+    def run_command(self, command: ShellCommand) -> None:
         """Notes what a shell command may have done to files that were edited."""
-        if not self._files or not (command.words or command.writes):
+        if not self._files or not (command.argv or command.writes):
             return
-        program, rest = command.program, command.words[1:]
+        program, rest = command.program, command.argv[1:]
         if program == "git":
             self._git([word for word in rest if not word.startswith("-")], rest)
         elif program in _REMOVES:
@@ -126,14 +126,14 @@ class Files:
         elif program in _CHANGES:
             # What is copied or renamed is still there, under another name.
             named = rest[-1:] if program in ("cp", "install", "rsync", "ln") else rest
-            self._doubted(named)
+            self._doubt_named(named)
         elif program in _IN_PLACE and any(word.startswith("-") and "i" in word for word in rest):
-            self._doubted(rest)
+            self._doubt_named(rest)
         elif _SCRIPTED.fullmatch(program):
             script = command.body or next((word for flag, word in pairwise(rest) if flag in ("-c", "-e")), "")
             if any(sign in script for sign in _WRITES):
-                self._doubted(_NAMES.findall(script))
-        self._doubted(command.writes)
+                self._doubt_named(_NAMES.findall(script))
+        self._doubt_named(command.writes)
 
     @property
     def empty(self) -> bool:
@@ -144,53 +144,53 @@ class Files:
         """What was edited so far is committed: putting files back to the last commit does not undo it."""
         self._commits += 1
 
-    def _git(self, words: Sequence[str], rest: Sequence[str]) -> None:
-        action = words[0] if words else ""
+    def _git(self, plain: Sequence[str], rest: Sequence[str]) -> None:
+        action = plain[0] if plain else ""
         if action in _GIT_NAMED:
             if "--staged" in rest and "--worktree" not in rest:
                 return
             if "-b" in rest or "-B" in rest or "-c" in rest:
                 return
-            found = self._matching(words[1:])
-            for path in found:
+            matches = self._matching(plain[1:])
+            for path in matches:
                 self._reset(self._files[path])
-            for word in words[1:] if not found else ():
+            for word in plain[1:] if not matches else ():
                 within = f"/{_normal(word).strip('/')}/"
                 for path, file in self._files.items():
                     if word == "." or within in f"/{path}":
                         self._reset(file)
         elif action == "reset" and "--hard" in rest:
-            self._doubt_all(committed=words[1:2] not in ([], ["HEAD"]))
-        elif action == "clean" or (action == "stash" and (words[1:2] or ["push"])[0] in ("push", "save")):
+            self._doubt_all(committed=plain[1:2] not in ([], ["HEAD"]))
+        elif action == "clean" or (action == "stash" and (plain[1:2] or ["push"])[0] in ("push", "save")):
             self._doubt_all(committed=False)
         elif action == "revert" or (action == "apply" and not {"-R", "--reverse"}.isdisjoint(rest)):
             self._doubt_all(committed=True)
         elif action == "rm" and "--cached" not in rest:
-            for path in self._matching(words[1:]):
+            for path in self._matching(plain[1:]):
                 self._forget(self._files[path])
         elif action == "mv":
-            self._doubted(words[1:])
+            self._doubt_named(plain[1:])
 
-    def _matching(self, words: Sequence[str]) -> list[str]:
+    def _matching(self, names: Sequence[str]) -> list[str]:
         """The files that were edited and that one of the words names."""
-        found: list[str] = []
-        for word in words:
-            word = _normal(word)
-            for path in self._named.get(word.rpartition("/")[2], ()):
+        matches: list[str] = []
+        for name in names:
+            name = _normal(name)
+            for path in self._named.get(name.rpartition("/")[2], ()):
                 if (
-                    path == word
-                    or path.endswith(f"/{word.lstrip('/')}")
-                    or word.endswith(f"/{path.lstrip('/')}")
-                    or path.rpartition("/")[2] == word
+                    path == name
+                    or path.endswith(f"/{name.lstrip('/')}")
+                    or name.endswith(f"/{path.lstrip('/')}")
+                    or path.rpartition("/")[2] == name
                 ):
-                    found.append(path)
-        return found
+                    matches.append(path)
+        return matches
 
-    def _doubted(self, words: Sequence[str]) -> None:
-        for path in self._matching(words):
+    def _doubt_named(self, names: Sequence[str]) -> None:
+        for path in self._matching(names):
             self._doubt(self._files[path])
 
-    def _doubt(self, file: _File) -> None:
+    def _doubt(self, file: _TrackedFile) -> None:
         for edit in file.edits:
             edit.unknown = edit.unknown or not edit.undone
         self._clear(file)
@@ -199,33 +199,33 @@ class Files:
         """Of no edit it is known whether it is there still, or of none that was not committed."""
         for path in list(self._files):
             file = self._files[path]
-            kept = [edit for edit in file.edits if not committed and edit.age < self._commits]
+            committed_before = [edit for edit in file.edits if not committed and edit.age < self._commits]
             for edit in file.edits:
                 edit.unknown = edit.unknown or (not edit.undone and (committed or edit.age == self._commits))
-            if not kept:
+            if not committed_before:
                 self._clear(file)
 
-    def _forget(self, file: _File) -> None:
+    def _forget(self, file: _TrackedFile) -> None:
         """The file is no more, or as if nothing had been done to it."""
         for edit in file.edits:
             edit.undone, edit.unknown = True, False
         self._clear(file)
 
-    def _reset(self, file: _File) -> None:
+    def _reset(self, file: _TrackedFile) -> None:
         if any(edit.age < self._commits for edit in file.edits):
             for edit in file.edits:
                 edit.undone = edit.undone or edit.age == self._commits
             return
         self._forget(file)
 
-    def _clear(self, file: _File) -> None:
+    def _clear(self, file: _TrackedFile) -> None:
         # What no later edit can change is not looked at again: each edit is cleared once.
         file.edits.clear()
         file.owners.clear()
         file.edges.clear()
         file.deletions.clear()
 
-    def _overwrite(self, file: _File, now: Lines) -> None:
+    def _overwrite(self, file: _TrackedFile, now: LineCounts) -> None:
         for line in list(file.owners):
             owners = file.owners[line]
             while len(owners) > now[line]:
@@ -237,7 +237,7 @@ class Files:
             if edit.unknown and not now:
                 edit.undone, edit.unknown = True, False
 
-    def _take(self, file: _File, change: Change) -> None:
+    def _take(self, file: _TrackedFile, change: FileChange) -> None:
         for line, count in change.removed.items():
             owners = file.owners.get(line, [])
             for _ in range(min(count, len(owners))):
@@ -247,15 +247,15 @@ class Files:
         for part in change.ends:
             self._take_part(file, part)
         if file.deletions:
-            kept: list[Edit] = []
+            remaining: list[TrackedEdit] = []
             for edit in file.deletions:
                 if edit.gone is not None and not edit.gone - change.added:
                     edit.undone = True
                 else:
-                    kept.append(edit)
-            file.deletions = kept
+                    remaining.append(edit)
+            file.deletions = remaining
 
-    def _take_part(self, file: _File, part: str) -> None:
+    def _take_part(self, file: _TrackedFile, part: str) -> None:
         """An edit may name parts of lines; the lines that begin or end an edit may be such parts, too."""
         if not _SHORTEST_PART <= len(part) <= _LONGEST_PART:
             return
@@ -269,7 +269,7 @@ class Files:
                     del file.owners[line]
                 return
 
-    def _put(self, file: _File, edit: Edit, change: Change) -> None:
+    def _put(self, file: _TrackedFile, edit: TrackedEdit, change: FileChange) -> None:
         if change.opaque or change.gone:
             return
         if not change.added and change.removed:
@@ -296,7 +296,7 @@ def _normal(path: str) -> str:
     return path
 
 
-def told(edits: Sequence[Edit]) -> int | None:
+def count_survived(edits: Sequence[TrackedEdit]) -> int | None:
     """How many edits survived, None where that cannot be told of one of them."""
     survived = [edit.survived for edit in edits]
     return None if None in survived else sum(1 for one in survived if one)

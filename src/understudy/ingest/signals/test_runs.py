@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from understudy.ingest.signals.calls import Call
+from understudy.ingest.signals.calls import LoggedCall
 from understudy.ingest.signals.shell import ShellCommand
 
-Ended = Literal["passed", "failed"]
+SuiteResult = Literal["passed", "failed"]
 
 TAIL = 20_000
 """Characters of a result's end in which the programs' last words are looked for."""
@@ -17,23 +17,23 @@ TAIL = 20_000
 _ESCAPES = re.compile(r"\x1b\[[0-9;]{0,20}m")
 
 
-def _counted(bad: str | None, good: str | None) -> Callable[[re.Match[str]], Ended | None]:
+def _counted(bad: str | None, good: str | None) -> Callable[[re.Match[str]], SuiteResult | None]:
     """How tests ended by the counts in groups of these names."""
 
-    def ended(match: re.Match[str]) -> Ended | None:
-        found = match.groupdict()
-        if bad and any(int(found[name] or 0) for name in bad.split()):
+    def ended(match: re.Match[str]) -> SuiteResult | None:
+        groups = match.groupdict()
+        if bad and any(int(groups[name] or 0) for name in bad.split()):
             return "failed"
-        return "passed" if good and any(int(found[name] or 0) for name in good.split()) else None
+        return "passed" if good and any(int(groups[name] or 0) for name in good.split()) else None
 
     return ended
 
 
-def _says(ended: Ended) -> Callable[[re.Match[str]], Ended | None]:
+def _says(ended: SuiteResult) -> Callable[[re.Match[str]], SuiteResult | None]:
     return lambda _: ended
 
 
-def _pytest(match: re.Match[str]) -> Ended | None:
+def _pytest(match: re.Match[str]) -> SuiteResult | None:
     line = match[0]
     if re.search(r"\b[1-9]\d{0,8} (?:failed|errors?)\b", line):
         return "failed"
@@ -41,7 +41,7 @@ def _pytest(match: re.Match[str]) -> Ended | None:
 
 
 # What the programs say at the end of a run. Each pattern is bounded: none can be made slow.
-_LAST_WORDS: tuple[tuple[str, str, Callable[[re.Match[str]], Ended | None]], ...] = (
+_SUMMARY_LINES: tuple[tuple[str, str, Callable[[re.Match[str]], SuiteResult | None]], ...] = (
     (
         " in ",
         r"^[= ]{0,200}(?:\d{1,9} (?:failed|passed|skipped|deselected|xfailed|xpa"
@@ -145,25 +145,25 @@ _LAST_WORDS: tuple[tuple[str, str, Callable[[re.Match[str]], Ended | None]], ...
     ("All tests", r"^All tests passed!?\s*$|^\d\d:\d\d \+\d{1,9}: All tests passed!", _says("passed")),
     ("Some tests", r"Some tests failed\.\s*$", _says("failed")),
 )
-_LAST = tuple((sign, re.compile(pattern, re.MULTILINE), judge) for sign, pattern, judge in _LAST_WORDS)
+_SUMMARIES = tuple((sign, re.compile(pattern, re.MULTILINE), judge) for sign, pattern, judge in _SUMMARY_LINES)
 
 
-def by_words(text: str) -> Ended | None:
+def result_from_output(text: str) -> SuiteResult | None:
     """How tests ended by what their program said at last, None where it is not known to say anything."""
     tail = text[-TAIL:]
     if "\x1b" in tail:
         tail = _ESCAPES.sub("", tail)
     tail = tail.replace("\r\n", "\n")
-    known: set[Ended] = set()
-    for sign, pattern, judge in _LAST:
+    results: set[SuiteResult] = set()
+    for sign, pattern, judge in _SUMMARIES:
         if sign not in tail:
             continue
         for match in pattern.finditer(tail):
             if (ended := judge(match)) is not None:
-                known.add(ended)
+                results.add(ended)
                 if ended == "failed":
                     return ended
-    return "passed" if known else None
+    return "passed" if results else None
 
 
 # Programs that run tests whatever their arguments are.
@@ -205,8 +205,8 @@ _RUNS = frozenset(
 )
 # Programs that run tests when one of these words is their first (or, for the scripts of a package, behind `run`).
 _SUBCOMMANDS: dict[str, frozenset[str]] = {
-    name: frozenset(words.split())
-    for names, words in (
+    name: frozenset(subcommands.split())
+    for names, subcommands in (
         ("go zig", "test"),
         ("cargo", "test nextest t"),
         ("mvn mvnw mvn.cmd", "test verify integration-test surefire:test"),
@@ -306,22 +306,22 @@ _NOT_RUN = (
 _CUT_SHORT = frozenset((124, 137, 143, 130))
 
 
-def ended(calls: Iterable[Call]) -> Ended | None:
+def result_of_tests(calls: Iterable[LoggedCall]) -> SuiteResult | None:
     """How the tests that the calls ran ended: failed where one did, None where none ran or it is not told."""
-    known = {found for call in calls if call.done and (found := _of(call)) is not None}
-    return "failed" if "failed" in known else "passed" if known else None
+    results = {result for call in calls if call.completed and (result := _result_of(call)) is not None}
+    return "failed" if "failed" in results else "passed" if results else None
 
 
-def _of(call: Call) -> Ended | None:
+def _result_of(call: LoggedCall) -> SuiteResult | None:
     script = call.script
     if not any(sign in script for sign in _SIGNS):
         return None
     run = [(at, command) for at, command in enumerate(call.shell()) if runs_tests(command)]
     if not run:
         return None
-    told = by_words(call.text or "")
-    if told is not None:
-        return told
+    reported = result_from_output(call.text or "")
+    if reported is not None:
+        return reported
     text = (call.text or "")[-TAIL:]
     if call.code is None or call.code in _CUT_SHORT or any(sign in text for sign in _NOT_RUN):
         return None
@@ -331,7 +331,7 @@ def _of(call: Call) -> Ended | None:
     return _by_code(call.code, command, call.shell()[at + 1 :])
 
 
-def _by_code(code: int, command: ShellCommand, after: list[ShellCommand]) -> Ended | None:
+def _by_code(code: int, command: ShellCommand, after: list[ShellCommand]) -> SuiteResult | None:
     """What an exit code says of one command among others."""
     if command.program in ("pytest", "py.test") and code in (4, 5):
         return None  # called wrongly, or no test was found
@@ -342,11 +342,11 @@ def _by_code(code: int, command: ShellCommand, after: list[ShellCommand]) -> End
 
 def runs_tests(command: ShellCommand) -> bool:
     """Whether a simple command runs tests."""
-    words = command.words
-    if not words:
+    command_words = command.argv
+    if not command_words:
         return False
     program = command.program
-    rest = words[1:]
+    rest = command_words[1:]
     if _idle(program, rest):
         return False
     if program in _RUNS:
@@ -415,6 +415,6 @@ def _file_of(command: ShellCommand) -> bool:
     """Whether it runs one file of Python's that is named as a test."""
     return (
         _PYTHON.fullmatch(command.program) is not None
-        and any(_TEST_FILE.fullmatch(word.rpartition("/")[2]) for word in command.words[1:3] if word != "-m")
-        and "-m" not in command.words[1:2]
+        and any(_TEST_FILE.fullmatch(word.rpartition("/")[2]) for word in command.argv[1:3] if word != "-m")
+        and "-m" not in command.argv[1:2]
     )
