@@ -6,7 +6,7 @@ import pytest
 
 from understudy.ingest.signals.calls import LoggedCall, set_result
 from understudy.ingest.signals.shell import shell_commands
-from understudy.ingest.signals.test_runs import result_from_output, runs_tests, result_of_tests
+from understudy.ingest.signals.test_runs import result_from_output, result_of_tests, runs_tests
 
 RUN = [
     "pytest -q",
