@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from understudy.errors import BackendError, ConfigError
-from understudy.train.publish.http import TIMEOUT_S, Orders
+from understudy.train.publish.control import TIMEOUT_S, ControlClient
 
 Kind = Literal["full", "lora"]
 Way = Literal["disk", "sleep", "lora"]
@@ -100,7 +100,7 @@ class DiskPublisher:
     ) -> None:
         if way not in self.ways:
             raise ConfigError(f"this server takes no weights by {way!r}; give one of {', '.join(self.ways)}")
-        self.orders = Orders(base_url, api_key, missing=self.missing, timeout_s=timeout_s)
+        self.orders = ControlClient(base_url, api_key, missing=self.missing, timeout_s=timeout_s)
         self._way: Way = way
         self._adapter = adapter
         self._seen_as = seen_as

@@ -10,7 +10,7 @@ from typing import Any
 from understudy.errors import BackendError, ConfigError
 from understudy.train.publish.base import ADAPTER, Capabilities, Publisher, SeenAs
 from understudy.train.publish.embedded import EmbeddedPublisher
-from understudy.train.publish.http import TIMEOUT_S
+from understudy.train.publish.control import TIMEOUT_S
 from understudy.train.publish.sglang import SGLangPublisher
 from understudy.train.publish.vllm import VLLMPublisher
 

@@ -23,7 +23,7 @@ from yarl import URL
 
 from understudy.errors import BackendError, ConfigError, UnderstudyError
 from understudy.train.publish.base import Capabilities, checked
-from understudy.train.publish.http import TIMEOUT_S
+from understudy.train.publish.control import TIMEOUT_S
 from understudy.train.publish.vllm import VLLMPublisher
 
 DEVICE = "cuda:0"
