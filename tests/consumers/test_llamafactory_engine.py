@@ -66,7 +66,7 @@ def test_a_stores_rollouts_become_a_model(store: Path, model: Path, tmp_path: Pa
     """By way of a LoRA, which has all that training whole has, and the merging."""
     said: list[str] = []
     options = replace(OPTIONS, lora=LoraOptions(rank=4))
-    trained = llamafactory.train(model, [store], tmp_path / "new", options, told=said.append)
+    trained = llamafactory.train(model, [store], tmp_path / "new", options, on_line=said.append)
     assert trained.rows >= 1 and trained.steps >= 1 and trained.first_loss > 0, trained
     assert weights(tmp_path / "new") != weights(model) and said
     told = json.loads((tmp_path / "new" / "adapter" / "adapter_config.json").read_text())
@@ -125,7 +125,7 @@ def test_all_weights_become_a_model(store: Path, bare: Path, tmp_path: Path, mon
     monkeypatch.setenv("PATH", f"{place.parent}:{os.environ['PATH']}")
     write_tokenizer(bare)
     said: list[str] = []
-    trained = llamafactory.train(bare, [store], tmp_path / "new", OPTIONS, told=said.append)
+    trained = llamafactory.train(bare, [store], tmp_path / "new", OPTIONS, on_line=said.append)
     assert (trained.rows, trained.steps, trained.first_loss, trained.last_loss) == (2, 2, 1.0, 0.5)
     assert (tmp_path / "new" / "model.safetensors").read_text() == "new weights" and said == ["trained"]
     assert_whole(tmp_path / "new", bare)

@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from understudy.train.algorithms.updater import Updater
-from understudy.train.loop.runtime import Means, serving
+from understudy.train.loop.runtime import LoopRuntime, serving
 from understudy.train.loop.state import LoopConfig, LoopDirectory
 from understudy.train.options import GRPOOptions, LoraOptions
 
@@ -23,7 +23,7 @@ async def test_the_embedded_server_is_given_the_adapter_that_answered_before(tmp
     directory = LoopDirectory(tmp_path / "loop")
     weights = Updater(model, GRPOOptions(lora=LoraOptions(rank=2))).save(directory.weights(2), "step-0002")
     config = LoopConfig(model=str(model), model_digest="d", tasks={}, steps=3, groups=1, samples=2)
-    means = Means(concurrency=1, way="lora")
+    means = LoopRuntime(concurrency=1, way="lora")
     async with serving(config, directory, means, weights, "step-0002", fresh=False) as (served, publisher, _):
         assert await publisher.current() == "step-0002"
         async with aiohttp.ClientSession() as session, session.get(f"{served.urls[0]}/models") as answer:

@@ -17,7 +17,7 @@ from understudy.sandbox.base import load_sandboxes
 from understudy.tasks.datasets.images import ImageChoice
 from understudy.tasks.load import load_tasks
 from understudy.tasks.records import dump
-from understudy.train.loop.runtime import LoopSummary, Means, carry_on
+from understudy.train.loop.runtime import LoopRuntime, LoopSummary, run_loop
 from understudy.train.loop.state import Evaluation, LoopConfig, StepState
 from understudy.train.loop.watcher import Watcher
 from understudy.types import SuiteChecks, Task
@@ -120,13 +120,13 @@ async def run(
         ),
         keep=order.keep,
     )
-    return await carry_on(
+    return await run_loop(
         config,
         Path(order.root),
         tasks,
         eval_tasks,
         sandboxes=sandboxes,
-        means=Means(concurrency=order.concurrency, urls=(order.url,), way=order.way),
+        means=LoopRuntime(concurrency=order.concurrency, urls=(order.url,), way=order.way),
         collects=collects,
         watcher=watcher or _Dying(order.die),
         trainers=opener(dying_at(order.die), order.slow_s, always=order.asynchronous, waits=waits),

@@ -178,7 +178,7 @@ def write_weights(directory: Path, weights: str, halfway: Callable[[], None] = l
 def opener(
     die: Die = lambda _: None, slow_s: float = 0.0, *, always: bool = False, waits: Waits = lambda: False
 ) -> Any:
-    """What opens such a trainer (see OpenTrainer)."""
+    """What opens such a trainer (see TrainerFactory)."""
 
     @asynccontextmanager
     async def opened(

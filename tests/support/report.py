@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from understudy.store.store import Store
-from understudy.train.loop.state import Evaluation, LoopConfig, LoopDirectory, LoopState, StepState, version_of
+from understudy.train.loop.state import Evaluation, LoopConfig, LoopDirectory, LoopState, StepState, version_name
 from understudy.types import (
     Call,
     ErrorInfo,
@@ -141,7 +141,7 @@ def put_loop(
     directory = LoopDirectory(root)
     of_evaluations: list[Evaluation] = []
     for number, ends in enumerate(evaluations):
-        place, version = directory.evaluation(number), version_of(number)
+        place, version = directory.evaluation(number), version_name(number)
         put_run(place, ends, run_id=f"e{number}", version=version)
         tasks = {task: _counted(of_task) for task, of_task in ends.items()}
         of_evaluations.append(
@@ -156,21 +156,21 @@ def put_loop(
         )
     of_steps: list[StepState] = []
     for number, ends in enumerate(steps, 1):
-        put_run(directory.run(number), ends, run_id=f"s{number}", version=version_of(number - 1))
+        put_run(directory.run(number), ends, run_id=f"s{number}", version=version_name(number - 1))
         given = [end.reward for of_task in ends.values() for end in of_task if end.reward is not None]
         of_steps.append(
             StepState(
                 step=number,
                 phase="published",
                 run=directory.relative(directory.run(number)),
-                sampled_by=version_of(number - 1),
-                version=version_of(number),
+                sampled_by=version_name(number - 1),
+                version=version_name(number),
                 tasks=tuple(ends),
                 collected=len(given),
                 solved=sum(reward >= 1 for reward in given),
             )
         )
-    last = version_of(max(len(steps), 0))
+    last = version_name(max(len(steps), 0))
     directory.enter(
         LoopConfig(
             model="tiny",

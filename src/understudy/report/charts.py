@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from understudy.report import formatting
 from understudy.report.figures import Figures, Point
-from understudy.train.loop.state import number_of
+from understudy.train.loop.state import step_number
 from understudy.util.statistics import ConfidenceInterval, MeanEstimate
 
 _TRAINING = (
@@ -175,5 +175,5 @@ def _dots(points: Sequence[Point], name: str) -> list[Dot]:
 
 def _updates(point: Point) -> float:
     """How many updates the policy of a point of a loop had: by its version's number, else by the step."""
-    number = number_of(point.version)
+    number = step_number(point.version)
     return float(point.step or 0) if number is None else float(number)

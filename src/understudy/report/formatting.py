@@ -64,10 +64,10 @@ def rate(interval: ConfidenceInterval | None) -> str:
     """A solve rate with its interval."""
     if interval is None:
         return NOTHING
-    return f"{percent(interval.estimate)} [{spanned(interval)}]"
+    return f"{percent(interval.estimate)} [{interval_bounds(interval)}]"
 
 
-def spanned(interval: ConfidenceInterval) -> str:
+def interval_bounds(interval: ConfidenceInterval) -> str:
     """The bounds of an interval of shares."""
     return f"{_hundredth(interval.low)}–{_hundredth(interval.high)}"
 
@@ -98,32 +98,32 @@ def sentence(figures: Figures) -> str:
     headline = figures.headline
     if headline is None:
         return _alone(figures)
-    first, last, found = headline.before, headline.after, headline.difference
+    first, last, difference = headline.before, headline.after, headline.difference
     assert first.solve_rate is not None and last.solve_rate is not None
     what = "held-out rollouts" if figures.kind == "loop" else "rollouts"
     return (
         f"{percent(last.solve_rate.estimate)} of {what} solved ({last.solved} of {last.graded}, {last.label}), "
         f"{percent(first.solve_rate.estimate)} before ({first.solved} of {first.graded}, {first.label}): "
-        f"{points(found.value)} points, 95 % interval {points(found.low)} to {points(found.high)}."
+        f"{points(difference.value)} points, 95 % interval {points(difference.low)} to {points(difference.high)}."
     )
 
 
 def reasons(headline: Headline) -> list[tuple[bool, str]]:
     """What speaks for a difference beyond chance, or does not: (it does, in words)."""
-    found = headline.difference
-    excluded = found.low > 0 or found.high < 0
+    difference = headline.difference
+    excluded = difference.low > 0 or difference.high < 0
     lines = [
         (excluded, f"95 % interval of the difference {'excludes' if excluded else 'includes'} 0"),
-        (found.apart, f"the two rates' own intervals {'are apart' if found.apart else 'overlap'}"),
+        (difference.apart, f"the two rates' own intervals {'are apart' if difference.apart else 'overlap'}"),
     ]
-    if found.p_by_task is None:
+    if difference.p_by_task is None:
         lines.append((False, "no task is in both: other tasks may be easier or harder"))
     else:
-        shown = "< 0.001" if found.p_by_task < 0.001 else f"= {found.p_by_task:.2g}"
-        text = f"by task: p {shown} over {found.common_tasks} tasks in both"
-        if found.common_tasks < MIN_TASKS:
+        shown = "< 0.001" if difference.p_by_task < 0.001 else f"= {difference.p_by_task:.2g}"
+        text = f"by task: p {shown} over {difference.common_tasks} tasks in both"
+        if difference.common_tasks < MIN_TASKS:
             text += f", fewer than the {MIN_TASKS} that this test needs"
-        lines.append((found.p_by_task < SIGNIFICANT, text))
+        lines.append((difference.p_by_task < SIGNIFICANT, text))
     suspicious = headline.before.suspicious_solved + headline.after.suspicious_solved
     if suspicious:
         lines.append((False, f"{suspicious} of the solved patches may deceive the grader"))
@@ -132,14 +132,14 @@ def reasons(headline: Headline) -> list[tuple[bool, str]]:
 
 def state(point: Point) -> str:
     """What is not as it should be of a point, in words; empty where all is."""
-    said = [
+    counts = [
         (point.pending, "pending"),
         (point.failed, "infrastructure failure" + "s" * (point.failed != 1)),
         (point.suspicious, "suspicious patch" + "es" * (point.suspicious != 1)),
         (point.timeouts, "timed out"),
     ]
-    told = [f"{count} {what}" for count, what in said if count]
-    return ", ".join(told if point.from_store else [*told, "as the loop says: its store is gone"])
+    parts = [f"{count} {what}" for count, what in counts if count]
+    return ", ".join(parts if point.from_store else [*parts, "as the loop says: its store is gone"])
 
 
 def _alone(figures: Figures) -> str:

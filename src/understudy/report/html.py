@@ -68,8 +68,8 @@ def _verdict(figures: Figures, verdict: str, mood: str) -> str:
     headline = figures.headline
     big = body = ""
     if headline is not None:
-        found = headline.difference
-        big = f'<p class="big">{formatting.points(found.value)}<small>points</small></p>'
+        difference = headline.difference
+        big = f'<p class="big">{formatting.points(difference.value)}<small>points</small></p>'
         when = ("before: ", "after: ") if figures.kind == "loop" else ("", "")
         bars = [
             Bar(name=f"{name}{point.label}", rate=point.solve_rate, style=style)
@@ -100,7 +100,7 @@ def _totals(figures: Figures) -> str:
     every = [*figures.points, *figures.collected]
     if not every:
         return ""
-    told = {
+    totals = {
         "rollouts graded": sum(point.graded for point in every),
         "calls": sum(point.calls for point in every),
         "prompt tokens": sum(point.prompt_tokens for point in every),
@@ -108,7 +108,7 @@ def _totals(figures: Figures) -> str:
         "infrastructure failures": sum(point.failed for point in every),
         "suspicious patches": sum(point.suspicious for point in every),
     }
-    cards = [(name, formatting.number(value), name in _BAD and value > 0) for name, value in told.items()]
+    cards = [(name, formatting.number(value), name in _BAD and value > 0) for name, value in totals.items()]
     if cost := sum(point.cost_usd for point in every):
         cards.append(("US dollars", f"{cost:,.2f}", False))
     if pending := sum(point.pending for point in every):
@@ -190,13 +190,15 @@ def _tasks(figures: Figures) -> str:
         ("task", "first", "last", "change", "each point", "turns") if several else ("task", "solved", "", "turns")
     )
     body = _table(head, [_task(row, several) for row in shown], "tasks")
-    told = ""
+    summary = ""
     if several:
         counted = [sum(map(better, map(gain, rows))) for better in (_up, _down)]
-        told = f"{counted[0]} tasks are solved more often than at first, {counted[1]} less often, of {len(rows)}."
+        summary = (
+            f"{counted[0]} of {len(rows)} tasks are solved more often than at first, {counted[1]} less often."
+        )
     if len(shown) < len(rows):
-        told += f" Shown are the {_MOST_TASKS // 2} at either end; --json has all."
-    return (f'<p class="told">{text(told.strip())}</p>' if told else "") + (
+        summary += f" Shown are the {_MOST_TASKS // 2} at either end; --json has all."
+    return (f'<p class="told">{text(summary.strip())}</p>' if summary else "") + (
         f"<details{' open' if len(shown) <= 40 else ''}><summary>{len(shown)} tasks</summary>{body}</details>"
     )
 

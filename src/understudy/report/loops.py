@@ -13,7 +13,7 @@ from understudy.errors import StoreError
 from understudy.report.comparison import TaskCounts, rate
 from understudy.report.figures import Point, TrainingStep
 from understudy.report.metrics import read_steps
-from understudy.report.runs import Gathered, gather
+from understudy.report.runs import RunFigures, gather
 from understudy.train.loop.state import Evaluation, LoopConfig, LoopDirectory, LoopState, StepState, read
 from understudy.train.metrics import FILE
 from understudy.util.statistics import wilson
@@ -32,9 +32,9 @@ class Loop(Struct, frozen=True, kw_only=True):
     """
 
     about: dict[str, str]
-    evaluations: tuple[Gathered, ...]
+    evaluations: tuple[RunFigures, ...]
     points: tuple[Point, ...]
-    steps: tuple[Gathered, ...]
+    steps: tuple[RunFigures, ...]
     training: tuple[TrainingStep, ...]
     notes: tuple[str, ...]
 
@@ -52,16 +52,16 @@ def read_loop(root: Path) -> Loop:
     notes: list[str] = []
     evaluations = [_evaluation(directory, each, notes) for each in state.evaluations]
     points: list[Point] = []
-    steps: list[Gathered] = []
+    steps: list[RunFigures] = []
     for step in state.steps:
-        found = _step(directory, step, notes)
-        if isinstance(found, Gathered):
-            steps.append(found)
-            points.append(found.point)
-        elif found is not None:
-            points.append(found)
-    training, told = read_steps(root / FILE)
-    notes += told
+        step_figures = _step(directory, step, notes)
+        if isinstance(step_figures, RunFigures):
+            steps.append(step_figures)
+            points.append(step_figures.point)
+        elif step_figures is not None:
+            points.append(step_figures)
+    training, training_notes = read_steps(root / FILE)
+    notes += training_notes
     for path in sorted((root / "evaluations").glob("step-*")):
         if path not in {directory.evaluation(each.step) for each in state.evaluations}:
             notes += _unfinished(path, f"the evaluation {path.name}")
@@ -81,65 +81,65 @@ def read_loop(root: Path) -> Loop:
     )
 
 
-def _evaluation(directory: LoopDirectory, told: Evaluation, notes: list[str]) -> Gathered:
+def _evaluation(directory: LoopDirectory, evaluation: Evaluation, notes: list[str]) -> RunFigures:
     """What the store of an evaluation says, or where that is gone the state; notes tell where they differ."""
-    label, name = f"step {told.step}", f"the evaluation of step {told.step}"
-    path = directory.absolute(told.run)
-    found = _read(path, label, told.step, told.version, name, notes)
-    if found is not None:
-        if (told.solved, told.total) != (found.point.solved, found.point.graded):
+    label, name = f"step {evaluation.step}", f"the evaluation of step {evaluation.step}"
+    path = directory.absolute(evaluation.run)
+    figures = _read(path, label, evaluation.step, evaluation.version, name, notes)
+    if figures is not None:
+        if (evaluation.solved, evaluation.total) != (figures.point.solved, figures.point.graded):
             notes.append(
-                f"{name}: the state says {told.solved} of {told.total} solved, the store {found.point.solved} of "
-                f"{found.point.graded}; the store is what is shown"
+                f"{name}: the state says {evaluation.solved} of {evaluation.total} solved, the store "
+                f"{figures.point.solved} of {figures.point.graded}; the store is what is shown"
             )
-        return found
-    tasks = {task: TaskCounts(*counted) for task, counted in told.tasks.items()}
+        return figures
+    tasks = {task: TaskCounts(*counted) for task, counted in evaluation.tasks.items()}
     point = Point(
         label=label,
-        step=told.step,
-        version=told.version,
+        step=evaluation.step,
+        version=evaluation.version,
         directory=str(path),
-        solved=told.solved,
-        unsolved=told.total - told.solved,
-        failed=told.failed,
-        solve_rate=rate(list(tasks.values())) or (wilson(told.solved, told.total) if told.total else None),
+        solved=evaluation.solved,
+        unsolved=evaluation.total - evaluation.solved,
+        failed=evaluation.failed,
+        solve_rate=rate(list(tasks.values())) or (evaluation.rate if evaluation.total else None),
         from_store=False,
     )
-    return Gathered(
+    return RunFigures(
         point=point, about={}, tasks=tasks, strict=tasks, turns={}, faults=[], unsolved=Counter(), versions=[]
     )
 
 
-def _step(directory: LoopDirectory, told: StepState, notes: list[str]) -> Gathered | Point | None:
+def _step(directory: LoopDirectory, state: StepState, notes: list[str]) -> RunFigures | Point | None:
     """What the store of a step's wave says, or where that is gone the state; None while it is collected."""
-    label, name = f"step {told.step}", f"step {told.step}"
-    path = directory.absolute(told.run)
-    if told.phase == "collecting":
+    label, name = f"step {state.step}", f"step {state.step}"
+    path = directory.absolute(state.run)
+    if state.phase == "collecting":
         notes += _unfinished(path, f"{name}, which is being collected")
         return None
-    found = _read(path, label, told.step, told.sampled_by, name, notes)
-    if found is not None:
-        return found
+    figures = _read(path, label, state.step, state.sampled_by, name, notes)
+    if figures is not None:
+        return figures
     return Point(
         label=label,
-        step=told.step,
-        version=told.sampled_by,
+        step=state.step,
+        version=state.sampled_by,
         directory=str(path),
-        solved=told.solved,
-        unsolved=told.collected - told.solved,
-        solve_rate=wilson(told.solved, told.collected) if told.collected else None,
+        solved=state.solved,
+        unsolved=state.collected - state.solved,
+        solve_rate=wilson(state.solved, state.collected) if state.collected else None,
         from_store=False,
     )
 
 
-def _read(path: Path, label: str, step: int, version: str, name: str, notes: list[str]) -> Gathered | None:
+def _read(path: Path, label: str, step: int, version: str, name: str, notes: list[str]) -> RunFigures | None:
     try:
-        found = gather(path, label, step=step, version=version)
+        figures = gather(path, label, step=step, version=version)
     except StoreError as error:
         notes.append(f"{name}: shown is what the loop's state says, for its store cannot be read: {error}")
         return None
-    notes += found.notes
-    return found
+    notes += figures.notes
+    return figures
 
 
 def _unfinished(path: Path, name: str) -> list[str]:
@@ -157,19 +157,19 @@ def _unfinished(path: Path, name: str) -> list[str]:
 
 def _about(config: LoopConfig) -> dict[str, str]:
     plain: dict[str, Any] = msgspec.to_builtins(config)
-    told = {name.replace("_", " "): plain[name] for name in _SHOWN}
-    told |= {"training tasks": len(config.tasks), "held-out tasks": len(config.eval_tasks)}
+    about = {name.replace("_", " "): plain[name] for name in _SHOWN}
+    about |= {"training tasks": len(config.tasks), "held-out tasks": len(config.eval_tasks)}
     for part in (config.manner, config.trainer):
-        told |= {name.replace("_", " "): value for name, value in _flat(part).items()}
-    return {name: str(value) for name, value in told.items() if value not in (None, "")}
+        about |= {name.replace("_", " "): value for name, value in _flat(part).items()}
+    return {name: str(value) for name, value in about.items() if value not in (None, "")}
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
     """The plain values of an object, and those of the objects in it, by their last name."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
-            found |= _flat(value)  # pyright: ignore[reportUnknownArgumentType]
+            result |= _flat(value)  # pyright: ignore[reportUnknownArgumentType]
         elif isinstance(value, str | int | float):
-            found[name] = value
-    return found
+            result[name] = value
+    return result

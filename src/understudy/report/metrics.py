@@ -46,34 +46,34 @@ def read_steps(file: Path) -> tuple[tuple[TrainingStep, ...], tuple[str, ...]]:
         return (), ()
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
-    found: dict[int, TrainingStep] = {}
+    steps: dict[int, TrainingStep] = {}
     idle: set[int] = set()
     lost = 0
     for line in filter(None, lines[:-1]):
         try:
             row: Any = json.loads(line)  # which takes NaN, unlike msgspec
-            told = msgspec.convert(row, _Told)
+            metrics = msgspec.convert(row, _Told)
         except (ValueError, RecursionError):
             lost += 1
             continue
-        (idle.discard if told.updated else idle.add)(told.step)
-        found[told.step] = TrainingStep(
-            step=told.step,
-            version=told.version,
+        (idle.discard if metrics.updated else idle.add)(metrics.step)
+        steps[metrics.step] = TrainingStep(
+            step=metrics.step,
+            version=metrics.version,
             values={
                 name: float(value)
                 for name, value in row.items()
-                if name != "step" and _is_number(value) and (told.updated or name in _COUNTS)
+                if name != "step" and _is_number(value) and (metrics.updated or name in _COUNTS)
             },
-            skipped={name: float(value) for name, value in told.skipped.items() if _is_number(value)},
+            skipped={name: float(value) for name, value in metrics.skipped.items() if _is_number(value)},
         )
     notes: list[str] = []
     if lost:
         notes.append(f"{file.name}: {lost} lines are no metrics of a step and were left out")
     if idle:
         shown = ", ".join(map(str, sorted(idle)[:10])) + (", …" if len(idle) > 10 else "")
-        notes.append(f"nothing was learned in {len(idle)} of {len(found)} steps: {shown}")
-    return tuple(found[step] for step in sorted(found)), tuple(notes)
+        notes.append(f"nothing was learned in {len(idle)} of {len(steps)} steps: {shown}")
+    return tuple(steps[step] for step in sorted(steps)), tuple(notes)
 
 
 def _is_number(value: Any) -> bool:

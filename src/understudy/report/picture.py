@@ -44,12 +44,12 @@ def draw(figures: Figures, path: Path) -> None:
         hspace=0.42,
         wspace=0.3,
     )
-    said = [
+    lines = [
         (0.52, verdict, 21, _MOODS[mood], "bold"),
         (0.88, formatting.sentence(figures), 11, "#1b1d21", "normal"),
     ]
-    said += [(1.14 + 0.2 * row, line, 9.5, _SOFT, "normal") for row, line in enumerate(_under(figures))]
-    for below, line, size, colour, weight in said:
+    lines += [(1.14 + 0.2 * row, line, 9.5, _SOFT, "normal") for row, line in enumerate(_under(figures))]
+    for below, line, size, colour, weight in lines:
         place_in = {"x": 0.04, "y": 1 - below / tall, "fontsize": size, "fontweight": weight, "color": colour}
         drawn.text(s=_plain(line), parse_math=False, **place_in)
     axes = drawn.add_subplot(grid[0, :])
@@ -132,8 +132,8 @@ def _forest(axes: Any, chart: ForestChart) -> None:
 
 def _under(figures: Figures) -> list[str]:
     """The title, and what speaks for the judgement, in up to two lines."""
-    said = [line for _, line in formatting.reasons(figures.headline)] if figures.headline else []
-    return ["  ·  ".join(line) for line in ([figures.title[:80], *said[:2]], said[2:]) if line]
+    reasons = [line for _, line in formatting.reasons(figures.headline)] if figures.headline else []
+    return ["  ·  ".join(line) for line in ([figures.title[:80], *reasons[:2]], reasons[2:]) if line]
 
 
 def _formatter(show: Callable[[float], str]) -> Callable[[float, object], str]:

@@ -52,22 +52,22 @@ def read(directories: Sequence[Path], labels: Sequence[str] = ()) -> Figures:
 
 
 def _of_runs(directories: Sequence[Path], names: Sequence[str]) -> Figures:
-    found = [gather(directory, name) for directory, name in zip(directories, names, strict=True)]
-    several = len(found) > 1
-    notes = tuple(note for one in found for note in one.notes)
+    runs = [gather(directory, name) for directory, name in zip(directories, names, strict=True)]
+    several = len(runs) > 1
+    notes = tuple(note for one in runs for note in one.notes)
     return Figures(
         title=f"{names[0]} → {names[-1]}" if several else names[0],
         kind="runs" if several else "run",
         directory=str(directories[-1]),
         made_at=time.time(),
-        about=found[-1].about,
-        points=tuple(one.point for one in found),
-        headline=headline(found[0], found[-1]) if several else None,
-        tasks=task_rows(found),
-        boundaries=boundary_rows(found),
-        unsolved=unsolved_reasons(found[-1:]),
-        versions=version_rows(found),
-        notes=notes + _single_notes([one.point for one in found]),
+        about=runs[-1].about,
+        points=tuple(one.point for one in runs),
+        headline=headline(runs[0], runs[-1]) if several else None,
+        tasks=task_rows(runs),
+        boundaries=boundary_rows(runs),
+        unsolved=unsolved_reasons(runs[-1:]),
+        versions=version_rows(runs),
+        notes=notes + _single_notes([one.point for one in runs]),
     )
 
 

@@ -22,7 +22,7 @@ _SOLVED = 1.0
 _REASONS = 12
 
 
-class Gathered(Struct, frozen=True, kw_only=True):
+class RunFigures(Struct, frozen=True, kw_only=True):
     """All of one run: its point, what became of each task, and what is summed up over several runs.
 
     In `strict` no suspicious patch counts as solved.
@@ -39,7 +39,7 @@ class Gathered(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def gather(directory: Path, label: str, *, step: int | None = None, version: str | None = None) -> Gathered:
+def gather(directory: Path, label: str, *, step: int | None = None, version: str | None = None) -> RunFigures:
     """The newest run of the store in `directory`. Raises StoreError where there is no store that can be read.
 
     A store without a run gives a point without rollouts.
@@ -47,14 +47,14 @@ def gather(directory: Path, label: str, *, step: int | None = None, version: str
     with Store.open(directory, create=False) as store:
         runs = store.runs()
         run = runs[-1] if runs else None
-        found = store.outcomes(run.id) if run else []
+        outcomes = store.outcomes(run.id) if run else []
         faults = store.faults(run.id) if run else []
         versions = store.versions(run.id) if run else []
         counts = store.counts(run.id) if run else None
-    graded = [outcome for outcome in found if outcome.reward is not None]
+    graded = [outcome for outcome in outcomes if outcome.reward is not None]
     solved = [outcome for outcome in graded if _solves(outcome)]
     tasks = {task: _tried(outcomes, _solves) for task, outcomes in _by_task(graded)}
-    known = [use.version for use in versions if use.version is not None]
+    named_versions = [use.version for use in versions if use.version is not None]
     notes = (
         [f"{directory}: the store holds {len(runs)} runs; this is the newest, {runs[-1].id}"] if runs[1:] else []
     )
@@ -63,14 +63,14 @@ def gather(directory: Path, label: str, *, step: int | None = None, version: str
     point = Point(
         label=label,
         step=step,
-        version=version or (known[-1] if known else None),
+        version=version or (named_versions[-1] if named_versions else None),
         directory=str(directory),
         solved=len(solved),
         unsolved=len(graded) - len(solved),
         suspicious=sum(outcome.integrity == "suspicious" for outcome in graded),
         suspicious_solved=sum(outcome.integrity == "suspicious" for outcome in solved),
-        failed=sum(outcome.status == "failed" and outcome.reward is None for outcome in found),
-        pending=sum(outcome.status not in ("succeeded", "failed", "cancelled") for outcome in found),
+        failed=sum(outcome.status == "failed" and outcome.reward is None for outcome in outcomes),
+        pending=sum(outcome.status not in ("succeeded", "failed", "cancelled") for outcome in outcomes),
         timeouts=sum(outcome.ended == "timeout" for outcome in graded),
         solve_rate=rate(list(tasks.values())),
         reward=mean_reward([outcome.reward for outcome in graded if outcome.reward is not None]),
@@ -82,7 +82,7 @@ def gather(directory: Path, label: str, *, step: int | None = None, version: str
         completion_tokens=counts.completion_tokens if counts else 0,
         cost_usd=counts.cost_usd if counts else 0.0,
     )
-    return Gathered(
+    return RunFigures(
         point=point,
         about=_about(run) if run else {},
         tasks=tasks,
@@ -95,15 +95,15 @@ def gather(directory: Path, label: str, *, step: int | None = None, version: str
     )
 
 
-def headline(first: Gathered, last: Gathered) -> Headline | None:
+def headline(first: RunFigures, last: RunFigures) -> Headline | None:
     """The first beside the last; None while one of them has nothing graded."""
-    found, strict = compare(first.tasks, last.tasks), compare(first.strict, last.strict)
-    if found is None or strict is None:
+    difference, strict = compare(first.tasks, last.tasks), compare(first.strict, last.strict)
+    if difference is None or strict is None:
         return None
-    return Headline(before=first.point, after=last.point, difference=found, strict=strict)
+    return Headline(before=first.point, after=last.point, difference=difference, strict=strict)
 
 
-def task_rows(gathered: Sequence[Gathered]) -> tuple[TaskRow, ...]:
+def task_rows(gathered: Sequence[RunFigures]) -> tuple[TaskRow, ...]:
     """A row for each task of any of the runs, with what became of it in each; most gained first."""
     names = {task for one in gathered for task in one.tasks}
     rows = [
@@ -126,29 +126,29 @@ def gain(row: TaskRow) -> float:
     return _share(last) - _share(first) if first[1] and last[1] else 0.0
 
 
-def boundary_rows(gathered: Iterable[Gathered]) -> tuple[BoundaryRow, ...]:
+def boundary_rows(gathered: Iterable[RunFigures]) -> tuple[BoundaryRow, ...]:
     """The faults of several runs by boundary, the most frequent first."""
     met: Counter[str] = Counter()
     given_up: Counter[str] = Counter()
-    said: dict[str, Counter[str]] = {}
+    messages: dict[str, Counter[str]] = {}
     for one in gathered:
         for fault in one.faults:
             boundary = fault.error.boundary
             met[boundary] += 1
             given_up[boundary] += fault.given_up
-            said.setdefault(boundary, Counter())[fault.error.message] += 1
+            messages.setdefault(boundary, Counter())[fault.error.message] += 1
     return tuple(
         BoundaryRow(
             boundary=boundary,
             attempts=number,
             given_up=given_up[boundary],
-            example=said[boundary].most_common(1)[0][0],
+            example=messages[boundary].most_common(1)[0][0],
         )
         for boundary, number in met.most_common()
     )
 
 
-def unsolved_reasons(gathered: Iterable[Gathered]) -> dict[str, int]:
+def unsolved_reasons(gathered: Iterable[RunFigures]) -> dict[str, int]:
     """Why graded rollouts were not solved, the most frequent first; the rare ones together."""
     counted: Counter[str] = Counter()
     for one in gathered:
@@ -158,21 +158,21 @@ def unsolved_reasons(gathered: Iterable[Gathered]) -> dict[str, int]:
     return common | ({f"{len(counted) - len(common)} other reasons": rest} if rest else {})
 
 
-def version_rows(gathered: Iterable[Gathered]) -> tuple[VersionUse, ...]:
+def version_rows(gathered: Iterable[RunFigures]) -> tuple[VersionUse, ...]:
     """The versions of the weights that answered, over several runs, in order of their first call."""
-    found: dict[str | None, VersionUse] = {}
+    uses: dict[str | None, VersionUse] = {}
     for use in (use for one in gathered for use in one.versions):
-        if known := found.get(use.version):
+        if earlier := uses.get(use.version):
             use = structs.replace(
                 use,
-                calls=use.calls + known.calls,
-                mixed=use.mixed + known.mixed,
-                completion_tokens=use.completion_tokens + known.completion_tokens,
-                first_at=min(use.first_at, known.first_at),
-                last_at=max(use.last_at, known.last_at),
+                calls=use.calls + earlier.calls,
+                mixed=use.mixed + earlier.mixed,
+                completion_tokens=use.completion_tokens + earlier.completion_tokens,
+                first_at=min(use.first_at, earlier.first_at),
+                last_at=max(use.last_at, earlier.last_at),
             )
-        found[use.version] = use
-    return tuple(sorted(found.values(), key=lambda row: row.first_at))
+        uses[use.version] = use
+    return tuple(sorted(uses.values(), key=lambda row: row.first_at))
 
 
 def _about(run: Run) -> dict[str, str]:
@@ -183,7 +183,7 @@ def _about(run: Run) -> dict[str, str]:
     sampling = {
         key: value for key, value in _at(config, "gateway", "sampling", purpose).items() if value is not None
     }
-    told: dict[str, Any] = {
+    about: dict[str, Any] = {
         "run": run.id,
         "began": datetime.fromtimestamp(run.created_at, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "purpose": purpose,
@@ -196,23 +196,23 @@ def _about(run: Run) -> dict[str, str]:
         "seed": config.get("seed"),
         "sandbox": config.get("sandbox"),
     }
-    return {name: str(value) for name, value in told.items() if value not in (None, "")}
+    return {name: str(value) for name, value in about.items() if value not in (None, "")}
 
 
 def _at(value: dict[str, Any], *keys: str) -> dict[str, Any]:
     """The object at a path of keys; an empty one where there is none."""
-    found = value
+    current = value
     for key in keys:
-        inner: Any = found.get(key)
-        found = cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}
-    return found
+        inner: Any = current.get(key)
+        current = cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}
+    return current
 
 
 def _by_task(outcomes: Sequence[Outcome]) -> Iterable[tuple[str, list[Outcome]]]:
-    found: dict[str, list[Outcome]] = {}
+    grouped: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        found.setdefault(outcome.task_id, []).append(outcome)
-    return found.items()
+        grouped.setdefault(outcome.task_id, []).append(outcome)
+    return grouped.items()
 
 
 def _solves(outcome: Outcome) -> bool:

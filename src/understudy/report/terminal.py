@@ -62,7 +62,7 @@ def _plot(title: str, points: Sequence[Point], width: int, style: str) -> Table:
             Text(_plain(point.label)),
             whisker(point.solve_rate.low, point.solve_rate.estimate, point.solve_rate.high, width, style),
             Text(formatting.percent(point.solve_rate.estimate), style="bold"),
-            Text(formatting.spanned(point.solve_rate), style="dim"),
+            Text(formatting.interval_bounds(point.solve_rate), style="dim"),
             Text(f"{point.solved}/{point.graded}"),
         )
     return table
@@ -94,9 +94,9 @@ def spark(values: Sequence[float], most: int = 60) -> str:
 def _lines(figures: Figures) -> list[Text]:
     """Sums, what the trainer told, and failures: a line each."""
     every = [*figures.points, *figures.collected]
-    told: list[tuple[str, str]] = []
+    lines: list[tuple[str, str]] = []
     if every:
-        told.append(
+        lines.append(
             (
                 "in all",
                 f"{formatting.number(sum(point.graded for point in every))} rollouts graded, "
@@ -107,13 +107,13 @@ def _lines(figures: Figures) -> list[Text]:
     if len(figures.points) > 1 and figures.tasks:
         changes = [gain(row) for row in figures.tasks]
         up, down = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
-        told.append(("by task", f"{up} solved more often, {down} less often, of {len(changes)}"))
+        lines.append(("by task", f"{up} solved more often, {down} less often, of {len(changes)}"))
     for name in ("loss", "mismatch_mean", "mismatch_max"):
         if values := [step.values[name] for step in figures.training if name in step.values]:
-            told.append((name.replace("_", " "), f"{spark(values)}  {formatting.number(values[-1])}"))
+            lines.append((name.replace("_", " "), f"{spark(values)}  {formatting.number(values[-1])}"))
     if faults := [f"{row.boundary} {row.attempts}" for row in figures.boundaries]:
-        told.append(("faults of attempts by boundary", ", ".join(faults)))
-    return [Text.assemble((f"{name}: ", "dim"), _plain(value)) for name, value in told]
+        lines.append(("faults of attempts by boundary", ", ".join(faults)))
+    return [Text.assemble((f"{name}: ", "dim"), _plain(value)) for name, value in lines]
 
 
 def _plain(text: str) -> str:

@@ -20,17 +20,17 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 _WANTED_BY = {"wandb": ("WANDB_API_KEY", "WANDB_MODE"), "mlflow": ("MLFLOW_TRACKING_URI",)}
 
 
-def chosen(said: str) -> tuple[str, ...]:
+def chosen(choice: str) -> tuple[str, ...]:
     """The trackers that a person's word means: "auto", "none", or names with commas between them.
 
     auto: TensorBoard where it is installed; Weights & Biases and MLflow where they are installed and the
     environment names what they report to. Raises ConfigError for a name that is none, or is not installed.
     """
-    if said == "none":
+    if choice == "none":
         return ()
-    if said == "auto":
+    if choice == "auto":
         return tuple(name for name in TRACKERS if find_spec(name) is not None and _wanted(name))
-    names = tuple(name.strip() for name in said.split(",") if name.strip())
+    names = tuple(name.strip() for name in choice.split(",") if name.strip())
     for name in names:
         if name not in TRACKERS:
             raise ConfigError(f"--track: {name!r} is none of auto, none, {', '.join(TRACKERS)}")
@@ -97,8 +97,8 @@ class Metrics:
         self._trackers = Trackers(directory, trackers, name)
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            kept = [] if start is None else [line for line in read_metrics(self._path) if line["step"] < start]
-            self._path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
+            earlier = [] if start is None else [line for line in read_metrics(self._path) if line["step"] < start]
+            self._path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in earlier))
             self._file = self._path.open("ab")
         except OSError as error:
             raise ConfigError(f"{self._path}: cannot be written: {error.strerror}") from error
@@ -123,28 +123,28 @@ class Metrics:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file, without a last one that was cut short; none where there is no file."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        return found
+        return rows
     for line in content.splitlines():
         try:
-            found.append(msgspec.json.decode(line, type=dict[str, Any]))
+            rows.append(msgspec.json.decode(line, type=dict[str, Any]))
         except msgspec.MsgspecError:
             break
-    return found
+    return rows
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for key, value in values.items():
         if isinstance(value, Mapping):
             inner: Mapping[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
-            found += _flat(inner, f"{prefix}{key}/")
+            pairs += _flat(inner, f"{prefix}{key}/")
         else:
-            found.append((f"{prefix}{key}", value))
-    return found
+            pairs.append((f"{prefix}{key}", value))
+    return pairs
 
 
 def _finite(value: Any) -> Any:

@@ -183,18 +183,18 @@ def _check(
     unit: set[str] | None = None,
 ) -> None:
     """Raise ConfigError where a number is not what its name allows."""
-    given = structs.asdict(options)
+    values = structs.asdict(options)
     rules = [
         *(
-            (name, given[name] is None or given[name] >= bound, f"at least {bound}")
+            (name, values[name] is None or values[name] >= bound, f"at least {bound}")
             for name, bound in (least or {}).items()
         ),
-        *((name, given[name] > bound, f"above {bound}") for name, bound in (above or {}).items()),
-        *((name, 0 <= given[name] < 1, "at least 0 and below 1") for name in sorted(unit or ())),
+        *((name, values[name] > bound, f"above {bound}") for name, bound in (above or {}).items()),
+        *((name, 0 <= values[name] < 1, "at least 0 and below 1") for name in sorted(unit or ())),
     ]
     for name, fine, expected in rules:
         if not fine:
-            raise ConfigError(f"{table}.{name} is {given[name]}; it must be {expected}")
-    for name, value in given.items():
+            raise ConfigError(f"{table}.{name} is {values[name]}; it must be {expected}")
+    for name, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{table}.{name} is {value}; it must be a finite number")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.errors import ConfigError
-from understudy.train.weights import TRAINING, Written, save_model
+from understudy.train.weights import TRAINING, WeightsRecord, save_model
 from understudy.util.locks import locked
 
 CHECKPOINTS = "checkpoints"
@@ -45,14 +45,14 @@ def _make_ready(output: Path, *, resume: bool, overwrite: bool, needed: Iterable
     if overwrite and inside is not None:
         raise ConfigError(f"{output} holds {inside}, which is learned from; choose another --output")
     # Killed while the model was being put in place: what lies beside the training is of it.
-    begun = (output / TRAINING / _FINAL).is_dir()
+    unfinished = (output / TRAINING / _FINAL).is_dir()
     if (output / "config.json").exists():
         if not overwrite:
             raise ConfigError(f"{output} holds a model already; choose another --output, or give --overwrite")
         if not (output / TRAINING).is_dir():
             raise ConfigError(f"{output} holds a model that no training wrote; choose another --output")
         _remove(output)
-    elif output.is_dir() and not begun and any(path.name != TRAINING for path in output.iterdir()):
+    elif output.is_dir() and not unfinished and any(path.name != TRAINING for path in output.iterdir()):
         raise ConfigError(f"{output} is not empty, and what is there is no model; choose another --output")
     elif _holds_more_than_a_lock(output / TRAINING) and not resume:
         if not overwrite:
@@ -60,25 +60,25 @@ def _make_ready(output: Path, *, resume: bool, overwrite: bool, needed: Iterable
                 f"{output} holds a training that did not end; go on with it by --resume, or begin anew by "
                 "--overwrite"
             )
-        _remove(output if begun else output / TRAINING)
+        _remove(output if unfinished else output / TRAINING)
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{output}: cannot be made: {error.strerror}; choose another --output") from error
 
 
-def _remove(place: Path) -> None:
+def _remove(directory: Path) -> None:
     try:
-        shutil.rmtree(place)
+        shutil.rmtree(directory)
     except OSError as error:
-        raise ConfigError(f"{place}: cannot be removed: {error}; {_REMEDY}") from error
+        raise ConfigError(f"{directory}: cannot be removed: {error}; {_REMEDY}") from error
 
 
-def _holds_more_than_a_lock(place: Path) -> bool:
-    return place.exists() and any(path.name != _LOCK for path in place.iterdir())
+def _holds_more_than_a_lock(directory: Path) -> bool:
+    return directory.exists() and any(path.name != _LOCK for path in directory.iterdir())
 
 
-def last_checkpoint(place: Path, resume: bool | Path, mark: str = "trainer_state.json") -> Path | None:
+def last_checkpoint(directory: Path, resume: bool | Path, mark: str = "trainer_state.json") -> Path | None:
     """The checkpoint to go on from: the one named, else the last whole one; None where there is none yet.
 
     `mark` is a file that whole ones have. Raises ConfigError when the one named is none.
@@ -89,9 +89,9 @@ def last_checkpoint(place: Path, resume: bool | Path, mark: str = "trainer_state
                 f"{resume} is no checkpoint of this training; those are in DIR/{TRAINING}/{CHECKPOINTS}"
             )
         return resume
-    made = (place / CHECKPOINTS).glob("checkpoint-*") if resume else ()
-    found = [path for path in made if _is_whole(path / mark)]
-    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    candidates = (directory / CHECKPOINTS).glob("checkpoint-*") if resume else ()
+    complete = [path for path in candidates if _is_whole(path / mark)]
+    return max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
 def _is_whole(mark: Path) -> bool:
@@ -103,7 +103,7 @@ def _is_whole(mark: Path) -> bool:
     return True
 
 
-def put_in_place(model: Any, source: Path, output: Path, written: Written) -> None:
+def install_model(model: Any, source: Path, output: Path, written: WeightsRecord) -> None:
     """Write the model into a directory in which its training stays, the config last."""
     final = output / TRAINING / _FINAL
     save_model(model, source, final, written=written)
@@ -116,7 +116,7 @@ def put_in_place(model: Any, source: Path, output: Path, written: Written) -> No
     final.rmdir()
 
 
-def finish(place: Path) -> None:
+def finish(directory: Path) -> None:
     """Remove the checkpoints of a training that ended, and what was half written when it was killed."""
-    for path in (place / CHECKPOINTS, *place.glob(".*.new"), *place.glob(".*.old")):
+    for path in (directory / CHECKPOINTS, *directory.glob(".*.new"), *directory.glob(".*.old")):
         shutil.rmtree(path, ignore_errors=True)

@@ -39,7 +39,7 @@ _WEIGHTS = (
 """Files that are weights, or name those that are: never copied from one model to the next."""
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True):
+class WeightsRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a saved model says of itself in `training/written.json`."""
 
     version: str
@@ -98,7 +98,7 @@ def load_model(directory: Path, options: TrainOptions) -> Any:
     model = load_module(directory, None if frozen_base else torch.float32)
     check_vocabulary(directory, model)
     model.config.use_cache = False
-    with memory_told(options):
+    with explain_out_of_memory(options):
         model.to(device)
         if options.lora is not None:
             model = _adapted(model, options.lora)
@@ -118,19 +118,19 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 
-def load_words(directory: Path) -> Any:
+def load_chat_tokenizer(directory: Path) -> Any:
     """The tokenizer of a model as transformers has it, with something to pad with. Raises ConfigError."""
     quiet()
     import transformers
 
     auto: Any = transformers.AutoTokenizer
     try:
-        words = auto.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+        tokenizer = auto.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library, and the one below it, raise whatever they met
         raise ConfigError(f"{directory}: its tokenizer cannot be loaded: {error}") from error
-    if words.pad_token is None:
-        words.pad_token = words.eos_token or words.convert_ids_to_tokens(0)
-    return words
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    return tokenizer
 
 
 def check_vocabulary(directory: Path, model: Any) -> None:
@@ -174,7 +174,7 @@ def pick_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def in_bf16(options: TrainOptions) -> bool:
+def uses_bf16(options: TrainOptions) -> bool:
     """Whether passes through the model are made in bf16. Raises ConfigError where that was asked for in vain."""
     import torch
 
@@ -185,7 +185,7 @@ def in_bf16(options: TrainOptions) -> bool:
 
 
 @contextmanager
-def memory_told(options: TrainOptions) -> Generator[None]:
+def explain_out_of_memory(options: TrainOptions) -> Generator[None]:
     """Turn a GPU that has no memory left into a ConfigError that says what to lower."""
     import torch
 
@@ -207,7 +207,7 @@ def save_model(
     source: Path,
     target: Path,
     *,
-    written: Written,
+    written: WeightsRecord,
     state: dict[str, Any] | None = None,
 ) -> None:
     """Write a model to the directory `target`, whole or not at all; what was there is replaced.
@@ -266,10 +266,10 @@ def load_state(directory: Path, model: Any) -> dict[str, Any]:
     return state
 
 
-def read_written(directory: Path) -> Written | None:
+def read_weights_record(directory: Path) -> WeightsRecord | None:
     """What a saved model says of itself; None where training did not write it."""
     try:
-        return msgspec.json.decode((directory / TRAINING / "written.json").read_bytes(), type=Written)
+        return msgspec.json.decode((directory / TRAINING / "written.json").read_bytes(), type=WeightsRecord)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.MsgspecError) as error:
@@ -355,11 +355,11 @@ def merged(plain: Any) -> dict[str, torch.Tensor]:
     for name, value in plain.state_dict().items():
         if ".lora_" in name:
             continue
-        owner, found, rest = name.rpartition(".base_layer.")
-        if found and rest == "weight":
+        owner, separator, rest = name.rpartition(".base_layer.")
+        if separator and rest == "weight":
             delta: torch.Tensor = layers[owner].get_delta_weight("default")
             value = (value.to(delta.dtype) + delta).to(value.dtype)
-        weights[f"{owner}.{rest}" if found else name] = value
+        weights[f"{owner}.{rest}" if separator else name] = value
     return weights
 
 

@@ -295,10 +295,10 @@ def test_weights_that_are_gone_fail_their_requests_only(engine: Engine, other: A
     asked, base = engine.submit(lora), engine.submit(ask(prompt, 200))
     done(engine, ask([9, 10], 2))
     engine.set_weights("adapter", None).result(10)
-    with pytest.raises(BackendError, match="unloaded"):
+    with pytest.raises(BackendError, match="load_failure"):
         asked.result(10)
     assert len(base.result(60).ids) == 200
-    with pytest.raises(BackendError, match="unloaded"):
+    with pytest.raises(BackendError, match="load_failure"):
         engine.submit(lora).result(10)
 
 

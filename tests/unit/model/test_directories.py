@@ -19,7 +19,7 @@ from understudy.errors import ConfigError
 from understudy.model.causal.checkpoint import load_model as load_to_serve
 from understudy.model.causal.checkpoint import read_checkpoint
 from understudy.train.options import SFTOptions
-from understudy.train.weights import Written, load_words, save_model
+from understudy.train.weights import WeightsRecord, load_chat_tokenizer, save_model
 from understudy.train.weights import load_model as load_to_train
 
 from support import files_of_at_most
@@ -108,12 +108,12 @@ def test_code_beside_a_model_of_a_known_kind_is_left_alone(model: Path, tmp_path
     load_to_serve(directory)
     read_checkpoint(directory)
     load_to_train(directory, SFTOptions())
-    load_words(directory)
+    load_chat_tokenizer(directory)
     assert not (directory / "executed").exists()
 
 
 def test_a_model_that_finds_no_room_is_told_and_leaves_what_was_there(model: Path, tmp_path: Path):
-    source, written = tmp_path / "model", Written(version="v1", step=1, base="model")
+    source, written = tmp_path / "model", WeightsRecord(version="v1", step=1, base="model")
     shutil.copytree(model, source)
     configured(odd=float("nan"))(source)  # which JSON does not have, and transformers reads
     loaded = load_to_train(source, SFTOptions())

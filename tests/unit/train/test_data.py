@@ -14,7 +14,7 @@ from understudy.export.corpus import Corpus, Selection
 from understudy.store import Store
 from understudy.train.data import load
 from understudy.train.data.load import groups, read_groups, write_groups
-from understudy.train.data.tokenizer_check import check_vocabulary_of
+from understudy.train.data.tokenizer_check import check_tokenizer_matches
 
 from support.export import put_rollouts, wait
 from support.tiny_model import write_tokenizer
@@ -161,8 +161,8 @@ def test_groups_survive_a_file(tmp_path: Path):
 
 
 def test_the_tokenizer_that_sampled_is_recognised(run: Path, model: Path):
-    check_vocabulary_of([run], model)
-    check_vocabulary_of([run], model, "run1")
+    check_tokenizer_matches([run], model)
+    check_tokenizer_matches([run], model, "run1")
 
 
 def test_ids_outside_the_vocabulary_are_said(tmp_path: Path, model: Path, run: Path):
@@ -177,7 +177,7 @@ def test_ids_outside_the_vocabulary_are_said(tmp_path: Path, model: Path, run: P
     definition["added_tokens"] = [each for each in definition["added_tokens"] if each["id"] < words[0]]
     (small / "tokenizer.json").write_text(json.dumps(definition))
     with pytest.raises(ConfigError, match=r"has the token \d+.*tokens: the samples were made with another"):
-        check_vocabulary_of([run], small)
+        check_tokenizer_matches([run], small)
 
 
 def test_a_tokenizer_that_means_other_text_is_said(tmp_path: Path, model: Path, run: Path):
@@ -195,4 +195,4 @@ def test_a_tokenizer_that_means_other_text_is_said(tmp_path: Path, model: Path, 
     definition["model"]["vocab"] = vocabulary | moved
     (other / "tokenizer.json").write_text(json.dumps(definition))
     with pytest.raises(ConfigError, match=r"8 of 16|16 of 16 answers are not what"):
-        check_vocabulary_of([run], other)
+        check_tokenizer_matches([run], other)

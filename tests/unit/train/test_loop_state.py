@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from understudy.errors import ConfigError, StoreError, TaskError
 from understudy.train.data.groups import Group, Sequence, TrainingRollout
 from understudy.train.loop import batches
-from understudy.train.loop.batches import age_of
+from understudy.train.loop.batches import group_age
 from understudy.train.loop.curriculum import Rate
 from understudy.train.loop.retention import prune
 from understudy.train.loop.state import (
@@ -21,8 +21,8 @@ from understudy.train.loop.state import (
     LoopDirectory,
     LoopState,
     StepState,
-    number_of,
-    version_of,
+    step_number,
+    version_name,
 )
 
 from support import files_of_at_most
@@ -84,13 +84,13 @@ def test_skipped_is_summed_over_the_steps():
 
 @pytest.mark.parametrize("name", [None, "", "step", "step-", "step-x", "v-0001", "0001"])
 def test_a_version_that_is_none_of_a_loops_has_no_number(name: str | None):
-    assert number_of(name) is None
+    assert step_number(name) is None
 
 
 def test_versions_have_the_number_of_their_step():
-    assert version_of(7) == "step-0007"
-    assert number_of(version_of(7)) == 7
-    assert number_of(version_of(12345)) == 12345
+    assert version_name(7) == "step-0007"
+    assert step_number(version_name(7)) == 7
+    assert step_number(version_name(12345)) == 12345
 
 
 def test_the_same_loop_goes_on_and_may_be_made_longer(tmp_path: Path):
@@ -198,7 +198,7 @@ def group(*versions: str | None) -> Group:
 )
 def test_a_call_that_was_cut_in_two_may_be_as_old_as_its_wave(versions: tuple[str | None, ...], age: int):
     # The first wave began under step-0000.
-    assert age_of(group(*versions), GroupRef(1, "a"), PUBLISHED) == age
+    assert group_age(group(*versions), GroupRef(1, "a"), PUBLISHED) == age
 
 
 def test_a_wave_begins_as_many_groups_as_are_not_carried_over(tmp_path: Path):
@@ -219,7 +219,7 @@ def test_weights_that_wait_stay_and_what_a_kill_left_goes(tmp_path: Path):
         directory.weights(number).mkdir(parents=True)
         phase = "updated" if number == 3 else "published"
         state = state.with_step(
-            begun(number, phase=phase, version=version_of(number), weights=f"steps/step-000{number}/weights")
+            begun(number, phase=phase, version=version_name(number), weights=f"steps/step-000{number}/weights")
         )
     (directory.step(3) / ".0a.new").mkdir()
     (directory.step(3) / ".0b.old" / "inner").mkdir(parents=True)

@@ -11,7 +11,7 @@ pytest.importorskip("accelerate")
 pytest.importorskip("tensorboard")
 
 from understudy.train.loop.state import Evaluation, StepState
-from understudy.train.loop.watcher import Tracking, Watcher
+from understudy.train.loop.watcher import TrackingWatcher, Watcher
 
 STEP = StepState(
     step=1, phase="published", run="r", sampled_by="step-0000", tasks=("a",), reward=0.25, report={"loss": 0.5}
@@ -32,7 +32,7 @@ class Noting(Watcher):
 
 def test_steps_and_evaluations_are_told(tmp_path: Path):
     inner = Noting()
-    with Tracking(inner, tmp_path, ("tensorboard",)) as watching:
+    with TrackingWatcher(inner, tmp_path, ("tensorboard",)) as watching:
         watching.stepped(STEP)
         watching.evaluated(EVALUATION)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -47,7 +47,7 @@ def test_steps_and_evaluations_are_told(tmp_path: Path):
 def test_a_tracker_that_fails_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "file").touch()
     inner = Noting()
-    with caplog.at_level(logging.WARNING), Tracking(inner, tmp_path / "file", ("tensorboard",)) as watching:
+    with caplog.at_level(logging.WARNING), TrackingWatcher(inner, tmp_path / "file", ("tensorboard",)) as watching:
         watching.stepped(STEP)
         watching.stepped(STEP)
     assert inner.seen == [STEP, STEP]

@@ -21,7 +21,7 @@ from understudy.errors import ConfigError
 from understudy.train.data.load import write_groups
 from understudy.train.loop.trainer_process import Trainer, start_trainer
 from understudy.train.options import GRPOOptions
-from understudy.train.weights import read_written
+from understudy.train.weights import read_weights_record
 
 from support.train import make_groups
 
@@ -42,7 +42,7 @@ async def test_it_goes_on_from_what_it_saved_and_its_death_is_said(model: Path, 
         with pytest.raises(ConfigError, match="cannot be read"):
             await trainer.update(tmp_path / "none", 2, "step-0002", tmp_path / "two")
         second = await trainer.update(groups, 2, "step-0002", tmp_path / "two")
-    written = read_written(tmp_path / "two")
+    written = read_weights_record(tmp_path / "two")
     assert written is not None and written.version == "step-0002"
     async with start_trainer(model, OPTIONS, resume=tmp_path / "one", threads=1) as trainer:
         assert trainer.ready.step == 1

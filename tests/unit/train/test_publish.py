@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from understudy.errors import BackendError, ConfigError
-from understudy.train.publish.base import Publisher, SeenAs
+from understudy.train.publish.base import PathMapping, Publisher
 from understudy.train.publish.choice import make_publisher
 from understudy.train.publish.vllm_transfer import Directory, SyncClient, TransferPublisher, vllm_engine
 
@@ -71,7 +71,7 @@ async def test_a_cache_that_is_still_held_is_reset_again(tmp_path: Path):
 
 async def test_vllm_sleeps_while_a_trainer_beside_it_works(tmp_path: Path):
     async with FakeVLLMControl() as server:
-        publisher = make_publisher("vllm", server.url, way="sleep")
+        publisher = make_publisher("vllm", server.url, method="sleep")
         assert publisher.capabilities.releases and publisher.capabilities.drained
         await publisher.release()
         await publisher.release()
@@ -84,14 +84,14 @@ async def test_vllm_sleeps_while_a_trainer_beside_it_works(tmp_path: Path):
 async def test_a_server_that_is_only_paused_is_put_to_sleep_before_it_is_woken(tmp_path: Path):
     async with FakeVLLMControl() as server:
         server.paused = True
-        await make_publisher("vllm", server.url, way="sleep").publish(full(tmp_path / "w", "new"), "v1")
+        await make_publisher("vllm", server.url, method="sleep").publish(full(tmp_path / "w", "new"), "v1")
         assert server.sample() == ("new", "v1") and "/sleep" in server.called
 
 
 @pytest.mark.parametrize(("kind", "make"), [("vllm", FakeVLLMControl), ("sglang", FakeSGLangControl)])
 async def test_an_adapter_takes_the_place_of_the_one_before(kind: str, make: type[Any], tmp_path: Path):
     async with make() as server:
-        publisher = make_publisher(kind, server.url, way="lora", adapter="mine")
+        publisher = make_publisher(kind, server.url, method="lora", adapter="mine")
         asked = {"vllm": "mine", "sglang": "lora:mine"}[kind]
         assert (publisher.capabilities.kind, publisher.capabilities.model) == ("lora", asked)
         for step in (1, 2):
@@ -112,7 +112,7 @@ async def test_where_loading_fails_nothing_is_sampled_until_it_succeeds(
     kind: str, make: type[Any], tmp_path: Path
 ):
     async with make() as server:
-        publisher = make_publisher(kind, server.url, seen_as=SeenAs(tmp_path / "here", tmp_path / "there"))
+        publisher = make_publisher(kind, server.url, seen_as=PathMapping(tmp_path / "here", tmp_path / "there"))
         weights = full(tmp_path / "here" / "w", "new")
         with pytest.raises(BackendError, match="stays paused") as failed:
             await publisher.publish(weights, "v1")
@@ -125,13 +125,13 @@ async def test_where_loading_fails_nothing_is_sampled_until_it_succeeds(
 
 async def test_a_failed_adapter_leaves_the_old_one_serving(tmp_path: Path):
     async with FakeVLLMControl() as server:
-        publisher = make_publisher("vllm", server.url, way="lora")
+        publisher = make_publisher("vllm", server.url, method="lora")
         await publisher.publish(adapter(tmp_path / "a", "old"), "v1")
         server.fails["/v1/load_lora_adapter"] = web.json_response({"error": {"message": "rank"}}, status=500)
         with pytest.raises(BackendError, match="max-lora-rank"):
             await publisher.publish(adapter(tmp_path / "b", "new"), "v2")
         assert not server.paused and server.adapters == {"policy": "old"} and server.version == "v1"
-        away = make_publisher("vllm", server.url, way="lora", seen_as=SeenAs(tmp_path, Path("/nowhere")))
+        away = make_publisher("vllm", server.url, method="lora", seen_as=PathMapping(tmp_path, Path("/nowhere")))
         with pytest.raises(BackendError, match="has it that path"):
             await away.publish(tmp_path / "b", "v2")
         server.fails["/v1/load_lora_adapter"] = web.json_response({"detail": "Not Found"}, status=404)
@@ -194,7 +194,7 @@ async def test_a_redirect_is_not_followed(tmp_path: Path):
 
 async def test_a_directory_that_is_no_weights_is_refused_before_anything_is_asked(tmp_path: Path):
     async with FakeVLLMControl() as server:
-        whole, lora = make_publisher("vllm", server.url), make_publisher("vllm", server.url, way="lora")
+        whole, lora = make_publisher("vllm", server.url), make_publisher("vllm", server.url, method="lora")
         with pytest.raises(ConfigError, match="holds a LoRA adapter"):
             await whole.publish(adapter(tmp_path / "a", "x"), "v1")
         with pytest.raises(ConfigError, match="holds a whole model"):
@@ -204,7 +204,7 @@ async def test_a_directory_that_is_no_weights_is_refused_before_anything_is_aske
             await whole.publish(tmp_path / "f", "v1")
         with pytest.raises(ConfigError, match="has no config"):
             await whole.publish(tmp_path / "nowhere", "v1")
-        elsewhere = make_publisher("vllm", server.url, seen_as=SeenAs(tmp_path / "x", Path("/mnt")))
+        elsewhere = make_publisher("vllm", server.url, seen_as=PathMapping(tmp_path / "x", Path("/mnt")))
         with pytest.raises(ConfigError, match="not below"):
             await elsewhere.publish(full(tmp_path / "g", "x"), "v1")
         assert server.orders == []
@@ -221,7 +221,7 @@ async def test_a_directory_that_is_no_weights_is_refused_before_anything_is_aske
 )
 def test_what_there_is_not_says_what_there_is(kind: str, urls: Any, way: str):
     with pytest.raises(ConfigError, match="vllm by transfer"):
-        make_publisher(kind, urls, way=way)
+        make_publisher(kind, urls, method=way)
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://a", "http://[::"])

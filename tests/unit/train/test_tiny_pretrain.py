@@ -44,7 +44,7 @@ def test_batches_from_any_step_on_are_those_that_there_would_have_been(reader: A
         assert len(whole) == 4
         for one, other in zip(whole[2:], later, strict=True):
             assert torch.equal(one.ids, other.ids)
-            assert torch.equal(one.weights, other.weights) and torch.equal(one.said, other.said)
+            assert torch.equal(one.weights, other.weights) and torch.equal(one.spoken, other.spoken)
 
 
 def test_a_batch_is_the_conversations_as_transformers_encodes_them(reader: Any) -> None:
@@ -58,7 +58,7 @@ def test_a_batch_is_the_conversations_as_transformers_encodes_them(reader: Any) 
             for one in itertools.islice(corpus.conversations(0, behaviours=corpus.DILIGENT), 16 * 32)
         )
     }
-    for ids, weights, said in zip(batch.ids.tolist(), batch.weights.tolist(), batch.said.tolist(), strict=True):
+    for ids, weights, said in zip(batch.ids.tolist(), batch.weights.tolist(), batch.spoken.tolist(), strict=True):
         length = sum(weight > 0 for weight in weights)
         assert said[:length] == [bool(one) for one in rows[tuple(ids[:length])]]
         assert not any(said[length:]) and not any(weights[length:])

@@ -26,10 +26,10 @@ from understudy.store import Store
 from understudy.train.algorithms import dpo
 from understudy.train.algorithms.dpo import preferences, train_dpo
 from understudy.train.algorithms.sft import train_sft
-from understudy.train.algorithms.trl import Course, configured
+from understudy.train.algorithms.trl import TrainingContext, configured
 from understudy.train.data.groups import Sequence
 from understudy.train.data.load import groups
-from understudy.train.data.render import SMUGGLED, Renderer, sequences_of_export
+from understudy.train.data.render import SMUGGLED, Renderer, sequences_from_export
 from understudy.train.metrics import read_metrics
 from understudy.train.options import DPOOptions, LoraOptions, SFTOptions
 from understudy.train.weights import check_model, load_model, quiet
@@ -78,7 +78,7 @@ def mean_logprob(model: Path, given: list[Sequence]) -> float:
 def test_sft_makes_what_was_sampled_likelier(model: Path, tmp_path: Path):
     given = sequences()
     told: list[int] = []
-    course = Course(told=lambda step, of, _: told.append(step * 1000 + of))
+    course = TrainingContext(on_step=lambda step, of, _: told.append(step * 1000 + of))
     trained = train_sft(model, given, tmp_path / "out", SFT, course)
     assert trained.rows == 24 and trained.steps == 18 and told == [step * 1000 + 18 for step in range(1, 19)]
     assert trained.tokens == sum(each.sampled for each in given)
@@ -107,7 +107,7 @@ def test_a_step_is_over_as_many_rows_as_it_was_told(tmp_path: Path, batch: int, 
     from trl.trainer.sft_config import SFTConfig
 
     quiet()  # as whoever has loaded a model has done
-    config = configured(SFTConfig, tmp_path, SFT, Course(), batch, fits)
+    config = configured(SFTConfig, tmp_path, SFT, TrainingContext(), batch, fits)
     assert config.per_device_train_batch_size == at_once
     assert config.train_batch_size * config.gradient_accumulation_steps == batch
 
@@ -162,12 +162,12 @@ def test_a_training_goes_on_from_a_checkpoint_to_the_same_weights(
     train_sft(model, given, tmp_path / "whole", options)
     output = tmp_path / "output"
     with pytest.raises(Killed):
-        train_sft(model, given, output, options, Course(told=killed, save_steps=3))
+        train_sft(model, given, output, options, TrainingContext(on_step=killed, save_steps=3))
     assert not (output / "config.json").exists()
     named = Path(shutil.copytree(output / "training" / "checkpoints" / "checkpoint-6", tmp_path / "named"))
     whole = read_metrics(tmp_path / "whole" / "training" / "metrics.jsonl")
     for resume, target in ((True, output), (named, tmp_path / "other")):
-        again = train_sft(model, given, target, options, Course(resume=resume, save_steps=3))
+        again = train_sft(model, given, target, options, TrainingContext(resume=resume, save_steps=3))
         assert again.steps == 18
         for part in ("model.safetensors", *(["adapter/adapter_model.safetensors"] if lora else [])):
             assert (target / part).read_bytes() == (tmp_path / "whole" / part).read_bytes()
@@ -175,7 +175,7 @@ def test_a_training_goes_on_from_a_checkpoint_to_the_same_weights(
     assert read_metrics(tmp_path / "other" / "training" / "metrics.jsonl") == whole[6:]
     (named / "trainer_state.json").write_text("{}")
     with pytest.raises(ConfigError, match="is damaged"):
-        train_sft(model, given, tmp_path / "third", options, Course(resume=named))
+        train_sft(model, given, tmp_path / "third", options, TrainingContext(resume=named))
 
 
 @pytest.mark.parametrize("size", [60_000, 150_000], ids=["weights", "optimizer"])
@@ -183,10 +183,10 @@ def test_a_checkpoint_that_cannot_be_written_is_told_and_gone_on_from(model: Pat
     given, options, output = sequences()[:4], structs.replace(SFT, epochs=1), tmp_path / "output"
     refused = pytest.raises(ConfigError, match=r"checkpoints: a checkpoint cannot be written.*--resume")
     with files_of_at_most(size), refused:
-        train_sft(model, given, output, options, Course(save_steps=1))
+        train_sft(model, given, output, options, TrainingContext(save_steps=1))
     for half in (output / "training" / "checkpoints").glob("checkpoint-*"):
         (half / "trainer_state.json").write_text('{"glob')
-    train_sft(model, given, output, options, Course(resume=True))
+    train_sft(model, given, output, options, TrainingContext(resume=True))
     assert (output / "config.json").exists()
 
 
@@ -224,7 +224,7 @@ def test_conversations_of_an_export_are_learned_message_by_message(run: Path, mo
     for options in ({}, {"exact": True}):
         directory = exported(run, tmp_path / f"export{len(options)}", "trl-sft", **options)
         left_out = Counter[str]()
-        found = sequences_of_export(directory, model, left_out)
+        found = sequences_from_export(directory, model, left_out)
         assert not left_out and len(found) == 4
         for each in found:
             learned = [token for token, mask in zip(each.token_ids, each.loss_mask, strict=True) if mask]
@@ -307,7 +307,7 @@ def test_loss_and_gradient_of_dpo_are_those_of_its_formula(
         for value in policy.parameters():
             value.add_(0.02 * torch.randn_like(value))
     plain = copy.deepcopy(policy)
-    trainer = dpo._trainer(policy, model, pairs, tmp_path, options, Course(), lambda _: TrainerCallback())
+    trainer = dpo._trainer(policy, model, pairs, tmp_path, options, TrainingContext(), lambda _: TrainerCallback())
     (batch,) = trainer.get_train_dataloader()
     loss = trainer.compute_loss(policy, batch)
     loss.backward()

@@ -17,7 +17,13 @@ from understudy.train.algorithms import batch
 from understudy.train.algorithms.updater import NOT_FINITE, Updater
 from understudy.train.data.groups import Group, Sequence
 from understudy.train.options import GRPOOptions, LoraOptions
-from understudy.train.weights import check_model, load_model, memory_told, read_written, trained_weights
+from understudy.train.weights import (
+    check_model,
+    explain_out_of_memory,
+    load_model,
+    read_weights_record,
+    trained_weights,
+)
 
 from support.tiny_model import make_model
 from support.train import make_groups
@@ -156,11 +162,11 @@ def test_what_is_saved_is_a_whole_model_with_the_tokenizer_byte_for_byte(model: 
     check_model(saved)
     again = load_model(saved, OPTIONS)
     assert same(dict(again.named_parameters()), weights(updater))
-    written = read_written(saved)
+    written = read_weights_record(saved)
     assert written is not None and (written.version, written.step) == ("v7", 1)
     assert {path.name for path in (tmp_path / "deep").iterdir()} == {"saved"}
     updater.update(make_groups(), 2)
-    assert updater.save(saved) == saved and read_written(saved).step == 2  # type: ignore[union-attr]
+    assert updater.save(saved) == saved and read_weights_record(saved).step == 2  # type: ignore[union-attr]
 
 
 def test_an_adapter_is_saved_merged_and_alone(model: Path, tmp_path: Path):
@@ -215,7 +221,7 @@ def test_groups_whose_rewards_are_equal_teach_nothing(model: Path):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"token_ids": (999_999, *range(31))}, batch.FOREIGN),
+        ({"token_ids": (999_999, *range(31))}, batch.UNKNOWN_TOKENS),
         ({"logprobs": (float("nan"),) * 32}, "sequences whose logprobs are not numbers"),
         ({"logprobs": None}, "sequences without logprobs"),
         ({"loss_mask": (0,) * 32}, "sequences in which nothing was sampled"),
@@ -316,7 +322,7 @@ def test_what_was_not_saved_by_training_cannot_be_resumed(model: Path, tmp_path:
 def test_memory_that_runs_out_says_what_to_lower():
     said = r"--micro-batch-tokens \(now 77\).*--gradient-checkpointing.*--lora"
     options = structs.replace(OPTIONS, micro_batch_tokens=77)
-    with pytest.raises(ConfigError, match=said), memory_told(options):
+    with pytest.raises(ConfigError, match=said), explain_out_of_memory(options):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
 

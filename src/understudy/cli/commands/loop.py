@@ -138,12 +138,12 @@ def _loop(
     from understudy.train.requirements import need
 
     need()
-    from understudy.cli.commands.loop_execution import LoopOrder, carry_out, print_summary
+    from understudy.cli.commands.loop_execution import LoopOrder, print_summary, run_trl_training
     from understudy.cli.display.live import drawn
     from understudy.cli.display.loop_progress import LoopDisplay
     from understudy.cli.exit_codes import EXIT_INTERRUPTED
     from understudy.run.collector import RolloutSettings
-    from understudy.train.loop.runtime import Means
+    from understudy.train.loop.runtime import LoopRuntime
     from understudy.train.metrics import chosen
 
     settings = filled(GRPOOptions, options, config, "grpo")
@@ -179,7 +179,7 @@ def _loop(
             max_tokens=answer_tokens,
         ),
         options=settings,
-        means=Means(
+        means=LoopRuntime(
             concurrency=concurrency or (os.cpu_count() or 1) + 1,
             urls=tuple(base_url or ()),
             way=publish,
@@ -193,10 +193,10 @@ def _loop(
         output_dir=output_dir,
     )
     with drawn(LoopDisplay(), sys.stderr) as shown:
-        summary = carry_out(order, shown)
+        summary = run_trl_training(order, shown)
     print_summary(summary, json_)
     if summary.stopped:
-        typer.echo("Stopped early; give the same command again to continue.", err=True)
+        typer.echo("LoopStopped early; give the same command again to continue.", err=True)
         raise typer.Exit(EXIT_INTERRUPTED)
 
 

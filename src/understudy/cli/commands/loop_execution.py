@@ -20,7 +20,7 @@ from understudy.run.config import digest, task_digests
 from understudy.sandbox.base import Sandboxes, load_sandboxes
 from understudy.tasks.datasets.images import ImageChoice
 from understudy.tasks.load import load_tasks
-from understudy.train.loop.runtime import LoopSummary, Means, carry_on, model_digest
+from understudy.train.loop.runtime import LoopRuntime, LoopSummary, model_digest, run_loop
 from understudy.train.loop.state import LoopConfig
 from understudy.train.options import GRPOOptions
 from understudy.types import Task
@@ -48,12 +48,12 @@ class LoopOrder(Struct, frozen=True, kw_only=True):
     tool_format: str
     manner: RolloutSettings
     options: GRPOOptions
-    means: Means
+    means: LoopRuntime
     sandbox: str | None
     output_dir: Path | None
 
 
-def carry_out(order: LoopOrder, shown: LoopDisplay) -> LoopSummary:
+def run_trl_training(order: LoopOrder, shown: LoopDisplay) -> LoopSummary:
     """Run to the end; the first Ctrl-C or SIGTERM drains, the second stops at once."""
     # Every rollout holds some descriptors, and an agent may hold many of the gateway's.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -80,7 +80,7 @@ async def _work(order: LoopOrder, shown: LoopDisplay, collectors: list[RolloutCo
         config = _config(order, tasks, eval_tasks, sandboxes.name)
         root = (order.output_dir or Path("runs") / f"loop-{_id_of(config)}").absolute()
         shown.stage("starting the model and its trainer")
-        return await carry_on(
+        return await run_loop(
             config,
             root,
             tasks,

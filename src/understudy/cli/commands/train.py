@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Many
     from contextlib import AbstractContextManager
 
-    from understudy.train.algorithms.trl import Course, Trained
-    from understudy.train.engines.llamafactory import Factored
+    from understudy.train.algorithms.trl import TrainingContext, TrainingSummary
+    from understudy.train.engines.llamafactory import LlamaFactorySummary
 
 app = typer.Typer(no_args_is_help=True, help="Train a model on what a run gathered: imitate, prefer, reinforce.")
 
@@ -187,7 +187,7 @@ def grpo(
     from understudy.cli.commands.loop import model_directory
     from understudy.train import metrics
     from understudy.train.data.load import groups
-    from understudy.train.data.tokenizer_check import check_vocabulary_of
+    from understudy.train.data.tokenizer_check import check_tokenizer_matches
     from understudy.train.requirements import need
 
     settings = filled(GRPOOptions, options, config, "grpo")
@@ -195,7 +195,7 @@ def grpo(
     refuse_of_exports(from_, {"--run": run, "--roles": roles, "--include-suspicious": include_suspicious})
     trackers = metrics.chosen(track)
     directory = model_directory(model)
-    check_vocabulary_of(from_, directory, run)
+    check_tokenizer_matches(from_, directory, run)
     left_out = Counter[str]()
     read = groups(
         from_,
@@ -232,12 +232,12 @@ def grpo(
     tell(made, words, json_, made.skipped)
 
 
-def _course(told: Steps, resume: bool | Path, track: str, save_steps: int) -> Course:
+def _course(told: Steps, resume: bool | Path, track: str, save_steps: int) -> TrainingContext:
     """How a training through TRL goes. Raises ConfigError when a tracker is none."""
-    from understudy.train.algorithms.trl import Course
+    from understudy.train.algorithms.trl import TrainingContext
     from understudy.train.metrics import chosen
 
-    return Course(resume=resume, trackers=chosen(track), told=told, save_steps=save_steps)
+    return TrainingContext(resume=resume, trackers=chosen(track), on_step=told, save_steps=save_steps)
 
 
 def _claim(
@@ -250,7 +250,7 @@ def _claim(
     return claim(output, resume=bool(resume), overwrite=overwrite, needed=needed)
 
 
-def _steps_and_loss(made: Trained | Factored) -> str:
+def _steps_and_loss(made: TrainingSummary | LlamaFactorySummary) -> str:
     loss = f"loss {made.first_loss:.4f} → {made.last_loss:.4f}"
     return f"{made.steps} steps, {made.seconds:.0f} s; {loss}"
 
@@ -280,7 +280,7 @@ def _by_llamafactory(
         run=run,
         roles=roles_of(roles),
         include_suspicious=include_suspicious,
-        told=lambda line: typer.echo(line, err=True),
+        on_line=lambda line: typer.echo(line, err=True),
     )
     words = f"LLaMA-Factory learned {made.rows} conversations in {_steps_and_loss(made)}"
     tell(made, f"{made.output}: {words}", as_json)

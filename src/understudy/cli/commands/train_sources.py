@@ -37,21 +37,21 @@ def imitated(
     left_out: Counter[str],
 ) -> list[Sequence]:
     """The sequences to imitate, from stores and exports. Raises ConfigError when there are none."""
-    from understudy.train.data.load import format_of, groups, told
-    from understudy.train.data.tokenizer_check import check_vocabulary_of
+    from understudy.train.data.load import export_format, format_counts, groups
+    from understudy.train.data.tokenizer_check import check_tokenizer_matches
 
     found: list[Sequence] = []
     exact: list[Path] = []
     for source in sources:
-        if format_of(source) == "trl-sft":
+        if export_format(source) == "trl-sft":
             if threshold != 1.0:
                 raise ConfigError(f"--threshold: conversations of an export, as in {source}, have no rewards")
-            from understudy.train.data.render import sequences_of_export
+            from understudy.train.data.render import sequences_from_export
 
-            found += sequences_of_export(source, model, left_out)
+            found += sequences_from_export(source, model, left_out)
         else:
             exact.append(source)
-    check_vocabulary_of(exact, model, run)
+    check_tokenizer_matches(exact, model, run)
     read = groups(
         exact,
         run=run,
@@ -68,7 +68,7 @@ def imitated(
                 left_out[f"rollouts with a reward below {threshold:g}"] += 1
     if not found:
         raise ConfigError(
-            f"there is nothing to imitate in {', '.join(map(str, sources))}; left out: {told(left_out)}"
+            f"there is nothing to imitate in {', '.join(map(str, sources))}; left out: {format_counts(left_out)}"
         )
     return found
 

@@ -11,13 +11,16 @@ import typer
 from understudy.cli.display.output import print_json
 
 if TYPE_CHECKING:
-    from understudy.train.algorithms.grpo import Reinforced
-    from understudy.train.algorithms.trl import Trained
-    from understudy.train.engines.llamafactory import Factored
+    from understudy.train.algorithms.grpo import GRPOSummary
+    from understudy.train.algorithms.trl import TrainingSummary
+    from understudy.train.engines.llamafactory import LlamaFactorySummary
 
 
 def tell(
-    made: Trained | Reinforced | Factored, words: str, as_json: bool, skipped: Mapping[str, int] | None = None
+    made: TrainingSummary | GRPOSummary | LlamaFactorySummary,
+    words: str,
+    as_json: bool,
+    skipped: Mapping[str, int] | None = None,
 ) -> None:
     """Print what was made to stdout, as JSON or in `words`; before words what was not learned from, to stderr."""
     if as_json:

@@ -19,7 +19,7 @@ NO_SIGNAL = "groups whose rewards are all equal"
 BAD_REWARD = "groups with a reward that is not a number"
 NOTHING_SAMPLED = "sequences in which nothing was sampled"
 TOO_LONG = "sequences that are too long"
-FOREIGN = "sequences with tokens that the model does not have"
+UNKNOWN_TOKENS = "sequences with tokens that the model does not have"
 NO_LOGPROBS = "sequences without logprobs"
 BAD_LOGPROBS = "sequences whose logprobs are not numbers"
 
@@ -45,7 +45,7 @@ class Batch(Struct):
         return sum(any(version != latest for version in each.policy_versions) for each in self.sequences)
 
 
-def make_batch(
+def build_batch(
     groups: Many[Group], options: GRPOOptions, *, vocabulary: int, longest: int, skipped: Counter[str]
 ) -> Batch:
     """What can be learned from in `groups`; what cannot is counted in `skipped` by why.
@@ -54,7 +54,7 @@ def make_batch(
     """
     batch = Batch()
     for group in groups:
-        rewards = rewards_of(group, options)
+        rewards = group_rewards(group, options)
         if not all(map(math.isfinite, rewards)):
             skipped[BAD_REWARD] += 1
             continue
@@ -65,15 +65,15 @@ def make_batch(
         before = len(batch.advantages)
         # A rollout that is too long to learn from still tells how good the others are.
         for rollout, gain in zip(group.rollouts, advantages(rewards, options.advantage), strict=True):
-            kept: list[Sequence] = []
+            usable: list[Sequence] = []
             for sequence in rollout.sequences:
-                if why := _flaw(sequence, options, vocabulary, longest):
+                if why := _defect(sequence, options, vocabulary, longest):
                     skipped[why] += 1
                 else:
-                    kept.append(sequence)
-            if kept:
-                batch.sequences += kept
-                batch.rollouts += [len(batch.advantages)] * len(kept)
+                    usable.append(sequence)
+            if usable:
+                batch.sequences += usable
+                batch.rollouts += [len(batch.advantages)] * len(usable)
                 batch.advantages.append(gain)
         batch.groups += len(batch.advantages) > before
     return batch
@@ -95,11 +95,11 @@ def plan(batch: Batch, options: GRPOOptions, random: Random) -> Iterator[list[in
 
 def _order(version: str) -> list[tuple[int, str]]:
     """What versions are sorted by: step-10000 comes after step-9999."""
-    parts = [part.lstrip("0") if place % 2 else part for place, part in enumerate(re.split("([0-9]+)", version))]
+    parts = [part.lstrip("0") if index % 2 else part for index, part in enumerate(re.split("([0-9]+)", version))]
     return [(len(part) if place % 2 else 0, part) for place, part in enumerate(parts)]
 
 
-def rewards_of(group: Group, options: GRPOOptions) -> list[float]:
+def group_rewards(group: Group, options: GRPOOptions) -> list[float]:
     """The rewards of a group's rollouts, lower for those that sampled too much."""
     rewards = [rollout.reward for rollout in group.rollouts]
     if options.overlong_tokens is None:
@@ -111,13 +111,13 @@ def rewards_of(group: Group, options: GRPOOptions) -> list[float]:
     ]
 
 
-def _flaw(sequence: Sequence, options: GRPOOptions, vocabulary: int, longest: int) -> str | None:
+def _defect(sequence: Sequence, options: GRPOOptions, vocabulary: int, longest: int) -> str | None:
     if not any(sequence.loss_mask[1:]):
         return NOTHING_SAMPLED
     if len(sequence.token_ids) > longest:
         return TOO_LONG
     if max(sequence.token_ids) >= vocabulary or min(sequence.token_ids) < 0:
-        return FOREIGN
+        return UNKNOWN_TOKENS
     if sequence.logprobs is None:
         return None if options.correction == "none" else NO_LOGPROBS
     return None if all(map(math.isfinite, sequence.logprobs)) else BAD_LOGPROBS

@@ -15,11 +15,17 @@ from understudy.export.formats.trl import dpo_row
 from understudy.preference.checks import Tally
 from understudy.preference.rollouts import rollout_pairs
 from understudy.store import Store
-from understudy.train.algorithms.trl import Course, Trained, carry_out, configured, nothing_left
-from understudy.train.data.load import format_of
-from understudy.train.data.render import PairTokens, decoded_rows, pairs_of_rows
+from understudy.train.algorithms.trl import (
+    TrainingContext,
+    TrainingSummary,
+    configured,
+    nothing_to_learn,
+    run_trl_training,
+)
+from understudy.train.data.load import export_format
+from understudy.train.data.render import PairTokens, decoded_rows, pairs_from_rows
 from understudy.train.options import DPOOptions
-from understudy.train.weights import TRAINING, load_model, load_words, longest, rows_of
+from understudy.train.weights import TRAINING, load_chat_tokenizer, load_model, longest, rows_of
 
 _NUMBERS = ("loss", "grad_norm", "learning_rate", "epoch", "rewards/accuracies", "rewards/margins")
 _ADVICE = "pairs need solved and unsolved rollouts of one task: run it with --samples 4 or more"
@@ -37,19 +43,19 @@ def preferences(
 
     Raises ConfigError for a directory that is neither, and when a store has no such run.
     """
-    return pairs_of_rows(_rows(sources, run, include_suspicious, left_out), model, left_out)
+    return pairs_from_rows(_rows(sources, run, include_suspicious, left_out), model, left_out)
 
 
 def train_dpo(
-    model: Path, pairs: Many[PairTokens], output: Path, options: DPOOptions, course: Course | None = None
-) -> Trained:
+    model: Path, pairs: Many[PairTokens], output: Path, options: DPOOptions, course: TrainingContext | None = None
+) -> TrainingSummary:
     """Train the model in the directory `model` on preference pairs; write the new one to `output`.
 
     The model that training begins with is the reference. The numbers of every step go to `training/metrics.jsonl`
     in `output`. Raises ConfigError when there is nothing to learn from, or memory does not suffice.
     """
-    course = course or Course()
-    return carry_out(
+    course = course or TrainingContext()
+    return run_trl_training(
         model,
         output,
         options,
@@ -65,7 +71,7 @@ def _rows(
     sources: Iterable[Path], run: str | None, include_suspicious: bool, left_out: Counter[str]
 ) -> Iterator[dict[str, Any]]:
     for source in sources:
-        name = format_of(source)
+        name = export_format(source)
         if name == "trl-dpo":
             yield from decoded_rows(source)
         elif name is not None:
@@ -82,7 +88,7 @@ def _rows(
 
 def _fitting(pairs: Many[PairTokens], options: DPOOptions, model: Any, left_out: Counter[str]) -> list[PairTokens]:
     most, vocabulary = longest(model, options), rows_of(model)
-    kept: list[PairTokens] = []
+    usable: list[PairTokens] = []
     for pair in pairs:
         if _length(pair) > most:
             left_out["pairs that are too long"] += 1
@@ -91,10 +97,10 @@ def _fitting(pairs: Many[PairTokens], options: DPOOptions, model: Any, left_out:
         elif not pair.chosen or not pair.rejected or pair.chosen == pair.rejected:
             left_out["pairs whose answers are the same tokens"] += 1
         else:
-            kept.append(pair)
-    if not kept:
-        raise nothing_left("pairs", left_out, _ADVICE)
-    return kept
+            usable.append(pair)
+    if not usable:
+        raise nothing_to_learn("pairs", left_out, _ADVICE)
+    return usable
 
 
 def _length(pair: PairTokens) -> int:
@@ -107,7 +113,7 @@ def _trainer(
     rows: list[PairTokens],
     output: Path,
     options: DPOOptions,
-    course: Course,
+    course: TrainingContext,
     watch: Callable[..., Any],
 ) -> Any:
     """TRL's DPOTrainer over pairs that are tokens already."""
@@ -139,8 +145,8 @@ def _trainer(
         loss_type=["robust"],
         label_smoothing=options.label_smoothing,
     )
-    made: Any = datasets.Dataset
-    dataset = made.from_dict(
+    dataset_type: Any = datasets.Dataset
+    dataset = dataset_type.from_dict(
         {
             "prompt_ids": [list(each.prompt) for each in rows],
             "chosen_ids": [list(each.chosen) for each in rows],
@@ -155,7 +161,7 @@ def _trainer(
         ref_model=reference,
         args=config,
         train_dataset=dataset,
-        processing_class=load_words(source),
+        processing_class=load_chat_tokenizer(source),
         callbacks=[watch(_NUMBERS)],
     )
     trainer.remove_callback(PrinterCallback)

@@ -89,38 +89,38 @@ def scores(
     shared = _shared(rows)
     blank = torch.zeros(mask.shape, dtype=torch.float32, device=device)
     positions = torch.arange(mask.shape[1], device=device)
-    found, inputs, own = Scores(blank, blank), dict[str, Any](use_cache=False), 0
+    result, inputs, own = Scores(blank, blank), dict[str, Any](use_cache=False), 0
     if shared and _keeps(model):
         # Position t - 1 predicts token t, so this predicts the first token of each row's own part too.
         wanted = mask[:, 1 : shared + 1].any(dim=0)
-        said = model(input_ids=tokens[:1, :shared], use_cache=True, logits_to_keep=wanted.unsqueeze(0))
-        if _repeatable(said.past_key_values):
+        output = model(input_ids=tokens[:1, :shared], use_cache=True, logits_to_keep=wanted.unsqueeze(0))
+        if _repeatable(output.past_key_values):
             at, column = mask[:, 1 : shared + 1].nonzero(as_tuple=True)
-            place = (wanted.cumsum(0) - 1)[column]
-            part = _of_logits(said.logits / temperature, place, tokens[at, column + 1], entropy_gradient)
-            found, own = _laid(found, part, mask & (positions <= shared)), shared
-            said.past_key_values.batch_repeat_interleave(len(rows))
-            inputs = {"use_cache": True, "past_key_values": said.past_key_values}
+            row_index = (wanted.cumsum(0) - 1)[column]
+            part = _of_logits(output.logits / temperature, row_index, tokens[at, column + 1], entropy_gradient)
+            result, own = _laid(result, part, mask & (positions <= shared)), shared
+            output.past_key_values.batch_repeat_interleave(len(rows))
+            inputs = {"use_cache": True, "past_key_values": output.past_key_values}
     targets = mask[:, own + 1 :]
     if own and not targets.any():
-        return found
-    kept = torch.cat([targets, mask.new_zeros(len(rows), 1)], dim=1)
-    logits: Tensor = model(input_ids=tokens[:, own:], logits_to_keep=kept, **inputs).logits / temperature
+        return result
+    selected = torch.cat([targets, mask.new_zeros(len(rows), 1)], dim=1)
+    logits: Tensor = model(input_ids=tokens[:, own:], logits_to_keep=selected, **inputs).logits / temperature
     each = torch.arange(len(logits), device=device)
     part = _of_logits(logits, each, tokens[:, own + 1 :][targets], entropy_gradient)
-    return _laid(found, part, mask & (positions > own))
+    return _laid(result, part, mask & (positions > own))
 
 
-def _of_logits(logits: Tensor, place: Tensor, tokens: Tensor, entropy_gradient: bool) -> Scores:
+def _of_logits(logits: Tensor, row_index: Tensor, tokens: Tensor, entropy_gradient: bool) -> Scores:
     """Of each token: the scores under the distribution that `logits` has at its place."""
     logits = logits.float()
-    chosen = logits[place, tokens] - logits.logsumexp(dim=-1)[place]
+    chosen = logits[row_index, tokens] - logits.logsumexp(dim=-1)[row_index]
     if entropy_gradient:
-        return Scores(chosen, _entropy(logits)[place])
+        return Scores(chosen, _entropy(logits)[row_index])
     with torch.no_grad():
         # In chunks: with a vocabulary of 150,000 the probabilities would take as much memory as the logits.
         chunks = [_entropy(logits[at : at + _CHUNK]) for at in range(0, len(logits), _CHUNK)]
-    return Scores(chosen, torch.cat([*chunks, logits.new_zeros(0)])[place])
+    return Scores(chosen, torch.cat([*chunks, logits.new_zeros(0)])[row_index])
 
 
 def _entropy(logits: Tensor) -> Tensor:

@@ -16,21 +16,21 @@ from understudy.errors import ConfigError
 from understudy.train.algorithms.advantages import with_signal
 from understudy.train.algorithms.updater import Updater, UpdateReport
 from understudy.train.data.groups import Group
-from understudy.train.data.load import told
+from understudy.train.data.load import format_counts
 from understudy.train.metrics import Metrics
 from understudy.train.options import GRPOOptions
-from understudy.train.output_dir import CHECKPOINTS, finish, last_checkpoint, put_in_place
+from understudy.train.output_dir import CHECKPOINTS, finish, install_model, last_checkpoint
 from understudy.train.requirements import need
-from understudy.train.weights import TRAINING, Written
+from understudy.train.weights import TRAINING, WeightsRecord
 
 _KEPT = 2
 """Checkpoints."""
 
-ToldUpdate = Callable[[UpdateReport, int], None]
+OnUpdate = Callable[[UpdateReport, int], None]
 """Told `(report, of)` after each update."""
 
 
-class Reinforced(Struct, frozen=True, kw_only=True):
+class GRPOSummary(Struct, frozen=True, kw_only=True):
     """What policy updates made. `updated` counts those that changed the weights; `skipped` sums theirs by why."""
 
     output: str
@@ -46,7 +46,7 @@ class Reinforced(Struct, frozen=True, kw_only=True):
 
 
 def silent(report: UpdateReport, of: int) -> None:
-    """A `ToldUpdate` that tells nobody."""
+    """A `OnUpdate` that tells nobody."""
 
 
 def train_grpo(
@@ -59,9 +59,9 @@ def train_grpo(
     left_out: Counter[str] | None = None,
     resume: bool | Path = False,
     trackers: Many[str] = (),
-    watch: ToldUpdate = silent,
+    watch: OnUpdate = silent,
     save_steps: int = 0,
-) -> Reinforced:
+) -> GRPOSummary:
     """Update the model in the directory `model` over `groups`, shuffled; write the new one to `output`.
 
     Each update is over `groups_per_update` groups (0: all). A checkpoint is written every `save_steps` updates (0:
@@ -71,36 +71,36 @@ def train_grpo(
     need()
     counts = Counter[str]() if left_out is None else left_out
     _check(groups, options, counts)
-    place = output / TRAINING
-    checkpoint = last_checkpoint(place, resume, f"{TRAINING}/written.json")
+    directory = output / TRAINING
+    checkpoint = last_checkpoint(directory, resume, f"{TRAINING}/written.json")
     began = time.monotonic()
     updater = Updater(model, options, resume=checkpoint)
     plan = _plan(groups, groups_per_update, options.seed)
     reports: list[UpdateReport] = []
-    with Metrics(place, trackers, start=updater.step + 1, name="understudy-grpo") as metrics:
-        for step, given in enumerate(plan, 1):
+    with Metrics(directory, trackers, start=updater.step + 1, name="understudy-grpo") as metrics:
+        for step, update_groups in enumerate(plan, 1):
             if step <= updater.step:
                 continue
-            report = updater.update(given, step)
+            report = updater.update(update_groups, step)
             reports.append(report)
             metrics.write(step, structs.asdict(report))
             watch(report, len(plan))
             if save_steps and step % save_steps == 0 and step < len(plan):
-                updater.save(place / CHECKPOINTS / f"checkpoint-{step}")
-                _forget(place / CHECKPOINTS)
+                updater.save(directory / CHECKPOINTS / f"checkpoint-{step}")
+                _forget(directory / CHECKPOINTS)
     skipped = Counter[str]()
     for report in reports:
         skipped.update(report.skipped)
     if updater.optimizer_steps == 0:
         raise ConfigError(
             f"nothing could be learned from the {len(groups)} groups, so no model was written; skipped: "
-            f"{told(skipped)}; left out: {told(counts)}"
+            f"{format_counts(skipped)}; left out: {format_counts(counts)}"
         )
-    written = Written(version=f"step-{updater.step:04d}", step=updater.step, base=str(model))
-    put_in_place(updater.model, model, output, written)
-    finish(place)
+    written = WeightsRecord(version=f"step-{updater.step:04d}", step=updater.step, base=str(model))
+    install_model(updater.model, model, output, written)
+    finish(directory)
     tokens = sum(report.tokens for report in reports)
-    return Reinforced(
+    return GRPOSummary(
         output=str(output),
         groups=len(groups),
         updates=len(reports),
@@ -115,7 +115,7 @@ def train_grpo(
 
 
 def _check(groups: Many[Group], options: GRPOOptions, counts: Counter[str]) -> None:
-    why = told(counts)
+    why = format_counts(counts)
     if not groups:
         raise ConfigError(
             f"there are no groups to learn from; left out: {why}; GRPO needs token ids and logprobs: collect with "
@@ -137,6 +137,6 @@ def _plan(groups: Many[Group], size: int, seed: int) -> list[list[Group]]:
 
 
 def _forget(checkpoints: Path) -> None:
-    found = sorted(checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    for path in found[:-_KEPT]:
+    paths = sorted(checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    for path in paths[:-_KEPT]:
         shutil.rmtree(path, ignore_errors=True)

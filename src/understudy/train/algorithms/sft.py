@@ -8,11 +8,17 @@ from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.train.algorithms.batch import FOREIGN, NOTHING_SAMPLED, TOO_LONG
-from understudy.train.algorithms.trl import Course, Trained, carry_out, configured, nothing_left
+from understudy.train.algorithms.batch import NOTHING_SAMPLED, TOO_LONG, UNKNOWN_TOKENS
+from understudy.train.algorithms.trl import (
+    TrainingContext,
+    TrainingSummary,
+    configured,
+    nothing_to_learn,
+    run_trl_training,
+)
 from understudy.train.data.groups import Sequence
 from understudy.train.options import SFTOptions
-from understudy.train.weights import TRAINING, load_words, longest, rows_of
+from understudy.train.weights import TRAINING, load_chat_tokenizer, longest, rows_of
 
 if TYPE_CHECKING:
     import torch
@@ -22,16 +28,20 @@ _NUMBERS = ("loss", "grad_norm", "learning_rate", "epoch")
 
 
 def train_sft(
-    model: Path, sequences: Many[Sequence], output: Path, options: SFTOptions, course: Course | None = None
-) -> Trained:
+    model: Path,
+    sequences: Many[Sequence],
+    output: Path,
+    options: SFTOptions,
+    course: TrainingContext | None = None,
+) -> TrainingSummary:
     """Train the model in the directory `model` on sampled tokens; write the new one to the directory `output`.
 
     The loss is the mean over the sampled tokens of an optimizer step. The numbers of every step go to
     `training/metrics.jsonl` in `output`. Raises ConfigError when there is nothing to learn from, when model and
     sequences do not belong together, or when memory does not suffice.
     """
-    course = course or Course()
-    return carry_out(
+    course = course or TrainingContext()
+    return run_trl_training(
         model,
         output,
         options,
@@ -45,19 +55,19 @@ def train_sft(
 
 def _fitting(sequences: Many[Sequence], options: SFTOptions, model: Any, left_out: Counter[str]) -> list[Sequence]:
     most, vocabulary = longest(model, options), rows_of(model)
-    kept: list[Sequence] = []
+    usable: list[Sequence] = []
     for each in sequences:
         if not any(each.loss_mask[1:]):
             left_out[NOTHING_SAMPLED] += 1
         elif len(each.token_ids) > most:
             left_out[TOO_LONG] += 1
         elif max(each.token_ids) >= vocabulary or min(each.token_ids) < 0:
-            left_out[FOREIGN] += 1
+            left_out[UNKNOWN_TOKENS] += 1
         else:
-            kept.append(each)
-    if not kept:
-        raise nothing_left("sequences", left_out, f"the model reads up to {most} tokens and has {vocabulary}")
-    return kept
+            usable.append(each)
+    if not usable:
+        raise nothing_to_learn("sequences", left_out, f"the model reads up to {most} tokens and has {vocabulary}")
+    return usable
 
 
 def _trainer(
@@ -66,7 +76,7 @@ def _trainer(
     rows: list[Sequence],
     output: Path,
     options: SFTOptions,
-    course: Course,
+    course: TrainingContext,
     watch: Callable[..., Any],
 ) -> Any:
     """TRL's SFTTrainer over rows that are tokens already, with our pass through the model."""
@@ -86,16 +96,16 @@ def _trainer(
         def compute_loss(
             self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
         ) -> Any:
-            given: list[Sequence] = inputs["sequences"]
-            total = token_logprobs(model, given).sum()
+            batch: list[Sequence] = inputs["sequences"]
+            total = token_logprobs(model, batch).sum()
             if num_items_in_batch is None:
-                return -total / sum(sum(each.loss_mask[1:]) for each in given)
+                return -total / sum(sum(each.loss_mask[1:]) for each in batch)
             scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
             return -total * scale / num_items_in_batch
 
     def collate(batch: list[dict[str, int]]) -> dict[str, Any]:
-        given = [rows[each["row"]] for each in batch]
-        return {"sequences": given, "labels": _labels(given)}
+        selected = [rows[each["row"]] for each in batch]
+        return {"sequences": selected, "labels": _labels(selected)}
 
     fits = max(1, options.micro_batch_tokens // max(len(each.token_ids) for each in rows))
     config = configured(
@@ -109,8 +119,8 @@ def _trainer(
         remove_unused_columns=False,
         dataset_kwargs={"skip_prepare_dataset": True},
     )
-    made: Any = datasets.Dataset
-    dataset = made.from_dict(
+    dataset_type: Any = datasets.Dataset
+    dataset = dataset_type.from_dict(
         {
             "row": list(range(len(rows))),
             "input_ids": [list(each.token_ids) for each in rows],
@@ -121,7 +131,7 @@ def _trainer(
         model,
         args=config,
         train_dataset=dataset,
-        processing_class=load_words(source),
+        processing_class=load_chat_tokenizer(source),
         data_collator=collate,
         callbacks=[watch(_NUMBERS)],
     )

@@ -14,19 +14,19 @@ import msgspec
 from msgspec import Struct, field
 
 from understudy.errors import ConfigError
-from understudy.train.data.load import told
+from understudy.train.data.load import format_counts
 from understudy.train.metrics import Metrics
 from understudy.train.options import TrainOptions
-from understudy.train.output_dir import CHECKPOINTS, finish, last_checkpoint, put_in_place
+from understudy.train.output_dir import CHECKPOINTS, finish, install_model, last_checkpoint
 from understudy.train.requirements import FULL, need
-from understudy.train.weights import TRAINING, Written, in_bf16, load_model, memory_told, seed
+from understudy.train.weights import TRAINING, WeightsRecord, explain_out_of_memory, load_model, seed, uses_bf16
 
 T = TypeVar("T")
 Told = Callable[[int, int, dict[str, float]], None]
 """Told `(step, of, numbers)` after each optimizer step."""
 
 
-class Trained(Struct, frozen=True, kw_only=True):
+class TrainingSummary(Struct, frozen=True, kw_only=True):
     """What a training made: a model's directory, out of how much, with the loss of the first and the last step.
 
     `tokens` are those learned from in one epoch; `left_out` counts by why what was not. `seconds` without imports
@@ -47,7 +47,7 @@ def silent(step: int, of: int, numbers: dict[str, float]) -> None:
     """A `Told` that tells nobody."""
 
 
-class Course(Struct, frozen=True, kw_only=True):
+class TrainingContext(Struct, frozen=True, kw_only=True):
     """How a training goes on from checkpoints, and whom it tells of its steps.
 
     Checkpoints are written every `save_steps` optimizer steps (0: once an epoch) to `training/checkpoints` of the
@@ -57,37 +57,37 @@ class Course(Struct, frozen=True, kw_only=True):
 
     resume: bool | Path = False
     trackers: tuple[str, ...] = ()
-    told: Told = silent
+    on_step: Told = silent
     save_steps: int = 0
     left_out: Counter[str] = field(default_factory=Counter[str])
 
 
-def carry_out(
+def run_trl_training(
     model: Path,
     output: Path,
     options: TrainOptions,
-    course: Course,
+    course: TrainingContext,
     name: str,
     fit: Callable[[Any], list[T]],
     make: Callable[[Any, list[T], Callable[..., Any]], Any],
     tokens: Callable[[T], int],
-) -> Trained:
+) -> TrainingSummary:
     """Train the model in the directory `model` and write the new one to `output`.
 
     `fit` gives the rows that the loaded model can learn from, `make` the trainer over them; it is given what makes
     a callback of names of numbers, for the trainer to have. Raises ConfigError.
     """
     need(*FULL)
-    place = output / TRAINING
-    checkpoint = last_checkpoint(place, course.resume)
+    directory = output / TRAINING
+    checkpoint = last_checkpoint(directory, course.resume)
     seed(options.seed)
-    with memory_told(options):
+    with explain_out_of_memory(options):
         loaded = load_model(model, options)
         rows = fit(loaded)
-        start = 0 if checkpoint is None else _step_of(checkpoint) + 1
-        with Metrics(place, course.trackers, start=start, name=f"understudy-{name}") as metrics:
-            trainer = make(loaded, rows, partial(_callback, metrics=metrics, told=course.told))
-            trainer._save_checkpoint = _saving(trainer._save_checkpoint, place / CHECKPOINTS)
+        start = 0 if checkpoint is None else _checkpoint_step(checkpoint) + 1
+        with Metrics(directory, course.trackers, start=start, name=f"understudy-{name}") as metrics:
+            trainer = make(loaded, rows, partial(_callback, metrics=metrics, on_step=course.on_step))
+            trainer._save_checkpoint = _checkpoint_saver(trainer._save_checkpoint, directory / CHECKPOINTS)
             began = time.monotonic()
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     losses: list[float] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -97,9 +97,9 @@ def carry_out(
             f"{options.learning_rate}) and begin anew: --overwrite"
         )
     steps = int(trainer.state.global_step)
-    put_in_place(loaded, model, output, Written(version="", step=steps, base=str(model)))
-    finish(place)
-    return Trained(
+    install_model(loaded, model, output, WeightsRecord(version="", step=steps, base=str(model)))
+    finish(directory)
+    return TrainingSummary(
         output=str(output),
         rows=len(rows),
         tokens=sum(map(tokens, rows)),
@@ -112,15 +112,21 @@ def carry_out(
 
 
 def configured(
-    kind: Callable[..., Any], place: Path, options: TrainOptions, course: Course, batch: int, fits: int, **own: Any
+    kind: Callable[..., Any],
+    directory: Path,
+    options: TrainOptions,
+    course: TrainingContext,
+    batch: int,
+    fits: int,
+    **own: Any,
 ) -> Any:
     """The configuration of a trainer of TRL. `batch` rows make a step, at most `fits` of them go at once."""
     import torch
 
     # As many passes as make equal parts: a step is over `batch` rows whatever the memory allows.
     passes = next(count for count in range(1, batch + 1) if batch % count == 0 and batch // count <= max(fits, 1))
-    given: dict[str, Any] = {
-        "output_dir": str(place / CHECKPOINTS),
+    settings: dict[str, Any] = {
+        "output_dir": str(directory / CHECKPOINTS),
         "learning_rate": options.learning_rate,
         "weight_decay": options.weight_decay,
         "adam_beta1": options.beta1,
@@ -131,7 +137,7 @@ def configured(
         "per_device_train_batch_size": batch // passes,
         "gradient_accumulation_steps": passes,
         "seed": options.seed,
-        "bf16": in_bf16(options),
+        "bf16": uses_bf16(options),
         "gradient_checkpointing": False,  # the model does it already where it was asked for
         "max_length": None,
         "logging_steps": 1,
@@ -144,19 +150,19 @@ def configured(
         "dataloader_pin_memory": False,
         "use_cpu": not torch.cuda.is_available(),
     }
-    config = kind(**given, **own)
+    config = kind(**settings, **own)
     # The model is on one device; transformers would split its batches over all GPUs that there are.
     config._n_gpu = min(config.n_gpu, 1)
     return config
 
 
-def _saving(save: Callable[..., None], checkpoints: Path) -> Callable[..., None]:
+def _checkpoint_saver(save: Callable[..., None], checkpoints: Path) -> Callable[..., None]:
     """How a trainer writes its checkpoints, with a ConfigError where it cannot."""
     import torch
 
-    def saved(*given: Any, **named: Any) -> None:
+    def saved(*arguments: Any, **options: Any) -> None:
         try:
-            save(*given, **named)
+            save(*arguments, **options)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # torch, safetensors and tokenizers have four words for a disk that is full
@@ -167,7 +173,7 @@ def _saving(save: Callable[..., None], checkpoints: Path) -> Callable[..., None]
     return saved
 
 
-def _step_of(checkpoint: Path) -> int:
+def _checkpoint_step(checkpoint: Path) -> int:
     """How many steps were made when a checkpoint was written. Raises ConfigError when it is damaged."""
     path = checkpoint / "trainer_state.json"
     try:
@@ -176,12 +182,12 @@ def _step_of(checkpoint: Path) -> int:
         raise ConfigError(f"{path}: is damaged ({error}); go on from another by --checkpoint") from error
 
 
-def nothing_left(what: str, left_out: Counter[str], advice: str) -> ConfigError:
+def nothing_to_learn(what: str, left_out: Counter[str], advice: str) -> ConfigError:
     """The error that there is nothing to learn from."""
-    return ConfigError(f"there are no {what} to learn from; left out: {told(left_out)}; {advice}")
+    return ConfigError(f"there are no {what} to learn from; left out: {format_counts(left_out)}; {advice}")
 
 
-def _callback(names: Iterable[str], metrics: Metrics, told: Told) -> Any:
+def _callback(names: Iterable[str], metrics: Metrics, on_step: Told) -> Any:
     """A callback of transformers that tells these numbers of every step, by the last part of their names."""
     from transformers import TrainerCallback
 
@@ -192,6 +198,6 @@ def _callback(names: Iterable[str], metrics: Metrics, told: Told) -> Any:
             if logs and "loss" in logs:
                 numbers = {name.rpartition("/")[2]: float(logs[name]) for name in wanted if name in logs}
                 metrics.write(state.global_step, numbers)
-                told(state.global_step, state.max_steps, numbers)
+                on_step(state.global_step, state.max_steps, numbers)
 
     return Numbers()

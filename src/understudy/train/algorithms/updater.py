@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field, structs
 
 from understudy.errors import ConfigError
-from understudy.train.algorithms.batch import Batch, make_batch, plan
+from understudy.train.algorithms.batch import Batch, build_batch, plan
 from understudy.train.data.groups import Group, Sequence
 from understudy.train.options import GRPOOptions
 from understudy.train.weights import (
-    Written,
-    in_bf16,
+    WeightsRecord,
+    explain_out_of_memory,
     is_adapted,
     load_model,
     load_state,
     longest,
-    memory_told,
-    read_written,
+    read_weights_record,
     rows_of,
     save_model,
     seed,
+    uses_bf16,
 )
 
 if TYPE_CHECKING:
@@ -93,13 +93,13 @@ class Updater:
         self.source = model
         self.options = options
         self.step = 0
-        written = None if resume is None else read_written(resume)
+        written = None if resume is None else read_weights_record(resume)
         if resume is not None and written is None:
             raise ConfigError(f"{resume} was not saved by a training, so it cannot be resumed")
         import torch
 
         seed(options.seed)
-        with memory_told(options):
+        with explain_out_of_memory(options):
             self.model = load_model(model, options)
             parameters = [value for value in self.model.parameters() if value.requires_grad]
             self.optimizer = torch.optim.AdamW(
@@ -115,7 +115,7 @@ class Updater:
                 self.optimizer_steps = state["optimizer_steps"]
                 self.step = written.step
             self._reference = self._load_reference(reference)
-        self._autocast = in_bf16(options)
+        self._autocast = uses_bf16(options)
         self._vocabulary = rows_of(self.model)
         self._longest = longest(self.model, options)
 
@@ -135,11 +135,11 @@ class Updater:
         skipped = Counter[str]()
         # By the step alone, so that an update that is repeated after a resume is the same update.
         seed(self.options.seed * 1_000_003 + step)
-        batch = make_batch(
+        batch = build_batch(
             groups, self.options, vocabulary=self._vocabulary, longest=self._longest, skipped=skipped
         )
-        given = [rollout.reward for group in groups for rollout in group.rollouts]
-        rewards = [reward for reward in given if math.isfinite(reward)]
+        all_rewards = [rollout.reward for group in groups for rollout in group.rollouts]
+        rewards = [reward for reward in all_rewards if math.isfinite(reward)]
         report = UpdateReport(
             step=step,
             version=version,
@@ -151,7 +151,7 @@ class Updater:
             stale=batch.stale,
         )
         if batch.sequences:
-            with memory_told(self.options):
+            with explain_out_of_memory(self.options):
                 report = self._learn(batch, report, skipped, Random(f"{self.options.seed} {step}"))
         self.step = step
         return structs.replace(
@@ -164,7 +164,7 @@ class Updater:
         Whole or not at all. Raises ConfigError when it cannot be written.
         """
         state = {"optimizer": self.optimizer.state_dict(), "optimizer_steps": self.optimizer_steps}
-        written = Written(version=version or f"step-{self.step:04d}", step=self.step, base=str(self.source))
+        written = WeightsRecord(version=version or f"step-{self.step:04d}", step=self.step, base=str(self.source))
         save_model(self.model, self.source, directory, written=written, state=state)
         return directory
 
@@ -216,7 +216,7 @@ class Updater:
 
         from understudy.train.algorithms.forward import micro_batches, token_logprobs
 
-        found: list[torch.Tensor] = [torch.empty(0)] * len(batch.sequences)
+        logprobs: list[torch.Tensor] = [torch.empty(0)] * len(batch.sequences)
         self.model.eval()
         with torch.no_grad(), self._precision():
             for part in micro_batches(batch.sequences, self.options.micro_batch_tokens):
@@ -224,8 +224,8 @@ class Updater:
                     self.model, [batch.sequences[index] for index in part], self.options.temperature
                 )
                 for index, row in zip(part, rows, strict=True):
-                    found[index] = row[: len(batch.sequences[index].token_ids)].clone()
-        return found
+                    logprobs[index] = row[: len(batch.sequences[index].token_ids)].clone()
+        return logprobs
 
     def _optimizer_step(
         self, batch: Batch, indexes: list[int], old: list[torch.Tensor] | None, rate: float
@@ -249,16 +249,16 @@ class Updater:
             rows = [sequences[index] for index in part]
             mask = masks(rows, device)
             with self._precision():
-                found = scores(
+                current = scores(
                     self.model, rows, options.temperature, entropy_gradient=options.entropy_coefficient > 0
                 )
             if old is None:
-                before = found.logprobs.detach()
+                before = current.logprobs.detach()
             else:
-                kept = [old[indexes[index]] for index in part]
-                before = torch.nn.utils.rnn.pad_sequence(kept, batch_first=True)
+                rows_before = [old[indexes[index]] for index in part]
+                before = torch.nn.utils.rnn.pad_sequence(rows_before, batch_first=True)
             loss, sums = policy_loss(
-                found.logprobs,
+                current.logprobs,
                 before,
                 behaviours(rows, device),
                 gains,
@@ -266,8 +266,8 @@ class Updater:
                 owners[part],
                 options,
                 rollout_tokens=of_rollouts,
-                reference=self._held_to(rows) if options.kl_coefficient > 0 else None,
-                entropy=found.entropy,
+                reference=self._reference_logprobs(rows) if options.kl_coefficient > 0 else None,
+                entropy=current.entropy,
             )
             if not torch.isfinite(loss):
                 self.optimizer.zero_grad(set_to_none=True)
@@ -286,7 +286,7 @@ class Updater:
         self.optimizer_steps += 1
         return total, norm
 
-    def _held_to(self, rows: list[Sequence]) -> torch.Tensor:
+    def _reference_logprobs(self, rows: list[Sequence]) -> torch.Tensor:
         import torch
 
         from understudy.train.algorithms.forward import token_logprobs

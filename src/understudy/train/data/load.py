@@ -77,7 +77,7 @@ def groups(
             yield from _exported(source, logprobs=logprobs, left_out=counts)
         else:
             with Store.open(source, create=False) as store:
-                yield from of_store(
+                yield from groups_from_store(
                     store,
                     run=run,
                     roles=roles,
@@ -88,7 +88,7 @@ def groups(
                 )
 
 
-def of_store(
+def groups_from_store(
     store: Store,
     *,
     run: str | None = None,
@@ -101,8 +101,8 @@ def of_store(
 ) -> Iterator[Group]:
     """The groups of an open store, or only those of these `tasks`; see `groups`."""
     counts = Counter[str]() if left_out is None else left_out
-    known: list[str | None] = [each.id for each in store.runs()]
-    for run_id in (known or [None]) if run is None else [run]:
+    run_ids: list[str | None] = [each.id for each in store.runs()]
+    for run_id in (run_ids or [None]) if run is None else [run]:
         chosen = graded(store, run_id, include_suspicious=include_suspicious)
         counts[NO_VERDICT] += sum(chosen.left_out.values())
         counts[SUSPICIOUS] += sum(
@@ -111,7 +111,7 @@ def of_store(
         for task_id, members in chosen.rollouts.items():
             if tasks is not None and task_id not in tasks:
                 continue
-            found: list[TrainingRollout] = []
+            rollouts: list[TrainingRollout] = []
             for member in members:
                 trajectory = build(store.calls(member.attempt.id))
                 answered = [n.call for n in trajectory.nodes if n.role in roles and n.call.status == "ok"]
@@ -123,9 +123,9 @@ def of_store(
                 sequences = [each for each in (_sequence(sample, counts) for sample in taken) if each is not None]
                 rollout = _rollout(member.rollout.id, task_id, reward, sequences, logprobs, counts)
                 if rollout is not None:
-                    found.append(rollout)
-            if found:
-                yield Group(task_id=task_id, rollouts=tuple(found))
+                    rollouts.append(rollout)
+            if rollouts:
+                yield Group(task_id=task_id, rollouts=tuple(rollouts))
     _tidy(counts)
 
 
@@ -138,17 +138,17 @@ def is_export(directory: Path) -> bool:
     return manifest.get("format") == TOKENS or not (directory / "store.db").exists()
 
 
-def format_of(directory: Path) -> str | None:
+def export_format(directory: Path) -> str | None:
     """The format of the export in a directory; None where it holds none."""
     manifest = read_manifest(directory) if is_export(directory) else None
     return None if manifest is None else str(manifest.get("format"))
 
 
-def write_groups(path: Path, given: Iterable[Group]) -> None:
+def write_groups(path: Path, groups: Iterable[Group]) -> None:
     """Write groups to a file, whole or not at all. Raises ConfigError when it cannot be written."""
     try:
         with atomic_path(path) as fresh:
-            fresh.write_bytes(msgspec.msgpack.encode(list(given)))
+            fresh.write_bytes(msgspec.msgpack.encode(list(groups)))
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be written: {error.strerror}; make room, then give the same command again"
@@ -165,7 +165,7 @@ def read_groups(path: Path) -> list[Group]:
         raise ConfigError(f"{path}: holds no groups of rollouts ({error})") from error
 
 
-def told(left_out: Counter[str]) -> str:
+def format_counts(left_out: Counter[str]) -> str:
     """What was left out as one line for a person; "nothing" where nothing was."""
     return ", ".join(f"{count} {why}" for why, count in left_out.most_common() if count) or "nothing"
 
@@ -186,11 +186,11 @@ def _sequence(sample: Sample, counts: Counter[str]) -> Sequence | None:
     if segment.superseded:
         counts[SUPERSEDED] += 1
         return None
-    known = [value for value in segment.logprobs if value is not None]
+    values = [value for value in segment.logprobs if value is not None]
     return Sequence(
         token_ids=segment.token_ids,
         loss_mask=segment.loss_mask,
-        logprobs=tuple(known) if len(known) == len(segment.logprobs) else None,
+        logprobs=tuple(values) if len(values) == len(segment.logprobs) else None,
         policy_versions=segment.policy_versions,
     )
 
@@ -206,20 +206,20 @@ def _rollout(
     if not math.isfinite(reward):
         counts[BAD_REWARD] += 1
         return None
-    kept: list[Sequence] = []
+    usable: list[Sequence] = []
     for sequence in sequences:
-        why = _flaw(sequence, logprobs)
+        why = _defect(sequence, logprobs)
         if why:
             counts[why] += 1
         else:
-            kept.append(sequence)
-    if not kept:
+            usable.append(sequence)
+    if not usable:
         counts[NOTHING_LEFT] += 1
         return None
-    return TrainingRollout(rollout_id=rollout_id, task_id=task_id, reward=reward, sequences=tuple(kept))
+    return TrainingRollout(rollout_id=rollout_id, task_id=task_id, reward=reward, sequences=tuple(usable))
 
 
-def _flaw(sequence: Sequence, logprobs: bool) -> str | None:
+def _defect(sequence: Sequence, logprobs: bool) -> str | None:
     if not sequence.sampled:
         return NOTHING_SAMPLED
     if logprobs and sequence.logprobs is None:
@@ -231,7 +231,7 @@ def _flaw(sequence: Sequence, logprobs: bool) -> str | None:
 
 def _exported(directory: Path, *, logprobs: bool, left_out: Counter[str]) -> Iterator[Group]:
     """The groups of the part "train" of an export; sequences of a rollout, and rollouts of a task, together."""
-    name = format_of(directory)
+    name = export_format(directory)
     if name != TOKENS:
         raise ConfigError(
             f"{directory} is an export in the format {name}, which has no exact tokens; export it as {TOKENS}: "
@@ -245,21 +245,21 @@ def _exported(directory: Path, *, logprobs: bool, left_out: Counter[str]) -> Ite
     sequences: dict[str, dict[str, list[Sequence]]] = {}
     rewards: dict[str, float] = {}
     for row in rows:
-        known = [value for value in row.logprobs if value is not None]
+        values = [value for value in row.logprobs if value is not None]
         sequence = Sequence(
             token_ids=row.input_ids,
             loss_mask=row.assistant_masks,
-            logprobs=tuple(known) if len(known) == len(row.logprobs) else None,
+            logprobs=tuple(values) if len(values) == len(row.logprobs) else None,
             policy_versions=row.policy_versions,
         )
         sequences.setdefault(row.instance_id, {}).setdefault(row.rollout_id, []).append(sequence)
         rewards[row.rollout_id] = math.nan if row.reward is None else row.reward
     for task_id, members in sequences.items():
-        made = [
+        rollouts = [
             _rollout(each, task_id, rewards[each], parts, logprobs, left_out) for each, parts in members.items()
         ]
-        if found := tuple(rollout for rollout in made if rollout is not None):
-            yield Group(task_id=task_id, rollouts=found)
+        if complete := tuple(rollout for rollout in rollouts if rollout is not None):
+            yield Group(task_id=task_id, rollouts=complete)
     _tidy(left_out)
 
 

@@ -15,7 +15,7 @@ from understudy.errors import ConfigError
 from understudy.train.data.groups import Sequence
 from understudy.train.data.load import read_rows
 from understudy.train.requirements import need
-from understudy.train.weights import check_model, load_words
+from understudy.train.weights import check_model, load_chat_tokenizer
 
 SMUGGLED = "conversations in which a special token is spelled out"
 UNRENDERED = "conversations that the chat template does not render"
@@ -41,9 +41,9 @@ class Renderer:
     def __init__(self, model: Path) -> None:
         need("torch", "transformers")
         check_model(model)
-        self._words: Any = load_words(model)
+        self._tokenizer: Any = load_chat_tokenizer(model)
         self._model = model
-        added: dict[str, int] = self._words.get_added_vocab()
+        added: dict[str, int] = self._tokenizer.get_added_vocab()
         self._special = tuple(token for token in added if len(token) > 2)
         self._ends = self._end_ids()
 
@@ -69,51 +69,52 @@ class Renderer:
         if whole[: len(prompt)] != prompt:
             left_out[NOT_A_PREFIX] += 1
             return None
-        said = whole[len(prompt) :]
-        last = max((place for place, token in enumerate(said) if token in self._ends), default=len(said) - 1)
-        return prompt, said[: last + 1]
+        completion = whole[len(prompt) :]
+        ends = (index for index, token in enumerate(completion) if token in self._ends)
+        last = max(ends, default=len(completion) - 1)
+        return prompt, completion[: last + 1]
 
     def _render(self, messages: Many[Message], tools: Any, *, generation_prompt: bool) -> list[int]:
-        text: str = self._words.apply_chat_template(
+        text: str = self._tokenizer.apply_chat_template(
             list(messages), tools=tools or None, add_generation_prompt=generation_prompt, tokenize=False
         )
-        return list(self._words.encode(text, add_special_tokens=False))
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _end_ids(self) -> set[int]:
         """The tokens that end a turn: what the tokenizer says, and what generation stops at."""
         path = self._model / "generation_config.json"
         try:
-            told: Any = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
+            eos: Any = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
         except (OSError, ValueError, AttributeError) as error:
             raise ConfigError(f"{path}: holds no JSON object ({error}); get it again from the model") from error
-        ids = cast("list[Any]", told) if isinstance(told, list) else [told]
-        return {each for each in (*ids, self._words.eos_token_id) if isinstance(each, int)}
+        ids = cast("list[Any]", eos) if isinstance(eos, list) else [eos]
+        return {each for each in (*ids, self._tokenizer.eos_token_id) if isinstance(each, int)}
 
 
-def sequences_of_export(directory: Path, model: Path, left_out: Counter[str]) -> list[Sequence]:
+def sequences_from_export(directory: Path, model: Path, left_out: Counter[str]) -> list[Sequence]:
     """The conversations of the part "train" of an export in the format trl-sft, each chosen message learned once.
 
     Messages whose prompt goes on from the one before are one sequence. Raises ConfigError when the export or the
     model cannot be read.
     """
     renderer = Renderer(model)
-    found: list[Sequence] = []
+    sequences: list[Sequence] = []
     for row in decoded_rows(directory):
-        found += _of_row(row, renderer, left_out)
-    return found
+        sequences += _of_row(row, renderer, left_out)
+    return sequences
 
 
-def pairs_of_rows(rows: Iterator[dict[str, Any]], model: Path, left_out: Counter[str]) -> list[PairTokens]:
+def pairs_from_rows(rows: Iterator[dict[str, Any]], model: Path, left_out: Counter[str]) -> list[PairTokens]:
     """Rows as the format trl-dpo has them, as tokens."""
     renderer = Renderer(model)
-    found: list[PairTokens] = []
+    pairs: list[PairTokens] = []
     for row in rows:
         tools = _tools(row)
         better = renderer.answer(row["prompt"], row["chosen"], tools, left_out)
         worse = renderer.answer(row["prompt"], row["rejected"], tools, left_out) if better else None
         if better is not None and worse is not None:
-            found.append(PairTokens(tuple(better[0]), tuple(better[1]), tuple(worse[1])))
-    return found
+            pairs.append(PairTokens(tuple(better[0]), tuple(better[1]), tuple(worse[1])))
+    return pairs
 
 
 def decoded_rows(directory: Path) -> Iterator[dict[str, Any]]:
@@ -140,7 +141,7 @@ def _of_row(row: dict[str, Any], renderer: Renderer, left_out: Counter[str]) -> 
     else:
         messages = [*row["prompt"], *row["completion"]]
         learned = {
-            place for place in range(len(row["prompt"]), len(messages)) if messages[place]["role"] == "assistant"
+            index for index in range(len(row["prompt"]), len(messages)) if messages[index]["role"] == "assistant"
         }
     tools = _tools(row)
     ids: list[int] = []
@@ -149,12 +150,12 @@ def _of_row(row: dict[str, Any], renderer: Renderer, left_out: Counter[str]) -> 
         pair = renderer.answer(messages[:place], [messages[place]], tools, left_out)
         if pair is None:
             continue
-        prompt, said = pair
+        prompt, completion = pair
         if ids and prompt[: len(ids)] != ids:
             yield Sequence(token_ids=tuple(ids), loss_mask=tuple(mask), logprobs=None)
             ids, mask = [], []
-        mask += [0] * (len(prompt) - len(ids)) + [1] * len(said)
-        ids = [*prompt, *said]
+        mask += [0] * (len(prompt) - len(ids)) + [1] * len(completion)
+        ids = [*prompt, *completion]
     if ids:
         yield Sequence(token_ids=tuple(ids), loss_mask=tuple(mask), logprobs=None)
 

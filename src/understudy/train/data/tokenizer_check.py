@@ -20,7 +20,7 @@ _CALLS = 64
 """Calls of a store that are looked at: another tokenizer shows in the first."""
 
 
-def check_vocabulary_of(sources: Iterable[Path], model: Path, run: str | None = None) -> None:
+def check_tokenizer_matches(sources: Iterable[Path], model: Path, run: str | None = None) -> None:
     """Raise ConfigError when what was sampled in `sources` was not sampled with the tokenizer of `model`.
 
     The tokens of answered calls (of `run` alone, where one is named) are decoded and compared with the text and
@@ -30,10 +30,10 @@ def check_vocabulary_of(sources: Iterable[Path], model: Path, run: str | None = 
     stores = [source for source in sources if not is_export(source)]
     if not stores:
         return
-    words = load_tokenizer(model)
+    tokenizer = load_tokenizer(model)
     for source in stores:
         with Store.open(source, create=False) as store:
-            _check(source, words, model, islice(_answered(store, run), _CALLS))
+            _check(source, tokenizer, model, islice(_answered(store, run), _CALLS))
 
 
 def load_tokenizer(model: Path) -> tokenizers.Tokenizer:
@@ -49,8 +49,8 @@ def load_tokenizer(model: Path) -> tokenizers.Tokenizer:
         raise ConfigError(f"{path}: makes no sense ({error}); get it again from the model") from error
 
 
-def _check(source: Path, words: tokenizers.Tokenizer, model: Path, calls: Iterable[Call]) -> None:
-    size = words.get_vocab_size()
+def _check(source: Path, tokenizer: tokenizers.Tokenizer, model: Path, calls: Iterable[Call]) -> None:
+    size = tokenizer.get_vocab_size()
     compared, same = 0, 0
     names: set[str] = set()
     for call in calls:
@@ -63,11 +63,11 @@ def _check(source: Path, words: tokenizers.Tokenizer, model: Path, calls: Iterab
                 f"the samples were made with another ({', '.join(sorted(names))}); give the model that they were "
                 "made with"
             )
-        said = [part for part in _parts(call) if part]
-        if said:
-            text = words.decode(ids, skip_special_tokens=False)
+        parts = [part for part in _parts(call) if part]
+        if parts:
+            text = tokenizer.decode(ids, skip_special_tokens=False)
             compared += 1
-            same += all(part in text for part in said)
+            same += all(part in text for part in parts)
     if compared and same < compared / 2:
         raise ConfigError(
             f"{source}: decoded by the tokenizer of {model}, {compared - same} of {compared} answers are not what "

@@ -55,7 +55,7 @@ _TEMPLATES = {
 """LLaMA-Factory's chat templates by the type in a model's config.json."""
 
 
-class Factored(Struct, frozen=True, kw_only=True):
+class LlamaFactorySummary(Struct, frozen=True, kw_only=True):
     """What a training made; losses are of its first and last step, `left_out` counts what it was not given."""
 
     output: str
@@ -86,8 +86,8 @@ def train(
     run: str | None = None,
     roles: tuple[Role, ...] | None = None,
     include_suspicious: bool = False,
-    told: Callable[[str], None] | None = None,
-) -> Factored:
+    on_line: Callable[[str], None] | None = None,
+) -> LlamaFactorySummary:
     """Train the model in the directory `model` on what solved tasks in the stores `sources`; write it to `output`.
 
     A source may be a data set of `understudy export llamafactory` instead, which has to be the only one. Data,
@@ -100,10 +100,10 @@ def train(
     template = template or _template(model)
     if output.exists() and any(path.name != TRAINING for path in output.iterdir()):
         raise ConfigError(f"{output} is not empty; choose another --output")
-    place = output / TRAINING
-    if place.exists():
-        raise ConfigError(f"{place} is of a training that did not end; remove it, or choose another --output")
-    place.mkdir(parents=True)
+    directory_ = output / TRAINING
+    if directory_.exists():
+        raise ConfigError(f"{directory_} is of a training that did not end; remove it, or choose another --output")
+    directory_.mkdir(parents=True)
     left_out = Counter[str]()
     chosen = Selection(
         origins=("rollouts",),
@@ -113,23 +113,23 @@ def train(
         solved_only=True,
         test_share=0.0,
     )
-    names, directory, rows = _data(model, sources, chosen, place / "data", template, options, left_out)
-    config = place / exporting.CONFIG
-    config.write_text(_config(model, directory, names, template, options, place / "model"), encoding="utf-8")
-    log = place / LOG
-    _run([*program, "train", str(config)], log, told)
-    steps = _steps(place / "model")
+    names, directory, rows = _data(model, sources, chosen, directory_ / "data", template, options, left_out)
+    config = directory_ / exporting.CONFIG
+    config.write_text(_config(model, directory, names, template, options, directory_ / "model"), encoding="utf-8")
+    log = directory_ / LOG
+    _run([*program, "train", str(config)], log, on_line)
+    steps = _steps(directory_ / "model")
     if options.lora is None:
-        made = place / "model"
+        produced = directory_ / "model"
     else:
-        made = place / "merged"
-        (place / "model").replace(output / ADAPTER)
-        merging = place / "merge.yaml"
-        merging.write_text(_yaml(_merge(model, output / ADAPTER, template, made)), encoding="utf-8")
-        _run([*program, "export", str(merging)], log, told)
-    _put_in_place(made, model, output)
+        produced = directory_ / "merged"
+        (directory_ / "model").replace(output / ADAPTER)
+        merging = directory_ / "merge.yaml"
+        merging.write_text(_yaml(_merge(model, output / ADAPTER, template, produced)), encoding="utf-8")
+        _run([*program, "export", str(merging)], log, on_line)
+    _put_in_place(produced, model, output)
     losses = [each.loss for each in steps if each.loss is not None]
-    return Factored(
+    return LlamaFactorySummary(
         output=str(output),
         rows=rows,
         steps=max((each.current_steps for each in steps), default=0),
@@ -147,13 +147,13 @@ def command() -> list[str]:
         if shutil.which(python) is None:
             raise ConfigError(f"{PYTHON} names {python}, which is no program")
         return [python, "-c", _RUN]
-    found = shutil.which("llamafactory-cli")
-    if found is None:
+    program = shutil.which("llamafactory-cli")
+    if program is None:
         raise ConfigError(
             "LLaMA-Factory is not installed. Give it an environment of its own, python -m venv DIR and "
             f"DIR/bin/pip install llamafactory, and set {PYTHON}=DIR/bin/python"
         )
-    return [found]
+    return [program]
 
 
 def _template(model: Path) -> str:
@@ -174,7 +174,7 @@ def _data(
     model: Path,
     sources: Many[Path],
     chosen: Selection,
-    place: Path,
+    output: Path,
     template: str,
     options: SFTOptions,
     left_out: Counter[str],
@@ -196,7 +196,7 @@ def _data(
         with Store.open(source, create=False) as store:
             exported = exporting.export(
                 Corpus(store, chosen),
-                place,
+                output,
                 name=names[-1],
                 model=str(model),
                 template=template,
@@ -205,7 +205,7 @@ def _data(
             )
         rows += exported.rows
         left_out.update(exported.left_out)
-    return names, place.resolve(), rows
+    return names, output.resolve(), rows
 
 
 def _config(
@@ -247,8 +247,9 @@ def _config(
         asked |= {"lora_rank": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
         asked |= {"lora_target": ",".join(lora.modules) or "all"}
     # Steps of warming up were asked for, not a share.
-    kept = [line for line in proposed.splitlines() if line.partition(":")[0] not in {*asked, "warmup_ratio"}]
-    return "\n".join([*kept, "### asked for", _yaml(asked)])
+    replaced = {*asked, "warmup_ratio"}
+    unchanged = [line for line in proposed.splitlines() if line.partition(":")[0] not in replaced]
+    return "\n".join([*unchanged, "### asked for", _yaml(asked)])
 
 
 def _merge(model: Path, adapter: Path, template: str, output: Path) -> dict[str, Any]:
@@ -263,10 +264,10 @@ def _merge(model: Path, adapter: Path, template: str, output: Path) -> dict[str,
 
 def _yaml(settings: Mapping[str, Any]) -> str:
     # 1e-05 would be a string: YAML wants the dot.
-    said = {
+    scalars = {
         key: f"{value:.8e}" if isinstance(value, float) else json.dumps(value) for key, value in settings.items()
     }
-    return "".join(f"{key}: {value}\n" for key, value in said.items())
+    return "".join(f"{key}: {value}\n" for key, value in scalars.items())
 
 
 def _has_gpu() -> bool:
@@ -274,11 +275,11 @@ def _has_gpu() -> bool:
     return Path("/dev/nvidiactl").exists() and not hidden
 
 
-def _run(order: list[str], log: Path, told: Callable[[str], None] | None) -> None:
+def _run(order: list[str], log: Path, on_line: Callable[[str], None] | None) -> None:
     """Run a program, its words going to a log. Raises ConfigError with its last ones when it fails."""
     # A directory is not to be looked for on the hub, and its check of versions knows only those of its release.
     environment = {"HF_HUB_OFFLINE": "1", "DISABLE_VERSION_CHECK": "1", **os.environ}
-    with log.open("a", encoding="utf-8") as kept:
+    with log.open("a", encoding="utf-8") as file:
         try:
             process = subprocess.Popen(
                 order,
@@ -296,24 +297,24 @@ def _run(order: list[str], log: Path, told: Callable[[str], None] | None) -> Non
             assert process.stdout is not None
             try:
                 for line in process.stdout:
-                    kept.write(line)
-                    if told is not None:
-                        told(line.rstrip("\n"))
+                    file.write(line)
+                    if on_line is not None:
+                        on_line(line.rstrip("\n"))
             except BaseException:
                 # With several GPUs it is torchrun, whose workers would go on without it.
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
     if process.returncode == 0:
         return
-    words = log.read_text(encoding="utf-8", errors="replace")
-    if "out of memory" in words.lower():
+    output = log.read_text(encoding="utf-8", errors="replace")
+    if "out of memory" in output.lower():
         raise ConfigError(
             "LLaMA-Factory ran out of memory: lower --max-tokens, give --gradient-checkpointing, or train a LoRA; "
             f"its words are in {log}"
         )
     raise ConfigError(
         f"LLaMA-Factory ended with exit code {process.returncode}; its words are in {log}, the last of them: "
-        f"{words[-_LAST_WORDS:].strip() or 'none'}"
+        f"{output[-_LAST_WORDS:].strip() or 'none'}"
     )
 
 
@@ -325,24 +326,26 @@ def _steps(model: Path) -> list[_Step]:
     return [msgspec.convert(json.loads(line), _Step) for line in lines if line.strip()]
 
 
-def _put_in_place(made: Path, model: Path, output: Path) -> None:
+def _put_in_place(produced: Path, model: Path, output: Path) -> None:
     """The new model, in its output; the config comes last, for with it a directory is a model."""
-    if not any(made.glob("*.safetensors")):
-        raise ConfigError(f"LLaMA-Factory wrote no weights to {made}; its words are in {output / TRAINING / LOG}")
+    if not any(produced.glob("*.safetensors")):
+        raise ConfigError(
+            f"LLaMA-Factory wrote no weights to {produced}; see its output in {output / TRAINING / LOG}"
+        )
     for name in _TOKENIZER:
         # As it was: only the weights are other ones.
         if (model / name).is_file():
-            shutil.copyfile(model / name, made / name)
+            shutil.copyfile(model / name, produced / name)
         else:
-            (made / name).unlink(missing_ok=True)
-    kept = [
+            (produced / name).unlink(missing_ok=True)
+    files_to_move = [
         path
-        for path in made.iterdir()
+        for path in produced.iterdir()
         if path.suffix == ".safetensors"
         or path.name in {*_TOKENIZER, "config.json", "generation_config.json"}
         or path.name.endswith(".safetensors.index.json")
     ]
-    for path in sorted(kept, key=lambda path: path.name == "config.json"):
+    for path in sorted(files_to_move, key=lambda path: path.name == "config.json"):
         path.replace(output / path.name)
-    for path in made.glob("checkpoint-*"):
+    for path in produced.glob("checkpoint-*"):
         shutil.rmtree(path)

@@ -120,17 +120,17 @@ def data_proto(
     from verl.protocol import DataProto
 
     counts = Counter[str]() if left_out is None else left_out
-    made = list(_keyed(groups, lengths, counts))
-    if not made:
+    rows = list(_keyed(groups, lengths, counts))
+    if not rows:
         raise ConfigError(f"there is nothing for verl: {dict(counts) or 'no groups were given'}")
-    size = (len(made), lengths.response)
-    prompts = torch.full((len(made), lengths.prompt), pad_id)
+    size = (len(rows), lengths.response)
+    prompts = torch.full((len(rows), lengths.prompt), pad_id)
     responses = torch.full(size, pad_id)
-    attention = torch.zeros((len(made), lengths.prompt + lengths.response), dtype=torch.long)
+    attention = torch.zeros((len(rows), lengths.prompt + lengths.response), dtype=torch.long)
     mask = torch.zeros(size, dtype=torch.long)
     logprobs, scores = torch.zeros(size), torch.zeros(size)
-    exact = all(each.logprobs is not None for _, _, each in made)
-    for at, (_, rollout, each) in enumerate(made):
+    exact = all(each.logprobs is not None for _, _, each in rows)
+    for at, (_, rollout, each) in enumerate(rows):
         before, after = len(each.prompt), len(each.response)
         prompts[at, lengths.prompt - before :] = torch.tensor(each.prompt, dtype=torch.long)
         responses[at, :after] = torch.tensor(each.response)
@@ -150,14 +150,14 @@ def data_proto(
         "token_level_rewards": scores,
         **({"rollout_log_probs": logprobs} if exact else {}),
     }
-    told = {
-        "uid": [rollout.task_id for _, rollout, _ in made],
-        "key": [key for key, _, _ in made],
-        "rollout_id": [rollout.rollout_id for _, rollout, _ in made],
-        "__num_turns__": [_turns(each.mask) for _, _, each in made],
+    extra = {
+        "uid": [rollout.task_id for _, rollout, _ in rows],
+        "key": [key for key, _, _ in rows],
+        "rollout_id": [rollout.rollout_id for _, rollout, _ in rows],
+        "__num_turns__": [_turns(each.mask) for _, _, each in rows],
     }
     return DataProto.from_dict(
-        tensors=tensors, non_tensors={name: numpy.array(values, dtype=object) for name, values in told.items()}
+        tensors=tensors, non_tensors={name: numpy.array(values, dtype=object) for name, values in extra.items()}
     )
 
 

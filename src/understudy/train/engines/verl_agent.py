@@ -86,14 +86,14 @@ class UnderstudyLoop(AgentLoopBase):
         began = time.monotonic()
         bridge = await self._bridge()
         session = bridge.open(self._generate(f"{uuid.uuid4().hex}"), _sampling(sampling_params))
-        place = self._output / f"{kwargs.get('uid') or uuid.uuid4().hex}-{kwargs.get('session_id', 0)}"
+        directory = self._output / f"{kwargs.get('uid') or uuid.uuid4().hex}-{kwargs.get('session_id', 0)}"
         try:
-            await self._collect(str(instance), session, place, int(kwargs.get("session_id", 0)))
-            rollout = await asyncio.to_thread(read, place, str(instance))
+            await self._collect(str(instance), session, directory, int(kwargs.get("session_id", 0)))
+            rollout = await asyncio.to_thread(read, directory, str(instance))
         finally:
             bridge.close(session)
             if not self._keep:
-                await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
+                await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
         steps = (min(session.steps), max(session.steps)) if session.steps else (0, 0)
         return verl.outputs(rollout, self._lengths, steps=steps, seconds=time.monotonic() - began)
 
@@ -122,14 +122,14 @@ class UnderstudyLoop(AgentLoopBase):
             self._bridges[loop] = asyncio.create_task(Bridge(self._model, self._context).__aenter__())
         return await asyncio.shield(self._bridges[loop])
 
-    async def _collect(self, instance: str, session: Session, place: Path, seed: int) -> None:
+    async def _collect(self, instance: str, session: Session, directory: Path, seed: int) -> None:
         """Run one rollout into `place`. Raises BackendError with the last words of a run that failed."""
-        await asyncio.to_thread(place.mkdir, parents=True, exist_ok=True)
-        config = place / "gateway.toml"
+        await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
+        config = directory / "gateway.toml"
         config.write_text(_config(self._model, session.url, self._tool_format), encoding="utf-8")
         order = [sys.executable, "-c", _RUN, "run", "--config", str(config), "--samples", "1"]
         order += [word for path in self._tasks for word in ("--tasks", path)]
-        order += ["--instance-ids", instance, "--seed", str(seed), "--output-dir", str(place), "--json"]
+        order += ["--instance-ids", instance, "--seed", str(seed), "--output-dir", str(directory), "--json"]
         process = await asyncio.create_subprocess_exec(
             *order,
             *self._options,
@@ -140,13 +140,13 @@ class UnderstudyLoop(AgentLoopBase):
             env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
         )
         try:
-            _, words = await process.communicate()
+            _, stderr = await process.communicate()
         except asyncio.CancelledError:
             await _stop(process)
             raise
-        if not (place / "store.db").exists():
-            said = words[-_LAST_WORDS:].decode(errors="replace").strip()
-            raise BackendError(f"understudy run ended with exit code {process.returncode}: {said or 'no word'}")
+        if not (directory / "store.db").exists():
+            message = stderr[-_LAST_WORDS:].decode(errors="replace").strip()
+            raise BackendError(f"understudy run ended with exit code {process.returncode}: {message or 'no word'}")
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
@@ -164,21 +164,23 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-def read(place: Path, instance: str) -> TrainingRollout:
+def read(directory: Path, instance: str) -> TrainingRollout:
     """The graded rollout in a run's output. Raises ConfigError when there is none that can be trained on."""
     left_out = Counter[str]()
-    found = [each for group in load.groups([place], left_out=left_out) for each in group.rollouts]
-    if len(found) != 1:
-        raise ConfigError(f"{place}: {len(found)} rollouts of {instance} to learn from, not one; {dict(left_out)}")
-    return found[0]
+    rollouts = [each for group in load.groups([directory], left_out=left_out) for each in group.rollouts]
+    if len(rollouts) != 1:
+        raise ConfigError(
+            f"{directory}: expected one rollout of {instance} to learn from, got {len(rollouts)}; {dict(left_out)}"
+        )
+    return rollouts[0]
 
 
-def _sampling(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: given[name] for name in _SAMPLED if given.get(name) is not None}
+def _sampling(params: dict[str, Any]) -> dict[str, Any]:
+    return {name: params[name] for name in _SAMPLED if params.get(name) is not None}
 
 
 def _config(model: str, url: str, tool_format: str) -> str:
-    said = {"backend": "vllm", "model": model, "endpoints": [url], "tokens": "exact"}
-    said |= {"tokenizer": model, "tool_format": tool_format}
+    gateway = {"backend": "vllm", "model": model, "endpoints": [url], "tokens": "exact"}
+    gateway |= {"tokenizer": model, "tool_format": tool_format}
     # A JSON string is a TOML string, and a list of them a list.
-    return "[models.high]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in said.items())
+    return "[models.high]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in gateway.items())

@@ -14,18 +14,18 @@ from understudy.errors import TaskError
 from understudy.run.collector import TaskFigures
 from understudy.store import Store
 from understudy.train.algorithms.advantages import has_signal
-from understudy.train.algorithms.batch import NO_SIGNAL, rewards_of
+from understudy.train.algorithms.batch import NO_SIGNAL, group_rewards
 from understudy.train.data.groups import Group
-from understudy.train.data.load import NO_VERDICT, of_store
+from understudy.train.data.load import NO_VERDICT, groups_from_store
 from understudy.train.loop.curriculum import choose
-from understudy.train.loop.state import GroupRef, LoopConfig, LoopDirectory, LoopState, StepState, number_of
+from understudy.train.loop.state import GroupRef, LoopConfig, LoopDirectory, LoopState, StepState, step_number
 from understudy.train.options import GRPOOptions
 
 STALE = "groups that are too old"
 EMPTY = "groups of which nothing can be learned"
 
 
-class Harvest(Struct, frozen=True, kw_only=True):
+class GroupSelection(Struct, frozen=True, kw_only=True):
     """What an update is given of the groups that have ended, and what it is not, counted by why in `skipped`.
 
     `held` are those that wait for more. `counted` are those used or held that no earlier step has held, and
@@ -82,37 +82,37 @@ def harvest(
     runs: Mapping[int, str],
     *,
     max_staleness: int,
-) -> Harvest:
+) -> GroupSelection:
     """What of the groups that have ended an update can be given. `runs` are the ids of the waves' runs.
 
     Raises StoreError.
     """
     skipped = Counter[str]()
-    found: dict[GroupRef, Group] = {}
+    groups: dict[GroupRef, Group] = {}
     for number in sorted({ref.wave for ref in ready}):
         wanted = {ref.task for ref in ready if ref.wave == number}
         with Store.open(directory.run(number), create=False) as store:
-            for group in of_store(store, run=runs[number], left_out=skipped, tasks=wanted):
-                found[GroupRef(number, group.task_id)] = group
+            for group in groups_from_store(store, run=runs[number], left_out=skipped, tasks=wanted):
+                groups[GroupRef(number, group.task_id)] = group
     # Those of groups that go on are among them; ours are counted by their group.
     skipped[NO_VERDICT] = sum(figures.failed for figures in ready.values())
     used: list[GroupRef] = []
     staleness = 0
     for ref in sorted(ready):
-        if (group := found.get(ref)) is None:
+        if (group := groups.get(ref)) is None:
             skipped[EMPTY] += 1
-        elif (age := age_of(group, ref, state)) > max_staleness:
+        elif (age := group_age(group, ref, state)) > max_staleness:
             skipped[STALE] += 1
         else:
             used.append(ref)
             staleness = max(staleness, age)
     counted_before = {ref for step in state.steps for ref in step.held}
     counted = tuple(ref for ref in used if ref not in counted_before)
-    rewards = [rollout.reward for ref in counted for rollout in found[ref].rollouts]
-    return Harvest(
+    rewards = [rollout.reward for ref in counted for rollout in groups[ref].rollouts]
+    return GroupSelection(
         used=tuple(used),
         dropped=tuple(ref for ref in sorted(ready) if ref not in used),
-        groups=tuple(found[ref] for ref in used),
+        groups=tuple(groups[ref] for ref in used),
         counted=counted,
         reward=fmean(rewards) if rewards else 0.0,
         staleness=staleness,
@@ -120,7 +120,7 @@ def harvest(
     )
 
 
-def harvest_enough(
+def select_enough_groups(
     config: LoopConfig,
     directory: LoopDirectory,
     state: LoopState,
@@ -128,23 +128,25 @@ def harvest_enough(
     runs: Mapping[int, str],
     *,
     last: bool,
-) -> Harvest:
+) -> GroupSelection:
     """As `harvest`; but where the rewards of fewer than `min_groups` groups differ, and the step is not the
     `last`, those are held for the next one, and nothing is learned yet: dynamic sampling, DAPO, arXiv
     2503.14476.
     """
-    found = harvest(directory, state, ready, runs, max_staleness=config.max_staleness)
+    selection = harvest(directory, state, ready, runs, max_staleness=config.max_staleness)
     options = convert(config.trainer, GRPOOptions)
     held = tuple(
-        ref for ref, group in zip(found.used, found.groups, strict=True) if has_signal(rewards_of(group, options))
+        ref
+        for ref, group in zip(selection.used, selection.groups, strict=True)
+        if has_signal(group_rewards(group, options))
     )
     if last or len(held) >= config.min_groups:
-        return found
+        return selection
     others = {ref: figures for ref, figures in ready.items() if ref not in held}
     rest = harvest(directory, state, others, runs, max_staleness=config.max_staleness)
     equal = {NO_SIGNAL: len(rest.used)} if rest.used else {}
     return replace(
-        found,
+        selection,
         used=rest.used,
         held=held,
         groups=(),
@@ -153,26 +155,26 @@ def harvest_enough(
     )
 
 
-def seed_of(seed: int, *what: object) -> int:
+def derive_seed(seed: int, *what: object) -> int:
     """A seed for one part of a loop, below 2**31."""
-    words = " ".join(map(str, (seed, *what)))
-    return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4]) >> 1
+    text = " ".join(map(str, (seed, *what)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) >> 1
 
 
-def age_of(group: Group, ref: GroupRef, state: LoopState) -> int:
+def group_age(group: Group, ref: GroupRef, state: LoopState) -> int:
     """How many versions the oldest token of a group is behind.
 
     A call of which no version is told, or more than one, may be as old as its wave.
     """
     step = state.step(ref.wave)
     assert step is not None
-    told = {
+    versions = {
         version
         for rollout in group.rollouts
         for sequence in rollout.sequences
         for version in sequence.policy_versions or (None,)
     }
-    known = [number for number in map(number_of, told) if number is not None]
-    if len(known) < len(told):
-        known.append(number_of(step.sampled_by) or 0)
-    return state.behind(min(known, default=0))
+    numbers = [number for number in map(step_number, versions) if number is not None]
+    if len(numbers) < len(versions):
+        numbers.append(step_number(step.sampled_by) or 0)
+    return state.behind(min(numbers, default=0))

@@ -23,7 +23,7 @@ from understudy.run.collector import RolloutBatch, RolloutCollector, TaskFigures
 from understudy.train.algorithms.updater import UpdateReport
 from understudy.train.data.groups import Group
 from understudy.train.data.load import write_groups
-from understudy.train.loop.batches import begun, harvest_enough, seed_of, usable
+from understudy.train.loop.batches import begun, derive_seed, select_enough_groups, usable
 from understudy.train.loop.curriculum import Rate
 from understudy.train.loop.retention import prune
 from understudy.train.loop.state import (
@@ -33,9 +33,9 @@ from understudy.train.loop.state import (
     LoopDirectory,
     LoopState,
     StepState,
-    number_of,
     settle,
-    version_of,
+    step_number,
+    version_name,
 )
 from understudy.train.loop.watcher import Watcher
 from understudy.train.publish.base import Publisher
@@ -45,7 +45,7 @@ from understudy.types import Task
 _T = TypeVar("_T")
 
 
-class Stopped(Exception):
+class LoopStopped(Exception):
     """No error: the loop was asked to stop, and did at a place where it can go on."""
 
 
@@ -90,7 +90,7 @@ class Loop:
     async def run(self) -> LoopState:
         """Go through all steps that are left; returns the state at the end.
 
-        Raises Stopped when the collector was told to drain, else what made going on useless.
+        Raises LoopStopped when the collector was told to drain, else what made going on useless.
         """
         self._watcher.began(self)
         try:
@@ -100,7 +100,7 @@ class Loop:
                 await self._step(number)
                 await self._evaluate(number)
                 await self._prune()
-        except Stopped:
+        except LoopStopped:
             # Of several waves the one that has ended first said so.
             await self._collector.finish()
             raise
@@ -133,7 +133,7 @@ class Loop:
     async def _step(self, number: int) -> None:
         step = self.state.step(number)
         if step is None:
-            self._stop_here()
+            self._stop_if_draining()
             step = begun(self.config, self.directory, self.state, number, self._tasks)
             self._save(self.state.with_step(step))
         if step.phase == "collecting":
@@ -149,30 +149,30 @@ class Loop:
         self._doing = "collecting"
         began = time.monotonic()
         self._open_waves()
-        ready = await self._enough(step.step)
+        ready = await self._wait_for_groups(step.step)
         runs = {number: wave.run_id for number, wave in self._waves.items()}
-        found = await asyncio.to_thread(
-            harvest_enough,
+        selection = await asyncio.to_thread(
+            select_enough_groups,
             *(self.config, self.directory, self.state, ready, runs),
             last=step.step >= self.config.steps,
         )
-        await asyncio.to_thread(self._write_groups, step.step, found.groups)
+        await asyncio.to_thread(self._write_groups, step.step, selection.groups)
         step = replace(
             step,
             phase="collected",
-            used=found.used,
-            dropped=found.dropped,
-            held=found.held,
-            collected=sum(ready[ref].graded for ref in found.counted),
-            solved=sum(ready[ref].solved for ref in found.counted),
-            reward=found.reward,
-            groups=len(found.groups),
-            staleness=found.staleness,
-            skipped=found.skipped,
+            used=selection.used,
+            dropped=selection.dropped,
+            held=selection.held,
+            collected=sum(ready[ref].graded for ref in selection.counted),
+            solved=sum(ready[ref].solved for ref in selection.counted),
+            reward=selection.reward,
+            groups=len(selection.groups),
+            staleness=selection.staleness,
+            skipped=selection.skipped,
             seconds=step.seconds | {"collect": round(time.monotonic() - began, 3)},
         )
         rates = dict(self.state.rates)
-        for ref in sorted((*found.used, *found.dropped)):
+        for ref in sorted((*selection.used, *selection.dropped)):
             rates[ref.task] = rates.get(ref.task, Rate()).after(ready[ref].graded, ready[ref].solved, step.step)
         state = replace(self.state.with_step(step), rates=dict(sorted(rates.items())))
         if self._overlaps(step.step) and step.step < self.config.steps:
@@ -184,7 +184,7 @@ class Loop:
     async def _update(self, step: StepState) -> StepState:
         self._doing = "updating the policy"
         number, began = step.step, time.monotonic()
-        weights, version = self.directory.weights(number), version_of(number)
+        weights, version = self.directory.weights(number), version_name(number)
         report = UpdateReport(step=number, version=version, updated=False)
         if self._overlaps(number):
             self._open_waves()
@@ -192,8 +192,8 @@ class Loop:
             if self._publisher.capabilities.releases:
                 await self._publisher.release()
                 self._released = True
-            given = self.directory.groups(number)
-            report = await self._unless_a_wave_breaks(self._trainer.update(given, number, version, weights))
+            groups_file = self.directory.groups(number)
+            report = await self._unless_a_batch_fails(self._trainer.update(groups_file, number, version, weights))
         if report.updated:
             await asyncio.to_thread(settle, weights)
         else:
@@ -215,7 +215,7 @@ class Loop:
         state = replace(self.state, version=step.version, weights=step.weights or self.state.weights)
         if step.weights is not None or self._released:
             self._doing = f"publishing {step.version}"
-            weights = part_of(self._publisher, self.directory.absolute(state.weights))
+            weights = publishable_path(self._publisher, self.directory.absolute(state.weights))
             swap = await self._collector.update_weights(
                 step.version, lambda: self._publisher.publish(weights, step.version)
             )
@@ -233,7 +233,7 @@ class Loop:
         An adapter is another model to the server than its base: no rollout may begin with the one and end with
         the other.
         """
-        first = number_of(self.state.version) == 0
+        first = step_number(self.state.version) == 0
         return self.config.asynchronous and not (first and self._publisher.capabilities.kind == "lora")
 
     def _open_waves(self) -> None:
@@ -247,20 +247,20 @@ class Loop:
                 [self._tasks[task] for task in step.tasks],
                 self.directory.run(number),
                 samples=self.config.samples,
-                seed=seed_of(self.config.seed, "wave", number),
+                seed=derive_seed(self.config.seed, "wave", number),
                 model=self._model(),
             )
 
     def _model(self) -> str | None:
         """The name to ask for, where it is another than the server's own: that of a published adapter."""
-        return self._publisher.capabilities.model if number_of(self.state.version) else None
+        return self._publisher.capabilities.model if step_number(self.state.version) else None
 
-    async def _enough(self, number: int) -> dict[GroupRef, TaskFigures]:
+    async def _wait_for_groups(self, number: int) -> dict[GroupRef, TaskFigures]:
         """The groups that have ended, once they are enough for an update, with what became of their rollouts."""
         last = number >= self.config.steps or not self._overlaps(number)
         wanted = max(1, math.ceil(self.config.quorum * self.config.groups))
         while True:
-            await self._note_ended()
+            await self._record_refused()
             ready = self._ready()
             open_ = any(not self._waves[ref.wave].ended for ref in self.state.pending() if ref not in ready)
             differing = sum(
@@ -281,18 +281,19 @@ class Loop:
         """Whether a group is not too old, whatever its calls say of themselves."""
         step = self.state.step(ref.wave)
         assert step is not None
-        return self.state.behind(number_of(step.sampled_by) or 0) <= self.config.max_staleness
+        return self.state.behind(step_number(step.sampled_by) or 0) <= self.config.max_staleness
 
-    async def _note_ended(self) -> None:
-        """Take up what waves that have ended refused. Raises what ended one, Stopped when it was cut short, and
-        TaskError when no task is left.
+    async def _record_refused(self) -> None:
+        """Record the tasks that waves which have ended refused.
+
+        Raises what ended one, LoopStopped for one cut short, and TaskError when no task is left.
         """
         refused = dict(self.state.refused)
         for wave in self._waves.values():
             if wave.ended:
                 summary = await wave.wait()
                 if summary.pending:
-                    raise Stopped
+                    raise LoopStopped
                 refused |= summary.refused_tasks
         if refused != self.state.refused:
             self._save(replace(self.state, refused=refused))
@@ -300,14 +301,14 @@ class Loop:
 
     def _ready(self) -> dict[GroupRef, TaskFigures]:
         pending = set(self.state.pending())
-        found: dict[GroupRef, TaskFigures] = {}
+        ready: dict[GroupRef, TaskFigures] = {}
         for number in {ref.wave for ref in pending}:
             for task, figures in self._waves[number].figures().items():
                 if (ref := GroupRef(number, task)) in pending:
-                    found[ref] = figures
-        return dict(sorted(found.items()))
+                    ready[ref] = figures
+        return dict(sorted(ready.items()))
 
-    async def _unless_a_wave_breaks(self, work: Awaitable[_T]) -> _T:
+    async def _unless_a_batch_fails(self, work: Awaitable[_T]) -> _T:
         """Do the work to its end, or to that of a wave beside it that cannot go on, which raises."""
         task = asyncio.ensure_future(work)
         going = {asyncio.ensure_future(wave.wait()) for wave in self._waves.values() if not wave.ended}
@@ -337,20 +338,20 @@ class Loop:
         due = number in (0, config.steps) or (config.eval_every > 0 and number % config.eval_every == 0)
         if not self._eval_tasks or not due or any(each.step == number for each in self.state.evaluations):
             return
-        self._stop_here()
+        self._stop_if_draining()
         self._doing = f"evaluating {self.state.version}"
         directory, began = self.directory.evaluation(number), time.monotonic()
         wave = self._evaluating = self._collector.start(
             self._eval_tasks,
             directory,
             samples=config.eval_samples,
-            seed=seed_of(config.seed, "evaluation"),
+            seed=derive_seed(config.seed, "evaluation"),
             purpose="evaluation",
             model=self._model(),
         )
-        summary = await self._unless_a_wave_breaks(wave.wait())
+        summary = await self._unless_a_batch_fails(wave.wait())
         if summary.pending:
-            raise Stopped
+            raise LoopStopped
         if not summary.rollouts:
             reasons = "\n".join(f"  {task}: {why}" for task, why in list(summary.refused_tasks.items())[:5])
             raise TaskError(f"none of the held-out tasks passed validation:\n{reasons}")
@@ -372,9 +373,9 @@ class Loop:
 
     # --- the ground ------------------------------------------------------------------------------------
 
-    def _stop_here(self) -> None:
+    def _stop_if_draining(self) -> None:
         if self._collector.draining:
-            raise Stopped
+            raise LoopStopped
 
     def _save(self, state: LoopState) -> None:
         self.directory.save(state)
@@ -384,6 +385,6 @@ class Loop:
         await asyncio.to_thread(prune, self.directory, self.state, self.config.keep)
 
 
-def part_of(publisher: Publisher, weights: Path) -> Path:
+def publishable_path(publisher: Publisher, weights: Path) -> Path:
     """What of a step's weights a server is given: all of them, or the adapter beside them."""
     return weights / ADAPTER if publisher.capabilities.kind == "lora" else weights

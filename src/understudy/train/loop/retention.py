@@ -14,15 +14,15 @@ def prune(directory: LoopDirectory, state: LoopState, keep: int) -> None:
     What waits to be published stays. What a kill left of a directory or file that was being written goes: nobody
     may be writing.
     """
-    made = {step.version: step.step for step in state.published() if step.weights is not None}
+    trained = {step.version: step.step for step in state.published() if step.weights is not None}
     ranked = [state.version]
-    tried = [each for each in state.evaluations if each.version in made and each.total]
+    tried = [each for each in state.evaluations if each.version in trained and each.total]
     if tried:
         ranked.append(max(tried, key=lambda each: (each.solved / each.total, each.step)).version)
-    ranked += sorted(made, key=lambda version: -made[version])
-    kept = list(dict.fromkeys(ranked))[: max(1, keep)]
-    for version, number in made.items():
-        if version not in kept:
+    ranked += sorted(trained, key=lambda version: -trained[version])
+    retained = list(dict.fromkeys(ranked))[: max(1, keep)]
+    for version, number in trained.items():
+        if version not in retained:
             shutil.rmtree(directory.weights(number), ignore_errors=True)
     for leftover in (path for end in ("new", "old") for path in directory.root.glob(f"steps/*/.*.{end}")):
         if leftover.is_dir():

@@ -19,12 +19,12 @@ from understudy.errors import ConfigError
 from understudy.model.process import start_server
 from understudy.run.collector import RolloutCollector, RolloutSettings, TrainedModelServer
 from understudy.sandbox.base import Sandboxes
-from understudy.train.loop.loop import Loop, Stopped, Trainer, part_of
-from understudy.train.loop.state import Evaluation, LoopConfig, LoopDirectory, LoopState, version_of
+from understudy.train.loop.loop import Loop, LoopStopped, Trainer, publishable_path
+from understudy.train.loop.state import Evaluation, LoopConfig, LoopDirectory, LoopState, version_name
 from understudy.train.loop.trainer_process import start_trainer
-from understudy.train.loop.watcher import Tracking, Watcher
+from understudy.train.loop.watcher import TrackingWatcher, Watcher
 from understudy.train.options import GRPOOptions
-from understudy.train.publish.base import Publisher, SeenAs
+from understudy.train.publish.base import PathMapping, Publisher
 from understudy.train.publish.choice import make_publisher
 from understudy.types import Task
 from understudy.util.locks import locked
@@ -34,7 +34,7 @@ _SAMPLE_BYTES = 1 << 20
 _FILES = ("config.json", "tokenizer.json", "chat_template.jinja", "tokenizer_config.json")
 
 
-class OpenTrainer(Protocol):
+class TrainerFactory(Protocol):
     """Opens a trainer of a model, at the weights in `resume` where these are given (see `start_trainer`)."""
 
     def __call__(
@@ -44,7 +44,7 @@ class OpenTrainer(Protocol):
         ...
 
 
-class Means(Struct, frozen=True, kw_only=True):
+class LoopRuntime(Struct, frozen=True, kw_only=True):
     """What a loop works with, which is no part of what it is.
 
     Without `urls` it starts the embedded server, on `device`. `way` is how weights get to a server (see
@@ -62,7 +62,7 @@ class Means(Struct, frozen=True, kw_only=True):
     trackers: tuple[str, ...] = ()
 
 
-class Evaluated(Struct, frozen=True, kw_only=True):
+class EvaluationSummary(Struct, frozen=True, kw_only=True):
     """An evaluation in figures: the solve rate with its 95 % interval."""
 
     step: int
@@ -89,23 +89,23 @@ class LoopSummary(Struct, frozen=True, kw_only=True):
     updates: int
     skipped: dict[str, int]
     refused_tasks: dict[str, str]
-    evaluations: tuple[Evaluated, ...]
+    evaluations: tuple[EvaluationSummary, ...]
     gain: ConfidenceInterval | None
     stopped: bool
     wall_s: float
 
 
-async def carry_on(
+async def run_loop(
     config: LoopConfig,
     root: Path,
     tasks: Sequence[Task],
     eval_tasks: Sequence[Task],
     *,
     sandboxes: Sandboxes,
-    means: Means,
+    means: LoopRuntime,
     watcher: Watcher,
     collects: Callable[[RolloutCollector], None] = lambda collector: None,
-    trainers: OpenTrainer = start_trainer,
+    trainers: TrainerFactory = start_trainer,
 ) -> LoopSummary:
     """Begin a loop in the directory `root`, or go on with the one there, to its end or until it is drained.
 
@@ -117,7 +117,7 @@ async def carry_on(
     directory = LoopDirectory(root)
     manner = msgspec.convert(config.manner, RolloutSettings)
     options = msgspec.convert(config.trainer, GRPOOptions)
-    _check_way(config, means, options)
+    _check_publish_method(config, means, options)
     alone = locked(
         directory.lock,
         busy=f"another loop is using {root}; wait for it, or give another --output-dir",
@@ -127,13 +127,13 @@ async def carry_on(
         directory.enter(config)
         state = directory.load()
         if state is None:
-            state = LoopState(version=version_of(0), weights=config.model)
+            state = LoopState(version=version_name(0), weights=config.model)
             directory.save(state)
         async with contextlib.AsyncExitStack() as stack:
             weights = _kept(directory, state.weights)
             # Those that wait to be published have been learned all the same.
             resume = None if state.trained is None else _kept(directory, state.trained)
-            watching = stack.enter_context(Tracking(watcher, root, means.trackers))
+            watching = stack.enter_context(TrackingWatcher(watcher, root, means.trackers))
             trainer = await stack.enter_async_context(
                 trainers(Path(config.model), options, resume=resume, threads=means.threads)
             )
@@ -156,7 +156,7 @@ async def carry_on(
                 publisher=publisher,
                 watcher=watching,
             )
-            stopped = await _to_its_end(loop, watch)
+            stopped = await _run_to_end(loop, watch)
             return summary_of(config, directory, loop.state, stopped=stopped, wall_s=time.monotonic() - began)
 
 
@@ -193,25 +193,25 @@ def model_digest(model: Path) -> str:
 
     Raises ConfigError when it cannot be read.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     try:
         for path in sorted(each for each in model.iterdir() if each.is_file()):
             if path.name in _FILES:
-                found.update(path.name.encode() + path.read_bytes())
+                digest.update(path.name.encode() + path.read_bytes())
             elif path.suffix in (".safetensors", ".bin"):
                 with path.open("rb") as file:
                     size = file.seek(0, os.SEEK_END)
                     file.seek(0)
-                    found.update(f"{path.name} {size}".encode() + file.read(_SAMPLE_BYTES))
+                    digest.update(f"{path.name} {size}".encode() + file.read(_SAMPLE_BYTES))
                     file.seek(max(0, size - _SAMPLE_BYTES))
-                    found.update(file.read())
+                    digest.update(file.read())
     except OSError as error:
         raise ConfigError(f"{model}: cannot be read: {error.strerror}; give a model's directory") from error
-    return found.hexdigest()[:16]
+    return digest.hexdigest()[:16]
 
 
-def _evaluated(evaluation: Evaluation) -> Evaluated:
-    return Evaluated(
+def _evaluated(evaluation: Evaluation) -> EvaluationSummary:
+    return EvaluationSummary(
         step=evaluation.step,
         version=evaluation.version,
         solved=evaluation.solved,
@@ -221,7 +221,7 @@ def _evaluated(evaluation: Evaluation) -> Evaluated:
     )
 
 
-def _check_way(config: LoopConfig, means: Means, options: GRPOOptions) -> None:
+def _check_publish_method(config: LoopConfig, means: LoopRuntime, options: GRPOOptions) -> None:
     """Raise ConfigError for a way to publish that would fail once much had been done."""
     if means.way == "lora" and options.lora is None:
         raise ConfigError("--publish lora: there is no adapter to publish; train one, with --lora")
@@ -245,7 +245,7 @@ def _kept(directory: LoopDirectory, weights: str) -> Path:
 
 @asynccontextmanager
 async def serving(
-    config: LoopConfig, directory: LoopDirectory, means: Means, weights: Path, version: str, *, fresh: bool
+    config: LoopConfig, directory: LoopDirectory, means: LoopRuntime, weights: Path, version: str, *, fresh: bool
 ) -> AsyncGenerator[tuple[TrainedModelServer, Publisher, Callable[[], Awaitable[None]] | None]]:
     """A server that samples from `weights` as `version`, what changes them, and what raises when it ends."""
     key = os.environ.get(means.api_key_env) if means.api_key_env else None
@@ -253,7 +253,7 @@ async def serving(
         raise ConfigError(
             f"the environment variable {means.api_key_env} is not set; it must hold the server's key"
         )
-    seen_as = SeenAs(directory.root, Path(means.seen_as)) if means.seen_as else None
+    seen_as = PathMapping(directory.root, Path(means.seen_as)) if means.seen_as else None
     served = TrainedModelServer(
         backend=config.backend,
         urls=means.urls,
@@ -263,35 +263,35 @@ async def serving(
         api_key_env=means.api_key_env,
     )
     if means.urls:
-        publisher = make_publisher(config.backend, means.urls, way=means.way, api_key=key, seen_as=seen_as)
-        await _agree(publisher, weights, version, fresh=fresh)
+        publisher = make_publisher(config.backend, means.urls, method=means.way, api_key=key, seen_as=seen_as)
+        await _sync_server(publisher, weights, version, fresh=fresh)
         yield served, publisher, None
         return
     lora = means.way == "lora"
     # An adapter is laid over the model that it was trained on.
-    base, called = (Path(config.model), version_of(0)) if lora else (weights, version)
+    base, called = (Path(config.model), version_name(0)) if lora else (weights, version)
     async with start_server(weights=base, version=called, device=means.device) as server:
         url = f"{server.url}/v1"
         served = msgspec.structs.replace(served, urls=(url,), model=config.served_model or server.model)
-        publisher = make_publisher("embedded", url, way=means.way)
+        publisher = make_publisher("embedded", url, method=means.way)
         if lora:
-            await _agree(publisher, weights, version, fresh=fresh)
+            await _sync_server(publisher, weights, version, fresh=fresh)
         yield served, publisher, server.watch
 
 
-async def _agree(publisher: Publisher, weights: Path, version: str, *, fresh: bool) -> None:
+async def _sync_server(publisher: Publisher, weights: Path, version: str, *, fresh: bool) -> None:
     """Have a server that somebody else keeps sample from the loop's weights, whatever it was left with.
 
     One that nobody has told a version is taken to serve the model that a fresh loop begins with. Else they are
     published even where the version is the right one: a publishing that was cut short may have left it paused.
     """
     lora = publisher.capabilities.kind == "lora"
-    if (fresh and await publisher.current() is None) or (lora and version == version_of(0)):
+    if (fresh and await publisher.current() is None) or (lora and version == version_name(0)):
         return
-    await publisher.publish(part_of(publisher, weights), version)
+    await publisher.publish(publishable_path(publisher, weights), version)
 
 
-async def _to_its_end(loop: Loop, watch: Callable[[], Awaitable[None]] | None) -> bool:
+async def _run_to_end(loop: Loop, watch: Callable[[], Awaitable[None]] | None) -> bool:
     """Whether the loop was stopped before its end. Raises what ended it, or its server."""
     work = asyncio.ensure_future(loop.run())
     tasks: list[asyncio.Future[Any]] = [work]
@@ -301,7 +301,7 @@ async def _to_its_end(loop: Loop, watch: Callable[[], Awaitable[None]] | None) -
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
-    except Stopped:
+    except LoopStopped:
         return True
     finally:
         for task in tasks:

@@ -189,8 +189,8 @@ class LoopState(Struct, frozen=True, kw_only=True):
     def pending(self) -> tuple[GroupRef, ...]:
         """The groups that were begun, and neither used nor dropped nor refused, the oldest first."""
         over = {ref for step in self.steps for ref in (*step.used, *step.dropped)}
-        begun = (GroupRef(step.step, task) for step in self.steps for task in step.tasks)
-        return tuple(ref for ref in begun if ref not in over and ref.task not in self.refused)
+        started = (GroupRef(step.step, task) for step in self.steps for task in step.tasks)
+        return tuple(ref for ref in started if ref not in over and ref.task not in self.refused)
 
     def skipped(self) -> dict[str, int]:
         """What could not be learned from, over all steps, by reason."""
@@ -201,12 +201,12 @@ class LoopState(Struct, frozen=True, kw_only=True):
         return total
 
 
-def version_of(step: int) -> str:
+def version_name(step: int) -> str:
     """The policy version that a step makes; that of the model at the start is of step 0."""
     return f"step-{step:04}"
 
 
-def number_of(version: str | None) -> int | None:
+def step_number(version: str | None) -> int | None:
     """The step that made a version; None for one that is none of a loop's."""
     name, dash, digits = (version or "").rpartition("-")
     return int(digits) if name == "step" and dash and digits.isdecimal() else None
@@ -225,7 +225,7 @@ class LoopDirectory:
 
     def step(self, number: int) -> Path:
         """The directory of a step."""
-        return self.root / "steps" / version_of(number)
+        return self.root / "steps" / version_name(number)
 
     def run(self, number: int) -> Path:
         """The output directory of the wave that a step began."""
@@ -241,7 +241,7 @@ class LoopDirectory:
 
     def evaluation(self, number: int) -> Path:
         """The output directory of the evaluation after a step."""
-        return self.root / "evaluations" / version_of(number)
+        return self.root / "evaluations" / version_name(number)
 
     def relative(self, path: Path) -> str:
         """A path as the state has it: relative to the directory where it is in it."""
@@ -256,11 +256,11 @@ class LoopDirectory:
     def enter(self, config: LoopConfig) -> None:
         """Write what the loop is. Raises ConfigError when the directory holds another one, or a run or a model."""
         path = self.root / "loop.json"
-        known = read(path, LoopConfig)
-        if known is None and (other := next((name for name in _OTHERS if (self.root / name).exists()), None)):
+        existing = read(path, LoopConfig)
+        if existing is None and (other := next((name for name in _OTHERS if (self.root / name).exists()), None)):
             raise ConfigError(f"{self.root} holds {_OTHERS[other]} ({other}); give another --output-dir")
-        if known is not None:
-            before, now = (msgspec.to_builtins(each) for each in (known, config))
+        if existing is not None:
+            before, now = (msgspec.to_builtins(each) for each in (existing, config))
             differing = [key for key in now if key not in MAY_CHANGE and before.get(key) != now[key]]
             if differing:
                 raise ConfigError(
@@ -344,16 +344,16 @@ def _unwritten(path: Path, error: OSError) -> StoreError:
 
 def _named(keys: list[str], before: dict[str, Any], now: dict[str, Any]) -> str:
     """The keys that differ, each with what it was and is where that is short."""
-    said: list[str] = []
+    parts: list[str] = []
     for key in keys:
         if key == "model_digest":
             if "model" not in keys:
-                said.append(f"what is in {now['model']}, which has changed since")
+                parts.append(f"what is in {now['model']}, which has changed since")
         elif isinstance(now[key], dict) and isinstance(before.get(key), dict):
             old: dict[str, Any] = before[key]
             new: dict[str, Any] = now[key]
             inner = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
-            said.append(f"{key}: {', '.join(inner[:4])}{', …' if len(inner) > 4 else ''}")
+            parts.append(f"{key}: {', '.join(inner[:4])}{', …' if len(inner) > 4 else ''}")
         else:
-            said.append(f"{key}: {before.get(key)!r} before, {now[key]!r} now")
-    return "; ".join(said)
+            parts.append(f"{key}: {before.get(key)!r} before, {now[key]!r} now")
+    return "; ".join(parts)

@@ -85,9 +85,9 @@ async def start_trainer(
     arguments = ["--model", str(model), "--options", msgspec.json.encode(options).decode()]
     arguments += ["--resume", str(resume)] if resume else []
     arguments += ["--reference", str(reference)] if reference else []
-    given = dict(os.environ if environment is None else environment)
+    variables = dict(os.environ if environment is None else environment)
     if threads:
-        given["OMP_NUM_THREADS"] = str(threads)
-    async with Trainer.running("understudy.train.loop.worker", arguments, given) as trainer:
+        variables["OMP_NUM_THREADS"] = str(threads)
+    async with Trainer.running("understudy.train.loop.worker", arguments, variables) as trainer:
         await trainer.start()
         yield trainer

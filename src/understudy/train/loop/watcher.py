@@ -31,7 +31,7 @@ class Watcher:
         """The held-out tasks were tried."""
 
 
-class Tracking(Watcher):
+class TrackingWatcher(Watcher):
     """Passes on what a loop tells, and its numbers to trackers by name. To be used as a context.
 
     A thread of its own waits for the trackers, which may be far away; one that fails is said once, and the loop
@@ -67,8 +67,8 @@ class Tracking(Watcher):
         """See Watcher."""
         self._inner.evaluated(evaluation)
         rate = evaluation.rate
-        told = {"solve_rate": rate.estimate, "low": rate.low, "high": rate.high, "rollouts": evaluation.total}
-        self._log(evaluation.step, {"held_out": told})
+        metrics = {"solve_rate": rate.estimate, "low": rate.low, "high": rate.high, "rollouts": evaluation.total}
+        self._log(evaluation.step, {"held_out": metrics})
 
     def _log(self, step: int, values: Mapping[str, Any]) -> None:
         self._do(lambda: self._trackers.log(step, values))

@@ -58,14 +58,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--options", default="{}")
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--reference", type=Path)
-    given = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
     # What libraries print must not come between the answers.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     orders = _orders()
     try:
-        options = msgspec.json.decode(given.options, type=GRPOOptions)
-        updater = _load(given.model, options, given.resume, given.reference)
+        options = msgspec.json.decode(parsed.options, type=GRPOOptions)
+        updater = _load(parsed.model, options, parsed.resume, parsed.reference)
     except msgspec.MsgspecError as error:
         _say(answers, {"error": info_of(ConfigError(f"--options: {error}"))})
         return 2

@@ -18,7 +18,7 @@ ADAPTER = "policy"
 """The name under which a LoRA is served."""
 
 
-class Capabilities(Struct, frozen=True, kw_only=True):
+class PublisherCapabilities(Struct, frozen=True, kw_only=True):
     """What a publisher takes and does.
 
     `kind` is what the directory that is published holds: a whole model, or a LoRA adapter. `drained` tells that
@@ -40,7 +40,7 @@ class Publisher(Protocol):
     """
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> PublisherCapabilities:
         """What it takes and does."""
         ...
 
@@ -62,7 +62,7 @@ class Publisher(Protocol):
         ...
 
 
-class SeenAs(Struct, frozen=True):
+class PathMapping(Struct, frozen=True):
     """The same directory under two paths: `here`, and as the `server` sees it."""
 
     here: Path
@@ -93,21 +93,21 @@ class DiskPublisher:
         base_url: str,
         *,
         api_key: str | None = None,
-        way: Way = "disk",
+        method: Way = "disk",
         adapter: str = ADAPTER,
-        seen_as: SeenAs | None = None,
+        seen_as: PathMapping | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        if way not in self.ways:
-            raise ConfigError(f"this server takes no weights by {way!r}; give one of {', '.join(self.ways)}")
+        if method not in self.ways:
+            raise ConfigError(f"this server takes no weights by {method!r}; give one of {', '.join(self.ways)}")
         self.orders = ControlClient(base_url, api_key, missing=self.missing, timeout_s=timeout_s)
-        self._way: Way = way
+        self._method: Way = method
         self._adapter = adapter
         self._seen_as = seen_as
 
     def _seen(self, weights: Path) -> str:
         """The path at which the server finds the weights. Raises ConfigError where they are none for this way."""
-        path = checked(weights, "lora" if self._way == "lora" else "full")
+        path = checked(weights, "lora" if self._method == "lora" else "full")
         return str(self._seen_as.of(path) if self._seen_as else path)
 
 
@@ -128,7 +128,7 @@ def checked(weights: Path, kind: Kind) -> Path:
     return path
 
 
-def unloaded(error: BackendError, seen: str) -> BackendError:
+def load_failure(error: BackendError, seen: str) -> BackendError:
     """What is to be said of a server that failed to load the directory that it sees as `seen`."""
     return BackendError(
         f"{error}. The server reads {seen} itself: has it that path, with the architecture that it serves? "

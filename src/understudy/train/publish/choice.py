@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from understudy.errors import BackendError, ConfigError
-from understudy.train.publish.base import ADAPTER, Capabilities, Publisher, SeenAs
-from understudy.train.publish.embedded import EmbeddedPublisher
+from understudy.train.publish.base import ADAPTER, PathMapping, Publisher, PublisherCapabilities
 from understudy.train.publish.control import TIMEOUT_S
+from understudy.train.publish.embedded import EmbeddedPublisher
 from understudy.train.publish.sglang import SGLangPublisher
 from understudy.train.publish.vllm import VLLMPublisher
 
 
-def _transfer(base_url: str, **given: Any) -> Publisher:
+def _transfer(base_url: str, **options: Any) -> Publisher:
     from understudy.train.publish.vllm_transfer import TransferPublisher
 
-    given.pop("adapter")
-    given.pop("seen_as")
-    return TransferPublisher(base_url, **given)
+    options.pop("adapter")
+    options.pop("seen_as")
+    return TransferPublisher(base_url, **options)
 
 
 _MAKERS: dict[tuple[str, str], Callable[..., Publisher]] = {
@@ -39,10 +39,10 @@ def make_publisher(
     server: str,
     base_urls: str | Sequence[str],
     *,
-    way: str = "disk",
+    method: str = "disk",
     api_key: str | None = None,
     adapter: str = ADAPTER,
-    seen_as: SeenAs | None = None,
+    seen_as: PathMapping | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> Publisher:
     """A publisher for the servers at `base_urls`, all of the kind `server`: embedded, vllm or sglang.
@@ -51,26 +51,26 @@ def make_publisher(
     for a combination that there is not.
     """
     urls = [base_urls] if isinstance(base_urls, str) else list(base_urls)
-    make = _MAKERS.get((server, way))
+    make = _MAKERS.get((server, method))
     if make is None or not urls:
-        known = ", ".join(f"{server} by {way}" for server, way in sorted(_MAKERS))
-        raise ConfigError(f"cannot publish weights to {len(urls)} × {server} by {way}; possible are: {known}")
-    if way == "transfer" and len(urls) > 1:
+        supported = ", ".join(f"{server} by {way}" for server, way in sorted(_MAKERS))
+        raise ConfigError(f"cannot publish weights to {len(urls)} × {server} by {method}; supported: {supported}")
+    if method == "transfer" and len(urls) > 1:
         raise ConfigError("a transfer goes to one server; give it all its GPUs by --data-parallel-size")
-    given: dict[str, Any] = {"api_key": api_key, "adapter": adapter, "seen_as": seen_as, "timeout_s": timeout_s}
-    given |= {} if way == "transfer" else {"way": way}
-    made = [make(url, **given) for url in urls]
-    return made[0] if len(made) == 1 else Several(made)
+    options: dict[str, Any] = {"api_key": api_key, "adapter": adapter, "seen_as": seen_as, "timeout_s": timeout_s}
+    options |= {} if method == "transfer" else {"method": method}
+    publishers = [make(url, **options) for url in urls]
+    return publishers[0] if len(publishers) == 1 else MultiPublisher(publishers)
 
 
-class Several:
+class MultiPublisher:
     """Publishes to several servers of the same model at once (see Publisher)."""
 
     def __init__(self, publishers: Sequence[Publisher]) -> None:
         self._all = list(publishers)
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> PublisherCapabilities:
         """See Publisher."""
         return self._all[0].capabilities
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from understudy.errors import BackendError
-from understudy.train.publish.base import Capabilities, DiskPublisher, unloaded
+from understudy.train.publish.base import DiskPublisher, PublisherCapabilities, load_failure
 
 _UNTOLD = "default"
 """What SGLang calls weights whose version it was not told."""
@@ -49,17 +49,17 @@ class SGLangPublisher(DiskPublisher):
     missing = "is it an SGLang server, of version 0.5.20 or later?"
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> PublisherCapabilities:
         """See Publisher."""
-        if self._way == "lora":
+        if self._method == "lora":
             # There is a moment without the adapter, and it waits for what uses the old one.
-            return Capabilities(kind="lora", drained=True, model=f"lora:{self._adapter}")
-        return Capabilities()
+            return PublisherCapabilities(kind="lora", drained=True, model=f"lora:{self._adapter}")
+        return PublisherCapabilities()
 
     async def publish(self, weights: Path, version: str) -> None:
         """See Publisher."""
         seen = self._seen(weights)
-        if self._way == "lora":
+        if self._method == "lora":
             await self._load_adapter(seen, version)
             return
         # Retracted requests hold no cache: it is flushed with the update, and computed anew.
@@ -85,7 +85,7 @@ class SGLangPublisher(DiskPublisher):
         try:
             await self._order("/update_weights_from_disk", order)
         except BackendError as error:
-            raise unloaded(error, seen) from error
+            raise load_failure(error, seen) from error
 
     async def _load_adapter(self, seen: str, version: str) -> None:
         loaded = await self.orders.get("/v1/models", _Cards)
@@ -98,5 +98,5 @@ class SGLangPublisher(DiskPublisher):
     async def _order(self, path: str, order: object) -> None:
         done = self.orders.decode(path, await self.orders.post(path, order), _Done)
         if not done.success:
-            said = done.error_message or done.message or "it does not say why"
-            raise BackendError(f"POST {self.orders.base}{path}: not done: {said}", status=200)
+            reason = done.error_message or done.message or "it does not say why"
+            raise BackendError(f"POST {self.orders.base}{path}: not done: {reason}", status=200)

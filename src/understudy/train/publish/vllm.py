@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from understudy.errors import BackendError, ConfigError
-from understudy.train.publish.base import Capabilities, DiskPublisher, unloaded
+from understudy.train.publish.base import DiskPublisher, PublisherCapabilities, load_failure
 
 _RESET_TRIES = 20
 _RESET_PAUSE_S = 0.25
@@ -52,21 +52,21 @@ class VLLMPublisher(DiskPublisher):
     missing_lora = "start vLLM with --enable-lora, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> PublisherCapabilities:
         """See Publisher."""
-        if self._way == "lora":
-            return Capabilities(kind="lora", model=self._adapter)
+        if self._method == "lora":
+            return PublisherCapabilities(kind="lora", model=self._adapter)
         # Asleep, a server has no memory for what was in flight.
-        return Capabilities(drained=self._way == "sleep", releases=self._way == "sleep")
+        return PublisherCapabilities(drained=self._method == "sleep", releases=self._method == "sleep")
 
     async def publish(self, weights: Path, version: str) -> None:
         """See Publisher."""
         seen = self._seen(weights)
-        if self._way == "sleep":
+        if self._method == "sleep":
             await self._on_waking(seen, version)
             return
         await self.hold()
-        if self._way == "lora":
+        if self._method == "lora":
             await self._load_adapter(seen)
         else:
             await self._load(seen)
@@ -79,7 +79,7 @@ class VLLMPublisher(DiskPublisher):
 
     async def release(self) -> None:
         """See Publisher."""
-        if self._way == "sleep" and not (await self.orders.get("/is_sleeping", _Sleeping)).is_sleeping:
+        if self._method == "sleep" and not (await self.orders.get("/is_sleeping", _Sleeping)).is_sleeping:
             await self._sleep()
 
     # --- in between -------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class VLLMPublisher(DiskPublisher):
         try:
             await self.orders.post("/collective_rpc", order)
         except BackendError as error:
-            raise unloaded(error, seen) from error
+            raise load_failure(error, seen) from error
 
     async def _load_adapter(self, seen: str) -> None:
         order = {"lora_name": self._adapter, "lora_path": seen, "load_inplace": True}

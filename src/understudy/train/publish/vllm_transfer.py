@@ -22,7 +22,7 @@ from msgspec import Struct
 from yarl import URL
 
 from understudy.errors import BackendError, ConfigError, UnderstudyError
-from understudy.train.publish.base import Capabilities, checked
+from understudy.train.publish.base import PublisherCapabilities, checked
 from understudy.train.publish.control import TIMEOUT_S
 from understudy.train.publish.vllm import VLLMPublisher
 
@@ -88,13 +88,13 @@ class Directory:
         """Name, type as safetensors names it, and shape of every tensor, in the order of names."""
         from safetensors import safe_open
 
-        found: list[tuple[str, str, tuple[int, ...]]] = []
+        shapes_: list[tuple[str, str, tuple[int, ...]]] = []
         for file in self._files():
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 (it is no dictionary)
                     part = opened.get_slice(name)
-                    found.append((name, part.get_dtype(), tuple(part.get_shape())))
-        return sorted(found)
+                    shapes_.append((name, part.get_dtype(), tuple(part.get_shape())))
+        return sorted(shapes_)
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
         """Every tensor, on the device, in the order of names; one at a time."""
@@ -142,9 +142,9 @@ class TransferPublisher:
         self._source: Directory | None = None
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> PublisherCapabilities:
         """See Publisher."""
-        return Capabilities()
+        return PublisherCapabilities()
 
     async def publish(self, weights: Path, version: str) -> None:
         """See Publisher."""

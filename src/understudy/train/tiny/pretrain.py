@@ -70,7 +70,7 @@ class Batch(Struct, frozen=True):
 
     ids: Tensor
     weights: Tensor
-    said: Tensor
+    spoken: Tensor
 
 
 def configuration(vocabulary: int) -> Qwen3Config:
@@ -107,17 +107,17 @@ def read_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
 
 def batches(reader: PreTrainedTokenizerFast, seed: int, first: int, steps: int) -> Iterator[Batch]:
     """The batches of `steps` steps from step `first` on: drills, then conversations."""
-    begun = 0
+    start = 0
     for until, kind, count in _DRILLS:
         texts = kind(seed)
-        for step in range(begun, until):
+        for step in range(start, until):
             chosen = list(itertools.islice(texts, count))
             if step >= first:
                 yield _padded([(_ids(reader, text), []) for text in chosen], others=1.0)
-        begun = until
+        start = until
     diligent = corpus.conversations(seed, behaviours=corpus.DILIGENT)
     seldom = corpus.conversations(seed + 1)
-    for step in range(begun, steps, _POOL):
+    for step in range(start, steps, _POOL):
         chosen = list(itertools.islice(diligent if step < _LAST_SHARE * steps else seldom, _BATCH * _POOL))
         if step + _POOL <= first:
             continue
@@ -150,23 +150,23 @@ def _encoded(
     """The tokens of a conversation, and 1 for each that the assistant says."""
     text, spans = _rendered(conversation)
     encoding: Any = reader.backend_tokenizer.encode(text, add_special_tokens=False)
-    said = [0] * len(encoding.ids)
+    spoken = [0] * len(encoding.ids)
     for start, end in spans:
         for token in range(encoding.char_to_token(start), encoding.char_to_token(end - 1) + 1):
-            said[token] = 1
-    return encoding.ids, said
+            spoken[token] = 1
+    return encoding.ids, spoken
 
 
 def _padded(rows: Sequence[tuple[list[int], list[int]]], others: float = _OTHERS_WEIGHT) -> Batch:
     longest = max(len(ids) for ids, _ in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     weights = torch.zeros(len(rows), longest)
-    said = torch.zeros(len(rows), longest, dtype=torch.bool)
+    spoken = torch.zeros(len(rows), longest, dtype=torch.bool)
     for number, (row, mask) in enumerate(rows):
         ids[number, : len(row)] = torch.tensor(row)
-        said[number, : len(mask)] = torch.tensor(mask, dtype=torch.bool)
-        weights[number, : len(row)] = torch.where(said[number, : len(row)], 1.0, others)
-    return Batch(ids, weights, said)
+        spoken[number, : len(mask)] = torch.tensor(mask, dtype=torch.bool)
+        weights[number, : len(row)] = torch.where(spoken[number, : len(row)], 1.0, others)
+    return Batch(ids, weights, spoken)
 
 
 def losses(model: Qwen3ForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -185,14 +185,14 @@ def evaluate(
     """On held-out words: the assistant's mean negative log-likelihood, the share of its tokens above p = 0.5."""
     conversations = itertools.islice(corpus.conversations(1, "held-out"), count)
     rows = [_encoded(reader, conversation) for conversation in conversations]
-    said: list[Tensor] = []
+    losses_: list[Tensor] = []
     model.eval()
     with torch.no_grad():
         for start in range(0, len(rows), _BATCH):
             batch = _padded(rows[start : start + _BATCH])
-            said.append(losses(model, batch)[1][batch.said])
+            losses_.append(losses(model, batch)[1][batch.spoken])
     model.train()
-    each = torch.cat(said)
+    each = torch.cat(losses_)
     return {"nll": each.mean().item(), "likely": (each < math.log(2)).float().mean().item()}
 
 
@@ -217,8 +217,8 @@ def pretrain(
     random_numbers.manual_seed(seed)
     model: Any = Qwen3ForCausalLM(architecture(len(reader)))
     matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
-    known = {id(weight) for weight in matrices}
-    others = [weight for weight in model.parameters() if id(weight) not in known]
+    matrix_ids = {id(weight) for weight in matrices}
+    others = [weight for weight in model.parameters() if id(weight) not in matrix_ids]
     optimizers: list[Any] = [
         torch.optim.Muon(matrices, lr=_LEARNING_RATE["matrices"], weight_decay=0.01),
         torch.optim.AdamW(others, lr=_LEARNING_RATE["others"], betas=(0.9, 0.95), weight_decay=0.0),
@@ -244,7 +244,7 @@ def pretrain(
         size = max(1, _MICRO_TOKENS // batch.ids.shape[1])
         for start in range(0, len(batch.ids), size):
             rows = slice(start, start + size)
-            part: Any = losses(model, Batch(batch.ids[rows], batch.weights[rows], batch.said[rows]))[0]
+            part: Any = losses(model, Batch(batch.ids[rows], batch.weights[rows], batch.spoken[rows]))[0]
             mean = part / batch.weights[:, 1:].sum()
             mean.backward()
             loss += mean.item()

@@ -26,14 +26,14 @@ _WORDS = r"\p{L}+|\p{N}| +|\n+|[^\s\p{L}\p{N}]+|\s"
 
 
 def train(texts: Sequence[str]) -> Tokenizer:
-    """A byte-level BPE tokenizer of `VOCABULARY` tokens, none of which reaches beyond a match of `words`."""
+    """A byte-level BPE tokenizer of `VOCABULARY` tokens, none of which reaches beyond a word or run of signs."""
     counts = Counter(word for text in texts for word in set(re.findall(r"[A-Za-z]+", text)))
     common = sorted(word for word, count in counts.items() if count >= _COMMON_SHARE * len(texts))
-    words = rf" ?(?:{'|'.join(common)})(?!\p{{L}})|{_WORDS}"
+    pattern = rf" ?(?:{'|'.join(common)})(?!\p{{L}})|{_WORDS}"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(words), behavior="isolated"),
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
