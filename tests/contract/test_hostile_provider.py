@@ -19,7 +19,7 @@ from understudy.gateway.errors import fault_of
 from understudy.wire.anthropic.dialect import Anthropic
 from understudy.wire.errors import ProviderRefusal
 from understudy.wire.model import ChatRequest
-from understudy.wire.recall import recall
+from understudy.wire.stored import response_blocks, sampled_calls
 
 KEY = "sk-ours-and-secret"
 MESSAGE = {"type": "message", "content": [], "model": "m", "stop_reason": "end_turn"}
@@ -102,4 +102,4 @@ async def test_an_answer_of_nothing_but_tool_calls_has_an_end() -> None:
 
 @pytest.mark.parametrize("content", [b'["x"]', b'[{"type":"tool_use","id":5}]', b"7"])
 def test_a_relayed_answer_that_makes_no_sense_does_not_keep_a_session_from_being_restored(content: bytes) -> None:
-    assert recall("anthropic", b'{"content":%b}' % content) == {}
+    assert sampled_calls(response_blocks("anthropic", b'{"role":"assistant","content":%b}' % content)) == {}

@@ -14,9 +14,9 @@ from msgspec import Raw, Struct
 
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Finding
-from understudy.wire import read_anthropic
-from understudy.wire.arguments import UNPARSED_INPUT
-from understudy.wire.blocks import Block, decoded
+from understudy.wire.anthropic.response import read_response
+from understudy.wire.decoding import decoded
+from understudy.wire.model import Block
 
 KIND = "session-log"
 MOST = 20
@@ -116,7 +116,7 @@ def _read(content: bytes, cut_off: bool) -> tuple[dict[str, list[Block]], int]:
             message = decoded(_message, bytes(line.message))
             if message.model == _SYNTHETIC:
                 continue
-            blocks = read_anthropic.answer(bytes(line.message)) or ()
+            blocks = read_response(bytes(line.message)) or ()
         except (msgspec.MsgspecError, ValueError, RecursionError):
             bad.append(number)
             continue
@@ -141,7 +141,7 @@ def _given(node: Node) -> tuple[Block, ...]:
     if node.answer is not None:
         return node.answer
     try:
-        return read_anthropic.answer(node.call.response) or ()
+        return read_response(node.call.response) or ()
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return ()
 
@@ -189,10 +189,10 @@ def _same_inputs(given: str, logged: str) -> bool:
     """Whether inputs are the same but for what the CLI rewrites: defaults filled in, and what `_normal` levels."""
     try:
         one, other = _normal(msgspec.json.decode(given)), _normal(msgspec.json.decode(logged))
-    except (msgspec.MsgspecError, RecursionError, OverflowError):
+    except msgspec.DecodeError:
+        return True  # Arguments that are no JSON: what the CLI keeps of them, it writes in a form of its own.
+    except (RecursionError, OverflowError):
         return given == logged
-    if any(isinstance(value, dict) and UNPARSED_INPUT in value for value in (one, other)):
-        return True
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return one == other
     asked, kept = cast(dict[str, Any], one), cast(dict[str, Any], other)

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct, field
 
 from understudy.export.matching import flaw, place, same, textual
@@ -33,9 +32,7 @@ from understudy.preference.checks import message_of
 from understudy.trajectory.graded import Graded
 from understudy.trajectory.roles import Role
 from understudy.trajectory.tree import Node, Trajectory
-from understudy.wire.blocks import Conversation
-from understudy.wire.stored import ChatMessage, chat_messages
-from understudy.wire.stored_tools import offered
+from understudy.wire.stored import response_message
 
 
 class Example(Struct, frozen=True, kw_only=True):
@@ -94,7 +91,7 @@ def attempt_examples(
             if node.role not in roles:
                 left_out[f"role {node.role}"] += 1
                 continue
-            answer = None if node.answer is None else _plain(chat_messages(Conversation(), node.answer)[0])
+            answer = None if node.answer is None else response_message(node.answer)
             reason = _call_flaw(node, answer)
             if reason:
                 left_out[reason] += 1
@@ -133,12 +130,7 @@ def _call_flaw(node: Node, answer: Message | None) -> str | None:
 
 
 def _history(node: Node) -> list[Message]:
-    return [_plain(message) for message in chat_messages(node.conversation)]
-
-
-def _plain(message: ChatMessage) -> Message:
-    plain: dict[str, Any] = msgspec.to_builtins(message)
-    return {key: value for key, value in plain.items() if value is not None}
+    return [textual(message) for message in node.messages]
 
 
 def _call_example(
@@ -152,7 +144,7 @@ def _call_example(
         group=told.group,
         messages=messages,
         trained=trained,
-        tools=offered(call),
+        tools=node.conversation.tools or None,
         desirable=reward >= 1,
         reward=reward,
         model=call.backend_model,

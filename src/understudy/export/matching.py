@@ -8,6 +8,11 @@ from typing import Any, cast
 import msgspec
 
 from understudy.ingest.trace import Message
+from understudy.wire.arguments import UNPARSED_INPUT
+from understudy.wire.stored import text_content
+
+INVALID_CALLS = "tool calls whose arguments are no JSON object"
+"""Why an answer is left out: learned, it would teach the model to write calls that no tool can run."""
 
 _value = msgspec.json.Decoder().decode
 
@@ -38,9 +43,18 @@ def flaw(answer: Message) -> str | None:
     calls = answer.get("tool_calls") or ()
     if not calls and not (answer.get("content") or "").strip():
         return "empty answers"
-    if any(arguments_of(call) is None for call in calls):
-        return "tool calls whose arguments are no JSON object"
+    if any(not is_valid_call(call) for call in calls):
+        return INVALID_CALLS
     return None
+
+
+def is_valid_call(call: dict[str, Any]) -> bool:
+    """Whether the model wrote the arguments of a tool call as a JSON object, which a tool could be run with.
+
+    Claude Code keeps the text of any others under a key of its own.
+    """
+    arguments = arguments_of(call)
+    return arguments is not None and UNPARSED_INPUT not in arguments
 
 
 def arguments_of(call: dict[str, Any]) -> dict[str, Any] | None:
@@ -53,21 +67,9 @@ def arguments_of(call: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def textual(message: Message) -> Message:
-    """The message with its content as text: what is no text is its type in brackets."""
+    """The message with its content as text, in which `[image]` stands for an image."""
     content = message.get("content")
-    if isinstance(content, str):
-        return message
-    parts = cast(list[Any], content) if isinstance(content, list) else []
-    return {**message, "content": "\n".join(map(_text, parts))}
-
-
-def _text(part: Any) -> str:
-    if not isinstance(part, dict):
-        return str(part)
-    found = cast(dict[str, Any], part)
-    if "text" in found:
-        return str(found["text"] or "")
-    return f"[{str(found.get('type', 'other')).removesuffix('_url')}]"
+    return message if isinstance(content, str) else {**message, "content": text_content(content)}
 
 
 def _marks(message: Message) -> tuple[tuple[str, ...], str]:

@@ -20,7 +20,7 @@ from understudy.ingest.trace import TurnAction
 from understudy.preference.known_tools import ALIASES, TOOLS, Kind, Known
 from understudy.preference.shell import canonical_command
 from understudy.util.shell import command_text
-from understudy.wire.blocks import canonical, decoded
+from understudy.wire.decoding import canonical, decoded
 
 LONGEST = 1_000_000
 """Characters of arguments that are read; longer ones are compared as they stand."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 from understudy.preference.normalise import lines
-from understudy.wire.blocks import Block, Conversation
+from understudy.wire.model import Block, Conversation
 
 _VOLATILE: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), f"<{name}>")

@@ -20,8 +20,8 @@ from understudy.preference.consensus import Judge
 from understudy.preference.normalise import unreadable
 from understudy.store import Store
 from understudy.types import Call
-from understudy.wire.blocks import Block
-from understudy.wire.stored import read_answer
+from understudy.wire.model import Block
+from understudy.wire.stored import read_response
 
 _CUT = frozenset({"length"})
 _REFUSED = frozenset({"content_filter"})
@@ -111,7 +111,7 @@ def action_of(call: Call, sent: Mapping[str, str]) -> tuple[TurnAction | None, s
 
     `sent` gives the names of tools by what the teacher was told that they are.
     """
-    blocks = read_answer(call)
+    blocks = read_response(call)
     if blocks is None:
         return None, "unreadable"
     if call.finish_reason in _CUT:
@@ -197,7 +197,7 @@ def judge_of(store: Store, state_id: str) -> Judge:
 
 def choice(call: Call, count: int) -> int | None:
     """The index of the proposal that a judge's answer names; None where it is anything but such a number."""
-    blocks = read_answer(call) or ()
+    blocks = read_response(call) or ()
     said = "".join(block.text for block in blocks if block.kind == "text")
     number = _NUMBER.fullmatch(said)
     if number is None or call.finish_reason in _CUT or not 1 <= int(number[1]) <= count:

@@ -31,8 +31,6 @@ from understudy.store import Store
 from understudy.trajectory.graded import Graded, graded
 from understudy.trajectory.tree import Node, build
 from understudy.types import Task
-from understudy.wire.stored import chat_messages
-from understudy.wire.stored_tools import offered
 
 ENVIRONMENT = "another environment before another action"
 NOT_DIFFERENT = "no different action"
@@ -211,7 +209,7 @@ def _pair(
         origin="rollouts",
         group=task.instance_id,
         messages=messages,
-        tools=offered(node.call),
+        tools=node.conversation.tools or None,
         chosen=actions[0],
         rejected=actions[1],
         model=other.call.backend_model,
@@ -284,12 +282,9 @@ def _counts(node: Node) -> bool:
 
 def _messages(node: Node) -> list[Message]:
     """The conversation before a call in OpenAI form, without thinking."""
-    told: list[Message] = []
-    for message in chat_messages(node.conversation):
-        plain: Message = {"role": message.role, "content": message.content}
-        if message.tool_calls:
-            plain["tool_calls"] = msgspec.to_builtins(message.tool_calls)
-        if message.tool_call_id is not None:
-            plain["tool_call_id"] = message.tool_call_id
-        told.append(plain)
-    return normalise_messages(told)
+    return normalise_messages(
+        [
+            {name: value for name, value in message.items() if name != "reasoning_content"}
+            for message in node.messages
+        ]
+    )

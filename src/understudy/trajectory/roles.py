@@ -45,7 +45,7 @@ CONTINUED = re.compile(
 
 def assign(nodes: Sequence[Node]) -> None:
     """Give every node its role. `nodes` are in the order of their calls, with their parents set."""
-    with_tools = {node.call.session_id for node in nodes if node.conversation.tools}
+    with_tools = {node.call.session_id for node in nodes if node.conversation.has_tools}
     for node in nodes:
         if _sums_up(node):
             node.role = "compaction"
@@ -83,7 +83,7 @@ def _is_beside(node: Node, with_tools: Collection[str | None]) -> bool:
         return any(_BESIDE.match(text) for text in _last_words(node))
     if node.children or not conversation.blocks:
         return False
-    if conversation.tools:
+    if conversation.has_tools:
         return conversation.forced
     return conversation.formatted or node.call.session_id in with_tools
 

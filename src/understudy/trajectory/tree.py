@@ -9,15 +9,17 @@ its thinking not at all; all else must be equal, but for `cache_control`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal
 
 from understudy.trajectory.roles import CONTINUED, Role, assign, goes_on
 from understudy.types import Call
-from understudy.wire.blocks import Block, Conversation, canonical
-from understudy.wire.stored import read_answer, read_request
+from understudy.wire.arguments import comparable_arguments
+from understudy.wire.decoding import canonical
+from understudy.wire.model import Block, Conversation, Message, ToolCall
+from understudy.wire.stored import read_request, read_response, sampled_calls, shown_messages
 
 Origin = Literal["first call", "retry", "compaction", "tools or system changed", "history rewritten"]
 """Why a call follows no other."""
@@ -53,6 +55,13 @@ class Node:
     verbatim: bool = True
     spawned_by: Node | None = None
     continues: Node | None = None
+    sampled: Mapping[str, ToolCall] = field(default_factory=dict[str, ToolCall])
+    """The tool calls of the attempt's responses as the model wrote them, by id."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """The chat messages that the model was shown."""
+        return shown_messages(self.conversation, self.sampled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +83,12 @@ def build(calls: Iterable[Call]) -> Trajectory:
     """The tree of the calls of one attempt, given in any order; a call given twice counts once."""
     unique = {call.id: call for call in calls}
     ordered = sorted(unique.values(), key=_order)
+    sampled: dict[str, ToolCall] = {}
     answered: _Answered = defaultdict(list)
     lines: dict[tuple[str | None, str | None], list[_Entry]] = defaultdict(list)
     entries: list[_Entry] = []
     for call in ordered:
-        entry = _Entry.read(call)
+        entry = _Entry.read(call, sampled)
         node, peers = entry.node, lines[call.session_id, call.agent_id]
         if not _attach(entry, answered):
             node.origin = _root_origin(entry, peers)
@@ -125,12 +135,14 @@ class _Entry:
     end: _Mark | None
 
     @classmethod
-    def read(cls, call: Call) -> _Entry:
-        conversation, answer = read_request(call), read_answer(call)
+    def read(cls, call: Call, sampled: dict[str, ToolCall]) -> _Entry:
+        """Read a call, and note its tool calls in `sampled`."""
+        conversation, answer = read_request(call), read_response(call)
+        sampled |= sampled_calls(answer)
         marks = _walk(_Mark(), conversation.blocks)
         last = marks[-1] if marks else None
         end = _walk(last, answer)[-1] if last and answer else last if answer is not None else None
-        return cls(Node(call, conversation, answer), marks, end)
+        return cls(Node(call, conversation, answer, sampled=sampled), marks, end)
 
     @property
     def request_key(self) -> tuple[object, ...]:
@@ -157,7 +169,9 @@ def _digest(before: bytes, part: bytes) -> bytes:
 
 
 def _strict(block: Block) -> bytes:
-    return canonical((block.role, block.kind, block.text, block.id, block.name, block.arguments, block.is_error))
+    arguments = comparable_arguments(block.arguments) if block.kind == "tool_use" else ""
+    fields = (block.role, block.kind, block.text, block.id, block.name, arguments, block.is_error)
+    return canonical((*fields, block.fingerprint))
 
 
 def _loose(block: Block) -> bytes | None:

@@ -11,8 +11,19 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
+from msgspec import Struct
 
 UNPARSED_INPUT = "__unparsedToolInput"
+"""The key under which Claude Code keeps the text of a tool call that is no JSON object."""
+
+_FREEFORM = "input"
+
+
+class _Unparsed(Struct):
+    raw: str
+
+
+_UNPARSED = msgspec.json.Decoder(dict[str, _Unparsed])
 
 
 def parse_object(raw: str) -> dict[str, Any] | None:
@@ -26,35 +37,52 @@ def parse_object(raw: str) -> dict[str, Any] | None:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
-def tool_input(raw: str) -> msgspec.Raw:
-    """The `input` of a tool use block: the model's own bytes when they are an object.
+def wrapped(raw: str) -> str:
+    """Arguments as an object in any case: the model's own text when they are one, `{}` for nothing.
 
     Else the form that Claude Code itself gives to what it cannot parse, so that its tools refuse it with the
-    message they have for that, streamed or not.
+    message they have for that, streamed or not. Model servers refuse a conversation with a tool call that is not
+    JSON, so other agents' calls get the same form.
     """
     if parse_object(raw) is not None:
-        return msgspec.Raw(raw.encode() if raw.strip() else b"{}")
-    return msgspec.Raw(msgspec.json.encode({UNPARSED_INPUT: {"raw": raw, "len": len(raw)}}))
+        return raw if raw.strip() else "{}"
+    return msgspec.json.encode({UNPARSED_INPUT: {"raw": raw, "len": len(raw)}}).decode()
 
 
-def upstream_arguments(sampled: str | None, echoed: bytes) -> str:
-    """The argument string to send to the model: as it was sampled when the echo is that, else the echo."""
-    if sampled is not None:
-        ours, theirs = parse_object(sampled), parse_object(echoed.decode())
+def unwrapped(arguments: str) -> str:
+    """What the model wrote, of arguments that may be `wrapped`."""
+    if UNPARSED_INPUT in arguments:
+        try:
+            return _UNPARSED.decode(arguments)[UNPARSED_INPUT].raw
+        except (msgspec.MsgspecError, KeyError, UnicodeError):
+            pass  # The model wrote the word itself.
+    return arguments
+
+
+def comparable_arguments(arguments: str) -> str:
+    """What two argument strings have in common that are the same but for white space and for being `wrapped`."""
+    raw = unwrapped(arguments)
+    try:
+        return msgspec.json.encode(msgspec.json.decode(raw)).decode()
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return raw
+
+
+def tool_input(raw: str) -> msgspec.Raw:
+    """The `input` of a tool use block: the arguments that a model wrote, `wrapped`."""
+    return msgspec.Raw(wrapped(raw).encode())
+
+
+def upstream_arguments(sampled: str | None, echoed: str) -> str:
+    """The argument string to send to the model: as it was sampled when the echo says the same, else the echo."""
+    if sampled is not None and sampled != echoed:
+        ours, theirs = parse_object(sampled), parse_object(echoed)
         try:
             if ours is not None and theirs is not None and same_input(ours, theirs):
                 return sampled
         except RecursionError:
             pass  # Nested hundreds deep: no tool takes that, and the echo will do.
-    return echoed.decode()
-
-
-def same_arguments(sampled: str | None, echoed: str) -> str:
-    """As `upstream_arguments`, for an echo that is the argument string itself; the outcome is always an object.
-
-    Servers refuse a conversation with a tool call that is not JSON; it gets the form that Claude Code gives it.
-    """
-    return upstream_arguments(sampled, bytes(tool_input(echoed)))
+    return echoed
 
 
 def same_input(sampled: object, echoed: object) -> bool:
@@ -80,3 +108,32 @@ def _double(value: object) -> float | None:
         return float(value)
     except OverflowError:
         return float("inf") if value > 0 else float("-inf")
+
+
+# --- tools that take plain text -------------------------------------------------------------------------
+
+FREEFORM_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {_FREEFORM: {"type": "string", "description": "The whole input of the tool, as plain text."}},
+    "required": [_FREEFORM],
+    "additionalProperties": False,
+}
+"""The parameters of the function that stands for a tool which takes plain text."""
+
+
+def freeform_input(arguments: str) -> str:
+    """The plain text that a model passed to such a tool: in the one parameter, or as it wrote it."""
+    text = (parse_object(arguments) or {}).get(_FREEFORM)
+    return text if isinstance(text, str) else arguments
+
+
+def freeform_arguments(text: str) -> str:
+    """The arguments that pass a plain text. Servers refuse a conversation with a call that is not JSON."""
+    return msgspec.json.encode({_FREEFORM: text}).decode()
+
+
+def upstream_freeform(sampled: str | None, echoed: str) -> str:
+    """As `upstream_arguments`, for the call of such a tool: as it was sampled when both pass the same text."""
+    if sampled is None or parse_object(sampled) is None:
+        return echoed
+    return sampled if freeform_input(sampled) == freeform_input(echoed) else echoed

@@ -1,15 +1,23 @@
-"""Request bodies: from the bytes that an agent sent to the fields that are understood."""
+"""JSON bodies: from the bytes that an agent sent to the fields that are understood."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from understudy.wire.blocks import decoded
 from understudy.wire.errors import InvalidRequest
 
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What reading a body raises that is not of its dialect: invalid JSON, other types, no UTF-8, or too deep."""
+
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)", re.DOTALL
+)
+_encoder = msgspec.json.Encoder(order="deterministic")
 _T = TypeVar("_T")
 
 
@@ -21,20 +29,42 @@ class _Head(Struct):
 _HEAD = msgspec.json.Decoder(_Head)
 
 
-def peek(body: bytes, what: str) -> tuple[str, bool]:
+def peek(body: bytes, expected: str) -> tuple[str, bool]:
     """The model that a request asks for, and whether it wants a stream. Raises as `decode` does."""
-    head = decode(body, _HEAD, what)
+    head = decode(body, _HEAD, expected)
     return head.model, bool(head.stream)
 
 
-def decode(body: bytes, decoder: msgspec.json.Decoder[_T], what: str) -> _T:
-    """A request from its bytes; `what` names the format. Raises InvalidRequest naming what is wrong, and where.
+def decode(body: bytes, decoder: msgspec.json.Decoder[_T], expected: str) -> _T:
+    """A request from its bytes; `expected` names the format. Raises InvalidRequest: what is wrong, and where.
 
     Halves of surrogate pairs, which no UTF-8 can carry on to a model, are replaced.
     """
     try:
         return decoded(decoder.decode, body)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"the request is not {what}: {error}") from error
+        raise InvalidRequest(f"the request is not {expected}: {error}") from error
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise InvalidRequest(f"the request body is not valid JSON: {error}") from error
+
+
+def decoded(decode: Callable[[bytes], _T], body: bytes) -> _T:
+    """A JSON body, with halves of surrogate pairs replaced: JavaScript writes such, and no decoder takes them.
+
+    Raises what UNREADABLE lists.
+    """
+    try:
+        return decode(body)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        return decode(_ESCAPE.sub(lambda match: rb"\ufffd" if _is_half(match[0]) else match[0], body))
+
+
+def _is_half(escape: bytes) -> bool:
+    return len(escape) == len(rb"\ud800") and escape[2:3] in b"dD" and escape[3:4] in b"89abcdefABCDEF"
+
+
+def canonical(value: Any) -> bytes:
+    """JSON with sorted keys: equal values give equal bytes."""
+    return _encoder.encode(value)

@@ -7,8 +7,18 @@ from typing import Any, ClassVar, Protocol
 
 from msgspec import Struct
 
-from understudy.wire.errors import Fault
-from understudy.wire.model import ChatRequest, ConversationHandle, Delta, Generation, ToolCall
+from understudy.wire.errors import Fault, InvalidRequest
+from understudy.wire.layout import lay_out
+from understudy.wire.model import (
+    Block,
+    ChatRequest,
+    Conversation,
+    ConversationHandle,
+    Delta,
+    Generation,
+    Message,
+    ToolCall,
+)
 
 ID_LIMIT = 200
 """How much of a session's or a subagent's id counts, in characters; agents send 36."""
@@ -45,6 +55,13 @@ class WireSession(Protocol):
     def sampled(self, tool_id: str) -> ToolCall | None:
         """The tool call as the model wrote it, by the id that the agent was given; None for an unknown id."""
         ...
+
+
+def shown_messages(conversation: Conversation, session: WireSession) -> list[Message]:
+    """The chat messages that a model is shown. Raises InvalidRequest for what no chat model can do."""
+    if conversation.unsupported:
+        raise InvalidRequest(conversation.unsupported[0])
+    return lay_out(conversation.instructions, conversation.blocks, session.sampled)
 
 
 class DialectRequest(Struct, frozen=True):
@@ -105,6 +122,17 @@ class Dialect(Protocol):
 
     def parse(self, body: bytes, session: WireSession, branch: Branch) -> DialectRequest:
         """Understand a request. Raises InvalidRequest naming the field."""
+        ...
+
+    def read_request(self, body: bytes) -> Conversation:
+        """The conversation of a stored request, with all that is known of it. Raises what UNREADABLE lists."""
+        ...
+
+    def read_response(self, body: bytes) -> tuple[Block, ...] | None:
+        """The blocks of a stored response, tool calls as the model wrote them; None when it is no model's message.
+
+        Raises what UNREADABLE lists.
+        """
         ...
 
     def message(

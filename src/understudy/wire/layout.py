@@ -1,150 +1,145 @@
-"""What a model is shown, in the making: all dialects put it together here, so that it is the same from each."""
+"""How a conversation is laid out for a model: the one place where blocks become chat messages.
+
+The gateway sends what this gives to the model's server; exports write the same. What any dialect means is decided
+before, when it is read into blocks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 
-from msgspec import Struct
+from understudy.wire.arguments import upstream_arguments, upstream_freeform
+from understudy.wire.model import SYSTEM_SEPARATOR, TEXT_SEPARATOR, Block, Message, Part, ToolCall
 
-from understudy.wire.dialect import WireSession
+IMAGE = "[image]"
+"""Stands for an image where only text can stand."""
 
-SYSTEM_SEPARATOR = "\n\n"
-TEXT_SEPARATOR = "\n"
-"""Frozen: another separator gives other tokens, and every conversation that was begun with this one is split."""
-
-Part = dict[str, Any]
-
-
-def text_part(text: str) -> Part:
-    """A part of a message's content that is text."""
-    return {"type": "text", "text": text}
+SampledCalls = Callable[[str], ToolCall | None]
+"""Gives a tool call as the model wrote it, by the id that the agent was given; None where that is not known."""
 
 
-def plain(parts: Sequence[Part]) -> str:
-    """The texts of a content."""
-    return TEXT_SEPARATOR.join(part["text"] for part in parts if part["type"] == "text")
+def lay_out(instructions: Sequence[str], blocks: Iterable[Block], sampled: SampledCalls) -> list[Message]:
+    """The chat messages that a model is shown.
+
+    Instructions are one system message; a system block further on is a user's message, since most chat templates
+    know only a first system message, and some refuse any other. Tool results come in the order of their calls:
+    agents send them as their tools end, many templates render them without ids, and some servers give two calls
+    the same id, so to a model it is the order that says which result is whose. The images of tool results follow
+    the last of several results, and begin what the user says then.
+
+    Tool calls that were `sampled` are shown as they were, ids and arguments, unless the agent changed what they
+    mean. Thinking stands under `reasoning`.
+    """
+    messages: list[Message] = []
+    if instructions:
+        messages.append({"role": "system", "content": SYSTEM_SEPARATOR.join(instructions)})
+    called: list[str] = []
+    for answering, run in groupby(blocks, key=_is_assistants):
+        if not answering:
+            messages += _between(list(run), called, sampled)
+            continue
+        for _, turn in groupby(run, key=_turn):
+            message, called = _assistant(turn, sampled)
+            messages.append(message)
+    return messages
 
 
-def function_tool(
-    name: str, description: str | None, parameters: dict[str, Any] | None, strict: bool | None = None
-) -> dict[str, Any]:
-    """A tool as models are shown it; what says nothing is left out."""
-    function: dict[str, Any] = {"name": name}
-    if description is not None:
-        function["description"] = description
-    function["parameters"] = {"type": "object", "properties": {}} if parameters is None else parameters
-    if strict:
-        function["strict"] = True
-    return {"type": "function", "function": function}
+def content_parts(blocks: Iterable[Block]) -> list[Part]:
+    """The content of a user's message: its texts and images in their order."""
+    parts: list[Part] = []
+    for block in blocks:
+        if block.images:
+            parts += block.images
+        elif not block.hidden:
+            parts.append({"type": "text", "text": block.text})
+    return parts
 
 
-class _Result(Struct, gc=False):
-    """What a tool gave to a call; `call_id` is the one that the agent knows."""
-
-    call_id: str
-    text: str
-    images: list[Part]
+def _is_assistants(block: Block) -> bool:
+    return block.role == "assistant"
 
 
-class _Words(Struct, gc=False):
-    """What the user said, or the system did in the user's place."""
-
-    parts: Sequence[Part]
-    from_user: bool
+def _turn(block: Block) -> int:
+    return block.turn
 
 
-class Transcript:
-    """The messages of one request, added in their order. `messages` is what a model is shown."""
+def _assistant(blocks: Iterable[Block], sampled: SampledCalls) -> tuple[Message, list[str]]:
+    """An assistant's message, and the ids of its tool calls."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, object]] = []
+    ids: list[str] = []
+    for block in blocks:
+        if block.kind == "tool_use":
+            ids.append(block.id)
+            calls.append(_call(block, sampled(block.id)))
+        elif block.kind == "thinking":
+            thoughts.append(block.text)
+        elif not block.hidden:
+            texts.append(block.text)
+    message: Message = {"role": "assistant", "content": TEXT_SEPARATOR.join(texts)}
+    if reasoning := TEXT_SEPARATOR.join(thoughts):
+        message["reasoning"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message, ids
 
-    def __init__(self, session: WireSession) -> None:
-        self._session = session
-        self._system: list[str] = []
-        self._messages: list[dict[str, Any]] = []
-        self._called: list[str] = []
-        """The calls of the last assistant message, in their order."""
-        self._heard: list[_Result | _Words] = []
-        """What came since then."""
 
-    def instruct(self, text: str) -> None:
-        """What the system or the developer says: first of all one message, later on a user's.
+def _call(block: Block, sampled: ToolCall | None) -> dict[str, object]:
+    arguments = block.arguments
+    if sampled is not None:
+        upstream = upstream_freeform if block.freeform else upstream_arguments
+        arguments = upstream(sampled.arguments, arguments)
+    function = {"name": block.name, "arguments": arguments}
+    return {"id": _backend_id(block.id, sampled), "type": "function", "function": function}
 
-        Most chat templates know only a first system message, some refuse any other.
-        """
-        if self._messages or self._heard:
-            self._heard.append(_Words([text_part(text)], from_user=False))
-        else:
-            self._system.append(text)
 
-    def user(self, parts: Sequence[Part]) -> None:
-        """What the user says."""
-        self._heard.append(_Words(parts, from_user=True))
+def _backend_id(call_id: str, sampled: ToolCall | None) -> str:
+    """The id that the model's server gave, where there was one: some templates render it."""
+    return sampled.id if sampled and sampled.id else call_id
 
-    def result(self, call_id: str, parts: Sequence[Part], *, is_error: bool = False) -> None:
-        """What a tool gave; images follow the last of several results, and begin what the user says then.
 
-        Results are shown in the order of their calls. Agents send them as their tools end, many chat templates
-        render them without ids, and some servers give two calls the same one: to a model it is the order that says
-        which result is whose.
-        """
-        text = TEXT_SEPARATOR.join(part["text"] if part["type"] == "text" else "[image]" for part in parts)
-        images = [part for part in parts if part["type"] != "text"]
-        self._heard.append(_Result(call_id, f"Error: {text}" if is_error else text, images))
-
-    def assistant(self, text: str, reasoning: str | None = None) -> None:
-        """What the model said; its tool calls follow by `call`."""
-        self._settle()
-        self._called.clear()
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if reasoning:
-            message["reasoning"] = reasoning
-        self._messages.append(message)
-
-    def call(self, call_id: str, name: str, arguments: Callable[[str | None], str]) -> None:
-        """A tool call of the assistant message that was added last.
-
-        `arguments` makes the argument string, given the one that was sampled, where this session sampled it.
-        """
-        sampled = self._session.sampled(call_id)
-        function = {"name": name, "arguments": arguments(sampled.arguments if sampled else None)}
-        call = {"id": self._backend_id(call_id), "type": "function", "function": function}
-        self._messages[-1].setdefault("tool_calls", []).append(call)
-        self._called.append(call_id)
-
-    def messages(self) -> list[dict[str, Any]]:
-        """All of them."""
-        self._settle()
-        if not self._system:
-            return self._messages
-        return [{"role": "system", "content": SYSTEM_SEPARATOR.join(self._system)}, *self._messages]
-
-    def _settle(self) -> None:
-        """Lay out what came since the last assistant message: now its tool results are all there."""
-        place = {id_: number for number, id_ in enumerate(self._called)}
-        results = [heard for heard in self._heard if isinstance(heard, _Result)]
-        ordered = iter(sorted(results, key=lambda result: place.get(result.call_id, len(place))))
-        images: list[Part] = []
-        for heard in self._heard:
-            if isinstance(heard, _Result):
+def _between(blocks: Sequence[Block], called: Sequence[str], sampled: SampledCalls) -> list[Message]:
+    """The messages between two of the assistant's, the first of which made the calls `called`."""
+    place = {id_: number for number, id_ in enumerate(called)}
+    results = [block for block in blocks if block.kind == "tool_result"]
+    if len(results) > 1:
+        results.sort(key=lambda block: place.get(block.id, len(place)))
+    ordered = iter(results)
+    messages: list[Message] = []
+    images: list[Part] = []
+    for (is_result, _, role), group in groupby(blocks, key=_message_key):
+        if is_result:
+            for _ in group:
                 result = next(ordered)
-                call_id = self._backend_id(result.call_id)
-                self._messages.append({"role": "tool", "tool_call_id": call_id, "content": result.text})
                 images += result.images
-                continue
-            if images and not heard.from_user:
-                self._say(images)
-                images = []
-            self._say([*images, *heard.parts])
+                messages.append(_result(result, sampled))
+            continue
+        if images and role != "user":
+            messages.append(_user(images))
             images = []
-        if images:
-            self._say(images)
-        self._heard.clear()
+        parts = content_parts(group)
+        if role != "user":
+            # What the system says is text alone.
+            parts = [part for part in parts if part["type"] == "text"]
+        messages.append(_user([*images, *parts]))
+        images = []
+    if images:
+        messages.append(_user(images))
+    return messages
 
-    def _say(self, parts: Sequence[Part]) -> None:
-        only_text = all(part["type"] == "text" for part in parts)
-        self._messages.append({"role": "user", "content": plain(parts) if only_text else list(parts)})
 
-    def _backend_id(self, call_id: str) -> str:
-        """The id that the model's server gave, where there was one: some templates render it."""
-        sampled = self._session.sampled(call_id)
-        return sampled.id if sampled and sampled.id else call_id
+def _message_key(block: Block) -> tuple[bool, int, str]:
+    return block.kind == "tool_result", block.turn, block.role
+
+
+def _result(block: Block, sampled: SampledCalls) -> Message:
+    text = f"Error: {block.text}" if block.is_error else block.text
+    return {"role": "tool", "tool_call_id": _backend_id(block.id, sampled(block.id)), "content": text}
+
+
+def _user(parts: list[Part]) -> Message:
+    if all(part["type"] == "text" for part in parts):
+        return {"role": "user", "content": TEXT_SEPARATOR.join(part["text"] for part in parts)}
+    return {"role": "user", "content": parts}

@@ -1,13 +1,121 @@
-"""What a model is asked and what it generates: the neutral shapes that all dialects are translated to."""
+"""The conversation model: what an agent asks, what a model is shown of it, and what the model generates.
+
+Every dialect is read into a `Conversation`, a flat list of `Block`s. `layout` makes the chat messages of it that a
+model is shown, for the gateway and for exports alike. What comes back is a `Generation`, or `Delta`s while it is
+being sampled, which each dialect writes as its own kind of response.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from hashlib import blake2b
+from typing import Any, Literal, cast
 
+import msgspec
 from msgspec import Raw, Struct, field
 
+from understudy.errors import BackendError
 from understudy.types import PolicySpan, Usage
+from understudy.wire.arguments import UNPARSED_INPUT
+from understudy.wire.decoding import canonical
+
+Part = dict[str, Any]
+"""A part of a message's content: `{"type": "text", "text": …}` or `{"type": "image_url", "image_url": {…}}`."""
+
+Message = dict[str, Any]
+"""A message of a chat completion."""
+
+BlockKind = Literal["text", "thinking", "tool_use", "tool_result", "other"]
+
+# --- what is asked --------------------------------------------------------------------------------------
+
+
+class Block(Struct, frozen=True, gc=False):
+    """One block of a conversation: a text, a thought, a tool call, a tool result, or anything else.
+
+    `turn` is the number of its message; `role` is `user`, `assistant` or `system`. Tool results are a user's in
+    every dialect. `text` is what a model is shown of the block, which for a block of another kind, named `name`
+    by its dialect, is some description of it. `images` are shown too; in `text` stands `[image]` for each. A
+    block that is `hidden` is not shown at all.
+
+    A tool call has `id`, `name` and `arguments`, which are JSON text: in a request what a model is shown of them,
+    in a response what the model wrote, which need not be valid. With `freeform` the tool takes plain text, which
+    is the one argument `input`. A tool result has the call's `id`.
+
+    `source` is the block as it was sent where `text` and `images` do not tell it from others of its kind.
+    """
+
+    turn: int
+    role: str
+    kind: BlockKind
+    text: str = ""
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    is_error: bool = False
+    images: tuple[Part, ...] = ()
+    hidden: bool = False
+    freeform: bool = False
+    source: Struct | None = None
+
+    def inputs(self) -> dict[str, Any]:
+        """The arguments of a tool call by name; empty when they are not a valid JSON object."""
+        try:
+            value = msgspec.json.decode(self.arguments) if self.arguments else None
+        except (msgspec.MsgspecError, RecursionError):
+            value = None
+        inputs = cast(dict[str, Any], value) if isinstance(value, dict) else {}
+        return {} if UNPARSED_INPUT in inputs else inputs
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells blocks apart whose other fields are equal: their images, and what no model is shown."""
+        if not self.images and self.source is None:
+            return ""
+        return canonical((self.images, self.source)).decode()
+
+
+class Conversation(Struct, frozen=True, gc=False):
+    """What a request asks of a model.
+
+    `instructions` are the system prompt, which a model is shown as one message; None of them, and there is no
+    such message. `tools` are the functions that the model may call, in the form of chat completions; they may be
+    shared with other conversations, so never change them. `tools_json` is the same as JSON, where that is at hand.
+    `unsupported` lists what no chat model can do: the gateway refuses a request for it.
+
+    The rest is known of stored calls only. `setting` is a digest of the system prompt and the tools as they were
+    sent. `has_tools` when there are tools that the agent itself runs, `forced` when the model must call a certain
+    one, `formatted` when the response must fit a JSON schema. `aside`: the prompt cache is told to end before the
+    last message, as for a question that the conversation will not go on from.
+    """
+
+    instructions: tuple[str, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    tools: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    tools_json: Raw | None = None
+    unsupported: tuple[str, ...] = ()
+    setting: bytes = b""
+    has_tools: bool = False
+    forced: bool = False
+    formatted: bool = False
+    aside: bool = False
+
+    @property
+    def system(self) -> str:
+        """The system prompt as one text."""
+        return SYSTEM_SEPARATOR.join(self.instructions)
+
+
+def setting_digest(system: str, tools: bytes) -> bytes:
+    """A digest of a system prompt and of tools, which are JSON as sent, or nothing."""
+    digest = blake2b(system.encode("utf-8", "surrogatepass"), digest_size=16)
+    digest.update(b"\0" + tools)
+    return digest.digest()
+
+
+SYSTEM_SEPARATOR = "\n\n"
+TEXT_SEPARATOR = "\n"
+"""Frozen: another separator gives other tokens, and every conversation that was begun with this one is split."""
 
 
 class ConversationHandle:
@@ -44,6 +152,9 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     enable_thinking: bool | None = None
     sampling: dict[str, Any] = field(default_factory=dict[str, Any])
     conversation: ConversationHandle | None = None
+
+
+# --- what is generated ----------------------------------------------------------------------------------
 
 
 class ToolCall(Struct, frozen=True):
@@ -92,3 +203,28 @@ class Delta(Struct, frozen=True, gc=False):
 
 Emit = Callable[[Delta], None]
 """Receives the pieces of a generation as they come."""
+
+
+Ending = Literal["stop", "length", "tool_calls", "content_filter"]
+
+_ENDINGS: dict[str, Ending] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "content_filter",
+}
+
+
+def ending(generation: Generation) -> Ending:
+    """How a generation ended; one with tool calls ended for them, whatever its server says.
+
+    Raises BackendError for an end that no response can have: an aborted generation must not pass for a short one.
+    """
+    reason = _ENDINGS.get(generation.finish_reason)
+    if reason is None:
+        raise BackendError(
+            f"invalid finish_reason {generation.finish_reason[:100]!r} from the backend, expected one of "
+            f"{', '.join(_ENDINGS)}; the response is incomplete"
+        )
+    return "tool_calls" if reason == "stop" and generation.tool_calls else reason

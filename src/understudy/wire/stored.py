@@ -1,132 +1,106 @@
-"""Request and answer of a call, read by its dialect; and the same in the shape of a chat completion.
+"""Stored calls: their conversations and responses, and the chat messages that a model was shown.
 
-Everything here was written by an agent in a sandbox or by a model: a body that cannot be read gives an empty
-conversation, never an exception.
+A stored request was written by an agent in a sandbox, a stored response by a model: a body that cannot be read
+gives an empty conversation, or None, never an exception.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
-from itertools import groupby
-
-import msgspec
-from msgspec import Struct
+from types import MappingProxyType
+from typing import Any, cast
 
 from understudy.types import Call
-from understudy.wire import read_anthropic, read_chat, read_responses
-from understudy.wire.blocks import Block, Conversation, joined
+from understudy.wire.decoding import UNREADABLE
+from understudy.wire.dialects import DIALECTS
+from understudy.wire.layout import lay_out
+from understudy.wire.model import Block, Conversation, Message, ToolCall
 
-_READERS: dict[str, tuple[Callable[[bytes], Conversation], Callable[[bytes], tuple[Block, ...] | None]]] = {
-    "anthropic": (read_anthropic.request, read_anthropic.answer),
-    "openai-chat": (read_chat.request, read_chat.answer),
-    "openai-responses": (read_responses.request, read_responses.answer),
-}
-
-
-class ToolFunction(Struct, frozen=True):
-    """The function of a tool call; `arguments` is JSON text."""
-
-    name: str
-    arguments: str
-
-
-class ChatToolCall(Struct, frozen=True):
-    """A tool call as a chat completion has it."""
-
-    id: str
-    function: ToolFunction
-    type: str = "function"
-
-
-class ChatMessage(Struct, frozen=True):
-    """A message as a chat completion has it. `content` is empty when a tool call is all there is."""
-
-    role: str
-    content: str
-    reasoning_content: str | None = None
-    tool_calls: list[ChatToolCall] | None = None
-    tool_call_id: str | None = None
+NOT_SAMPLED: Mapping[str, ToolCall] = MappingProxyType({})
 
 
 def read_request(call: Call) -> Conversation:
-    """The conversation that `call` sent; empty when its body is not one of its dialect."""
+    """The conversation that a call sent; empty when its body is not one of its dialect."""
+    dialect = DIALECTS.get(call.dialect)
     try:
-        return _READERS[call.dialect][0](call.request)
-    except (KeyError, msgspec.MsgspecError, ValueError, RecursionError):
-        return Conversation(setting=blake2b(call.request, digest_size=16).digest())
+        if dialect is not None:
+            return dialect.read_request(call.request)
+    except UNREADABLE:
+        pass
+    return Conversation(setting=blake2b(call.request, digest_size=16).digest())
 
 
-def read_answer(call: Call) -> tuple[Block, ...] | None:
-    """The blocks that `call` was answered with; None when it failed or its answer is not a message."""
-    if call.status == "error":
-        return None
+def read_response(call: Call) -> tuple[Block, ...] | None:
+    """The blocks that a call was answered with; None when it failed, or its response is no model's message."""
+    return None if call.status == "error" else response_blocks(call.dialect, call.response)
+
+
+def response_blocks(dialect: str, body: bytes) -> tuple[Block, ...] | None:
+    """The blocks of a response in a dialect; None when it is no model's message."""
     try:
-        return _READERS[call.dialect][1](call.response)
-    except (KeyError, msgspec.MsgspecError, ValueError, RecursionError):
+        return DIALECTS[dialect].read_response(body) if dialect in DIALECTS else None
+    except UNREADABLE:
         return None
 
 
-def chat_messages(conversation: Conversation, answer: tuple[Block, ...] | None = None) -> list[ChatMessage]:
-    """`conversation`, then `answer` as one more assistant message, as chat-completion messages.
+def sampled_calls(blocks: Iterable[Block] | None) -> dict[str, ToolCall]:
+    """The tool calls of a response as the model wrote them, by the ids that the agent was given."""
+    return {b.id: ToolCall(b.id, b.name, b.arguments) for b in blocks or () if b.kind == "tool_use"}
 
-    Laid out as the gateway sends them to a model: tool results are messages of role `tool` in the order of their
-    calls, a system message among the others is a user's. What is no text is its type in brackets, in place: the
-    gateway shows the images of tool results to a model behind them, in a user's message.
+
+def shown_messages(conversation: Conversation, sampled: Mapping[str, ToolCall] = NOT_SAMPLED) -> list[Message]:
+    """The chat messages that a model was shown of a conversation, as exports have them.
+
+    `sampled` are the tool calls of earlier responses of the attempt, by id: a model is shown its own calls as it
+    wrote them. Thinking stands under `reasoning_content`.
     """
-    messages = [ChatMessage("system", conversation.system)] if conversation.system else []
-    for _, turn in groupby(_in_call_order(conversation.blocks), key=lambda block: block.turn):
-        messages.extend(_chat_turn(list(turn)))
-    if answer is not None:
-        messages.extend(_chat_turn(list(answer)) if answer else [ChatMessage("assistant", "")])
-    return messages
+    return [_exported(message) for message in lay_out(conversation.instructions, conversation.blocks, sampled.get)]
 
 
-def render(messages: list[ChatMessage]) -> str:
-    """`messages` as plain text for a person: a stand-in where the prompt's own text is not known."""
-    parts: list[str] = []
+def response_message(blocks: Sequence[Block]) -> Message:
+    """A response as an assistant's message, tool calls as the model wrote them. `content` may be empty."""
+    (message,) = lay_out((), blocks or (Block(0, "assistant", "text"),), NOT_SAMPLED.get)
+    return _exported(message)
+
+
+def _exported(message: Message) -> Message:
+    """A message under the names, and in the order of fields, that exports have."""
+    exported: Message = {"role": message["role"], "content": message["content"]}
+    if "reasoning" in message:
+        exported["reasoning_content"] = message["reasoning"]
+    if calls := message.get("tool_calls"):
+        exported["tool_calls"] = [
+            {"id": call["id"], "function": call["function"], "type": call["type"]} for call in calls
+        ]
+    if "tool_call_id" in message:
+        exported["tool_call_id"] = message["tool_call_id"]
+    return exported
+
+
+def text_content(content: Any) -> str:
+    """A message's content as text: of parts the texts, and `[image]` for an image."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = cast(list[Any], content) if isinstance(content, list) else [content]
+    return "\n".join(map(_part_text, parts))
+
+
+def _part_text(part: Any) -> str:
+    if not isinstance(part, dict):
+        return str(part)
+    fields = cast(dict[str, Any], part)
+    if "text" in fields:
+        return str(fields["text"] or "")
+    return f"[{str(fields.get('type', 'other')).removesuffix('_url')}]"
+
+
+def as_plain_text(messages: Iterable[Message]) -> str:
+    """Messages as plain text for a person: a stand-in where the prompt's own text is not known."""
+    texts: list[str] = []
     for message in messages:
-        lines = [f"[{message.role}]", message.reasoning_content or "", message.content]
-        lines += [f"{c.function.name}({c.function.arguments})" for c in message.tool_calls or ()]
-        parts.append("\n".join(line for line in lines if line))
-    return "\n\n".join(parts)
-
-
-def _in_call_order(blocks: Iterable[Block]) -> Iterator[Block]:
-    """The blocks, the tool results between two assistant's turns in the order of the calls that they answer."""
-    place: dict[str, int] = {}
-    for (answering, _), some in groupby(blocks, key=_speaker):
-        said = list(some)
-        if answering:
-            place = {id_: number for number, id_ in enumerate(b.id for b in said if b.kind == "tool_use")}
-            yield from said
-            continue
-        results = [block for block in said if block.kind == "tool_result"]
-        ordered = iter(sorted(results, key=lambda block: place.get(block.id, len(place))))
-        for block in said:
-            if block.kind == "tool_result":
-                yield msgspec.structs.replace(next(ordered), turn=block.turn)
-            else:
-                yield block
-
-
-def _speaker(block: Block) -> tuple[bool, int | None]:
-    """Whether a block is the assistant's, and of which of its turns."""
-    return (True, block.turn) if block.role == "assistant" else (False, None)
-
-
-def _chat_turn(blocks: list[Block]) -> Iterator[ChatMessage]:
-    """The messages of one turn: an assistant's is one; a user's is cut where its tool results stand."""
-    if blocks and blocks[0].role == "assistant":
-        calls = [ChatToolCall(b.id, ToolFunction(b.name, b.arguments)) for b in blocks if b.kind == "tool_use"]
-        thinking = joined([block for block in blocks if block.kind == "thinking"])
-        said = [block for block in blocks if block.kind in ("text", "other")]
-        yield ChatMessage("assistant", joined(said), thinking or None, calls or None)
-        return
-    for is_result, part in groupby(blocks, key=lambda block: block.kind == "tool_result"):
-        if not is_result:
-            yield ChatMessage("user", joined(list(part)))
-            continue
-        for block in part:
-            text = f"Error: {block.text}" if block.is_error else block.text
-            yield ChatMessage("tool", text, tool_call_id=block.id)
+        lines = [f"[{message['role']}]", message.get("reasoning_content", ""), text_content(message["content"])]
+        functions = [call["function"] for call in message.get("tool_calls", ())]
+        lines += [f"{function['name']}({function['arguments']})" for function in functions]
+        texts.append("\n".join(line for line in lines if line))
+    return "\n\n".join(texts)

@@ -111,7 +111,7 @@ def test_rows_are_the_calls_with_their_exact_tokens(tmp_path: Path):
         assert row["logprobs"] == [-0.25] * len(row["gold_completion_ids"])
         assert (row["branch"], row["policy_version"]) == ("main", "3")
     call = rows[0]["messages"][-1]["tool_calls"][0]
-    assert (call["id"], call["function"]) == ("t1", {"name": "Bash", "arguments": '{"command":"ls"}'})
+    assert (call["id"], call["function"]) == ("t1", {"name": "Bash", "arguments": '{"command": "ls"}'})
     assert [message["role"] for message in rows[1]["messages"]] == [
         "system",
         "user",

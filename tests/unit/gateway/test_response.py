@@ -14,8 +14,8 @@ from understudy.gateway.errors import fault_of
 from understudy.gateway.session import GatewaySession
 from understudy.types import Usage
 from understudy.wire.anthropic.dialect import Anthropic
-from understudy.wire.anthropic.response import to_events, to_message
-from understudy.wire.anthropic.writer import AnthropicWriter
+from understudy.wire.anthropic.response import to_message
+from understudy.wire.anthropic.stream import AnthropicWriter, to_events
 from understudy.wire.arguments import same_input, upstream_arguments
 from understudy.wire.errors import ContextOverflow, ProviderError, ProviderRefusal
 from understudy.wire.model import Delta, Generation, ToolCall
@@ -95,7 +95,7 @@ def test_stop_reasons(fields: dict[str, Any], reason: str, sequence: str | None)
 
 @pytest.mark.parametrize("finish", ["abort", "error", "none"])
 def test_an_answer_that_was_broken_off_is_none(finish: str) -> None:
-    with pytest.raises(BackendError, match="not whole"):
+    with pytest.raises(BackendError, match="incomplete"):
         message(text="half", finish_reason=finish)
 
 
@@ -149,7 +149,7 @@ def test_no_arguments_are_an_empty_object(raw: str) -> None:
     ],
 )
 def test_an_echo_that_says_the_same_is_sent_as_it_was_sampled(sampled: str, echoed: bytes) -> None:
-    assert upstream_arguments(sampled, echoed) == sampled
+    assert upstream_arguments(sampled, echoed.decode()) == sampled
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_an_echo_that_says_the_same_is_sent_as_it_was_sampled(sampled: str, echo
     ],
 )
 def test_any_other_echo_is_sent_as_it_came(sampled: str | None, echoed: bytes) -> None:
-    assert upstream_arguments(sampled, echoed) == echoed.decode()
+    assert upstream_arguments(sampled, echoed.decode()) == echoed.decode()
 
 
 @given(OBJECT, OBJECT)
@@ -269,5 +269,5 @@ def test_a_writer_begins_at_once_and_opens_no_block_for_nothing() -> None:
 def test_a_writer_does_not_end_an_answer_that_was_broken_off() -> None:
     opened = writer()
     opened.feed(Delta("text", "half"))
-    with pytest.raises(BackendError, match="not whole"):
+    with pytest.raises(BackendError, match="incomplete"):
         opened.finish(generation(text="half", finish_reason="abort"))

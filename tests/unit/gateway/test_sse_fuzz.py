@@ -19,10 +19,8 @@ from understudy.gateway.backends.anthropic import AnthropicRelay, renamed
 from understudy.gateway.backends.base import NativeAnswer, NativeRequest
 from understudy.gateway.backends.sse import Event, Splitter
 from understudy.gateway.session import GatewaySession
-from understudy.wire.anthropic.assembly import Assembly
 from understudy.wire.anthropic.dialect import Anthropic
-from understudy.wire.anthropic.response import to_events
-from understudy.wire.anthropic.writer import AnthropicWriter
+from understudy.wire.anthropic.stream import AnthropicWriter, Assembly, to_events
 from understudy.wire.dialect import Branch
 from understudy.wire.errors import InvalidRequest
 from understudy.wire.model import Delta, Generation, ToolCall

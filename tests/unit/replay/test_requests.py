@@ -26,8 +26,8 @@ from understudy.replay.messages import UNKNOWN_START, as_anthropic
 from understudy.replay.requests import IMAGE_TOKENS, request, worst_cost
 from understudy.replay.teachers import TeacherConfig
 from understudy.replay.tools import inferred, sendable
-from understudy.wire import read_anthropic
-from understudy.wire.chat.request import parse
+from understudy.wire.anthropic.request import read_request
+from understudy.wire.chat.dialect import OpenAIChat
 from understudy.wire.dialect import Branch
 
 IDS = st.sampled_from(["call_1", "call_2", "toolu_a b", "ü", ""])
@@ -78,7 +78,7 @@ def test_any_conversation_is_one_that_anthropic_takes(messages: list[dict[str, A
         assert len(set(waiting)) == len(waiting)
         seen |= set(waiting)
         assert all(block["text"].strip() for block in message["content"] if block["type"] == "text")
-    assert read_anthropic.request(msgspec.json.encode(told)).tools
+    assert read_request(msgspec.json.encode(told)).has_tools
 
 
 @given(MESSAGES)
@@ -87,7 +87,7 @@ def test_any_conversation_is_one_that_the_gateway_takes_as_chat(messages: list[d
         if message["role"] == "tool":
             message["tool_call_id"] = message["tool_call_id"] or "x"
     made = request(TeacherConfig(backend="openai", model="m"), messages, TOOLS)
-    incoming = parse(made.body, GatewaySession("a", {}), Branch(None, None))
+    incoming = OpenAIChat().parse(made.body, GatewaySession("a", {}), Branch(None, None))
     assert incoming.chat.messages[-1]["role"] in ("user", "tool")
     text = json.dumps([part for m in json.loads(made.body)["messages"] for part in [m.get("content")]])
     images = text.count('"image_url":')

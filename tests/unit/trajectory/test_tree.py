@@ -10,7 +10,7 @@ import pytest
 
 from understudy.trajectory.tree import build
 from understudy.types import Call
-from understudy.wire.stored import chat_messages, read_answer, read_request
+from understudy.wire.stored import read_request, read_response, response_message, shown_messages
 
 from support.trajectory import Session, assistant, recorded, recordings, text, tool_result, tool_use, user
 
@@ -184,7 +184,8 @@ def test_a_hostile_body_is_a_call_like_any_other(body: bytes):
     nodes = build([call, odd, follower]).nodes
     assert [node.call.id for node in nodes] == [call.id, "odd", "last"]
     for node in nodes:
-        chat_messages(node.conversation, node.answer)
+        assert isinstance(node.messages, list)
+        response_message(node.answer or ())
 
 
 def test_arguments_of_a_hostile_shape_start_no_subagent():
@@ -196,17 +197,15 @@ def test_arguments_of_a_hostile_shape_start_no_subagent():
     assert build(session.calls).nodes[1].spawned_by is None
 
 
-def test_chat_messages_are_laid_out_as_the_model_gets_them():
+def test_messages_are_laid_out_as_the_model_gets_them():
     session = Session()
     turn = assistant({"type": "thinking", "thinking": "hm"}, text("I look."), tool_use("t1", command="ls"))
     image = {"type": "image", "source": {"type": "base64", "data": "eA=="}}
     failed = {**tool_result("t1", [text("no"), image]), "is_error": True}
     call = session.ask([ASK, turn, user(text("note"), failed, image)], [text("Done.")], system="Be brief.")
-    told = [
-        {key: value for key, value in msgspec.to_builtins(message).items() if value is not None}
-        for message in chat_messages(read_request(call), read_answer(call))
-    ]
-    function = {"name": "Bash", "arguments": json.dumps({"command": "ls"}, separators=(",", ":"))}
+    told = [*shown_messages(read_request(call)), response_message(read_response(call) or ())]
+    function = {"name": "Bash", "arguments": json.dumps({"command": "ls"})}
+    shown = {"type": "image_url", "image_url": {"url": "data:;base64,eA=="}}
     calls = [{"id": "t1", "function": function, "type": "function"}]
     assert told == [
         {"role": "system", "content": "Be brief."},
@@ -214,7 +213,7 @@ def test_chat_messages_are_laid_out_as_the_model_gets_them():
         {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": calls},
         {"role": "user", "content": "note"},
         {"role": "tool", "content": "Error: no\n[image]", "tool_call_id": "t1"},
-        {"role": "user", "content": "[image]"},
+        {"role": "user", "content": [shown, shown]},
         {"role": "assistant", "content": "Done."},
     ]
 

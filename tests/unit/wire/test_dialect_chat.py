@@ -320,7 +320,7 @@ def test_a_completion() -> None:
 
 @pytest.mark.parametrize("reason", ["abort", "none", ""])
 def test_an_answer_that_is_not_whole_is_no_answer(reason: str) -> None:
-    with pytest.raises(BackendError, match="not whole"):
+    with pytest.raises(BackendError, match="incomplete"):
         CHAT.message(generation(finish_reason=reason), parse(), GatewaySession("attempt", {}), "msg_1")
 
 

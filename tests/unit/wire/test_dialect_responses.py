@@ -340,7 +340,7 @@ def test_an_answer_that_was_cut_is_incomplete(finish: str, why: str) -> None:
 
 
 def test_an_answer_that_is_not_whole_is_no_answer() -> None:
-    with pytest.raises(BackendError, match="not whole"):
+    with pytest.raises(BackendError, match="incomplete"):
         answer(generation(text="hi", finish_reason="abort"))
 
 

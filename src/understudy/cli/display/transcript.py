@@ -18,7 +18,7 @@ from understudy.store.keys import CLIENT
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Attempt, Call, ErrorInfo, Integrity, Rollout, Task, Verdict
 from understudy.util.text import visible
-from understudy.wire.blocks import Block
+from understudy.wire.model import Block
 
 _LINES, _CHARACTERS = 12, 2000
 _UNWRAPPED = 1 << 16

@@ -32,9 +32,8 @@ from understudy.trajectory.graded import Graded
 from understudy.trajectory.roles import Role
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Call
-from understudy.wire.blocks import Block, Conversation
-from understudy.wire.stored import ChatMessage, chat_messages
-from understudy.wire.stored_tools import offered
+from understudy.wire.model import Block
+from understudy.wire.stored import response_message, shown_messages
 
 VERSION = "ATIF-v1.8"
 Document = dict[str, Any]
@@ -393,7 +392,7 @@ def _rollout_document(
         "written_by": f"understudy {__version__}",
     }
     known: dict[str, Any] = {**agent, "model_name": last.call.backend_model}
-    tools = offered(head.call)
+    tools = head.conversation.tools
     if tools:
         known["tool_definitions"] = tools
     return {
@@ -432,28 +431,23 @@ def _rollout_items(nodes: Sequence[Node]) -> list[Message | Did]:
     items: list[Message | Did] = []
     known = 0
     for number, node in enumerate(nodes):
-        conversation = node.conversation
         if number and node.parent is nodes[number - 1]:
-            fresh = msgspec.structs.replace(conversation, system="", blocks=conversation.blocks[node.fresh :])
-            items += _messages(fresh)
+            items += _messages(node, node.fresh)
         elif number:
             # A call between was not answered, or is not told.
-            rest = msgspec.structs.replace(conversation, system="", blocks=conversation.blocks[known:])
-            items += _messages(rest)
+            items += _messages(node, known)
         else:
-            items += _messages(conversation)
-        known = len(conversation.blocks)
+            items += node.messages
+        known = len(node.conversation.blocks)
         items.append(_rollout_turn(node, node.answer or ()))
     return items
 
 
-def _messages(conversation: Conversation) -> list[Message]:
-    return [_plain(message) for message in chat_messages(conversation)]
-
-
-def _plain(message: ChatMessage) -> Message:
-    told: dict[str, Any] = msgspec.to_builtins(message)
-    return {key: value for key, value in told.items() if value is not None}
+def _messages(node: Node, start: int) -> list[Message]:
+    """The messages that a call sent from its block number `start` on."""
+    blocks = node.conversation.blocks[start:]
+    rest = msgspec.structs.replace(node.conversation, instructions=(), blocks=blocks)
+    return shown_messages(rest, node.sampled)
 
 
 def _rollout_turn(node: Node, answer: tuple[Block, ...]) -> Did:
@@ -467,7 +461,7 @@ def _rollout_turn(node: Node, answer: tuple[Block, ...]) -> Did:
     if node.superseded:
         extra["superseded"] = True
     return Did(
-        message=_plain(chat_messages(Conversation(), answer)[0]),
+        message=response_message(answer),
         model=call.backend_model,
         timestamp=instant(call.ended_at),
         metrics=_metrics(call),

@@ -35,6 +35,7 @@ from understudy.export.base import (
 )
 from understudy.export.corpus import Corpus
 from understudy.export.files import Described, alone, filled, writing
+from understudy.export.matching import textual
 from understudy.export.parquet import Saved, schema
 from understudy.ingest.model_families import model_family
 from understudy.trajectory.roles import ROLES
@@ -42,7 +43,7 @@ from understudy.trajectory.samples import NO_TOKENS, merge, usable
 from understudy.trajectory.tree import Node
 from understudy.types import Call, Task
 from understudy.util.atomic import atomic_path
-from understudy.wire.stored import ChatMessage, Conversation, chat_messages, render
+from understudy.wire.stored import as_plain_text, response_message
 
 Decoder = Callable[[Sequence[int]], str]
 
@@ -208,7 +209,7 @@ def rows_of(task: Task, graded: Graded, nodes: Sequence[Node]) -> Iterator[dict[
         call = node.call
         prompt_ids = list(call.prompt_token_ids or ())
         decode = _decoder(call)
-        text = decode(prompt_ids) if decode else render(chat_messages(node.conversation))
+        text = decode(prompt_ids) if decode else as_plain_text(node.messages)
         yield {
             "repo": task.repo,
             "instance_id": task.instance_id,
@@ -219,7 +220,7 @@ def rows_of(task: Task, graded: Graded, nodes: Sequence[Node]) -> Iterator[dict[
             "reward": reward,
             "prompt": text,
             "prompt_source": "tokens" if decode else "messages",
-            "messages": msgspec.to_builtins(chat_messages(node.conversation, node.answer)),
+            "messages": [textual(message) for message in (*node.messages, response_message(node.answer or ()))],
             "rollout_id": graded.rollout.id,
             "attempt_id": graded.attempt.id,
             "branch": node.branch,
@@ -374,11 +375,10 @@ def _span(
 def _attributes(node: Node) -> dict[str, str | int | float]:
     """The attributes of a call; what its backend did not give is not there."""
     call = node.call
-    asked = [_plain(message) for message in chat_messages(node.conversation)]
     attributes: dict[str, str | int | float] = {
         f"{PREFIX}id": call.id,
         f"{PREFIX}model": call.backend_model,
-        f"{PREFIX}messages": repr(asked),
+        f"{PREFIX}messages": repr(node.messages),
         "gen_ai.usage.prompt_tokens": call.usage.prompt_tokens,
         "gen_ai.usage.completion_tokens": call.usage.completion_tokens,
         "understudy.branch": node.branch,
@@ -389,23 +389,17 @@ def _attributes(node: Node) -> dict[str, str | int | float]:
     if call.prompt_token_ids is not None:
         attributes[f"{PREFIX}prompt_token_ids"] = repr(list(call.prompt_token_ids))
     if node.answer is not None:
-        attributes[f"{PREFIX}choices"] = repr([_choice(call, chat_messages(Conversation(), node.answer)[0])])
+        attributes[f"{PREFIX}choices"] = repr([_choice(call, response_message(node.answer))])
     return attributes
 
 
-def _choice(call: Call, message: ChatMessage) -> dict[str, Any]:
-    choice: dict[str, Any] = {"index": 0, "finish_reason": call.finish_reason, "message": _plain(message)}
+def _choice(call: Call, message: dict[str, Any]) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": 0, "finish_reason": call.finish_reason, "message": message}
     if call.completion_token_ids is not None:
         choice["token_ids"] = list(call.completion_token_ids)
     if call.logprobs is not None and all(map(math.isfinite, call.logprobs)):  # inf and nan are no literals
         choice["logprobs"] = {"content": [{"logprob": logprob} for logprob in call.logprobs]}
     return choice
-
-
-def _plain(message: ChatMessage) -> dict[str, Any]:
-    """A chat message as plain types, without what it does not have."""
-    plain: dict[str, Any] = msgspec.to_builtins(message)
-    return {key: value for key, value in plain.items() if value is not None}
 
 
 def _hex(digits: int, *parts: str) -> str:

@@ -18,7 +18,7 @@ from understudy.gateway.backends.fields import Count
 from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient
 from understudy.gateway.prices import Price
 from understudy.types import Usage
-from understudy.wire.anthropic.assembly import ENDINGS, Assembly
+from understudy.wire.anthropic.stream import ENDINGS, Assembly
 from understudy.wire.errors import InvalidRequest, ProviderError, ProviderRefusal, too_deep
 
 BASE_URL = "https://api.anthropic.com"

@@ -25,8 +25,7 @@ from understudy.store.store import Store
 from understudy.types import Call
 from understudy.wire.dialect import Branch
 from understudy.wire.model import Generation
-from understudy.wire.recall import recall
-from understudy.wire.stored import read_answer
+from understudy.wire.stored import read_response, sampled_calls
 
 RECHECK_S = 1.0
 """How long a key goes on working after another process revoked it, in seconds."""
@@ -159,15 +158,16 @@ class StoredKeys:
     def _recall(self, session: GatewaySession, call: Call) -> None:
         """Take up an answered call: its tool calls may come back, and a backend may build on its tokens."""
         branch = Branch(call.session_id, call.agent_id)
-        sampled = recall(call.dialect, call.response)
+        blocks = read_response(call) or ()
+        sampled = sampled_calls(blocks)
         session.answered(branch, call.id, sampled)
         answerer = self._models.choose(call.requested_model)
         if call.completion_token_ids is None or not isinstance(answerer, Remembering):
             return
-        said = "".join(block.text for block in read_answer(call) or () if block.kind == "text")
+        text = "".join(block.text for block in blocks if block.kind == "text")
         generation = Generation(
             model=call.backend_model,
-            text=said,
+            text=text,
             tool_calls=tuple(sampled.values()),
             finish_reason=call.finish_reason or "stop",
             prompt_token_ids=call.prompt_token_ids,

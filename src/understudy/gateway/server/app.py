@@ -29,6 +29,7 @@ from understudy.gateway.telemetry.agent_exports import PATHS, AgentTelemetry
 from understudy.wire.anthropic.dialect import Anthropic
 from understudy.wire.chat.dialect import OpenAIChat
 from understudy.wire.dialect import Dialect
+from understudy.wire.dialects import DIALECTS
 from understudy.wire.errors import Fault, InvalidRequest, too_deep
 from understudy.wire.responses.dialect import OpenAIResponses
 
@@ -38,8 +39,7 @@ _OPENAI_PATHS = ("/v1/chat", "/v1/responses", "/v1/models")
 
 def dialects() -> dict[str, Dialect]:
     """The dialects that agents may speak, by name."""
-    known: list[Dialect] = [Anthropic(), OpenAIChat(), OpenAIResponses()]
-    return {dialect.name: dialect for dialect in known}
+    return DIALECTS
 
 
 class Gateway:

@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Struct
 
 from understudy.types import Call
-from understudy.wire.blocks import Block
-from understudy.wire.stored import read_answer, read_request
+from understudy.wire.model import Block
+from understudy.wire.stored import read_request, read_response
 
 Attribute = str | int | float | list[str]
 
@@ -85,7 +85,7 @@ def attributes(call: Call) -> dict[str, Attribute]:
 
 def contents(call: Call) -> dict[str, Attribute]:
     """What was said in a call, as the JSON text that the conventions describe; nothing when it is too deep."""
-    asked, answer = read_request(call), read_answer(call)
+    asked, answer = read_request(call), read_response(call)
     said: dict[str, Any] = {
         "gen_ai.system_instructions": [{"type": "text", "content": asked.system}] if asked.system else None,
         "gen_ai.input.messages": [

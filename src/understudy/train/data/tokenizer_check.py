@@ -11,7 +11,7 @@ from understudy.errors import ConfigError
 from understudy.store import Store
 from understudy.train.data.load import is_export
 from understudy.types import Call
-from understudy.wire.stored import read_answer
+from understudy.wire.stored import read_response
 
 if TYPE_CHECKING:
     import tokenizers
@@ -78,7 +78,7 @@ def _check(source: Path, tokenizer: tokenizers.Tokenizer, model: Path, calls: It
 
 def _parts(call: Call) -> Iterator[str]:
     """What must be found in the decoded tokens of an answer: its lines of text, the names of its tools."""
-    for block in read_answer(call) or ():
+    for block in read_response(call) or ():
         if block.kind == "tool_use":
             yield block.name
         elif block.kind == "text":

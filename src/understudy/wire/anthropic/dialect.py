@@ -8,10 +8,17 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from understudy.wire.anthropic.request import to_chat
-from understudy.wire.anthropic.response import event, to_events, to_message
-from understudy.wire.anthropic.schema import WHAT, decode_request
-from understudy.wire.anthropic.writer import AnthropicWriter
+from understudy.wire.anthropic.request import (
+    EXPECTED,
+    MessagesRequest,
+    OutputFormat,
+    ToolChoice,
+    decode_request,
+    read_conversation,
+    read_request,
+)
+from understudy.wire.anthropic.response import read_response, to_message
+from understudy.wire.anthropic.stream import AnthropicWriter, event, to_events
 from understudy.wire.decoding import peek
 from understudy.wire.dialect import (
     Branch,
@@ -21,9 +28,10 @@ from understudy.wire.dialect import (
     StreamWriter,
     WireSession,
     header_id,
+    shown_messages,
 )
-from understudy.wire.errors import Fault, FaultKind
-from understudy.wire.model import Generation
+from understudy.wire.errors import Fault, FaultKind, InvalidRequest, too_deep
+from understudy.wire.model import Block, ChatRequest, Conversation, Generation
 
 # A bad key is 403, not 401: Claude Code tries ten times after a 401, and gives up at once after a 403. 529 is what
 # it waits out, longer each time.
@@ -53,11 +61,17 @@ class Anthropic:
         )
 
     def peek(self, body: bytes) -> tuple[str, bool]:
-        return peek(body, WHAT)
+        return peek(body, EXPECTED)
 
     def parse(self, body: bytes, session: WireSession, branch: Branch) -> DialectRequest:
         request = decode_request(body)
-        return DialectRequest(model=request.model, stream=request.stream, chat=to_chat(request, session, branch))
+        return DialectRequest(model=request.model, stream=request.stream, chat=_to_chat(request, session, branch))
+
+    def read_request(self, body: bytes) -> Conversation:
+        return read_request(body)
+
+    def read_response(self, body: bytes) -> tuple[Block, ...] | None:
+        return read_response(body)
 
     def message(
         self, generation: Generation, incoming: DialectRequest, session: WireSession, message_id: str
@@ -95,6 +109,54 @@ class Anthropic:
 
     def error_event(self, fault: Fault) -> bytes:
         return event(_error(fault))
+
+
+def _to_chat(request: MessagesRequest, session: WireSession, branch: Branch) -> ChatRequest:
+    """A request made on a branch, for a chat backend. Raises InvalidRequest for what no such backend can do."""
+    try:
+        conversation = read_conversation(request)
+        messages = shown_messages(conversation, session)
+    except RecursionError as error:
+        raise too_deep() from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"messages: the input of a tool_use block is not UTF-8: {error}") from error
+    choice = request.tool_choice if conversation.tools else None
+    format_ = request.output_config.format if request.output_config else None
+    return ChatRequest(
+        model=request.model,
+        messages=messages,
+        tools=conversation.tools,
+        tools_json=conversation.tools_json,
+        tool_choice=_tool_choice(choice) if choice else None,
+        parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
+        response_format=_response_format(format_) if format_ else None,
+        enable_thinking=False if request.thinking and request.thinking.type == "disabled" else None,
+        sampling=_sampling(request) | session.sampling,
+        conversation=session.conversation(branch),
+    )
+
+
+def _sampling(request: MessagesRequest) -> dict[str, Any]:
+    requested: dict[str, Any] = {
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "stop": request.stop_sequences or None,
+    }
+    return {name: value for name, value in requested.items() if value is not None}
+
+
+def _tool_choice(choice: ToolChoice) -> str | dict[str, Any]:
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": choice.name}}
+    return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
+
+
+def _response_format(format_: OutputFormat) -> dict[str, Any]:
+    if format_.type != "json_schema":
+        raise InvalidRequest(f"output_config.format.type: {format_.type!r} is not known; json_schema is")
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": format_.schema, "strict": True}}
 
 
 def _error(fault: Fault) -> dict[str, Any]:

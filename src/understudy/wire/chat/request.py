@@ -1,53 +1,52 @@
-"""OpenAI chat completions requests, understood and made ready for a backend."""
+"""OpenAI chat completions requests: their schema, and how they are read into a conversation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
-from understudy.wire.arguments import same_arguments
-from understudy.wire.decoding import decode
-from understudy.wire.dialect import Branch, DialectRequest, WireSession
+from understudy.wire.arguments import wrapped
+from understudy.wire.decoding import decode, decoded
 from understudy.wire.errors import InvalidRequest
-from understudy.wire.layout import Part, Transcript, function_tool, plain, text_part
-from understudy.wire.model import ChatRequest
+from understudy.wire.layout import IMAGE
+from understudy.wire.model import TEXT_SEPARATOR, Block, Conversation, Part, setting_digest
+from understudy.wire.tools import ToolCache, function_tool
 
-WHAT = "an OpenAI chat completions request"
-
-
-class ChatDialectRequest(DialectRequest, frozen=True):
-    """A chat completions request, with what only its answer needs to know."""
-
-    logprobs: bool
-    usage: bool
+EXPECTED = "an OpenAI chat completions request"
 
 
-class ContentPart(Struct):
+# --- the schema -----------------------------------------------------------------------------------------
+
+
+class ContentPart(Struct, gc=False):
     type: str
     text: str | None = None
     refusal: str | None = None
     image_url: dict[str, Any] | str | None = None
 
 
-class CalledFunction(Struct):
+class CalledFunction(Struct, gc=False):
     name: str
     arguments: str | None = None
 
 
-class Called(Struct):
+class MessageCall(Struct, gc=False):
+    """A tool call of an assistant's message."""
+
     id: str
     type: str = "function"
     function: CalledFunction | None = None
 
 
-class InMessage(Struct):
+class ChatMessage(Struct, gc=False):
+    """A message of a request; a response has the same."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
-    tool_calls: list[Called] | None = None
+    tool_calls: list[MessageCall] | None = None
     tool_call_id: str = ""
     reasoning_content: str | None = None
     reasoning: Any = None
@@ -55,36 +54,36 @@ class InMessage(Struct):
     function_call: Any = None
 
 
-class Function(Struct):
+class FunctionParam(Struct):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(Struct):
+class ChatTool(Struct):
     type: str
-    function: Function | None = None
+    function: FunctionParam | None = None
 
 
-class Named(Struct):
+class NamedFunction(Struct):
     name: str = ""
 
 
 class NamedTool(Struct):
     type: str = ""
-    function: Named | None = None
+    function: NamedFunction | None = None
 
 
-class Allowed(Struct):
+class AllowedTools(Struct):
     mode: Literal["auto", "required"]
     tools: list[NamedTool]
 
 
 class ToolChoice(Struct):
     type: str
-    function: Named | None = None
-    allowed_tools: Allowed | None = None
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class StreamOptions(Struct):
@@ -100,19 +99,24 @@ class ResponseFormat(Struct, omit_defaults=True):
     json_schema: dict[str, Any] | None = None
 
 
-class CompletionRequest(Struct):
+class ChatBody(Struct):
+    """The fields of a request that make up the conversation."""
+
+    messages: list[ChatMessage]
+    tools: Raw = Raw()
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+
+
+class CompletionRequest(ChatBody, kw_only=True):
     """The fields that change what is asked of a model, and those that ask for what cannot be given.
 
     All others (`user`, `metadata`, `store`, `service_tier`, `prompt_cache_key`, `safety_identifier`, `prediction`,
-    `verbosity`, …) are left aside, whatever they hold.
+    `verbosity`, …) are passed over, whatever they hold.
     """
 
     model: str
-    messages: list[InMessage]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: TemplateArguments | None = None
@@ -143,156 +147,225 @@ class CompletionRequest(Struct):
     web_search_options: Any = None
 
 
-_DECODER = msgspec.json.Decoder(CompletionRequest)
-
-_PASSED = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "seed",
-    "min_tokens",
-    "reasoning_effort",
-)
-_REFUSED: dict[str, tuple[Sequence[object], str]] = {
-    "n": ((1,), "a request gets one answer; send it again for another"),
-    "best_of": ((1,), "a request gets one answer; send it again for another"),
-    "top_logprobs": ((0,), "only the logprobs of the sampled tokens are kept; leave it out"),
-    "modalities": ((["text"],), "models answer with text here"),
-    "audio": ((), "models answer with text here"),
-    "functions": (([],), "this older form is not understood; send `tools`"),
-    "function_call": (("auto", "none"), "this older form is not understood; send `tool_choice`"),
-    "web_search_options": ((), "tools that run at the server do not exist here"),
-}
+class _ToolsBody(Struct):
+    tools: list[ChatTool] | None = None
 
 
-def parse(body: bytes, session: WireSession, branch: Branch) -> ChatDialectRequest:
-    """Understand a request. Raises InvalidRequest naming the field."""
-    request = decode(body, _DECODER, WHAT)
-    for name, (harmless, why) in _REFUSED.items():
-        value = getattr(request, name)
-        if value is not None and value not in harmless:
-            raise InvalidRequest(f"{name}: {why}")
-    tools, tool_choice = _chosen(request)
-    format_, template = request.response_format, request.chat_template_kwargs
-    options = request.stream_options
-    return ChatDialectRequest(
-        model=request.model,
-        stream=bool(request.stream),
-        chat=ChatRequest(
-            model=request.model,
-            messages=_messages(request.messages, session),
-            tools=tools,
-            tool_choice=tool_choice if tools else None,
-            parallel_tool_calls=request.parallel_tool_calls if tools else None,
-            response_format=msgspec.to_builtins(format_) if format_ and format_.type != "text" else None,
-            enable_thinking=template.enable_thinking if template else None,
-            sampling=_sampling(request) | session.sampling,
-            conversation=session.conversation(branch),
-        ),
-        logprobs=bool(request.logprobs),
-        usage=not request.stream or bool(options and options.include_usage),
+_REQUEST = msgspec.json.Decoder(CompletionRequest)
+_BODY = msgspec.json.Decoder(ChatBody)
+_TOOLS = msgspec.json.Decoder(_ToolsBody)
+
+
+# --- conversations --------------------------------------------------------------------------------------
+
+
+def decode_request(body: bytes) -> CompletionRequest:
+    """A request from its bytes. Raises InvalidRequest naming what is wrong, and where."""
+    return decode(body, _REQUEST, EXPECTED)
+
+
+def read_request(body: bytes) -> Conversation:
+    """The conversation of a stored request, with all that is known of it. Raises what UNREADABLE lists."""
+    request = decoded(_BODY.decode, body)
+    conversation, _ = read_conversation(request)
+    tools = bytes(request.tools)
+    return msgspec.structs.replace(
+        conversation,
+        setting=setting_digest(conversation.system, tools),
+        has_tools=tools not in (b"", b"[]", b"null"),
+        forced=isinstance(request.tool_choice, ToolChoice),
     )
 
 
-def _sampling(request: CompletionRequest) -> dict[str, Any]:
-    asked: dict[str, Any] = {name: getattr(request, name) for name in _PASSED}
-    limit = request.max_completion_tokens
-    asked["max_tokens"] = request.max_tokens if limit is None else limit
-    asked["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop or None
-    return {name: value for name, value in asked.items() if value is not None}
+def read_conversation(request: ChatBody) -> tuple[Conversation, str | dict[str, Any] | None]:
+    """What a request asks, what of it no chat model can do, and the choice between its tools."""
+    tools = _tools(bytes(request.tools))
+    functions, choice, unsupported = _choose(tools, request.tool_choice)
+    reader = _Reader(tools.unsupported + unsupported)
+    for index, message in enumerate(request.messages):
+        reader.read(index, message)
+    conversation = Conversation(
+        instructions=tuple(reader.instructions),
+        blocks=tuple(reader.blocks),
+        tools=functions,
+        tools_json=tools.json if functions is tools.functions else None,
+        unsupported=tuple(reader.unsupported),
+    )
+    return conversation, choice if functions else None
 
 
-def _chosen(request: CompletionRequest) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
-    """The tools to offer, and the choice between them."""
-    functions = [_named(tool) for tool in request.tools or ()]
-    choice: str | dict[str, Any] | None = None
-    if isinstance(request.tool_choice, str):
-        choice = request.tool_choice
-    elif request.tool_choice is not None:
-        asked = request.tool_choice
-        if asked.type == "allowed_tools" and asked.allowed_tools:
-            names = {tool.function.name for tool in asked.allowed_tools.tools if tool.function}
-            functions = [function for function in functions if function.name in names]
-            choice = asked.allowed_tools.mode
-        elif asked.type == "function" and asked.function:
-            choice = {"type": "function", "function": {"name": asked.function.name}}
+# --- tools ----------------------------------------------------------------------------------------------
+
+
+class _Tools(Struct, frozen=True):
+    """The tools of a request, in their own form and as their JSON."""
+
+    functions: list[dict[str, Any]]
+    json: Raw
+    unsupported: tuple[str, ...] = ()
+
+
+def _read_tools(tools: Sequence[ChatTool]) -> _Tools:
+    functions: list[dict[str, Any]] = []
+    unsupported: list[str] = []
+    for tool in tools:
+        function = tool.function
+        if tool.type != "function" or function is None:
+            unsupported.append(f"tools: type {tool.type!r} is not known here; function is")
         else:
-            raise InvalidRequest(f"tool_choice.type: {asked.type!r} is not known; function and allowed_tools are")
-    tools = [
-        function_tool(function.name, function.description, function.parameters, function.strict)
-        for function in functions
-    ]
-    return tools, choice
+            functions.append(
+                function_tool(function.name, function.description, function.parameters, function.strict)
+            )
+    return _Tools(functions, Raw(msgspec.json.encode(functions)), tuple(unsupported))
 
 
-def _named(tool: Tool) -> Function:
-    if tool.type != "function" or tool.function is None:
-        raise InvalidRequest(f"tools: type {tool.type!r} is not known here; function is")
-    return tool.function
+_NO_TOOLS = _read_tools(())
+_cache = ToolCache(lambda sent: _read_tools(decode(b'{"tools":%b}' % sent, _TOOLS, EXPECTED).tools or ()))
 
 
-# --- messages ------------------------------------------------------------------------------------------
+def _tools(sent: bytes) -> _Tools:
+    """The tools of a request. In a stored one, what cannot be read is none; the gateway has refused it."""
+    try:
+        return _cache.read(sent) if sent else _NO_TOOLS
+    except InvalidRequest as error:
+        return msgspec.structs.replace(_NO_TOOLS, unsupported=(str(error),))
 
 
-def _messages(messages: Sequence[InMessage], session: WireSession) -> list[dict[str, Any]]:
-    transcript = Transcript(session)
-    for index, message in enumerate(messages):
-        add = _ROLES[message.role]
-        try:
-            add(transcript, message)
-        except InvalidRequest as error:
-            raise InvalidRequest(f"messages[{index}].{error}") from error
-    return transcript.messages()
+def _choose(
+    tools: _Tools, choice: str | ToolChoice | None
+) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None, tuple[str, ...]]:
+    """The functions to offer, the choice between them, and what of it is not supported."""
+    if choice is None or isinstance(choice, str):
+        return tools.functions, choice, ()
+    if choice.type == "allowed_tools" and choice.allowed_tools:
+        names = {tool.function.name for tool in choice.allowed_tools.tools if tool.function}
+        allowed = [function for function in tools.functions if function["function"]["name"] in names]
+        return allowed, choice.allowed_tools.mode, ()
+    if choice.type == "function" and choice.function:
+        return tools.functions, {"type": "function", "function": {"name": choice.function.name}}, ()
+    return (
+        tools.functions,
+        None,
+        (f"tool_choice.type: {choice.type!r} is not known; function and allowed_tools are",),
+    )
 
 
-def _assistant(transcript: Transcript, message: InMessage) -> None:
-    if message.function_call is not None:
-        raise InvalidRequest("function_call: this older form is not understood; send `tool_calls`")
-    text = plain(_parts(message.content)) or message.refusal or ""
-    thought = message.reasoning_content or message.reasoning
-    transcript.assistant(text, thought if isinstance(thought, str) else None)
-    for called in message.tool_calls or ():
-        function = called.function
-        if called.type != "function" or function is None:
-            raise InvalidRequest(f"tool_calls: type {called.type!r} is not known here; function is")
-        arguments = partial(same_arguments, echoed=function.arguments or "")
-        transcript.call(called.id, function.name, arguments)
+# --- messages -------------------------------------------------------------------------------------------
 
 
-def _result(transcript: Transcript, message: InMessage) -> None:
-    if not message.tool_call_id:
-        raise InvalidRequest("tool_call_id: a tool message must say which call it answers")
-    transcript.result(message.tool_call_id, _parts(message.content))
+class _Reader:
+    """Reads messages into blocks. A turn is a message, counted from the first that is no instruction."""
 
+    def __init__(self, unsupported: Sequence[str] = ()) -> None:
+        self.instructions: list[str] = []
+        self.blocks: list[Block] = []
+        self.unsupported = list(unsupported)
+        self._index = 0
+        self._turn = -1
 
-_ROLES: dict[str, Callable[[Transcript, InMessage], None]] = {
-    "system": lambda transcript, message: transcript.instruct(plain(_parts(message.content))),
-    "developer": lambda transcript, message: transcript.instruct(plain(_parts(message.content))),
-    "user": lambda transcript, message: transcript.user(_parts(message.content)),
-    "assistant": _assistant,
-    "tool": _result,
-}
+    def read(self, index: int, message: ChatMessage) -> None:
+        self._index = index
+        instructs = message.role in ("system", "developer")
+        if instructs and self._turn < 0:
+            self.instructions.append(self._text(message.content))
+            return
+        self._turn += 1
+        if instructs:
+            self._add("system", "text", self._text(message.content))
+        elif message.role == "user":
+            self._user(message.content)
+        elif message.role == "tool":
+            self._result(message)
+        else:
+            self.assistant(message)
 
+    def assistant(self, message: ChatMessage, *, response: bool = False) -> None:
+        """Read an assistant's message; that of a `response` has its tool calls as the model wrote them."""
+        if message.function_call is not None:
+            self._refuse("function_call: this older form is not understood; send `tool_calls`")
+        before = len(self.blocks)
+        thinking = message.reasoning_content or message.reasoning
+        if isinstance(thinking, str) and thinking:
+            self._add("assistant", "thinking", thinking)
+        text = self._text(message.content) or message.refusal or ""
+        if text:
+            self._add("assistant", "text", text)
+        for call in message.tool_calls or ():
+            function = call.function
+            if call.type != "function" or function is None:
+                self._refuse(f"tool_calls: type {call.type!r} is not known here; function is")
+                continue
+            arguments = function.arguments or ""
+            self.blocks.append(
+                Block(
+                    max(self._turn, 0),
+                    "assistant",
+                    "tool_use",
+                    id=call.id,
+                    name=function.name,
+                    arguments=arguments if response else wrapped(arguments),
+                )
+            )
+        if len(self.blocks) == before:
+            self._add("assistant", "text", "")
 
-def _parts(content: str | list[ContentPart] | None) -> list[Part]:
-    if content is None or isinstance(content, str):
-        return [text_part(content or "")]
-    return [_part(part) for part in content]
+    def _user(self, content: str | list[ContentPart] | None) -> None:
+        if not isinstance(content, list):
+            content = [ContentPart("text", content)]
+        if not content:
+            self._add("user", "text", "")
+        for part in content:
+            text, image = self._part(part)
+            if image is not None:
+                self.blocks.append(Block(self._turn, "user", "other", text, name="image", images=(image,)))
+            elif part.type in ("text", "refusal"):
+                self._add("user", "text", text)
+            else:
+                self.blocks.append(Block(self._turn, "user", "other", text, name=part.type, source=part))
 
+    def _result(self, message: ChatMessage) -> None:
+        if not message.tool_call_id:
+            self._refuse("tool_call_id: a tool message must say which call it answers")
+        content = message.content
+        parts = [self._part(part) for part in content] if isinstance(content, list) else [(content or "", None)]
+        self.blocks.append(
+            Block(
+                self._turn,
+                "user",
+                "tool_result",
+                TEXT_SEPARATOR.join(text for text, _ in parts),
+                id=message.tool_call_id,
+                images=tuple(image for _, image in parts if image is not None),
+            )
+        )
 
-def _part(part: ContentPart) -> Part:
-    match part.type:
-        case "text":
-            return text_part(part.text or "")
-        case "refusal":
-            return text_part(part.refusal or "")
-        case "image_url" if part.image_url:
+    def _text(self, content: str | list[ContentPart] | None) -> str:
+        """The texts of a content, without its images."""
+        if isinstance(content, list):
+            return TEXT_SEPARATOR.join(text for text, image in map(self._part, content) if image is None)
+        return content or ""
+
+    def _part(self, part: ContentPart) -> tuple[str, Part | None]:
+        """What a model is shown of a part: a text, and the image that it stands for."""
+        if part.type == "text":
+            return part.text or "", None
+        if part.type == "refusal":
+            return part.refusal or "", None
+        if part.type == "image_url" and part.image_url:
             image = {"url": part.image_url} if isinstance(part.image_url, str) else part.image_url
-            return {"type": "image_url", "image_url": image}
-        case _:
-            raise InvalidRequest(f"content: a part of type {part.type!r} cannot be read here; text and images can")
+            return IMAGE, {"type": "image_url", "image_url": image}
+        self._refuse(f"content: a part of type {part.type!r} cannot be read here; text and images can")
+        return f"[{part.type}]", None
+
+    def _add(self, role: str, kind: Literal["text", "thinking"], text: str) -> None:
+        self.blocks.append(Block(max(self._turn, 0), role, kind, text))
+
+    def _refuse(self, why: str) -> None:
+        self.unsupported.append(f"messages[{self._index}].{why}")
+
+
+def read_message(message: ChatMessage) -> list[Block]:
+    """The blocks of a response's message, tool calls as the model wrote them."""
+    reader = _Reader()
+    reader.assistant(message, response=True)
+    return reader.blocks

@@ -9,12 +9,27 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from understudy.types import Usage
-from understudy.wire.chat.request import ChatDialectRequest
-from understudy.wire.dialect import DialectResponse, WireSession
-from understudy.wire.ending import ending
-from understudy.wire.model import Delta, Generation, ToolCall
+from understudy.wire.chat.request import ChatMessage, read_message
+from understudy.wire.decoding import decoded
+from understudy.wire.dialect import DialectRequest, DialectResponse, WireSession
+from understudy.wire.model import Block, Delta, Generation, ToolCall, ending
 
 DONE = b"data: [DONE]\n\n"
+
+
+class ChatDialectRequest(DialectRequest, frozen=True):
+    """A chat completions request, with what only its response needs to know."""
+
+    logprobs: bool
+    usage: bool
+
+
+class _ReadChoice(Struct):
+    message: ChatMessage
+
+
+class _ReadCompletion(Struct):
+    choices: list[_ReadChoice]
 
 
 class _Choice(Struct):
@@ -32,6 +47,18 @@ class _Completion(Struct):
 
 
 _COMPLETION = msgspec.json.Decoder(_Completion)
+_READ = msgspec.json.Decoder(_ReadCompletion)
+
+
+def read_response(body: bytes) -> tuple[Block, ...] | None:
+    """The blocks of the first choice of a response, tool calls as the model wrote them; None when it has none.
+
+    Raises what UNREADABLE lists.
+    """
+    choices = decoded(_READ.decode, body).choices
+    if not choices or choices[0].message.role != "assistant":
+        return None
+    return tuple(read_message(choices[0].message))
 
 
 def to_completion(
@@ -185,7 +212,7 @@ class ChatWriter:
     def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
         """See Writer."""
         if not self._begun:
-            self._ids = mint(generation.tool_calls, self._session)
+            self._ids = new_ids(generation.tool_calls, self._session)
         message = to_completion(generation, self._incoming, self._message_id, self._created, self._ids)
         if not self._begun:
             return message, to_events(message.body)
@@ -195,6 +222,6 @@ class ChatWriter:
         return self._chunks.say({"tool_calls": [{"index": index, **call}]})
 
 
-def mint(calls: tuple[ToolCall, ...], session: WireSession) -> list[str]:
+def new_ids(calls: tuple[ToolCall, ...], session: WireSession) -> list[str]:
     """The ids of tool calls as the agent will see them."""
     return [session.tool_id(call.id) for call in calls]

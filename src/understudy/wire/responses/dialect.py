@@ -1,4 +1,4 @@
-"""OpenAI Responses: what Codex CLI speaks."""
+"""OpenAI Responses, as the gateway speaks it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,40 @@ import msgspec
 
 from understudy.wire import openai
 from understudy.wire.decoding import peek
-from understudy.wire.dialect import Branch, DialectRequest, DialectResponse, ErrorResponse, WireSession
-from understudy.wire.errors import Fault
-from understudy.wire.model import Generation
-from understudy.wire.responses import request
-from understudy.wire.responses.response import Events, response_id, to_events, to_response
-from understudy.wire.responses.writer import ResponsesWriter
+from understudy.wire.dialect import (
+    Branch,
+    DialectRequest,
+    DialectResponse,
+    ErrorResponse,
+    WireSession,
+    shown_messages,
+)
+from understudy.wire.errors import Fault, InvalidRequest
+from understudy.wire.model import Block, ChatRequest, Conversation, Generation
+from understudy.wire.responses.request import (
+    ResponsesRequest,
+    TextFormat,
+    decode_request,
+    read_conversation,
+    read_request,
+)
+from understudy.wire.responses.response import (
+    ResponsesDialectRequest,
+    read_response,
+    response_id,
+    to_response,
+)
+from understudy.wire.responses.stream import Events, ResponsesWriter, to_events
+from understudy.wire.responses.tools import EXPECTED
+
+_STATELESS = "nothing is kept here between requests; send the whole conversation as `input`"
+_REFUSED: dict[str, tuple[Sequence[object], str]] = {
+    "previous_response_id": ((), _STATELESS),
+    "conversation": ((), _STATELESS),
+    "background": ((False,), "an answer is given to the request itself; leave it out"),
+    "prompt": ((), "there are no stored prompts here; send `instructions` and `input`"),
+    "top_logprobs": ((0,), "only the logprobs of the sampled tokens are kept; leave it out"),
+}
 
 
 class OpenAIResponses:
@@ -27,15 +55,21 @@ class OpenAIResponses:
         return openai.branch(headers)
 
     def peek(self, body: bytes) -> tuple[str, bool]:
-        return peek(body, request.WHAT)
+        return peek(body, EXPECTED)
 
     def parse(self, body: bytes, session: WireSession, branch: Branch) -> DialectRequest:
-        return request.parse(body, session, branch)
+        return _parse(body, session, branch)
+
+    def read_request(self, body: bytes) -> Conversation:
+        return read_request(body)
+
+    def read_response(self, body: bytes) -> tuple[Block, ...] | None:
+        return read_response(body)
 
     def message(
         self, generation: Generation, incoming: DialectRequest, session: WireSession, message_id: str
     ) -> DialectResponse:
-        assert isinstance(incoming, request.ResponsesDialectRequest)
+        assert isinstance(incoming, ResponsesDialectRequest)
         ids = [session.tool_id(call.id) for call in generation.tool_calls]
         message, _ = to_response(generation, incoming, message_id, int(time.time()), ids)
         return message
@@ -44,7 +78,7 @@ class OpenAIResponses:
         return to_events(message)
 
     def writer(self, incoming: DialectRequest, session: WireSession, message_id: str) -> ResponsesWriter:
-        assert isinstance(incoming, request.ResponsesDialectRequest)
+        assert isinstance(incoming, ResponsesDialectRequest)
         return ResponsesWriter(incoming, session, message_id)
 
     def ping(self, message_id: str) -> bytes:
@@ -68,3 +102,65 @@ class OpenAIResponses:
         return Events().say(
             "response.failed", {"response": {"object": "response", "status": "failed", "error": told}}
         )
+
+
+def _parse(body: bytes, session: WireSession, branch: Branch) -> ResponsesDialectRequest:
+    request = decode_request(body)
+    for name, (harmless, why) in _REFUSED.items():
+        value = getattr(request, name)
+        if value is not None and value not in harmless:
+            raise InvalidRequest(f"{name}: {why}")
+    read = read_conversation(request)
+    conversation = read.conversation
+    messages = shown_messages(conversation, session)
+    format_ = request.text.format if request.text else None
+    return ResponsesDialectRequest(
+        model=request.model,
+        stream=bool(request.stream),
+        chat=ChatRequest(
+            model=request.model,
+            messages=messages,
+            tools=conversation.tools,
+            tools_json=conversation.tools_json,
+            tool_choice=read.tool_choice,
+            parallel_tool_calls=request.parallel_tool_calls if conversation.tools else None,
+            response_format=_response_format(format_) if format_ else None,
+            sampling=_sampling(request) | session.sampling,
+            conversation=session.conversation(branch),
+        ),
+        origins=read.toolbox.origins,
+        echo=_echo(request),
+    )
+
+
+def _sampling(request: ResponsesRequest) -> dict[str, Any]:
+    requested: dict[str, Any] = {
+        "max_tokens": request.max_output_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "reasoning_effort": request.reasoning.effort if request.reasoning else None,
+    }
+    return {name: value for name, value in requested.items() if value is not None}
+
+
+def _response_format(format_: TextFormat) -> dict[str, Any] | None:
+    if format_.type == "text":
+        return None
+    if format_.type == "json_object":
+        return {"type": "json_object"}
+    schema = {"name": format_.name or "output", "schema": format_.schema or {}, "strict": format_.strict}
+    if format_.description is not None:
+        schema["description"] = format_.description
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _echo(request: ResponsesRequest) -> dict[str, Any]:
+    requested: dict[str, Any] = {
+        "max_output_tokens": request.max_output_tokens,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "reasoning": request.reasoning,
+        "temperature": request.temperature,
+        "tool_choice": request.tool_choice if isinstance(request.tool_choice, str) else None,
+        "top_p": request.top_p,
+    }
+    return {name: value for name, value in requested.items() if value is not None}

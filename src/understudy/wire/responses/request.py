@@ -1,41 +1,32 @@
-"""OpenAI Responses requests, understood and translated to the neutral chat request."""
+"""OpenAI Responses requests: their schema, and how they are read into a conversation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Raw, Struct, field
 
-from understudy.wire.arguments import same_arguments
-from understudy.wire.decoding import decode
-from understudy.wire.dialect import Branch, DialectRequest, WireSession
-from understudy.wire.errors import InvalidRequest
-from understudy.wire.layout import Part, Transcript, plain, text_part
-from understudy.wire.model import ChatRequest
+from understudy.wire.arguments import freeform_arguments, wrapped
+from understudy.wire.decoding import decode, decoded
+from understudy.wire.layout import IMAGE
+from understudy.wire.model import TEXT_SEPARATOR, Block, Conversation, Part, setting_digest
 from understudy.wire.responses.tools import (
+    EXPECTED,
     Choice,
-    Origin,
     Tool,
+    Toolbox,
     choose,
-    custom_arguments,
-    flat,
-    toolbox,
+    flat_name,
+    new_toolbox,
+    read_toolbox,
 )
 
-WHAT = "an OpenAI Responses request"
+# --- the schema -----------------------------------------------------------------------------------------
 
 
-class ResponsesDialectRequest(DialectRequest, frozen=True):
-    """A Responses request, with what only its answer needs to know. `echo` are fields that it repeats."""
-
-    origins: dict[str, Origin]
-    echo: dict[str, Any]
-
-
-class Content(Struct):
+class ContentPart(Struct, gc=False):
     """A part of a content, of any type."""
 
     type: str
@@ -45,19 +36,19 @@ class Content(Struct):
     detail: str | None = None
 
 
-class Item(Struct):
+class Item(Struct, gc=False):
     """An input item of any type; a field that its type does not have keeps the default."""
 
     type: str = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | list[Content] | None = None
-    summary: list[Content] | None = None
+    content: str | list[ContentPart] | None = None
+    summary: list[ContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
     arguments: Any = None
     input: str | None = None
-    output: str | list[Content] | None = None
+    output: str | list[ContentPart] | None = None
     tools: list[Tool] = field(default_factory=list[Tool])
 
 
@@ -69,31 +60,37 @@ class TextFormat(Struct, omit_defaults=True):
     description: str | None = None
 
 
-class Text(Struct):
+class TextOptions(Struct):
     format: TextFormat | None = None
 
 
-class Reasoning(Struct):
+class ReasoningOptions(Struct):
     effort: str | None = None
     summary: str | None = None
 
 
-class ResponsesRequest(Struct):
+class ResponsesBody(Struct):
+    """The fields of a request that make up the conversation."""
+
+    input: str | list[Item]
+    instructions: str | None = None
+    tools: Raw = Raw()
+    tool_choice: Literal["none", "auto", "required"] | Choice | None = None
+
+
+class ResponsesRequest(ResponsesBody, kw_only=True):
     """The fields that change what is asked of a model, and those that ask for what cannot be given.
 
     All others (`store`, `include`, `truncation`, `metadata`, `user`, `service_tier`, `prompt_cache_key`,
-    `max_tool_calls`, `text.verbosity`, `stream_options`, `client_metadata`, …) are left aside, whatever they hold.
+    `max_tool_calls`, `text.verbosity`, `stream_options`, `client_metadata`, …) are passed over, whatever they
+    hold.
     """
 
     model: str
-    input: str | list[Item]
-    instructions: str | None = None
     stream: bool | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | Choice | None = None
     parallel_tool_calls: bool | None = None
-    text: Text | None = None
-    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -105,168 +102,191 @@ class ResponsesRequest(Struct):
     top_logprobs: Any = None
 
 
-_DECODER = msgspec.json.Decoder(ResponsesRequest)
-
-_STATELESS = "nothing is kept here between requests; send the whole conversation as `input`"
-_REFUSED: dict[str, tuple[Sequence[object], str]] = {
-    "previous_response_id": ((), _STATELESS),
-    "conversation": ((), _STATELESS),
-    "background": ((False,), "an answer is given to the request itself; leave it out"),
-    "prompt": ((), "there are no stored prompts here; send `instructions` and `input`"),
-    "top_logprobs": ((0,), "only the logprobs of the sampled tokens are kept; leave it out"),
-}
+_REQUEST = msgspec.json.Decoder(ResponsesRequest)
+_BODY = msgspec.json.Decoder(ResponsesBody)
 
 
-def parse(body: bytes, session: WireSession, branch: Branch) -> ResponsesDialectRequest:
-    """Understand a request. Raises InvalidRequest naming the field."""
-    request = decode(body, _DECODER, WHAT)
-    for name, (harmless, why) in _REFUSED.items():
-        value = getattr(request, name)
-        if value is not None and value not in harmless:
-            raise InvalidRequest(f"{name}: {why}")
-    items = [Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
-    added = [tool for item in items if item.type == "additional_tools" for tool in item.tools]
-    box = toolbox([*(request.tools or ()), *added])
-    functions, choice = choose(box, request.tool_choice)
-    format_ = request.text.format if request.text else None
-    return ResponsesDialectRequest(
-        model=request.model,
-        stream=bool(request.stream),
-        chat=ChatRequest(
-            model=request.model,
-            messages=_messages(request.instructions, items, session),
-            tools=functions,
-            tool_choice=choice,
-            parallel_tool_calls=request.parallel_tool_calls if functions else None,
-            response_format=_response_format(format_) if format_ else None,
-            sampling=_sampling(request) | session.sampling,
-            conversation=session.conversation(branch),
-        ),
-        origins=box.origins,
-        echo=_echo(request),
+# --- conversations --------------------------------------------------------------------------------------
+
+
+class ReadRequest(Struct, frozen=True):
+    """A request that was read: the conversation, the choice between its tools, and what the tools were."""
+
+    conversation: Conversation
+    tool_choice: str | dict[str, Any] | None
+    toolbox: Toolbox
+
+
+def decode_request(body: bytes) -> ResponsesRequest:
+    """A request from its bytes. Raises InvalidRequest naming what is wrong, and where."""
+    return decode(body, _REQUEST, EXPECTED)
+
+
+def read_request(body: bytes) -> Conversation:
+    """The conversation of a stored request, with all that is known of it. Raises what UNREADABLE lists."""
+    request = decoded(_BODY.decode, body)
+    conversation, tools = read_conversation(request).conversation, bytes(request.tools)
+    return msgspec.structs.replace(
+        conversation,
+        setting=setting_digest(conversation.system, tools),
+        has_tools=tools not in (b"", b"[]", b"null"),
+        forced=isinstance(request.tool_choice, Choice),
     )
 
 
-def _sampling(request: ResponsesRequest) -> dict[str, Any]:
-    asked: dict[str, Any] = {
-        "max_tokens": request.max_output_tokens,
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "reasoning_effort": request.reasoning.effort if request.reasoning else None,
-    }
-    return {name: value for name, value in asked.items() if value is not None}
-
-
-def _response_format(format_: TextFormat) -> dict[str, Any] | None:
-    if format_.type == "text":
-        return None
-    if format_.type == "json_object":
-        return {"type": "json_object"}
-    schema = {"name": format_.name or "output", "schema": format_.schema or {}, "strict": format_.strict}
-    if format_.description is not None:
-        schema["description"] = format_.description
-    return {"type": "json_schema", "json_schema": schema}
-
-
-def _echo(request: ResponsesRequest) -> dict[str, Any]:
-    asked: dict[str, Any] = {
-        "max_output_tokens": request.max_output_tokens,
-        "parallel_tool_calls": request.parallel_tool_calls,
-        "reasoning": request.reasoning,
-        "temperature": request.temperature,
-        "tool_choice": request.tool_choice if isinstance(request.tool_choice, str) else None,
-        "top_p": request.top_p,
-    }
-    return {name: value for name, value in asked.items() if value is not None}
-
-
-# --- items ---------------------------------------------------------------------------------------------
-
-
-def _messages(instructions: str | None, items: Sequence[Item], session: WireSession) -> list[dict[str, Any]]:
-    reader = _Reader(session)
-    if instructions:
-        reader.transcript.instruct(instructions)
+def read_conversation(request: ResponsesBody) -> ReadRequest:
+    """What a request asks, and what of it no chat model can do."""
+    items = [Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
+    toolbox = read_toolbox(bytes(request.tools))
+    if added := [tool for item in items if item.type == "additional_tools" for tool in item.tools]:
+        toolbox = new_toolbox([*toolbox.tools, *added])
+    functions, choice, unsupported = choose(toolbox, request.tool_choice)
+    reader = _Reader([*toolbox.unsupported, *unsupported])
+    if request.instructions:
+        reader.instructions.append(request.instructions)
     for index, item in enumerate(items):
-        take = _ITEMS.get(item.type)
-        if take is None:
-            raise InvalidRequest(
-                f"input[{index}].type: {item.type!r} is not known here; expected one of {', '.join(_ITEMS)}"
-            )
-        try:
-            take(reader, item)
-        except InvalidRequest as error:
-            raise InvalidRequest(f"input[{index}].{error}") from error
-    reader.close()
-    return reader.transcript.messages()
+        reader.read(index, item)
+    conversation = Conversation(
+        instructions=tuple(reader.instructions),
+        blocks=tuple(reader.blocks),
+        tools=functions,
+        tools_json=toolbox.json if functions is toolbox.functions else None,
+        unsupported=tuple(reader.unsupported),
+    )
+    return ReadRequest(conversation, choice, toolbox)
+
+
+# --- items ----------------------------------------------------------------------------------------------
+
+_CLOSED, _THOUGHT, _SPOKE, _CALLED = range(4)
+"""How far an assistant's turn has come: it is thinking, then text, then calls, each of which may be missing."""
 
 
 class _Reader:
-    """Items in their order as messages. What one answer gave as several items becomes one message again."""
+    """Reads items into blocks. What a model said in one response, as several items, becomes one turn again."""
 
-    def __init__(self, session: WireSession) -> None:
-        self.transcript = Transcript(session)
-        self._thought: str | None = None
-        self._text: str | None = None
-        self._answering = False
+    def __init__(self, unsupported: Sequence[str] = (), *, response: bool = False) -> None:
+        self.instructions: list[str] = []
+        self.blocks: list[Block] = []
+        self.unsupported = list(unsupported)
+        self._response = response
+        self._index = 0
+        self._turn = -1
+        self._stage = _CLOSED
+
+    def read(self, index: int, item: Item) -> None:
+        """Take the next item in."""
+        self._index = index
+        if take := _ITEMS.get(item.type):
+            take(self, item)
+            return
+        self._refuse(f"type: {item.type!r} is not known here; expected one of {', '.join(_ITEMS)}")
+        role = "user" if item.type.endswith("_output") else "assistant"
+        self._begin(role, _CALLED if role == "assistant" else _CLOSED)
+        self._add(role, "other", f"[{item.type}]", name=item.type, source=item)
 
     def message(self, item: Item) -> None:
-        parts = _parts(item.content)
         if item.role == "assistant":
-            if self._answering or self._text is not None:
-                self.close()
-            self._text = plain(parts)
-            return
-        self.close()
-        if item.role == "user":
-            self.transcript.user(parts)
+            self._begin("assistant", _SPOKE)
+            self._add("assistant", "text", self._text(item.content))
+        elif item.role == "user":
+            self._begin("user")
+            self._user(item.content)
+        elif self._turn < 0:
+            self.instructions.append(self._text(item.content))
         else:
-            self.transcript.instruct(plain(parts))
+            self._begin("system")
+            self._add("system", "text", self._text(item.content))
 
     def reasoning(self, item: Item) -> None:
-        if self._answering or self._text is not None or self._thought is not None:
-            self.close()
-        self._thought = plain(_parts(item.content)) or plain(_parts(item.summary))
+        """The reasoning itself where there is any, else its summary; what is only encrypted cannot be read."""
+        self._begin("assistant", _THOUGHT)
+        self._add("assistant", "thinking", self._text(item.content) or self._text(item.summary))
 
     def call(self, item: Item) -> None:
-        echoed = item.arguments if isinstance(item.arguments, str) else ""
-        self._call(item, partial(same_arguments, echoed=echoed))
+        arguments = item.arguments if isinstance(item.arguments, str) else ""
+        self._call(item, arguments if self._response else wrapped(arguments))
 
-    def custom_call(self, item: Item) -> None:
-        self._call(item, partial(custom_arguments, text=item.input or ""))
+    def freeform_call(self, item: Item) -> None:
+        self._call(item, freeform_arguments(item.input or ""), freeform=True)
 
-    def _call(self, item: Item, arguments: Callable[[str | None], str]) -> None:
+    def _call(self, item: Item, arguments: str, *, freeform: bool = False) -> None:
         if not item.call_id or not item.name:
-            raise InvalidRequest("call_id: a call needs a call_id and a name")
-        if not self._answering:
-            self.transcript.assistant(self._text or "", self._thought)
-            self._text = self._thought = None
-            self._answering = True
-        self.transcript.call(item.call_id, flat(item.name, item.namespace), arguments)
+            self._refuse("call_id: a call needs a call_id and a name")
+        name = flat_name(item.name or "", item.namespace)
+        self._begin("assistant", _CALLED)
+        self._add(
+            "assistant", "tool_use", id=item.call_id or "", name=name, arguments=arguments, freeform=freeform
+        )
 
     def result(self, item: Item) -> None:
         if not item.call_id:
-            raise InvalidRequest("call_id: an output must say which call it is of")
-        self.close()
-        self.transcript.result(item.call_id, _parts(item.output))
-
-    def close(self, item: Item | None = None) -> None:
-        """End the assistant message that is being put together."""
-        if self._text is not None or self._thought is not None:
-            self.transcript.assistant(self._text or "", self._thought)
-        self._text = self._thought = None
-        self._answering = False
+            self._refuse("call_id: an output must say which call it is of")
+        self._begin("user")
+        parts = self._parts(item.output)
+        images = tuple(image for _, image in parts if image is not None)
+        text = TEXT_SEPARATOR.join(text for text, _ in parts)
+        self._add("user", "tool_result", text, id=item.call_id or "", images=images)
 
     def skip(self, item: Item) -> None:
         """Nothing that a model is shown."""
 
+    def _begin(self, role: str, stage: int = _CLOSED) -> None:
+        """Begin another turn, unless the item belongs to the assistant's turn that is open."""
+        goes_on = role == "assistant" and (self._stage < stage or self._stage == stage == _CALLED)
+        if not goes_on or self._stage == _CLOSED:
+            self._turn += 1
+        self._stage = stage
 
+    def _user(self, content: str | list[ContentPart] | None) -> None:
+        if not isinstance(content, list):
+            content = [ContentPart("input_text", content)]
+        for part in content:
+            text, image = self._part(part)
+            if image is not None:
+                self._add("user", "other", text, name="image", images=(image,))
+            elif part.type in _TEXTS or part.type == "refusal":
+                self._add("user", "text", text)
+            else:
+                self._add("user", "other", text, name=part.type, source=part)
+        if not content:
+            self._add("user", "text")
+
+    def _text(self, content: str | list[ContentPart] | None) -> str:
+        """The texts of a content, without its images."""
+        return TEXT_SEPARATOR.join(text for text, image in self._parts(content) if image is None)
+
+    def _parts(self, content: str | list[ContentPart] | None) -> list[tuple[str, Part | None]]:
+        if isinstance(content, list):
+            return [self._part(part) for part in content]
+        return [(content, None)] if content else []
+
+    def _part(self, part: ContentPart) -> tuple[str, Part | None]:
+        """What a model is shown of a part: a text, and the image that it stands for."""
+        if part.type in _TEXTS:
+            return part.text or "", None
+        if part.type == "refusal":
+            return part.refusal or "", None
+        if part.type == "input_image" and part.image_url:
+            image = {"url": part.image_url} | ({"detail": part.detail} if part.detail else {})
+            return IMAGE, {"type": "image_url", "image_url": image}
+        self._refuse(f"content: a part of type {part.type!r} cannot be read here; texts and images with a URL can")
+        return f"[{part.type}]", None
+
+    def _add(self, role: str, kind: Any, text: str = "", **fields: Any) -> None:
+        self.blocks.append(Block(self._turn, role, kind, text, **fields))
+
+    def _refuse(self, why: str) -> None:
+        self.unsupported.append(f"input[{self._index}].{why}")
+
+
+_TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 _ITEMS: dict[str, Callable[[_Reader, Item], None]] = {
     "message": _Reader.message,
     "reasoning": _Reader.reasoning,
     "function_call": _Reader.call,
     "function_call_output": _Reader.result,
-    "custom_tool_call": _Reader.custom_call,
+    "custom_tool_call": _Reader.freeform_call,
     "custom_tool_call_output": _Reader.result,
     "additional_tools": _Reader.skip,
     # Done by another provider's tools, whose results are not in the items.
@@ -275,22 +295,9 @@ _ITEMS: dict[str, Callable[[_Reader, Item], None]] = {
 }
 
 
-def _parts(content: str | list[Content] | None) -> list[Part]:
-    if content is None or isinstance(content, str):
-        return [text_part(content)] if content else []
-    return [_part(part) for part in content]
-
-
-def _part(part: Content) -> Part:
-    match part.type:
-        case "input_text" | "output_text" | "text" | "summary_text" | "reasoning_text":
-            return text_part(part.text or "")
-        case "refusal":
-            return text_part(part.refusal or "")
-        case "input_image" if part.image_url:
-            image = {"url": part.image_url} | ({"detail": part.detail} if part.detail else {})
-            return {"type": "image_url", "image_url": image}
-        case _:
-            raise InvalidRequest(
-                f"content: a part of type {part.type!r} cannot be read here; texts and images with a URL can"
-            )
+def read_items(items: Sequence[Item]) -> list[Block]:
+    """The blocks of a response's items, tool calls as the model wrote them, as one turn."""
+    reader = _Reader(response=True)
+    for index, item in enumerate(items):
+        reader.read(index, item)
+    return [msgspec.structs.replace(block, turn=0) if block.turn else block for block in reader.blocks]

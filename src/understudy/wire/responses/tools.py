@@ -1,4 +1,4 @@
-"""The tools of a Responses request as functions that any model can call, and calls of them told back."""
+"""The tools of a Responses request as functions that any model can call."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Raw, Struct, field
 
-from understudy.wire.arguments import parse_object
+from understudy.wire.arguments import FREEFORM_SCHEMA, freeform_input
+from understudy.wire.decoding import decode
 from understudy.wire.errors import InvalidRequest
-from understudy.wire.layout import function_tool
 from understudy.wire.model import ToolCall
+from understudy.wire.tools import ToolCache, function_tool
 
-_INPUT = "input"
-_INPUT_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {_INPUT: {"type": "string", "description": "The whole input of the tool, as plain text."}},
-    "required": [_INPUT],
-    "additionalProperties": False,
-}
+EXPECTED = "an OpenAI Responses request"
+
 # Tools that run at the provider, and the search for tools that were not sent. They are offers, which Codex makes
 # in every request: without them the model does its work with the others.
 _LEFT_OUT = frozenset(
@@ -76,52 +72,85 @@ class Choice(Struct):
 
 
 class Toolbox(Struct, frozen=True):
-    """`functions` in the shape of chat completions; `origins` says by the function's name what each one was."""
+    """The tools of a request: as they were sent, and as functions of chat completions.
 
+    `origins` says by the function's name what each one was. `unsupported` are those that no function can stand
+    for.
+    """
+
+    tools: Sequence[Tool]
     functions: list[dict[str, Any]]
     origins: dict[str, Origin]
+    json: Raw
+    unsupported: tuple[str, ...]
 
 
-def flat(name: str, namespace: str | None) -> str:
+class _ToolsBody(Struct):
+    tools: list[Tool] | None = None
+
+
+_TOOLS = msgspec.json.Decoder(_ToolsBody)
+
+
+def flat_name(name: str, namespace: str | None) -> str:
     """The name of a function for the model, which knows no namespaces."""
     return f"{namespace.removesuffix('__')}__{name}" if namespace else name
 
 
-def toolbox(tools: Sequence[Tool]) -> Toolbox:
-    """Translate tools. Raises InvalidRequest for one that no function can stand for."""
-    box = Toolbox([], {})
+def read_toolbox(sent: bytes) -> Toolbox:
+    """The tools of a request. In a stored one, what cannot be read is none; the gateway has refused it."""
+    try:
+        return _cache.read(sent) if sent else _EMPTY
+    except InvalidRequest as error:
+        return msgspec.structs.replace(_EMPTY, unsupported=(str(error),))
+
+
+def new_toolbox(tools: Sequence[Tool]) -> Toolbox:
+    """Tools as functions."""
+    builder = _ToolboxBuilder()
     for tool in tools:
-        _add(box, tool, None)
-    return box
+        builder.add(tool, None)
+    return Toolbox(
+        tools,
+        builder.functions,
+        builder.origins,
+        Raw(msgspec.json.encode(builder.functions)),
+        tuple(builder.unsupported),
+    )
 
 
-def _add(box: Toolbox, tool: Tool, namespace: str | None) -> None:
-    match tool.type:
-        case "function":
-            _put(box, Origin("function", tool.name, namespace), tool.description, tool.parameters, tool.strict)
-        case "custom":
-            _put(box, Origin("custom", tool.name, namespace), _freeform(tool), _INPUT_SCHEMA, None)
-        case "namespace" if namespace is None:
-            for inner in tool.tools:
-                _add(box, inner, tool.name)
-        case left_out if left_out in _LEFT_OUT:
-            pass
-        case unknown:
-            raise InvalidRequest(f"tools: type {unknown!r} is not known here; function, custom and namespace are")
+class _ToolboxBuilder:
+    def __init__(self) -> None:
+        self.functions: list[dict[str, Any]] = []
+        self.origins: dict[str, Origin] = {}
+        self.unsupported: list[str] = []
 
+    def add(self, tool: Tool, namespace: str | None) -> None:
+        match tool.type:
+            case "function":
+                origin = Origin("function", tool.name, namespace)
+                self._add(origin, tool.description, tool.parameters, tool.strict)
+            case "custom":
+                self._add(Origin("custom", tool.name, namespace), _freeform(tool), FREEFORM_SCHEMA, None)
+            case "namespace" if namespace is None:
+                for inner in tool.tools:
+                    self.add(inner, tool.name)
+            case left_out if left_out in _LEFT_OUT:
+                pass
+            case unknown:
+                self.unsupported.append(
+                    f"tools: type {unknown!r} is not known here; function, custom and namespace are"
+                )
 
-def _put(
-    box: Toolbox,
-    origin: Origin,
-    description: str | None,
-    parameters: dict[str, Any] | None,
-    strict: bool | None,
-) -> None:
-    name = flat(origin.name, origin.namespace)
-    if not origin.name or name in box.origins:
-        raise InvalidRequest(f"tools: the name {name!r} is empty, or two tools have it")
-    box.origins[name] = origin
-    box.functions.append(function_tool(name, description, parameters, strict))
+    def _add(
+        self, origin: Origin, description: str | None, parameters: dict[str, Any] | None, strict: bool | None
+    ) -> None:
+        name = flat_name(origin.name, origin.namespace)
+        if not origin.name or name in self.origins:
+            self.unsupported.append(f"tools: the name {name!r} is empty, or two tools have it")
+            return
+        self.origins[name] = origin
+        self.functions.append(function_tool(name, description, parameters, strict))
 
 
 def _freeform(tool: Tool) -> str:
@@ -131,22 +160,28 @@ def _freeform(tool: Tool) -> str:
     return f"{description}\n\nThe input must follow this {tool.format.syntax} grammar:\n{tool.format.definition}"
 
 
-def choose(box: Toolbox, choice: str | Choice | None) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
-    """The functions to offer, and the choice between them. Raises InvalidRequest."""
+_EMPTY = new_toolbox(())
+_cache = ToolCache(lambda sent: new_toolbox(decode(b'{"tools":%b}' % sent, _TOOLS, EXPECTED).tools or ()))
+
+
+def choose(
+    box: Toolbox, choice: str | Choice | None
+) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None, tuple[str, ...]]:
+    """The functions to offer, the choice between them, and what of it is not supported."""
     if isinstance(choice, Choice):
         if choice.type == "allowed_tools":
-            allowed = {flat(tool.name, tool.namespace) for tool in choice.tools}
-            kept = [function for function in box.functions if function["function"]["name"] in allowed]
-            return kept, choice.mode if kept else None
-        name = flat(choice.name, choice.namespace)
+            names = {flat_name(tool.name, tool.namespace) for tool in choice.tools}
+            allowed = [function for function in box.functions if function["function"]["name"] in names]
+            return allowed, choice.mode if allowed else None, ()
+        name = flat_name(choice.name, choice.namespace)
         if name not in box.origins:
-            raise InvalidRequest(f"tool_choice: there is no tool {name or choice.type!r} here to be chosen")
-        return box.functions, {"type": "function", "function": {"name": name}}
+            why = f"tool_choice: there is no tool {name or choice.type!r} here to be chosen"
+            return box.functions, None, (why,)
+        return box.functions, {"type": "function", "function": {"name": name}}, ()
     if choice == "required" and not box.functions:
-        raise InvalidRequest(
-            "tool_choice: a tool is required, and there is none; tools of the server are not here"
-        )
-    return box.functions, choice if box.functions else None
+        why = "tool_choice: a tool is required, and there is none; tools of the server are not here"
+        return box.functions, None, (why,)
+    return box.functions, choice if box.functions else None, ()
 
 
 # --- calls ---------------------------------------------------------------------------------------------
@@ -161,24 +196,8 @@ def called_item(
     if origin.namespace is not None:
         item["namespace"] = origin.namespace
     if origin.type == "custom":
-        return {"type": "custom_tool_call", **item, "input": custom_input(call.arguments), "status": status}
+        return {"type": "custom_tool_call", **item, "input": freeform_input(call.arguments), "status": status}
     return {"type": "function_call", **item, "arguments": call.arguments, "status": status}
 
 
 _PREFIX = {"function": "fc_", "custom": "ctc_"}
-
-
-def custom_input(arguments: str) -> str:
-    """The plain text that a model passed to a custom tool: in the one parameter, or as it wrote it."""
-    text = (parse_object(arguments) or {}).get(_INPUT)
-    return text if isinstance(text, str) else arguments
-
-
-def custom_arguments(sampled: str | None, text: str) -> str:
-    """The arguments to send to the model for a custom call: as it wrote them when the echo says the same.
-
-    Text that was no JSON is put into the one parameter: servers refuse a conversation with such a call.
-    """
-    if sampled is not None and parse_object(sampled) is not None and custom_input(sampled) == text:
-        return sampled
-    return msgspec.json.encode({_INPUT: text}).decode()

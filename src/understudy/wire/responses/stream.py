@@ -1,0 +1,189 @@
+"""OpenAI Responses as event streams: of a whole response, and of one that is being generated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from understudy.wire.dialect import DialectResponse, WireSession
+from understudy.wire.model import Delta, Generation, ToolCall
+from understudy.wire.responses.response import (
+    OutputItem,
+    Part,
+    ResponsesDialectRequest,
+    frame,
+    item_of,
+    to_response,
+)
+
+
+class Events:
+    """Numbers the events of one stream."""
+
+    def __init__(self) -> None:
+        self._number = -1
+
+    def say(self, type_: str, fields: Mapping[str, Any]) -> bytes:
+        """One server-sent event, named by its type."""
+        self._number += 1
+        data = {"type": type_, "sequence_number": self._number, **fields}
+        return b"event: %b\ndata: %b\n\n" % (type_.encode(), msgspec.json.encode(data))
+
+    def begin(self, frame: dict[str, Any]) -> bytes:
+        """What opens a stream."""
+        opening = {"response": frame}
+        return self.say("response.created", opening) + self.say("response.in_progress", opening)
+
+    def open(self, index: int, item: OutputItem) -> bytes:
+        """An item as it starts, empty."""
+        nothing: dict[str, Any] = {"status": "in_progress", _FILLED[item["type"]]: [] if _part_of(item) else ""}
+        empty = item | nothing
+        said = self.say("response.output_item.added", {"output_index": index, "item": empty})
+        if part := _part_of(item):
+            at = {"item_id": item["id"], "output_index": index, "content_index": 0}
+            said += self.say("response.content_part.added", at | {"part": part | {"text": ""}})
+        return said
+
+    def add(self, index: int, item: OutputItem, text: str) -> bytes:
+        """A piece of an item's text."""
+        return self.say(f"{_NAMES[item['type']]}.delta", _place(index, item) | {"delta": text})
+
+    def close(self, index: int, item: OutputItem) -> bytes:
+        """An item as it is, whole."""
+        place, name = _place(index, item), _NAMES[item["type"]]
+        if item["type"] == "function_call":
+            place["name"] = item["name"]
+        said = self.say(f"{name}.done", place | {_DONE[item["type"]]: text_of(item)})
+        if part := _part_of(item):
+            at = {"item_id": item["id"], "output_index": index, "content_index": 0}
+            said += self.say("response.content_part.done", at | {"part": part})
+        return said + self.say("response.output_item.done", {"output_index": index, "item": item})
+
+    def end(self, response: dict[str, Any]) -> bytes:
+        """What ends a stream."""
+        return self.say(f"response.{response['status']}", {"response": response})
+
+
+def to_events(body: bytes) -> bytes:
+    """The stream that says exactly what a response made by `to_response` says."""
+    return b"".join(_events(msgspec.json.decode(body)))
+
+
+def _events(response: dict[str, Any]) -> Iterator[bytes]:
+    events = Events()
+    unfinished: dict[str, Any] = {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    yield events.begin(response | unfinished)
+    for index, item in enumerate(response["output"]):
+        yield events.open(index, item)
+        if text := text_of(item):
+            yield events.add(index, item, text)
+        yield events.close(index, item)
+    yield events.end(response)
+
+
+# By the type of an item: the events of its text, the field that is empty at first, and the field of the whole text
+# in the event that ends it.
+_NAMES = {
+    "reasoning": "response.reasoning_text",
+    "message": "response.output_text",
+    "function_call": "response.function_call_arguments",
+    "custom_tool_call": "response.custom_tool_call_input",
+}
+_FILLED = {
+    "reasoning": "content",
+    "message": "content",
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+}
+_DONE = {"reasoning": "text", "message": "text", "function_call": "arguments", "custom_tool_call": "input"}
+
+
+def _part_of(item: OutputItem) -> dict[str, Any] | None:
+    """The one content part of a message or of reasoning; None for a call."""
+    content: list[dict[str, Any]] | None = item.get("content")
+    return content[0] if content else None
+
+
+def text_of(item: OutputItem) -> str:
+    """The text of an item: what it says, or what it passes to a tool."""
+    part = _part_of(item)
+    return part["text"] if part else item[_FILLED[item["type"]]]
+
+
+def _place(index: int, item: OutputItem) -> dict[str, Any]:
+    place: dict[str, Any] = {"item_id": item["id"], "output_index": index}
+    if item["type"] in ("message", "reasoning"):
+        place["content_index"] = 0
+    if item["type"] == "message":
+        place["logprobs"] = []
+    return place
+
+
+class ResponsesWriter:
+    """See Writer. Items are opened and filled as they come, and all of them closed at the end.
+
+    Codex runs a tool as soon as its item is done. The text for a custom tool is told at the end: until the model
+    has closed the string it stands in, nobody knows what it says.
+    """
+
+    def __init__(self, incoming: ResponsesDialectRequest, session: WireSession, message_id: str) -> None:
+        self._incoming = incoming
+        self._session = session
+        self._message_id = message_id
+        self._created = int(time.time())
+        self._events = Events()
+        self._begun = False
+        self._items: dict[Part, OutputItem] = {}
+        self._said: dict[Part, int] = {}
+        self._calls: list[ToolCall] = []
+        self._ids: list[str] = []
+
+    def feed(self, delta: Delta) -> bytes:
+        """See Writer."""
+        said = self._begin()
+        part: Part = delta.kind if delta.kind == "reasoning" or delta.kind == "text" else delta.index
+        if delta.kind == "tool":
+            self._calls.append(ToolCall(delta.id, delta.name, ""))
+            self._ids.append(self._session.tool_id(delta.id))
+        if part not in self._items and (delta.text or delta.kind == "tool"):
+            said += self._open(part)
+        if delta.text and self._items[part]["type"] != "custom_tool_call":
+            said += self._events.add(self._index(part), self._items[part], delta.text)
+            self._said[part] += len(delta.text)
+        return said
+
+    def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
+        """See Writer."""
+        self._ids += [self._session.tool_id(call.id) for call in generation.tool_calls[len(self._ids) :]]
+        message, response = to_response(
+            generation, self._incoming, self._message_id, self._created, self._ids, list(self._items)
+        )
+        tail = self._begin()
+        said = list(self._said.values())
+        for index, item in enumerate(response["output"]):
+            if index >= len(said):
+                tail += self._events.open(index, item)
+            if rest := text_of(item)[said[index] if index < len(said) else 0 :]:
+                tail += self._events.add(index, item, rest)
+        for index, item in enumerate(response["output"]):
+            tail += self._events.close(index, item)
+        return message, tail + self._events.end(response)
+
+    def _begin(self) -> bytes:
+        if self._begun:
+            return b""
+        self._begun = True
+        return self._events.begin(frame(self._incoming, self._message_id, self._created))
+
+    def _open(self, part: Part) -> bytes:
+        so_far = Generation(model="", text="", finish_reason="", tool_calls=tuple(self._calls))
+        item = item_of(part, so_far, self._incoming, self._message_id, self._ids, "in_progress")
+        self._items[part] = item
+        self._said[part] = 0
+        return self._events.open(self._index(part), item)
+
+    def _index(self, part: Part) -> int:
+        return list(self._items).index(part)
