@@ -1,7 +1,7 @@
-"""The request ledger that Claude Code writes from 2.1.329 on: each request as messages kept and messages added.
+"""The request ledger that Claude Code logs from 2.1.329 on: which messages each request really had.
 
-`messages(request) = messages(base)[:keep] + tail`, where the tail names messages by the hash of their JSON.
-Answers are not written twice: their hash is that of the lines of the answer put together.
+A request is logged as a difference: `messages(request) = messages(base)[:keep] + tail`. The tail names messages by
+the hash of their JSON; a message that is not in the log in this very form is logged as a blob.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _shape = msgspec.json.Decoder(_LedgerShape).decode
 
 
 class RequestLedger:
-    """The requests of a session. `losses` counts what could not be read."""
+    """The requests of a session, with the messages that they name by hash. `losses` counts malformed lines."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         self.losses: Counter[str] = Counter()
@@ -69,13 +69,14 @@ class RequestLedger:
             self.losses["odd-ledger"] += 1
 
     def add_logged_messages(self, lines: Iterable[bytes]) -> None:
-        """Take in by their hashes the messages that a file has anyway, which the ledger does not write twice.
+        """Add the messages that the log holds anyway, by their hashes: the ledger does not write them twice.
 
-        Those are answers, put together of all lines with one message id, and what users' records say: each as it
-        stands, and as the CLI joins those that follow each other, or the results of one answer, to one message.
+        Those are responses, joined of all records with one message id, with and without thinking; and the content
+        of users' records: each by itself, and as the CLI joins records that follow each other, or the results of
+        one response, to one message. Which form was sent shows when a request names its hash.
         """
         answers: dict[str, list[Any]] = {}
-        askers: dict[str, str] = {}  # which answer a tool call is of
+        askers: dict[str, str] = {}  # by tool call: the message id of its response
         results: dict[str | None, list[Any]] = {}
         together: list[Any] = []
         for line in lines:
@@ -111,13 +112,13 @@ class RequestLedger:
             self.blobs[name] = Raw(msgspec.json.encode(message))
 
     def shape(self, request_id: str | int) -> RequestShape | None:
-        """The system prompt and tools of a request, None where the ledger has none."""
+        """The system prompt and tools of a request, None where the ledger does not have them."""
         entry = self.requests.get(request_id)
         return self.shapes.get(entry.shapeHash or "") if entry is not None else None
 
 
 class LedgerRequests:
-    """Puts requests of a ledger into a tree of nodes, each message on its way once."""
+    """Adds the requests of a ledger to a tree of nodes, common beginnings once."""
 
     def __init__(self, ledger: RequestLedger, nodes: list[TraceNode]) -> None:
         self._ledger = ledger
@@ -126,7 +127,7 @@ class LedgerRequests:
         self._ends: dict[str | int, tuple[int, int] | None] = {}
 
     def end_node(self, request_id: str | int) -> int | None:
-        """The node at which the request ends, None where the ledger does not hold all of it."""
+        """The last node of a request, None where the ledger does not hold all of it."""
         waiting: list[str | int] = []
         step: str | int | None = request_id
         while step is not None and step not in self._ends:
@@ -173,17 +174,17 @@ class LedgerRequests:
 
 
 def message_hash(message: Any) -> str:
-    """The name of a message: sha256 of its JSON with sorted keys and nothing between."""
+    """The hash that the ledger names a message by: SHA-256 of its JSON, keys sorted, without spaces."""
     try:
         data = orjson.dumps(message, option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError:  # a whole number of more than 64 bits, or half a surrogate pair
+    except orjson.JSONEncodeError:  # an integer of more than 64 bits, or half a surrogate pair
         text = json.dumps(message, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         data = text.encode(errors="surrogatepass")
     return hashlib.sha256(data).hexdigest()
 
 
 def snapshot(attachment: Raw) -> RequestShape:
-    """The system prompt that an attachment of the log holds, an empty shape where it does not."""
+    """The system prompt in a `prompt_snapshot` attachment; an empty shape where it is malformed."""
     try:
         return _shape_of(_shape(attachment))
     except DECODE_ERRORS:

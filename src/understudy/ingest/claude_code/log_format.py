@@ -28,10 +28,10 @@ from understudy.ingest.log_reader import garbage_collection_paused
 from understudy.ingest.trace import Trace
 
 HEAD = 1 << 16
-_BEFORE = 1 << 22  # in which an answer comes, where the ledger has system prompts and tools before it
+_LEDGER_HEAD = 1 << 22  # bytes read for the first response where the ledger's system prompt and tools precede it
 _LEDGER = b'"api-request'
 MAX_CLUSTER_BYTES = 200 << 20
-"""Bytes of sessions with a common beginning that are looked at together; more are read one by one."""
+"""Bytes of sessions with a common beginning that are compared in memory; larger clusters are read one by one."""
 
 _AGENT = re.compile(r"agent-(.+?)(\.meta\.json|\.jsonl)")
 _LINE = re.compile(
@@ -49,7 +49,7 @@ _meta = msgspec.json.Decoder(AgentMeta).decode
 class _SessionFiles(Struct):
     """The files of one session: each with its directory and the agent's id, None for the session's own.
 
-    `first` is the id of the first answer.
+    `first` is the message id of the first response: sessions that were forked from one another share it.
     """
 
     session_id: str
@@ -61,12 +61,12 @@ class _SessionFiles(Struct):
 
 
 class ClaudeCodeFormat:
-    """Logs of every version from 1.0 on. The files of one project are to be read together."""
+    """Logs of every version from 1.0 on. The files of one project must be read together."""
 
     name = FORMAT_NAME
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether a file is a session's or a subagent's log, or the note beside a subagent's."""
+        """Whether a file is the log of a session or a subagent, or the `meta.json` beside a subagent's."""
         name = path.replace("\\", "/").rpartition("/")[2]
         if name.endswith(".meta.json"):
             return _AGENT.fullmatch(name) is not None
@@ -87,7 +87,8 @@ class ClaudeCodeFormat:
     def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
         """The traces of all sessions in the files: first a session, then its subagents. Raises OSError.
 
-        A turn that several files have, by a resume or a fork, is in the one trace that has most of its lines.
+        A resumed or forked session repeats turns of another. Such a turn is in one trace only, that which has most
+        of its records.
         """
         metas: dict[str, AgentMeta] = {}
         sessions: dict[str, _SessionFiles] = {}
@@ -115,7 +116,7 @@ class ClaudeCodeFormat:
         with file.open() as stream:
             head = stream.read(HEAD)
             if agent is None and _LEDGER in head and _FIRST.search(head) is None:
-                head += stream.read(_BEFORE)
+                head += stream.read(_LEDGER_HEAD)
         within = _WITHIN.search(directory)
         if agent is None:
             session_id = name.removesuffix(".jsonl")
@@ -131,7 +132,7 @@ class ClaudeCodeFormat:
 
 
 def _clusters(sessions: Iterable[_SessionFiles]) -> Iterator[list[_SessionFiles]]:
-    """Sessions that begin with the same answer together, as far as they are not too large."""
+    """Sessions that begin with the same response together, unless they are too large."""
     same: dict[bytes | int, list[_SessionFiles]] = {}
     for session in sessions:
         same.setdefault(session.first or id(session), []).append(session)
@@ -149,14 +150,14 @@ def _read(cluster: Sequence[_SessionFiles], metas: dict[str, AgentMeta], assigne
         parts: list[SessionPart] = []
         for file, directory, agent_id in sorted(session.files, key=lambda one: (one[2] is not None, one[0].path)):
             meta = metas.get(f"{directory}/{agent_id}", AgentMeta())
-            lines = read_log(file)
-            read.append((file, lines))
-            parts += split_by_agent(lines, agent_id, meta)
+            log = read_log(file)
+            read.append((file, log))
+            parts += split_by_agent(log, agent_id, meta)
         files.append(parts)
     ledger = None
-    if any(lines.ledger for _, lines in read):
+    if any(log.ledger for _, log in read):
         # One for all of them: a fork has the turns from before it, but not their requests.
-        ledger = RequestLedger(line for _, lines in read for line in lines.ledger)
+        ledger = RequestLedger(line for _, log in read for line in log.ledger)
         for file, _ in read:
             ledger.add_logged_messages(read_message_lines(file))
     sessions = [
@@ -170,39 +171,40 @@ def _read(cluster: Sequence[_SessionFiles], metas: dict[str, AgentMeta], assigne
 def _assign_turns(
     sessions: Sequence[ClaudeSession], assigned_before: set[str]
 ) -> tuple[dict[str, SessionPart], Counter[int]]:
-    """Which part each turn belongs to, and how many turns of a part (by its `id`) belong to others."""
+    """The part that each turn belongs to, and how many turns of a part (by its `id`) belong to others."""
     best: dict[str, tuple[object, ...]] = {}
     owned: dict[str, SessionPart] = {}
-    left: Counter[int] = Counter()
-    alone = len(sessions) == 1 and len(sessions[0].parts) == 1
+    copied: Counter[int] = Counter()
+    single_part = len(sessions) == 1 and len(sessions[0].parts) == 1
     for at, session in enumerate(sessions):
         for part in session.parts:
             copy = bool(bytes(part.log.envelope.forkedFrom))
             weights = _weights(part.built()) if len(sessions) > 1 else []
-            for answer in part.built().responses:
-                key, first = answer.key, answer.records[0]
+            for response in part.built().responses:
+                key, first = response.key, response.records[0]
                 if first.message is not None and first.message.model == SYNTHETIC_MODEL:
                     continue
                 if key in assigned_before:
-                    left[id(part)] += 1
+                    copied[id(part)] += 1
                     continue
-                if alone:
+                if single_part:
                     owned[key] = part
                     continue
-                # A fork may hold less of what came before than the file it was copied from.
-                held = weights[answer.node] if weights else 0
-                rank = (-len(answer.records), part.agent_id is not None, -held, copy, first.timestamp or "", at)
+                # The best copy has the most records of the response, is not a subagent's, and has the longest
+                # history: a fork may hold less of it than the file that it was copied from.
+                held = weights[response.node] if weights else 0
+                rank = (-len(response.records), part.agent_id is not None, -held, copy, first.timestamp or "", at)
                 if key not in owned or rank < best[key]:
                     if key in owned:
-                        left[id(owned[key])] += 1
+                        copied[id(owned[key])] += 1
                     best[key], owned[key] = rank, part
                 else:
-                    left[id(part)] += 1
-    return owned, left
+                    copied[id(part)] += 1
+    return owned, copied
 
 
 def _weights(conversation: ClaudeConversation) -> list[int]:
-    """How many records stand on the way to each node."""
+    """How many records there are on the path to each node."""
     weights: list[int] = []
     for node in conversation.nodes:
         before = weights[node.parent] if node.parent >= 0 else 0

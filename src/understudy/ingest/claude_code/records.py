@@ -1,7 +1,7 @@
-"""A Claude Code log, line by line: typed records, and what is left of lines that cannot be read.
+"""A Claude Code log as typed records, line by line, and what can be salvaged of malformed lines.
 
-Decoding is where the time goes, so only what decides a record's place is decoded; texts, inputs and results stay
-raw until somebody asks for the messages.
+Decoding takes most of the time, so only what decides where a record belongs is decoded. Texts, inputs and results
+stay raw JSON until the messages are rendered.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ from msgspec import Raw, Struct
 from understudy.ingest.log_files import LogFile
 
 _NOTIFICATION = re.compile(rb'"\s*<[a-z]+-notification>')
-_TASK = rb"{\"task_id\""  # what some versions say of an agent, and never take out again
+_TASK = rb"{\"task_id\""  # some versions queue a notice about an agent like this, and never dequeue it
 
 
 class PromptQueue(Struct):
-    """Prompts that wait, each with how many records there were when it came."""
+    """The prompts in the queue, each with the number of records that were logged before it."""
 
     waiting: list[tuple[Raw, int]] = []
 
     def program_started(self, operation: str | None, content: Raw, at: int) -> bool:
-        """Take in an operation other than `remove`, behind `at` records. Returns whether the program began so."""
+        """Apply an operation other than `remove` that stands behind `at` records.
+
+        Returns whether it shows that the program was started here: with a prompt that was never queued while it
+        ran.
+        """
         if operation == "enqueue":
             if _TASK not in bytes(content)[:16]:
                 self.waiting.append((content, at))
@@ -36,40 +40,44 @@ class PromptQueue(Struct):
             self.waiting.clear()
         elif operation == "dequeue":
             if not self.waiting:
-                return True  # it was queued before there was a log
+                return True  # it was queued before the log began
             prompt, since = self.waiting.pop(0)
-            # A prompt of the command line is a string; those of a stream are lists, which the log leaves out.
+            # A prompt from the command line is a string. Those from a stream of JSON are lists, which the log
+            # leaves out; they may come at any time.
             return bool(bytes(prompt)) and since == at
         return False
 
     def take_sent_prompt(self) -> Raw | None:
-        """The prompt that is taken out and sent amid a turn, None where it is a notification or not known."""
+        """Remove the next prompt, which is sent amid a turn; None where it is a notification or unknown."""
         prompt = self.waiting.pop(0)[0] if self.waiting else Raw()
         return prompt if bytes(prompt) and _NOTIFICATION.match(bytes(prompt)) is None else None
 
 
 UNREADABLE = "unreadable"
-"""The type of a record that stands for a line which is no JSON."""
+"""The type of a record that stands for a line that is not JSON."""
 
 QUEUED_PROMPT = "queued-prompt"
-"""The type of a record that stands for a prompt which was taken from the queue and sent amid a turn."""
+"""The type of a record that stands for a prompt which was taken from the queue and sent amid a turn.
+
+Versions up to about 2.1.60 log only that it was taken, not the message.
+"""
 
 DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What decoding hostile text may raise."""
+"""What decoding malformed text may raise."""
 
 _NOTHING = Raw()
 MAX_LINE_BYTES = 128 << 20
-"""Bytes of a line; a longer one is left out."""
+"""Bytes of a line; longer ones are counted and left out."""
 
 _LOOSE = 16 << 20
 _PIECE = 1 << 16
 
 
-# Fields stand in the order in which lines have them: they are found faster so.
+# The fields stand in the order in which the CLI writes them: msgspec decodes them faster so.
 
 
 class ClaudeBlock(Struct, gc=False):
-    """A content block. What is raw is rendered when it is asked for."""
+    """A content block. Raw fields are decoded when the messages are rendered."""
 
     type: str = ""
     tool_use_id: str | None = None
@@ -93,7 +101,7 @@ class ClaudeMessage(Struct, gc=False):
 
 
 class ClaudeRecord(Struct, gc=False):
-    """A line with the fields that decide what it is and where it stands."""
+    """A line of the log: the fields that decide what it is and where it belongs."""
 
     parentUuid: str | None = None
     isSidechain: bool | None = None
@@ -117,7 +125,7 @@ class ClaudeRecord(Struct, gc=False):
 
 
 class ClaudeEnvelope(Struct, gc=False):
-    """What is the same in most lines of a file."""
+    """Fields that are the same in most lines of a file."""
 
     sessionId: str | None = None
     cwd: str | None = None
@@ -128,11 +136,11 @@ class ClaudeEnvelope(Struct, gc=False):
 
 
 class ClaudeLog(Struct):
-    """A file as the records that have a place in a conversation, in the order of the file.
+    """A file: the records that belong to a conversation, in the order of the file.
 
-    `ledger` are the lines of the request ledger as they stand. `ends` are the numbers of records after which the
-    program was ended. `losses` counts by kind what could not be read or is unknown. `sidechains`: some records are
-    of subagents. `queue` has the prompts that wait.
+    `ledger` are the lines of the request ledger as they are. `ends` are counts of records after which the program
+    ended, so that the next record is of a resumed session. `losses` counts by kind what could not be read or is
+    unknown. `sidechains`: some records are of subagents. `queue` has the prompts that were not sent yet.
     """
 
     path: str
@@ -174,20 +182,20 @@ _ASIDE = frozenset(
         "tools-used",
     }
 )
-"""Types of records that say nothing of the conversation."""
+"""Types of records that are no part of the conversation."""
 
 _PARENT = re.compile(rb'"parentUuid": ?"([^"\\]{1,200})"')
 _UUID = re.compile(rb'"uuid": ?"([^"\\]{1,200})"')
 _SIDECHAIN = re.compile(rb'"isSidechain": ?true')
 _SPOKEN = re.compile(rb'"(?:assistant|user)"')
 _HALF = re.compile(rb"\\u[dD]")
-_MARK = b"\xef\xbb\xbf"  # what some editors put before UTF-8
+_MARK = b"\xef\xbb\xbf"  # the byte order mark
 _FAILED = object()
 _NOTHING_SAID = ClaudeRecord(type="summary")
 
 
 def read_log(file: LogFile) -> ClaudeLog:
-    """The records of a file. Raises OSError when it cannot be read; nothing that it holds raises."""
+    """Read a file. Raises OSError when it cannot be read; malformed lines are counted, and never raise."""
     lines = ClaudeLog(file.path, [], [], [], ClaudeEnvelope(), Counter())
     decode = _at_once
     with file.open() as stream:
@@ -195,7 +203,7 @@ def read_log(file: LogFile) -> ClaudeLog:
             try:
                 records = decode(some, lines.losses)
             except DECODE_ERRORS:
-                # Where one line is bad, others are too.
+                # Where one line is malformed, others mostly are too.
                 decode = _one_by_one
                 records = decode(some, lines.losses)
             _file_records(lines, some, records)
@@ -203,28 +211,28 @@ def read_log(file: LogFile) -> ClaudeLog:
 
 
 def read_message_lines(file: LogFile) -> Iterator[bytes]:
-    """The lines of a file that may be an assistant's or a user's, as they stand. Raises OSError."""
+    """The lines of a file that may hold a message of the assistant or the user, unparsed. Raises OSError."""
     with file.open() as stream:
         for some in _whole_lines(stream, Counter()):
             yield from (line for line in BytesIO(some) if _SPOKEN.search(line) is not None)
 
 
 def _at_once(some: bytes, _: Counter[str]) -> list[ClaudeRecord]:
-    """The records of some lines. Raises one of `FAULTS` where there is anything wrong with one."""
+    """The records of some lines. Raises one of `DECODE_ERRORS` where any of them is malformed."""
     records = _decode_lines(some)
     if not some.isascii():
-        some.decode()  # what is left raw has not been looked at
+        some.decode()  # raw fields have not been checked for valid UTF-8
     return records
 
 
 def _one_by_one(some: bytes, losses: Counter[str]) -> list[ClaudeRecord]:
-    """The records of some lines, and of those that cannot be decoded what can be had."""
+    """The records of some lines; of malformed lines what can be salvaged."""
     lines = BytesIO(some).readlines()  # by far faster than to split
     records: list[ClaudeRecord] = []
     decoded = map(_decode, lines)
     while True:
         try:
-            # An error leaves in the list what came before it, and the iterator behind the line that it is of.
+            # At an error, the list has what came before it, and the iterator goes on behind the malformed line.
             records.extend(decoded)
             break
         except DECODE_ERRORS as error:
@@ -241,7 +249,7 @@ def _one_by_one(some: bytes, losses: Counter[str]) -> list[ClaudeRecord]:
 
 
 def _file_records(lines: ClaudeLog, some: bytes, new_records: list[ClaudeRecord]) -> None:
-    """Put records where they belong. `some` are the lines that they were decoded from."""
+    """Sort records into the log. `some` are the lines that they were decoded from."""
     records = lines.records
     ledger = False
     for record in new_records:
@@ -262,7 +270,7 @@ def _file_records(lines: ClaudeLog, some: bytes, new_records: list[ClaudeRecord]
 
 
 def _file_without_uuid(lines: ClaudeLog, record: ClaudeRecord) -> None:
-    """A record without a uuid: one that belongs to the conversation goes behind the one before it."""
+    """Sort a record without a uuid: one that belongs to the conversation follows the record before it."""
     if record.type in ("user", "assistant", UNREADABLE):
         if record.type != UNREADABLE:
             lines.losses["no-uuid"] += 1
@@ -284,7 +292,7 @@ def _file_without_uuid(lines: ClaudeLog, record: ClaudeRecord) -> None:
 
 
 def _salvage(line: bytes, error: Exception, losses: Counter[str]) -> ClaudeRecord:
-    """What can be had of a line that does not decode as it should. Its place in the chain matters most."""
+    """What can be read of a malformed line. Its uuid and parent matter most: they keep the chain together."""
     value: Any = _FAILED
     if line.startswith(_MARK):
         line = line.removeprefix(_MARK)
@@ -293,7 +301,7 @@ def _salvage(line: bytes, error: Exception, losses: Counter[str]) -> ClaudeRecor
         losses["bad-utf8"] += 1
         value = _load_loosely(line.decode(errors="replace"))
     elif isinstance(error, msgspec.ValidationError | RecursionError) or _HALF.search(line) is not None:
-        # The standard library reads half surrogate pairs, which JavaScript writes and msgspec refuses.
+        # JavaScript writes half surrogate pairs, which msgspec refuses and the standard library reads.
         value = _load_loosely(line)
     if value is _FAILED:
         losses["bad-json"] += 1
@@ -318,7 +326,7 @@ def _salvage(line: bytes, error: Exception, losses: Counter[str]) -> ClaudeRecor
 
 def _load_loosely(line: str | bytes) -> Any:
     if len(line) > _LOOSE:
-        return _FAILED  # as objects of Python it could take a hundred times as much memory
+        return _FAILED  # as Python objects it could take a hundred times as much memory
     try:
         return json.loads(line)
     except DECODE_ERRORS:
@@ -326,7 +334,7 @@ def _load_loosely(line: str | bytes) -> Any:
 
 
 def _encoded(value: Any) -> bytes:
-    """JSON again, half surrogate pairs as question marks."""
+    """The value as JSON, half surrogate pairs replaced by question marks."""
     return json.dumps(value, ensure_ascii=False).encode(errors="replace")
 
 
@@ -339,7 +347,7 @@ def _decodes(value: Any, decode: Callable[[bytes], Any]) -> bool:
 
 
 def _valid_fields(fields: dict[str, Any], losses: Counter[str]) -> dict[str, Any]:
-    """The fields whose types are as they should be; of a message's blocks likewise. The others are counted."""
+    """The fields that have the expected types, and a message's blocks likewise; the others are counted."""
     sound: dict[str, Any] = {}
     for key, value in fields.items():
         if _decodes({key: value}, _decode):
@@ -357,7 +365,7 @@ def _valid_fields(fields: dict[str, Any], losses: Counter[str]) -> dict[str, Any
 
 
 def _find_envelope(lines: ClaudeLog, some: bytes) -> None:
-    """Take the envelope of the first line that names its session and has a place in the conversation."""
+    """Take the envelope from the first line that names its session and has a uuid."""
     begin = 0
     while begin < len(some):
         end = some.find(b"\n", begin) + 1 or len(some)
@@ -372,7 +380,7 @@ def _find_envelope(lines: ClaudeLog, some: bytes) -> None:
 
 
 def _whole_lines(stream: BinaryIO, losses: Counter[str]) -> Iterator[bytes]:
-    """A stream in pieces of whole lines, without those lines that are longer than `LONGEST`."""
+    """The stream in pieces of whole lines, without lines longer than `MAX_LINE_BYTES`."""
     pieces: list[bytes] = []
     held = 0
     while piece := stream.read(_PIECE):
@@ -388,7 +396,7 @@ def _whole_lines(stream: BinaryIO, losses: Counter[str]) -> Iterator[bytes]:
             piece = piece[end:]
         held += len(piece)
         if held > MAX_LINE_BYTES:
-            pieces.clear()  # but it goes on
+            pieces.clear()  # the line goes on, but is not kept
         elif piece:
             pieces.append(piece)
     if held > MAX_LINE_BYTES:
@@ -398,7 +406,7 @@ def _whole_lines(stream: BinaryIO, losses: Counter[str]) -> Iterator[bytes]:
 
 
 def parents_first(records: Sequence[ClaudeRecord], losses: Counter[str]) -> Sequence[ClaudeRecord]:
-    """The records without repeated ones, each behind its parent; in the order of the file as far as can be."""
+    """The records without repeated ones, each behind its parent; else in the order of the file."""
     first: dict[str | None, ClaudeRecord] = {}
     for record in records:
         if first.setdefault(record.uuid, record) is not record:

@@ -1,4 +1,4 @@
-"""Messages of Claude Code's records, made when they are asked for."""
+"""Chat messages from Claude Code's records, rendered when they are needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from understudy.ingest.claude_code.versions import QUEUED, log_only_inputs
 from understudy.ingest.trace import Message, TurnAction, tool_call
 
 CLEARED_RESULT = "[Old tool result content cleared]"
-"""What the CLI sends in the place of a tool result that it cleared to make room."""
+"""What the CLI sends in place of a tool result that it cleared to save context."""
 
 Blocks = Sequence[ClaudeBlock | str]
 
@@ -34,17 +34,17 @@ _spoken = msgspec.json.Decoder(_LedgerMessage).decode
 
 
 class ClaudeCodeRenderer:
-    """Renders what `claude_code_walk` and `claude_code_ledger` put into nodes."""
+    """Renders the nodes that `walk` and `ledger` make."""
 
     def history(self, body: Any) -> list[Message]:
         """The messages of a node, without thinking."""
         if isinstance(body, ClaudeResponse):
-            return _assistant((block for line in body.records for block in _blocks(line)), body.hides_plans)
+            return _assistant((block for record in body.records for block in _blocks(record)), body.hides_plans)
         if isinstance(body, TrimmedResponse):
             blocks = [
                 block
-                for line in body.response.records
-                for block in _blocks(line)
+                for record in body.response.records
+                for block in _blocks(record)
                 if isinstance(block, str) or block.type != "tool_use" or block.id in body.tool_use_ids
             ]
             return _assistant(blocks, body.response.hides_plans)
@@ -57,13 +57,13 @@ class ClaudeCodeRenderer:
         return []
 
     def action(self, bodies: Sequence[Any]) -> TurnAction:
-        """What an answer did, with the thinking that the log holds."""
+        """What a response did, with the thinking that the log holds."""
         blocks = [
             block
             for body in bodies
             if isinstance(body, ClaudeResponse)
-            for line in body.records
-            for block in _blocks(line)
+            for record in body.records
+            for block in _blocks(record)
         ]
         message: Message = next(iter(_assistant(blocks)), Message())
         kinds = {block.type for block in blocks if isinstance(block, ClaudeBlock)}
@@ -78,7 +78,7 @@ class ClaudeCodeRenderer:
 
 
 def value_of(raw: Raw) -> Any:
-    """What raw JSON says, None where it is no JSON; half surrogate pairs become question marks."""
+    """The value of raw JSON, None where it is malformed; half surrogate pairs become question marks."""
     data = bytes(raw)
     if not data:
         return None
@@ -94,7 +94,7 @@ def value_of(raw: Raw) -> Any:
 
 
 def text(raw: Raw) -> str:
-    """The string that raw JSON is, else ""."""
+    """The value of raw JSON where it is a string, else ""."""
     value = value_of(raw)
     return value if isinstance(value, str) else ""
 
@@ -105,7 +105,7 @@ def _blocks(record: ClaudeRecord) -> Blocks:
 
 
 def _user_content(record: ClaudeRecord) -> Blocks:
-    """The content of a record that stands for something that the user or the CLI said."""
+    """The content of a record of the user's side: a prompt, results, a queued message, a command's output."""
     if record.type in ("system", QUEUED_PROMPT):
         return [text(record.content)]
     if record.type == "attachment":
@@ -120,14 +120,14 @@ def _user_content(record: ClaudeRecord) -> Blocks:
 
 
 def _ledger_message(raw: Raw) -> list[Message]:
-    """A message as the request ledger has it."""
+    """A message of the request ledger."""
     try:
         message = _spoken(raw)
     except DECODE_ERRORS:
         return []
     content = message.content
     blocks = [content] if isinstance(content, str) else content or ()
-    # What the CLI says as the system amid a conversation is the user's to every chat template.
+    # System messages amid a conversation become the user's: chat templates have no others.
     return _assistant(blocks) if message.role == "assistant" else _user(blocks)
 
 
@@ -212,7 +212,7 @@ def _url(source: Any) -> str:
 
 
 def _simple(parts: list[Any], *, joined: bool) -> Any:
-    """One text part, or all of them `joined`, as a string; else the list."""
+    """A string where there is only text (one part, or all of them `joined`), else the list of parts."""
     if all(part["type"] == "text" for part in parts) and (joined or len(parts) == 1):
         return "\n".join(part["text"] for part in parts)
     return parts

@@ -1,4 +1,4 @@
-"""Traces of one session: its own conversation, and those of the subagents that it started."""
+"""The traces of one Claude Code session: its own conversation, and those of the subagents that it started."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from understudy.ingest.trace import Trace, TraceParent, TraceTurn
 
 FORMAT_NAME = "claude-code"
 SYNTHETIC_MODEL = "<synthetic>"
-"""The model of what the CLI writes itself in the assistant's name."""
+"""What stands for the model where the CLI itself writes in the assistant's name."""
 
 _RENDERER = ClaudeCodeRenderer()
-_OWN = re.compile(r"a([a-z][a-z_]+)-[0-9a-f]+")  # agents that the CLI starts for itself are named by their use
+_OWN = re.compile(r"a([a-z][a-z_]+)-[0-9a-f]+")  # agents that the CLI starts for itself: `acompact-1a2b`
 _STARTERS = ("Task", "Agent")
 
 
 class AgentMeta(Struct, frozen=True):
-    """What stands beside a subagent's log (`agent-<id>.meta.json`)."""
+    """The file beside a subagent's log, `agent-<id>.meta.json`."""
 
     agentType: str | None = None
     toolUseId: str | None = None
@@ -36,7 +36,7 @@ class AgentMeta(Struct, frozen=True):
 
 
 class SessionPart(Struct):
-    """One agent's records of a session, before and after they are made a conversation of."""
+    """The records of one agent of a session, and the conversation that is built of them when it is needed."""
 
     log: ClaudeLog
     records: Sequence[ClaudeRecord]
@@ -45,7 +45,7 @@ class SessionPart(Struct):
     conversation: ClaudeConversation | None = None
 
     def built(self) -> ClaudeConversation:
-        """The conversation, made when it is first asked for."""
+        """The conversation, which is built at the first call."""
         if self.conversation is None:
             records = self.log.records
             resumed = {records[end].uuid for end in self.log.ends if 0 < end < len(records)}
@@ -65,26 +65,30 @@ _started = msgspec.json.Decoder(_TaskInput).decode
 _outcome = msgspec.json.Decoder(_TaskResult).decode
 
 
-def split_by_agent(lines: ClaudeLog, agent_id: str | None, meta: AgentMeta) -> list[SessionPart]:
-    """The agents whose records are in a file: old versions write those of subagents among the session's own."""
-    if agent_id is not None or not lines.sidechains:
-        return [SessionPart(lines, lines.records, agent_id, meta)]
+def split_by_agent(log: ClaudeLog, agent_id: str | None, meta: AgentMeta) -> list[SessionPart]:
+    """The records of a file by agent.
+
+    Older versions write the records of subagents (`isSidechain`) into the session's own file. They do not name the
+    agent, so each chain of records from a root is taken for one.
+    """
+    if agent_id is not None or not log.sidechains:
+        return [SessionPart(log, log.records, agent_id, meta)]
     main: list[ClaudeRecord] = []
     asides: dict[str, list[ClaudeRecord]] = {}
     root: dict[str | None, str] = {}
     last = ""
-    for record in lines.records:
+    for record in log.records:
         if not record.isSidechain:
             main.append(record)
             continue
         last = root.get(record.parentUuid, last if record.parentUuid and last else record.uuid or "")
         root[record.uuid] = last
         asides.setdefault(last, []).append(record)
-    return [SessionPart(lines, main), *(SessionPart(lines, records, name) for name, records in asides.items())]
+    return [SessionPart(log, main), *(SessionPart(log, records, name) for name, records in asides.items())]
 
 
 class ClaudeSession:
-    """The parts of a session, and how they hang together."""
+    """The agents of a session, and which call started which of them."""
 
     def __init__(self, session_id: str, parts: Sequence[SessionPart], ledger: RequestLedger | None = None) -> None:
         self.session_id = session_id
@@ -95,9 +99,9 @@ class ClaudeSession:
         self._within: dict[str, SessionPart] = {}
 
     def traces(self, owned: dict[str, SessionPart], copied: Counter[int]) -> Iterator[Trace]:
-        """A trace for each part, with the turns that are its own: `owned` says whose a message id is.
+        """A trace for each part, with the turns that `owned` (by message id) assigns to it.
 
-        `copied` has, by the id of a part, how many turns were left to others.
+        `copied` has, by Python's `id` of a part, how many of its turns were assigned to others.
         """
         if len(self.parts) > 1:
             for part in self.parts:
@@ -135,23 +139,23 @@ class ClaudeSession:
             trace.role = own[1] if own else "warmup" if _prompt(part) == "Warmup" else "subagent"
         ledger = self._ledger
         requests = LedgerRequests(ledger, conversation.nodes) if ledger is not None else None
-        for answer in conversation.responses:
-            if owned.get(answer.key) is not part:
+        for response in conversation.responses:
+            if owned.get(response.key) is not part:
                 continue
-            turn = _turn(answer, conversation)
+            turn = _turn(response, conversation)
             trace.turns.append(turn)
             if ledger is not None and requests is not None:
-                self._use_ledger(turn, answer, ledger, requests)
+                self._use_ledger(turn, response, ledger, requests)
         if ledger is not None:
             trace.losses += ledger.losses
             ledger.losses.clear()
         return trace
 
     def _use_ledger(
-        self, turn: TraceTurn, answer: ClaudeResponse, ledger: RequestLedger, requests: LedgerRequests
+        self, turn: TraceTurn, response: ClaudeResponse, ledger: RequestLedger, requests: LedgerRequests
     ) -> None:
-        """Take what a turn was sent from the ledger, where it is there."""
-        reference = next((line.requestRef for line in answer.records if line.requestRef is not None), None)
+        """Take a turn's context and shape from the request ledger, where it has them."""
+        reference = next((line.requestRef for line in response.records if line.requestRef is not None), None)
         if reference is None:
             return
         turn.shape = ledger.shape(reference)
@@ -160,7 +164,7 @@ class ClaudeSession:
             turn.context, turn.fidelity, turn.notes = end, "ledger", ()
 
     def _index_agent_calls(self, part: SessionPart) -> None:
-        """Which tool calls of a part started agents, by the agent's id and by its prompt."""
+        """Note which tool calls of a part started agents, by the agent's id and by its prompt."""
         starts: set[str] = set()
         for record in part.records:
             content = record.message.content if record.message is not None else None
@@ -184,7 +188,7 @@ class ClaudeSession:
         tool_use_id = part.meta.toolUseId or self._by_agent.get(part.agent_id or "")
         if tool_use_id is None:
             waiting = self._by_prompt.get(_prompt(part).strip(), [])
-            # Agents with one prompt were started in the order in which their logs begin.
+            # Agents with the same prompt are taken to have started in the order in which their logs begin.
             tool_use_id = waiting.pop(0) if len(waiting) > 1 else waiting[0] if waiting else None
         depth = part.meta.spawnDepth or self._depth(part, tool_use_id)
         return TraceParent(self.session_id, tool_use_id, depth)
@@ -201,23 +205,23 @@ class ClaudeSession:
         return depth
 
 
-def _turn(answer: ClaudeResponse, conversation: ClaudeConversation) -> TraceTurn:
-    notes = conversation.notes.get(answer.node, ())
-    body = answer.records[-1].message
+def _turn(response: ClaudeResponse, conversation: ClaudeConversation) -> TraceTurn:
+    notes = conversation.notes.get(response.node, ())
+    body = response.records[-1].message
     return TraceTurn(
-        message_id=answer.key,
-        context=conversation.nodes[answer.node].parent,
-        action=(answer.node,),
+        message_id=response.key,
+        context=conversation.nodes[response.node].parent,
+        action=(response.node,),
         model=body.model if body is not None else None,
-        timestamp=answer.records[0].timestamp,
-        branch="active" if answer.key in conversation.active else "branch",
+        timestamp=response.records[0].timestamp,
+        branch="active" if response.key in conversation.active else "branch",
         fidelity="repaired" if notes else "exact",
         notes=notes,
     )
 
 
 def _prompt(part: SessionPart) -> str:
-    """What an agent was asked first, "" where that is not plain text."""
+    """The first prompt of an agent, "" where it has no text."""
     for record in part.records:
         if record.type == "user" and record.message is not None:
             content = record.message.content

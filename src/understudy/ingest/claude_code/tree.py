@@ -1,6 +1,7 @@
-"""Conversations that are sent otherwise than they came to be: compacted, cleared, or read from the log again.
+"""The tree of a Claude Code conversation: what nodes hold, and copies of paths that were sent otherwise later.
 
-What changes is a new branch of the tree, so that turns from before keep what they were sent.
+A conversation is not always sent as it came to be: it is compacted, old results are cleared, or it is read from
+the log again. What changes then becomes a new branch, so that turns from before keep what they were sent.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from understudy.ingest.claude_code.records import ClaudeBlock, ClaudeRecord
 from understudy.ingest.trace import TraceNode
 
 MIN_UNIQUE_ID_LENGTH = 12
-"""Message ids of fewer characters are not taken to be unique."""
+"""Message ids of fewer characters are not taken to be unique: some servers count from 1 in each session."""
 
 
 class ClaudeResponse(Struct, gc=False):
-    """One answer of the model: all lines with its message id, in the order of the file.
+    """One response of the model: all records with its message id, in the order of the file.
 
-    `node` is its place, `tail` that of the last result it has so far; `open` are the tool calls without a result.
-    `hides_plans` as in `claude_code_versions`.
+    `key` is the message id. `node` is the response's node, `tail` that of the last of its results so far,
+    `pending` are the ids of its tool calls without a result. `hides_plans` as in `VersionBehaviour`.
     """
 
     key: str
@@ -35,14 +36,14 @@ class ClaudeResponse(Struct, gc=False):
 
 
 class TrimmedResponse(Struct, gc=False, frozen=True):
-    """An answer of which only these tool calls were sent back."""
+    """A response of which only the tool calls with these ids are sent back."""
 
     response: ClaudeResponse
     tool_use_ids: frozenset[str]
 
 
 class ClearedRecord(Struct, gc=False, frozen=True):
-    """A record whose tool results of these ids were cleared to make room."""
+    """A record whose results of the calls with these ids are sent as a placeholder, to save context."""
 
     record: ClaudeRecord
     tool_use_ids: frozenset[str]
@@ -76,9 +77,10 @@ _microcompaction = msgspec.json.Decoder(_Microcompaction).decode
 def preserved_messages(
     boundary: ClaudeRecord, by_uuid: Mapping[str, ClaudeRecord]
 ) -> tuple[str | None, list[str]]:
-    """Which record the messages that a compaction kept stand behind (None: none were kept), and their uuids.
+    """The uuid of the record behind which a compaction's preserved messages go, and the uuids of those messages.
 
-    Raises one of `FAULTS` where the boundary is not as it should be.
+    (None, []) where none were preserved. There are two forms: later versions list the messages, earlier ones name
+    the first and the last. Raises one of `DECODE_ERRORS` where the boundary is malformed.
     """
     if not bytes(boundary.compactMetadata):
         return None, []
@@ -97,14 +99,14 @@ def preserved_messages(
 
 
 def cleared_tool_calls(boundary: ClaudeRecord) -> frozenset[str]:
-    """The tool calls whose results a microcompaction cleared. Raises one of `FAULTS`."""
+    """The ids of the tool calls whose results a microcompaction cleared. Raises one of `DECODE_ERRORS`."""
     if not bytes(boundary.microcompactMetadata):
         return frozenset()
     return frozenset(_microcompaction(boundary.microcompactMetadata).compactedToolIds)
 
 
 def path_with_cleared_results(nodes: list[TraceNode], at: int, ids: frozenset[str]) -> int:
-    """The way to `at`, without these results. Returns its end."""
+    """A path like that to `at`, but with the results of these calls cleared. Returns its last node."""
     bodies: list[object] = []
     changed: dict[int, object] = {}
     step = at
@@ -122,7 +124,10 @@ def path_with_cleared_results(nodes: list[TraceNode], at: int, ids: frozenset[st
 
 
 def path_after_resume(nodes: list[TraceNode], at: int, met: set[int]) -> int:
-    """The way to `at` with only those results whose records (by `id`) are in `met`, and the calls of those."""
+    """A path like that to `at`, but only with results whose records (by Python's `id`) are in `met`.
+
+    Of the tool calls, only those with such results stay. Returns the last node.
+    """
     bodies: list[object] = []
     changed: dict[int, object] = {}
     answered_calls: set[str] = set()
@@ -143,34 +148,41 @@ def path_after_resume(nodes: list[TraceNode], at: int, met: set[int]) -> int:
     return _copy_path(nodes, at, bodies, changed)
 
 
-def path_without_pending_calls(nodes: list[TraceNode], at: int, answer: ClaudeResponse) -> int:
-    """The way to `at`, which is an answer's results, without those of its calls that have none."""
+def path_without_pending_calls(nodes: list[TraceNode], at: int, response: ClaudeResponse) -> int:
+    """A path like that to `at`, the last result of a response, but without the calls that have no result.
+
+    Returns its last node.
+    """
     bodies: list[object] = []
     step = at
-    while step >= 0 and nodes[step].body is not answer:
+    while step >= 0 and nodes[step].body is not response:
         bodies.append(nodes[step].body)
         step = nodes[step].parent
     if step < 0:
         return at
-    answered_calls = frozenset(_call_ids(answer)).difference(answer.pending)
-    return _copy_path(nodes, at, [*bodies, answer], {len(bodies): TrimmedResponse(answer, answered_calls)})
+    answered_calls = frozenset(_call_ids(response)).difference(response.pending)
+    return _copy_path(nodes, at, [*bodies, response], {len(bodies): TrimmedResponse(response, answered_calls)})
 
 
-def repeat_response(nodes: list[TraceNode], at: int, answer: ClaudeResponse) -> int:
-    """An answer and its results, which end at `at`, a second time behind them."""
+def repeat_response(nodes: list[TraceNode], at: int, response: ClaudeResponse) -> int:
+    """Add a response and its results, which end at `at`, a second time behind them. Returns the last node."""
     bodies: list[object] = []
     step = at
-    while step >= 0 and nodes[step].body is not answer:
+    while step >= 0 and nodes[step].body is not response:
         bodies.append(nodes[step].body)
         step = nodes[step].parent
-    for body in (answer, *reversed(bodies)):
+    for body in (response, *reversed(bodies)):
         nodes.append(TraceNode(at, body))
         at = len(nodes) - 1
     return at
 
 
 def _copy_path(nodes: list[TraceNode], at: int, bodies: list[object], changed: Mapping[int, object]) -> int:
-    """The way to `at` (its `bodies` from there to the beginning) with some `changed`, or left out for None."""
+    """A copy of the path to `at`, with some bodies changed, or left out where `changed` has None.
+
+    `bodies` are those of the path from `at` back to the beginning, `changed` is by their index. Nodes in front of
+    the first change are shared with the old path. Returns the last node.
+    """
     if not changed:
         return at
     first = max(changed)
@@ -185,7 +197,7 @@ def _copy_path(nodes: list[TraceNode], at: int, bodies: list[object], changed: M
 
 
 def result_ids(record: ClaudeRecord) -> list[str]:
-    """The tool calls that a record has results of."""
+    """The ids of the tool calls that a record holds results of."""
     content = record.message.content if record.message is not None else None
     if not isinstance(content, list):
         return []
@@ -194,30 +206,30 @@ def result_ids(record: ClaudeRecord) -> list[str]:
     ]
 
 
-def _call_ids(answer: ClaudeResponse) -> list[str]:
+def _call_ids(response: ClaudeResponse) -> list[str]:
     return [
         block.id
-        for line in answer.records
-        if line.message is not None and isinstance(line.message.content, list)
-        for block in line.message.content
+        for record in response.records
+        if record.message is not None and isinstance(record.message.content, list)
+        for block in record.message.content
         if isinstance(block, ClaudeBlock) and block.type == "tool_use" and block.id is not None
     ]
 
 
-def is_reused_id(answer: ClaudeResponse, record: ClaudeRecord) -> bool:
-    """Whether a message id stands for another answer: some servers give one id to all of them."""
-    first = answer.records[0]
+def is_reused_id(response: ClaudeResponse, record: ClaudeRecord) -> bool:
+    """Whether a record has a response's message id but belongs to another: some servers give one id to all."""
+    first = response.records[0]
     if record.requestId is not None and first.requestId is not None and record.requestId != first.requestId:
         return True
-    return len(answer.key) < MIN_UNIQUE_ID_LENGTH and record.parentUuid != first.parentUuid
+    return len(response.key) < MIN_UNIQUE_ID_LENGTH and record.parentUuid != first.parentUuid
 
 
 def inherited_notes(nodes: Sequence[TraceNode], damage: Mapping[int, str]) -> dict[int, tuple[str, ...]]:
-    """Why the way to a node is damaged, for all nodes behind a damage."""
+    """For every node at or behind damage, the notes on all damage on the path to it."""
     if not damage:
         return {}
     notes: dict[int, tuple[str, ...]] = {}
-    # A node stands behind its parent.
+    # Parents come before their children in the list, so one pass is enough.
     for index in range(min(damage), len(nodes)):
         inherited = notes.get(nodes[index].parent, ())
         own = damage.get(index)
@@ -229,9 +241,9 @@ def inherited_notes(nodes: Sequence[TraceNode], damage: Mapping[int, str]) -> di
 
 
 def active_responses(nodes: Sequence[TraceNode], at: int, boundaries: Collection[tuple[int, int]]) -> set[str]:
-    """The answers on the way to the last node, `at`; a compaction does not end it.
+    """The keys of the responses on the path to the last node, `at`, and on the paths that compactions ended.
 
-    `boundaries` has for each compaction how many nodes there were before it, and the last on the way to it.
+    `boundaries` has, for each compaction, how many nodes there were before it and the last node in front of it.
     """
     keys: set[str] = set()
     bounds = list(boundaries)
@@ -251,10 +263,10 @@ def active_responses(nodes: Sequence[TraceNode], at: int, boundaries: Collection
 
 
 def only_prompt(records: Sequence[ClaudeRecord]) -> str | None:
-    """The uuid of a session's one plain prompt, "" where there is none or there are more.
+    """The uuid of a session's one plain prompt, "" where there is none or there are several.
 
-    In print mode there is one. Those of before, which were copied into a new file, are lists of blocks there, or
-    were written in one moment with their answers.
+    In print mode there is one. Older prompts may have been copied into the file when a session was resumed: those
+    are lists of blocks, or were written in the same moment as their responses.
     """
     prompts = [
         record.uuid
@@ -269,9 +281,9 @@ def only_prompt(records: Sequence[ClaudeRecord]) -> str | None:
 
 
 def _written_together(record: ClaudeRecord, after: ClaudeRecord) -> bool:
-    """Whether two records were written in one moment, which an answer takes longer than."""
+    """Whether two records were written within 20 ms, which is faster than any model responds."""
     try:
         passed = datetime.fromisoformat(after.timestamp or "") - datetime.fromisoformat(record.timestamp or "")
-    except (TypeError, ValueError):  # of which one may have a time zone
+    except (TypeError, ValueError):  # no timestamp, or only one of them has a time zone
         return False
     return abs(passed) < timedelta(milliseconds=20)

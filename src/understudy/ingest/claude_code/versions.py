@@ -1,4 +1,8 @@
-"""What versions of Claude Code do differently from what they log. Measured on recorded requests."""
+"""What versions of Claude Code send otherwise than they log it.
+
+Each entry was measured: a real CLI of that version ran against a recording server, and its log was compared with
+the requests.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,13 @@ CONTINUE_PROMPT = (
     "Output token limit hit. Resume directly — no apology, no recap of what you were doing. Pick up mid-thought "
     "if that is where the cut happened. Break remaining work into smaller pieces."
 )
-"""What the CLI says after an answer that was cut off by the output limit. It is not in the log."""
+"""What the CLI sends after a response that the output limit cut off. It does not log it."""
 
 _CONTINUE_AFTER_ERROR = (
     "Your response was cut off because it exceeded the output token limit. Please break your work into smaller "
     "pieces. Continue from where you left off."
 )
-"""The same in versions that log an error of their own first (2.1.9)."""
+"""The same in versions that log an error first (2.1.9)."""
 
 _TOO_LONG = re.compile(r"exceeded the \d* ?output token maximum")
 
@@ -27,24 +31,27 @@ QUEUED = (
     "\n\nIMPORTANT: After completing your current task, you MUST address the user's message above. Do not ignore "
     "it.\n</system-reminder>",
 )
-"""What stands around a message that the user sent while the model worked."""
+"""What the CLI sends around a message that the user wrote while the model worked."""
 
 NO_TOOL = b"No such tool available"
-"""In the result of a call of a tool that is not among those that the CLI sent."""
+"""In the result of a call of a tool that was not among the request's tools."""
 
 _REWRITTEN = {"ExitPlanMode": ("plan", "planFilePath")}
-"""Inputs by tool that the CLI puts into the log itself, and leaves out when it sends the call back."""
+"""Fields of a tool's input that the CLI adds in the log, and leaves out when it sends the call back.
+
+When a plan is approved, its text is written into the logged call; the model never wrote it there.
+"""
 
 _NUMBERS = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
 class VersionBehaviour(Struct, frozen=True):
-    """How a version sends a conversation back.
+    """How a version builds requests from the conversation, where that differs between versions.
 
-    `hides_plans`: without the inputs of `rewritten`. `resumes_by_parent`: when it resumes a session it follows
-    `parentUuid` only, and so loses the parallel calls whose results hang on other lines of the answer.
-    `sends_errors`: what it says itself of an error is sent as an answer of the model. `doubles_first`: in print
-    mode the first answer to a prompt and its results are sent twice.
+    `hides_plans`: it leaves out the inputs of `log_only_inputs`. `resumes_by_parent`: when it resumes a session it
+    follows `parentUuid` only, and so loses parallel calls whose results hang on other records of the response.
+    `sends_errors`: its own messages about API errors are sent as the model's. `doubles_first`: in print mode it
+    sends the first response to a prompt and its results twice.
     """
 
     hides_plans: bool = True
@@ -54,13 +61,13 @@ class VersionBehaviour(Struct, frozen=True):
 
 
 def behaviour_of(version: str | None) -> VersionBehaviour:
-    """The habits of a version, those of a recent one where it is not known."""
+    """The behaviour of a version; that of a recent one where the version is unknown."""
     match = _NUMBERS.match(version or "")
     if match is None:
         return VersionBehaviour()
     number = tuple(int(part) for part in match.groups())
-    # From about 2.1.60 tools were sent only once the model had looked for them, whatever the server; a call of a
-    # tool that is not sent is not rewritten. Later versions do so with Anthropic's own server only.
+    # From about 2.1.60 on tools are sent only once the model has searched for them, and the call of a tool that is
+    # not sent keeps its input. From 2.1.90 on that is so with Anthropic's own server only.
     searches = (2, 1, 60) <= number < (2, 1, 90)
     return VersionBehaviour(
         hides_plans=number >= (2, 0, 51) and not searches,
@@ -71,19 +78,22 @@ def behaviour_of(version: str | None) -> VersionBehaviour:
 
 
 def is_sent_hook_output(content: object) -> bool:
-    """Whether text that is only shown, as its record says, is sent all the same: what a hook said to a prompt."""
+    """Whether content is sent although its record says that it is only shown.
+
+    That is what a `UserPromptSubmit` hook prints.
+    """
     return isinstance(content, str) and content.startswith("<user-prompt-submit-hook>")
 
 
 def log_only_inputs(block: ClaudeBlock) -> tuple[str, ...]:
-    """The fields of a call's input that are not sent back."""
+    """The fields of a call's input that stand only in the log."""
     return _REWRITTEN.get(block.name or "", ())
 
 
 def continuation(cut: ClaudeRecord, error: ClaudeRecord | None) -> str | None:
-    """What was said between an answer (its last line) and the next right behind it, None where that is nothing.
+    """The prompt that the CLI sent, without logging it, between a response and the next one; None for none.
 
-    `error` is what the CLI says of an error between them.
+    `cut` is the last record of the first response, `error` the CLI's record of an error between the two.
     """
     if error is not None and error.message is not None:
         content = error.message.content

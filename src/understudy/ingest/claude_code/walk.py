@@ -1,9 +1,18 @@
-"""From records to conversations: the tree of what the model was sent, with every turn in it once.
+"""From the records of a log to the conversation that the model was sent, as a tree with every turn in it once.
 
-Records name their parents, but a walk along them is not what was sent. The lines of one answer are one message,
-results of parallel calls hang on different lines of it, a compaction begins anew, and the writer dropped some
-links. Each record is put behind what the model had been sent when it came; the rules are with the code that
-follows them.
+Each record names its parent (`parentUuid`), but a walk along the parents is not what was sent to the model:
+
+- A response is logged in several records, one for each content block, all with one message id. It is one message.
+- The results of parallel calls hang on different records of the response, so that a walk along the parents meets
+  only some of them. All of them were sent, behind the response.
+- A compaction begins a new conversation with a summary, sometimes followed by messages that were preserved.
+- Some links were never written, and some records stand before their parents.
+
+So each record is put behind what the model had been sent when it came. The rules stand with the code that follows
+them; what only some versions of Claude Code do is in `versions.py`. They were found by comparing logs with the
+requests that were really sent (`bench/fidelity.py`, `tests/data/claude_code_sent`).
+
+Throughout, `at` is the index of the node behind which the next node goes, -1 for the beginning.
 """
 
 from __future__ import annotations
@@ -40,14 +49,14 @@ from understudy.ingest.claude_code.tree import (
 from understudy.ingest.claude_code.versions import NO_TOOL, VersionBehaviour, continuation, is_sent_hook_output
 from understudy.ingest.trace import TraceNode
 
-_KEPT_SYSTEM = "local_command"
+_SENT_SYSTEM_SUBTYPE = "local_command"
 
 
 class ClaudeConversation(Struct):
-    """What the records of one agent say. `notes` has, for nodes whose way is damaged, why.
+    """The conversation of one agent. `notes` names, for each node behind damage in the log, what is damaged.
 
-    `active` are the keys of the answers on the way to the last one, `snapshot` is the system prompt where the log
-    has it apart.
+    `active` are the keys of the responses on the path to the last record. `snapshot` is the attachment with the
+    system prompt, None where the log has none.
     """
 
     nodes: list[TraceNode]
@@ -66,18 +75,19 @@ _attachment = msgspec.json.Decoder(_Attachment).decode
 
 
 def build_conversation(
-    records: Sequence[ClaudeRecord], habits: VersionBehaviour, resumed: Collection[str | None] = ()
+    records: Sequence[ClaudeRecord], behaviour: VersionBehaviour, resumed: Collection[str | None] = ()
 ) -> ClaudeConversation:
     """The conversation of one agent's records.
 
-    `resumed` has the uuids of the first records after the session was ended and taken up again.
+    `resumed` has the uuids of the first records after the session was ended and resumed.
     """
     try:
-        return _Walk(records, habits, resumed).build()
+        return _Walk(records, behaviour, resumed).build()
     except _OutOfOrderError:
+        # Rare, so the records are sorted only where it is needed.
         losses: Counter[str] = Counter()
         arranged = parents_first(records, losses)
-        walk = _Walk(arranged, habits, resumed, arranged=True)
+        walk = _Walk(arranged, behaviour, resumed, arranged=True)
         walk.losses = losses
         return walk.build()
 
@@ -87,6 +97,8 @@ class _OutOfOrderError(Exception):
 
 
 class _Walk:
+    """Goes through the records once and puts each behind the node that it followed when it was sent."""
+
     def __init__(
         self,
         records: Sequence[ClaudeRecord],
@@ -95,87 +107,97 @@ class _Walk:
         *,
         arranged: bool = False,
     ) -> None:
-        self.habits = behaviour
+        self.behaviour = behaviour
         self.resumed = resumed if behaviour.resumes_by_parent else ()
         self.arranged = arranged
         self.losses: Counter[str] = Counter()
         self.records = records
         self.nodes: list[TraceNode] = []
-        self.position: dict[str | None, int] = {None: -1}  # behind which node the children of a record come
+        self.position: dict[str | None, int] = {None: -1}  # by uuid: the node behind which a record's children go
         self.responses: dict[str, ClaudeResponse] = {}
         self.calls: dict[str, ClaudeResponse] = {}  # by tool use id
-        self.response_at: dict[int, ClaudeResponse] = {}  # of an answer's own node and those of its results
-        self.first_reply: dict[str | None, ClaudeResponse] = {}  # by what it replied to
-        self.damage: dict[int, str] = {}
-        self.preserved_behind: dict[str, list[str]] = {}
-        # How many nodes there were before each compaction, and the last on the way to it.
+        self.response_at: dict[int, ClaudeResponse] = {}  # by the nodes of a response and of its results
+        self.first_reply: dict[str | None, ClaudeResponse] = {}  # by the uuid of its parent
+        self.damage: dict[int, str] = {}  # by node: a note on what is missing from there on
+        self.preserved_behind: dict[str, list[str]] = {}  # by the uuid of an anchor: the messages to repeat there
+        # By the uuid of a compaction: how many nodes there were before it, and the last node of the path to it.
         self.boundaries: dict[str | None, tuple[int, int]] = {}
         self.snapshot: Raw | None = None
-        self.last_error: ClaudeRecord | None = None  # the last that the CLI told of
-        self.queued: list[ClaudeRecord] = []  # prompts that were sent, but it is not known yet where
-        self.moved_up: set[str | None] = set()
+        self.last_error: ClaudeRecord | None = None  # the last error that the CLI reported
+        self.queued: list[ClaudeRecord] = []  # prompts that were sent, whose position is still unknown
+        self.moved_up: set[str | None] = set()  # uuids of results that were placed before their turn in the file
         self._prompt_uuid: str | None = None
         self._parents: set[str | None] | None = None
         self._by_uuid: dict[str, ClaudeRecord] | None = None
         self._results_by_parent: dict[str | None, ClaudeRecord] | None = None
 
     def build(self) -> ClaudeConversation:
-        position, moved_up, anchors, resumed = self.position, self.moved_up, self.preserved_behind, self.resumed
+        """The conversation of all records.
+
+        This is the hot loop of ingestion: the most frequent cases are decided here, without a call.
+        """
+        position, moved_up, preserved_behind, resumed = (
+            self.position,
+            self.moved_up,
+            self.preserved_behind,
+            self.resumed,
+        )
         user, assistant, nodes = self.place_user, self.place_assistant, self.nodes
-        calls, owner = self.calls, self.response_at
+        calls, response_at = self.calls, self.response_at
         last = -1
         previous = None
-        latest = ""
-        answer: ClaudeResponse | None = None
+        response_id = ""
+        response: ClaudeResponse | None = None
         for record in self.records:
             uuid = record.uuid
             if uuid in position:
                 self.losses["repeated-uuid"] += uuid not in moved_up
                 continue
             parent = record.parentUuid
-            at = last if parent == previous else position.get(parent)  # mostly the one before
-            before = -1
+            at = last if parent == previous else position.get(parent)  # mostly the record before
+            damaged_from = -1
             if at is None:
                 if not self.arranged and parent in self.by_uuid():
                     raise _OutOfOrderError
-                # Its parent was not written, or cannot be read: what came before it is the best guess.
+                # The parent was never written or cannot be read. The record before this one is the best guess.
                 at = last
-                before = len(nodes)
+                damaged_from = len(nodes)
                 self.losses["missing-parent"] += 1
             if resumed and uuid in resumed:
                 at = position[parent] = self.resume_path(parent, at)
             kind = record.type
             if kind == "assistant":
                 body = record.message
-                if body is None or (record.isApiErrorMessage and not self.habits.sends_errors):
+                # What the CLI says in the assistant's name about an API error is shown, but not sent.
+                if body is None or (record.isApiErrorMessage and not self.behaviour.sends_errors):
                     self.losses["no-message"] += body is None
                     self.last_error = record
                 else:
                     key = body.id
-                    if key == latest and owner.get(at) is answer and answer is not None:
-                        answer.records.append(record)  # by far the most frequent case
+                    if key == response_id and response_at.get(at) is response and response is not None:
+                        response.records.append(record)  # by far the most frequent case: the next block
                     else:
-                        answer = assistant(record, body, at)
-                        latest = key or ""
-                    at = answer.node
+                        response = assistant(record, body, at)
+                        response_id = key or ""
+                    at = response.node
                     content = body.content
                     if type(content) is list:
                         for block in content:
                             if type(block) is ClaudeBlock and block.type == "tool_use":
                                 name = block.id
                                 if name is not None and name not in calls:
-                                    calls[name] = answer
-                                    answer.pending.append(name)
+                                    calls[name] = response
+                                    response.pending.append(name)
             elif kind == "user":
                 at = user(record, at)
             elif kind != "progress":
                 at = self.place_other(record, at)
-            if before >= 0 and len(nodes) > before:
-                self.damage.setdefault(before, "missing-parent")
+            if damaged_from >= 0 and len(nodes) > damaged_from:
+                self.damage.setdefault(damaged_from, "missing-parent")
             position[uuid] = last = at
             previous = uuid
-            if anchors and uuid in anchors:
-                position[uuid] = last = self.add_preserved(anchors.pop(uuid), at)
+            if preserved_behind and uuid in preserved_behind:
+                position[uuid] = last = self.add_preserved(preserved_behind.pop(uuid), at)
         return ClaudeConversation(
             nodes,
             list(self.responses.values()),
@@ -185,60 +207,67 @@ class _Walk:
             +self.losses,
         )
 
-    # --- records by kind, each returning behind which node its children come -------------------------------
+    # --- one method for each kind of record; it returns the node behind which the record's children go ------
 
     def place_user(self, record: ClaudeRecord, at: int) -> int:
+        """Place a prompt, a summary or the results of calls."""
         body = record.message
         if body is None:
             self.losses["no-message"] += 1
             return at
         if record.isCompactSummary:
-            # Old versions write no boundary before it.
+            # A summary begins a new conversation. Newer versions write a boundary before it, which has done that.
             at = at if record.parentUuid in self.boundaries else -1
         elif record.isVisibleInTranscriptOnly and not is_sent_hook_output(body.content):
             return at
         content = body.content
         if type(content) is list:
-            owner = None
+            response = None
             repeated = False
             for block in content:
                 if type(block) is ClaudeBlock and (name := block.tool_use_id) is not None:
-                    owner = self.calls.get(name)
-                    if owner is None:
+                    response = self.calls.get(name)
+                    if response is None:
                         self.losses["result-without-call"] += 1
-                    elif name in owner.pending:
-                        owner.pending.remove(name)
+                    elif name in response.pending:
+                        response.pending.remove(name)
                         if block.is_error and NO_TOOL in bytes(block.content)[:80]:
-                            owner.hides_plans = False  # a call of a tool that is not sent is not rewritten
+                            response.hides_plans = False  # the input of an unknown tool is sent back as it came
                     else:
                         repeated = True
-            if owner is not None and not repeated:
-                # A result goes behind the answer that asked and its results so far, whichever line it hangs on.
+            if response is not None and not repeated:
+                # Whichever record of the response a result hangs on, it was sent behind the response and the
+                # results that came before it.
                 nodes = self.nodes
                 node = len(nodes)
-                nodes.append(TraceNode(owner.tail, record))
-                owner.tail = node
-                self.response_at[node] = owner
+                nodes.append(TraceNode(response.tail, record))
+                response.tail = node
+                self.response_at[node] = response
                 return node
             if repeated:
+                # A second result of one call, as after a rewind: it belongs where its parent is.
                 self.nodes.append(TraceNode(at, record))
                 return len(self.nodes) - 1
         return self.add_message(record, at)
 
     def place_assistant(self, record: ClaudeRecord, body: ClaudeMessage, at: int) -> ClaudeResponse:
-        """The answer that a line belongs to."""
+        """The response that a record belongs to: an existing one with its message id, else a new one."""
         key = body.id or record.requestId or record.uuid or ""
-        answer = self.responses.get(key)
-        if answer is not None and self.response_at.get(at) is not answer and is_reused_id(answer, record):
+        response = self.responses.get(key)
+        if response is not None and self.response_at.get(at) is not response and is_reused_id(response, record):
             key = f"{key}#{record.uuid}"
-            answer = None
-        if answer is None:
+            response = None
+        if response is None:
             return self.add_response(key, record, at)
-        answer.records.append(record)
-        return answer
+        response.records.append(record)
+        return response
 
     def add_response(self, key: str, record: ClaudeRecord, at: int) -> ClaudeResponse:
-        """A new answer, behind `at`."""
+        """Add a new response behind `at`.
+
+        Where `at` is another response (`above`) without results, the log lacks what made the model go on: a prompt
+        to continue after the output limit, or prompts that were queued while it worked.
+        """
         above = self.response_at.get(at)
         unlogged = False
         if above is not None:
@@ -254,22 +283,23 @@ class _Walk:
                 self.damage[at] = "continuation-not-logged"
             elif at == above.node and self.queued:
                 at, unlogged = self.add_queued_prompts(at), True
-            elif self.habits.doubles_first and self.nodes[above.node].parent == self.prompt_node():
+            elif self.behaviour.doubles_first and self.nodes[above.node].parent == self.prompt_node():
                 at = repeat_response(self.nodes, at, above)
         node = len(self.nodes)
-        answer = ClaudeResponse(key, [record], node, node, [], self.habits.hides_plans)
-        self.nodes.append(TraceNode(at, answer))
-        self.responses[key] = self.response_at[node] = answer
+        response = ClaudeResponse(key, [record], node, node, [], self.behaviour.hides_plans)
+        self.nodes.append(TraceNode(at, response))
+        self.responses[key] = self.response_at[node] = response
         if above is not None and unlogged:
-            # What was queued was sent once, and is not known of later.
-            answer.tail = len(self.nodes)
-            self.nodes.append(TraceNode(above.tail, answer))
-            self.response_at[answer.tail] = answer
+            # Versions that do not log a queued prompt as a message send it once: this response has it in its
+            # context, but what follows goes behind a copy of the response that does not.
+            response.tail = len(self.nodes)
+            self.nodes.append(TraceNode(above.tail, response))
+            self.response_at[response.tail] = response
         if above is not None and above.pending:
             self.damage.setdefault(node, "missing-result")
         if record.parentUuid not in self.first_reply:
-            self.first_reply[record.parentUuid] = answer
-        return answer
+            self.first_reply[record.parentUuid] = response
+        return response
 
     def place_other(self, record: ClaudeRecord, at: int) -> int:
         if record.type == "system":
@@ -287,7 +317,8 @@ class _Walk:
     def place_system(self, record: ClaudeRecord, at: int) -> int:
         if record.subtype == "compact_boundary":
             self.boundaries[record.uuid] = len(self.nodes), self.position.get(record.logicalParentUuid, -1)
-            # The model is sent nothing of what was before, but for what is behind the anchor.
+            # What came before is no longer sent, but for messages that are preserved behind an anchor, which is
+            # mostly the summary. They are copied when the anchor comes.
             try:
                 anchor, uuids = preserved_messages(record, self.by_uuid())
             except DECODE_ERRORS:
@@ -297,6 +328,7 @@ class _Walk:
                     self.preserved_behind[anchor] = uuids
             return -1
         if record.subtype == "microcompact_boundary":
+            # From here on old tool results are sent as a placeholder.
             try:
                 return path_with_cleared_results(self.nodes, self.end(at), cleared_tool_calls(record))
             except DECODE_ERRORS:
@@ -304,9 +336,10 @@ class _Walk:
                 return at
         reply = self.first_reply.get(record.parentUuid)
         if reply is not None and reply.records[-1].uuid not in self.parents():
-            # The link to the answer was lost: the conversation goes on from a system record beside it.
+            # No record follows the response: its link was lost, and the conversation goes on from a system record
+            # that hangs beside it on the same parent.
             at = reply.node
-        return self.add_message(record, at) if record.subtype == _KEPT_SYSTEM else at
+        return self.add_message(record, at) if record.subtype == _SENT_SYSTEM_SUBTYPE else at
 
     def place_attachment(self, record: ClaudeRecord, at: int) -> int:
         try:
@@ -319,31 +352,34 @@ class _Walk:
         return self.add_message(record, at) if kind == "queued_command" else at
 
     def place_unreadable(self, record: ClaudeRecord, at: int) -> int:
-        owner = self.response_at.get(at)
+        """Place an empty node for a line that cannot be read: all that follows it is marked as damaged."""
+        response = self.response_at.get(at)
         node = len(self.nodes)
-        self.nodes.append(TraceNode(owner.tail if owner else at, record))
+        self.nodes.append(TraceNode(response.tail if response else at, record))
         self.damage[node] = "unreadable-line"
-        if owner is not None:
-            owner.tail = node
-            self.response_at[node] = owner
+        if response is not None:
+            response.tail = node
+            self.response_at[node] = response
         return node
 
     # --- the tree ------------------------------------------------------------------------------------------
 
     def add_message(self, record: ClaudeRecord, at: int) -> int:
-        owner = self.response_at.get(at)
+        """Add a message of the user's side behind `at`, or behind the results of the response that `at` is."""
+        response = self.response_at.get(at)
         self.queued.clear()
-        if owner is not None:
-            at = self.end_of_response(owner)
-            if owner.pending:
-                # The program was killed at work: when it goes on, such calls are left out.
+        if response is not None:
+            at = self.end_of_response(response)
+            if response.pending:
+                # The program was killed while tools ran. When the session goes on, calls without a result are not
+                # sent.
                 self.damage.setdefault(len(self.nodes), "missing-result")
-                at = path_without_pending_calls(self.nodes, at, owner)
+                at = path_without_pending_calls(self.nodes, at, response)
         self.nodes.append(TraceNode(at, record))
         return len(self.nodes) - 1
 
     def add_queued_prompts(self, at: int) -> int:
-        """The prompts that were queued behind an answer, where another comes right behind it."""
+        """Add the queued prompts behind a response that another response follows; returns the last node."""
         for record in self.queued:
             self.nodes.append(TraceNode(at, record))
             at = len(self.nodes) - 1
@@ -351,39 +387,39 @@ class _Walk:
         return at
 
     def prompt_node(self) -> int | None:
-        """The node of the one prompt of a run in print mode, None where there is none yet."""
+        """The node of the one prompt of a run in print mode (`claude -p`), None where it has not come yet."""
         if self._prompt_uuid is None:
             self._prompt_uuid = only_prompt(self.records) or ""
         return self.position.get(self._prompt_uuid)
 
-    def end_of_response(self, answer: ClaudeResponse) -> int:
-        """What comes behind an answer comes behind its results too."""
-        if answer.pending:
-            self.collect_late_results(answer)
-        return answer.tail
+    def end_of_response(self, response: ClaudeResponse) -> int:
+        """The last node of a response and its results, those too that come later in the file."""
+        if response.pending:
+            self.collect_late_results(response)
+        return response.tail
 
     def end(self, at: int) -> int:
-        """Behind which node the next message would come."""
-        owner = self.response_at.get(at)
-        return owner.tail if owner is not None else at
+        """The node behind which the next message would go."""
+        response = self.response_at.get(at)
+        return response.tail if response is not None else at
 
-    def collect_late_results(self, answer: ClaudeResponse) -> None:
-        """Give an answer the results that come only later in the file: they were sent before what followed."""
+    def collect_late_results(self, response: ClaudeResponse) -> None:
+        """Place results of a response that stand later in the file: they were sent before what follows it now."""
         if self._results_by_parent is None:
             self._results_by_parent = {
                 record.parentUuid: record for record in self.records if record.type == "user"
             }
-        for line in answer.records:
-            record = self._results_by_parent.get(line.uuid)
+        for response_record in response.records:
+            record = self._results_by_parent.get(response_record.uuid)
             while record is not None and record.uuid not in self.position:
-                if not set(result_ids(record)).intersection(answer.pending):
+                if not set(result_ids(record)).intersection(response.pending):
                     break
-                self.position[record.uuid] = self.place_user(record, answer.node)
+                self.position[record.uuid] = self.place_user(record, response.node)
                 self.moved_up.add(record.uuid)
                 record = self._results_by_parent.get(record.uuid)
 
     def add_preserved(self, uuids: Sequence[str], at: int) -> int:
-        """Copy messages that a compaction kept behind the summary. Returns the last of them."""
+        """Copy the messages that a compaction preserved behind its anchor; returns the last node."""
         done: set[str] = set()
         copied: dict[str, int] = {}
         for uuid in uuids:
@@ -393,10 +429,10 @@ class _Walk:
                 self.losses["preserved-missing"] += 1
                 continue
             if record.type == "assistant" and body is not None:
-                answer = self.responses.get(body.id or record.requestId or uuid)
-                if answer is not None and answer.key not in done:
-                    done.add(answer.key)
-                    self.nodes.append(TraceNode(at, answer))
+                response = self.responses.get(body.id or record.requestId or uuid)
+                if response is not None and response.key not in done:
+                    done.add(response.key)
+                    self.nodes.append(TraceNode(at, response))
                     at = len(self.nodes) - 1
             elif record.type == "user" and body is not None and not record.isVisibleInTranscriptOnly:
                 self.nodes.append(TraceNode(at, record))
@@ -406,7 +442,10 @@ class _Walk:
         return at
 
     def resume_path(self, uuid: str | None, at: int) -> int:
-        """The way to `at` as it is when only the records that a walk along `parentUuid` meets are read again."""
+        """The path to `at` as some versions rebuild it from the log when they resume a session.
+
+        They follow `parentUuid` only, and so lose the parallel calls whose results hang on other records.
+        """
         met: set[int] = set()
         while uuid is not None and (record := self.by_uuid().get(uuid)) is not None and id(record) not in met:
             met.add(id(record))
@@ -416,16 +455,19 @@ class _Walk:
     # --- the end -------------------------------------------------------------------------------------------
 
     def active(self) -> set[str]:
+        """The keys of the responses on the path to the last record."""
         last = self.position.get(self.records[-1].uuid, -1) if self.records else -1
         bounds = [(count, self.end(at)) for count, at in self.boundaries.values()]
         return active_responses(self.nodes, self.end(last), bounds)
 
     def parents(self) -> set[str | None]:
+        """The uuids of all records that have children."""
         if self._parents is None:
             self._parents = {record.parentUuid for record in self.records}
         return self._parents
 
     def by_uuid(self) -> dict[str, ClaudeRecord]:
+        """The records by their uuid, the first of those that share one."""
         if self._by_uuid is None:
             self._by_uuid = {record.uuid: record for record in reversed(self.records) if record.uuid is not None}
         return self._by_uuid
