@@ -448,6 +448,44 @@ async def test_requests_at_once_all_learn_from_one_refusal() -> None:
     assert [got.sampling for got in answers] == [{}] * 8
 
 
+async def test_a_lost_request_is_not_sent_again_though_another_has_learned_meanwhile() -> None:
+    lost, learned = asyncio.Event(), asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        body = json.loads(await reader.readexactly(length))
+        received.append(body["messages"][0]["content"])
+        if body["messages"][0]["content"] == "lost":
+            lost.set()
+            await learned.wait()
+        elif "top_k" in body:
+            refusal = json.dumps({"error": {"message": "Unsupported parameter: 'top_k'"}}).encode()
+            writer.write(
+                b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+                % (len(refusal), refusal)
+            )
+            await writer.drain()
+        writer.close()
+
+    received: list[str] = []
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    backend = OpenAIBackend(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", "fake", resend=False)
+    sampling = {"top_k": 5}
+    first = asyncio.ensure_future(
+        backend.generate(request(messages=[{"role": "user", "content": "lost"}], sampling=sampling))
+    )
+    await lost.wait()
+    with pytest.raises(BackendError):
+        await backend.generate(request(messages=[{"role": "user", "content": "other"}], sampling=sampling))
+    learned.set()
+    with pytest.raises(BackendError, match="no response"):
+        await first
+    await backend.close()
+    server.close()
+    assert received == ["lost", "other", "other"], "the second try of the other one is without the parameter"
+
+
 async def test_a_provider_that_wants_the_reasoning_back_gets_it() -> None:
     words = "Missing `reasoning_content` field in the assistant message at message index 1"
     async with FakeVLLM(Refuse(status=400, message=words)) as model:

@@ -247,23 +247,62 @@ async def test_a_commit_that_fails_gives_no_answer(store: Store, stream: bool, l
 # --- duplicates and clients that leave -----------------------------------------------------------------
 
 
-async def test_identical_requests_in_flight_are_one_call(store: Store) -> None:
+async def test_identical_requests_at_once_are_samples_of_their_own(store: Store) -> None:
+    hold = asyncio.Event()
+    steps = [Say(text=f"sample {n}", tools=[("call_1", "Bash", "{}")], hold=hold) for n in range(4)]
+    async with running(store, *steps) as front:
+        samples = [asyncio.ensure_future(front.answer(ask())) for _ in range(4)]
+        await until(lambda: len(front.model.seen) == 4)
+        hold.set()
+        answers = await asyncio.gather(*samples)
+        calls = list(store.calls(front.attempts[0]))
+    assert {answer["content"][0]["text"] for answer in answers} == {f"sample {n}" for n in range(4)}
+    assert len({answer["id"] for answer in answers}) == 4
+    assert len({answer["content"][1]["id"] for answer in answers}) == 4, "each has tool ids of its own"
+    assert {call.id for call in calls} == {answer["id"].replace("msg_", "call_") for answer in answers}
+    assert {call.status for call in calls} == {"ok"}
+
+
+async def test_retries_of_a_request_in_flight_are_one_call(store: Store) -> None:
     hold = asyncio.Event()
     async with running(store, Say(text="once", hold=hold)) as front:
         other_key = front.keys.issue(front.attempts[1])
-        same = [asyncio.ensure_future(front.answer(ask())) for _ in range(3)]
-        sub = asyncio.ensure_future(front.answer(ask(), x_claude_code_agent_id="sub"))
-        other = asyncio.ensure_future(_read(front, ask(), key=other_key))
-        await until(lambda: len(front.model.seen) == 3)
+        same = [asyncio.ensure_future(front.answer(ask()))]
+        await until(lambda: len(front.model.seen) == 1)
+        for count in (1, 2):
+            same.append(asyncio.ensure_future(front.answer(ask(), x_stainless_retry_count=str(count))))
+            await asyncio.sleep(0.05)
+        # A second retry with the count of another is one of another request.
+        more = asyncio.ensure_future(front.answer(ask(), x_stainless_retry_count="2"))
+        sub = asyncio.ensure_future(front.answer(ask(), x_claude_code_agent_id="sub", x_stainless_retry_count="1"))
+        other = asyncio.ensure_future(_read(front, ask(), key=other_key, x_stainless_retry_count="1"))
+        await until(lambda: len(front.model.seen) == 4)
         hold.set()
         answers = await asyncio.gather(*same)
-        await asyncio.gather(sub, other)
-        again = await front.answer(ask())
-        assert len(front.model.seen) == 4
+        await asyncio.gather(more, sub, other)
+        again = await front.answer(ask(), x_stainless_retry_count="3")
+        assert len(front.model.seen) == 5
         calls = list(store.calls(front.attempts[0]))
     assert answers[0] == answers[1] == answers[2]
-    assert len(calls) == 3
+    assert len(calls) == 4
     assert again["id"] != answers[0]["id"]
+
+
+async def test_an_idempotency_key_says_what_is_a_retry(store: Store) -> None:
+    hold = asyncio.Event()
+    async with running(store, *(Say(text=name, hold=hold) for name in "ab")) as front:
+        asked = [
+            asyncio.ensure_future(front.answer(ask(), idempotency_key=key, x_stainless_retry_count=count))
+            for key, count in (("k1", "0"), ("k1", "0"), ("k2", "1"), ("k2", "0"))
+        ]
+        await until(lambda: len(front.model.seen) == 2)
+        await asyncio.sleep(0.05)
+        hold.set()
+        one, one_again, two, two_again = await asyncio.gather(*asked)
+        assert len(front.model.seen) == 2
+    assert one == one_again
+    assert two == two_again
+    assert one["id"] != two["id"]
 
 
 async def test_a_client_that_leaves_stops_the_generation(store: Store) -> None:
@@ -281,10 +320,12 @@ async def test_a_client_that_leaves_stops_the_generation(store: Store) -> None:
         assert (await front.answer(ask()))["content"] == [{"type": "text", "text": "ok"}]
 
 
-async def test_one_of_two_twins_may_leave(store: Store) -> None:
+async def test_one_of_two_tries_of_a_request_may_leave(store: Store) -> None:
     hold = asyncio.Event()
     async with running(store, Say(text="kept", hold=hold)) as front:
-        stays, leaves = (asyncio.ensure_future(front.answer(ask())) for _ in range(2))
+        leaves, stays = (
+            asyncio.ensure_future(front.answer(ask(), x_stainless_retry_count=count)) for count in "01"
+        )
         await until(lambda: front.model.seen)
         await asyncio.sleep(0.05)
         leaves.cancel()

@@ -188,5 +188,5 @@ async def test_only_a_pool_that_remembers_is_given_the_calls_of_before() -> None
         for settings, remembers in ((config, False), (exact, True)):
             high = msgspec.convert(settings | {"base_url": model.url}, ModelConfig)
             models = await build_models(GatewayConfig(models=ModelsConfig(high=high)))
-            assert isinstance(models.choose("any"), Remembering) is remembers
+            assert isinstance(models.server_for("any"), Remembering) is remembers
             await models.close()

@@ -5,10 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from understudy.errors import GatewayError
 from understudy.gateway.config import GatewayConfig, ModelConfig, ModelsConfig
-from understudy.gateway.serve.supervisor import supervise
+from understudy.gateway.serve.supervisor import Supervisor, WorkerProcess, supervise
+from understudy.gateway.serve.worker import WorkerSpec
 from understudy.gateway.server.listen import tcp_socket
 from understudy.util.locks import locked
 
@@ -34,3 +40,39 @@ async def test_a_worker_that_hangs_does_not_outlive_a_stop_that_is_called_off(tm
                 await asyncio.sleep(0.1)
                 stopping.cancel()
                 await until(lambda: worker not in children())
+
+
+class DeafWorker(WorkerProcess):
+    """A worker that starts while an operator pauses the gateway, and takes no orders."""
+
+    supervisor: Supervisor
+
+    async def start(self, *, paused: bool, version: str | None) -> None:
+        await super().start(paused=paused, version=version)
+        with suppress(GatewayError):
+            await self.supervisor.pause(0)
+
+    async def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+        raise GatewayError("it takes no orders")
+
+
+async def test_a_worker_that_cannot_be_told_what_it_missed_is_not_left_running(tmp_path: Path) -> None:
+    before = children()
+    listener, _ = tcp_socket("127.0.0.1", 0)
+    async with FakeVLLM() as model:
+        high = ModelConfig(backend="vllm", model="fake", base_url=model.url)
+        with listener, locked(tmp_path / ".lock", busy="busy") as lock:
+            spec = WorkerSpec(
+                config=GatewayConfig(models=ModelsConfig(high=high)),
+                store=str(tmp_path / "store"),
+                index=0,
+                sockets=[str(tmp_path / "0.sock")],
+                listeners=[listener.fileno()],
+                admin_key="k" * 32,
+            )
+            worker = DeafWorker(spec, lock)
+            worker.supervisor = Supervisor([worker])
+            with pytest.raises(GatewayError, match="takes no orders"):
+                await worker.supervisor.start()
+            assert worker.process is not None
+            assert children() == before

@@ -23,13 +23,13 @@ async def update(control: GenerationControl, hold: asyncio.Event, *, refused: bo
 
     A call comes meanwhile; with `refused` the pause outlasts the time that it is held.
     """
-    await until(lambda: control.state().in_flight > 0)
+    await until(lambda: control.snapshot().in_flight > 0)
     control.pause()
     hold.set()
     assert await control.drain(10) == 0
-    await until(lambda: control.state().waiting > 0)
+    await until(lambda: control.snapshot().waiting > 0)
     if refused:
-        await until(lambda: control.state().waiting == 0)
+        await until(lambda: control.snapshot().waiting == 0)
     else:
         await asyncio.sleep(0.5)
     control.resume("v2")
@@ -54,7 +54,7 @@ async def test_a_session_goes_on_over_a_change_of_weights(
     assert [call.policy_version for call in answered] == ["v1", "v2"]
     refused = {call.error.type for call in ran.calls if call.error}
     assert refused == ({"Paused"} if hold_limit_s < 1 else set())
-    assert control.state().waiting == 0
+    assert control.snapshot().waiting == 0
 
 
 @pytest.mark.parametrize("budget", [Budget(calls=1), Budget(tokens=10), Budget(wall_s=0.05)])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from understudy.gateway.config import GatewayConfig, Role
+    from understudy.gateway.config import GatewayConfig, ModelRole
 
 BACKENDS = ("embedded", "vllm", "sglang", "openai", "anthropic")
 FRONTEND_HIGH, FRONTEND_LOW = "claude-sonnet-4-5-20250929", "claude-haiku-4-5-20251001"
@@ -24,7 +24,7 @@ def gateway_config(
     backend: str | None, config: Path | None, base_urls: Sequence[str], high: str | None, low: str | None
 ) -> GatewayConfig:
     """The configuration that the options name. Raises ConfigError when they contradict each other."""
-    from understudy.gateway.config import from_flags, read_config
+    from understudy.gateway.config import config_from_flags, read_config
 
     if config is not None:
         if backend or base_urls or high or low:
@@ -39,7 +39,7 @@ def gateway_config(
     if backend == "embedded" and not base_urls:
         if high or low:
             raise ConfigError("the embedded backend takes no model names: its one model is known")
-        return from_flags(backend, [], None, None)
+        return config_from_flags(backend, [], None, None)
     urls = [VLLM_URL] if backend == "vllm" and not base_urls else base_urls
     missing = {
         "--base-url, the address of its server": backend in _NEEDS_URL and not urls,
@@ -48,7 +48,7 @@ def gateway_config(
     if any(missing.values()):
         flags = "; ".join(flag for flag, absent in missing.items() if absent)
         raise ConfigError(f"the {backend} backend needs {flags}")
-    return from_flags(backend, urls, high, low)
+    return config_from_flags(backend, urls, high, low)
 
 
 def run_config(
@@ -68,14 +68,14 @@ def run_config(
     The names of Claude's models are the default where the models are another's, or have no names of their own:
     Anthropic is asked for what the agent asks. Raises ConfigError.
     """
-    from understudy.gateway.config import for_weights
+    from understudy.gateway.config import config_for_weights
 
     if backend == "anthropic" and config is None:
         high = high or frontend_high or FRONTEND_HIGH
         low = low or frontend_low or FRONTEND_LOW
     settings = gateway_config(backend, config, base_urls, high, low)
     if weights is not None and config is None and backend == "embedded" and not base_urls:
-        settings = for_weights(str(weights.absolute()))
+        settings = config_for_weights(str(weights.absolute()))
     own = backend == "embedded" if config is None else settings.models.high.model is not None
     if not own:
         frontend_high, frontend_low = frontend_high or FRONTEND_HIGH, frontend_low or FRONTEND_LOW
@@ -125,8 +125,8 @@ def _routed(settings: GatewayConfig, high: str, low: str) -> GatewayConfig:
     """The configuration with these names standing for the high and the low model."""
     from msgspec.structs import replace
 
-    names: dict[str, Role] = {}
-    wanted: tuple[tuple[str, Role], ...] = ((high, "high"), (low, "low"))
+    names: dict[str, ModelRole] = {}
+    wanted: tuple[tuple[str, ModelRole], ...] = ((high, "high"), (low, "low"))
     for name, role in wanted:
         if not name:
             continue

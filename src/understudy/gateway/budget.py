@@ -49,11 +49,11 @@ class Spending:
         self._spent["tokens"] += usage.prompt_tokens + usage.completion_tokens
         self._spent["cost_usd"] += cost_usd or 0.0
 
-    def began(self, ago_s: float) -> None:
+    def started_ago(self, ago_s: float) -> None:
         """The first call was this many seconds ago, in another process."""
         self._began = time.monotonic() - ago_s
 
-    def exceeded(self) -> str | None:
+    def exceeded_message(self) -> str | None:
         """Which limit is reached, and by how much, in words for the agent and for the finding; None if none is.
 
         To be asked before each call; the wall clock starts when it is asked for the first time.

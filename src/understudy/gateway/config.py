@@ -17,9 +17,9 @@ from understudy.gateway.exact.parsers import FORMATS
 from understudy.gateway.prices import Price, list_price
 from understudy.gateway.telemetry.conventions import TelemetryCollector
 
-Kind = Literal["vllm", "sglang", "openai", "anthropic", "embedded"]
-Tokens = Literal["observe", "exact"]
-Role = Literal["high", "low"]
+BackendKind = Literal["vllm", "sglang", "openai", "anthropic", "embedded"]
+TokenMode = Literal["observe", "exact"]
+ModelRole = Literal["high", "low"]
 OWN_SERVERS = frozenset({"vllm", "sglang", "embedded"})
 """Servers that apply a chat template to a model of one's own; the others are providers."""
 
@@ -43,12 +43,12 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     have been billed.
     """
 
-    backend: Kind
+    backend: BackendKind
     model: str | None = None
     base_url: str | None = None
     endpoints: tuple[str, ...] = ()
     api_key_env: str | None = None
-    tokens: Tokens = "observe"
+    tokens: TokenMode = "observe"
     tokenizer: str | None = None
     tool_format: str | None = None
     template_args: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -68,7 +68,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return (self.base_url,) if self.base_url else self.endpoints
 
     @property
-    def known_price(self) -> Price | None:
+    def effective_price(self) -> Price | None:
         """The price that was given, else the list price of a provider's model."""
         if self.price is not None or self.model is None or self.backend in OWN_SERVERS:
             return self.price
@@ -81,12 +81,12 @@ class ModelsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     high: ModelConfig
     low: ModelConfig | None = None
 
-    def all(self) -> dict[str, ModelConfig]:
+    def by_role(self) -> dict[str, ModelConfig]:
         """The models by their roles."""
         return {"high": self.high} | ({} if self.low is None else {"low": self.low})
 
 
-class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class SamplingParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Sampling parameters that are laid over what agents ask; None leaves the agent's."""
 
     max_tokens: _Above0 | None = None
@@ -101,24 +101,24 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     repetition_penalty: _Positive | None = None
     reasoning_effort: str | None = None
 
-    def given(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Those that are set, by name."""
         return msgspec.to_builtins(self)
 
 
-class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class SamplingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Sampling parameters for attempts whose calls are trained on, and for those that only measure."""
 
-    training: Parameters = Parameters()
-    evaluation: Parameters = Parameters()
+    training: SamplingParameters = SamplingParameters()
+    evaluation: SamplingParameters = SamplingParameters()
 
 
 class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """All of it. `names` maps names that agents ask for to "high" or "low"; `budget` is that of each attempt."""
 
     models: ModelsConfig
-    names: dict[str, Role] = field(default_factory=dict[str, Role])
-    sampling: Sampling = Sampling()
+    names: dict[str, ModelRole] = field(default_factory=dict[str, ModelRole])
+    sampling: SamplingConfig = SamplingConfig()
     budget: Budget | None = None
     streaming: bool = False
     telemetry: TelemetryCollector | None = None
@@ -137,46 +137,46 @@ def read_config(path: Path) -> GatewayConfig:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     try:
         config = msgspec.convert(data, GatewayConfig)
-        check(config)
+        check_config(config)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_located(str(error))}") from error
+        raise ConfigError(f"{path}: {_with_key(str(error))}") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    roles = {role: _beside(model, path.parent) for role, model in config.models.all().items()}
+    roles = {role: _with_tokenizer_path(model, path.parent) for role, model in config.models.by_role().items()}
     return msgspec.structs.replace(config, models=ModelsConfig(**roles))
 
 
-def from_flags(backend: str, base_urls: Sequence[str], high: str | None, low: str | None) -> GatewayConfig:
+def config_from_flags(backend: str, base_urls: Sequence[str], high: str | None, low: str | None) -> GatewayConfig:
     """The configuration of one backend at some addresses, with the names of its models. Raises ConfigError."""
     try:
-        kind = msgspec.convert(backend, Kind)
+        kind = msgspec.convert(backend, BackendKind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"backend: {_located(str(error))}") from error
+        raise ConfigError(f"backend: {_with_key(str(error))}") from error
     names = {"high": high} | ({"low": low} if low is not None else {})
     models = {
         role: ModelConfig(backend=kind, model=name, endpoints=tuple(base_urls)) for role, name in names.items()
     }
     config = GatewayConfig(models=ModelsConfig(**models))
-    check(config)
+    check_config(config)
     return config
 
 
-def for_weights(directory: str) -> GatewayConfig:
+def config_for_weights(directory: str) -> GatewayConfig:
     """The configuration of an embedded server that serves a directory's weights: asked in tokens, exactly."""
     high = ModelConfig(backend="embedded", tokens="exact", tokenizer=directory, tool_format="hermes")
     return GatewayConfig(models=ModelsConfig(high=high))
 
 
-def check(config: GatewayConfig) -> None:
+def check_config(config: GatewayConfig) -> None:
     """Raises ConfigError for settings that contradict each other, naming their keys and what to do."""
-    for role, model in config.models.all().items():
+    for role, model in config.models.by_role().items():
         _check_model(f"models.{role}", model)
         if config.streaming and model.tokens == "exact":
             raise ConfigError(
                 f'streaming = true and models.{role}.tokens = "exact" exclude each other: exact answers are '
                 "parsed when they are whole; leave streaming out, or observe the tokens"
             )
-        if config.budget and config.budget.cost_usd is not None and model.known_price is None:
+        if config.budget and config.budget.cost_usd is not None and model.effective_price is None:
             raise ConfigError(
                 f"budget.cost_usd needs the price of {model.model or 'every model'}: give models.{role}.price "
                 "{ input, output } in US dollars per million tokens"
@@ -188,7 +188,7 @@ def check(config: GatewayConfig) -> None:
 def _check_model(key: str, model: ModelConfig) -> None:
     own = model.backend in OWN_SERVERS
     exact = model.tokens == "exact"
-    faults = {
+    rules = {
         "base_url: give it or endpoints, not both": model.base_url is not None and bool(model.endpoints),
         f"model: the {model.backend} backend needs the name of a model": not model.model
         and model.backend != "anthropic",
@@ -209,8 +209,8 @@ def _check_model(key: str, model: ModelConfig) -> None:
         'tool_format: it is for tokens = "exact"': not exact and model.tool_format is not None,
         f"template_args: {model.backend} applies no template of ours": not own and bool(model.template_args),
     }
-    for fault, found in faults.items():
-        if found:
+    for fault, violated in rules.items():
+        if violated:
             raise ConfigError(f"{key}.{fault}")
     for url in model.urls:
         _check_url(f"{key}.{'base_url' if model.base_url else 'endpoints'}", url)
@@ -231,10 +231,10 @@ def _check_url(key: str, url: str) -> None:
         raise ConfigError(f"{key}: {url!r} is no address; expected http://host:port/v1 or https://…")
 
 
-def _located(message: str) -> str:
+def _with_key(message: str) -> str:
     """A validation error as "key: what was expected"."""
-    text, _, place = message.partition(" - at `$")
-    key = place.rstrip("`").lstrip(".")
+    text, _, location = message.partition(" - at `$")
+    key = location.rstrip("`").lstrip(".")
     for ending, one_of in _ENUMS.items():
         if key.endswith(ending):
             text += f"; expected one of {', '.join(one_of)}"
@@ -242,13 +242,13 @@ def _located(message: str) -> str:
 
 
 _ENUMS: dict[str, tuple[str, ...]] = {
-    "backend": get_args(Kind),
-    "tokens": get_args(Tokens),
-    "names[...]": get_args(Role),
+    "backend": get_args(BackendKind),
+    "tokens": get_args(TokenMode),
+    "names[...]": get_args(ModelRole),
 }
 
 
-def _beside(model: ModelConfig, directory: Path) -> ModelConfig:
+def _with_tokenizer_path(model: ModelConfig, directory: Path) -> ModelConfig:
     if model.tokenizer is None or not (directory / model.tokenizer).is_dir():
         return model
     return msgspec.structs.replace(model, tokenizer=str((directory / model.tokenizer).absolute()))

@@ -47,7 +47,7 @@ class GenerationControl:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def enter(self) -> None:
+    async def wait_until_open(self) -> None:
         """Returns once nothing is paused; `generating` has to follow before anything is awaited.
 
         Raises Paused when that takes longer than the hold limit.
@@ -102,13 +102,13 @@ class GenerationControl:
             pass
         return self._in_flight
 
-    def state(self) -> GatewayState:
+    def snapshot(self) -> GatewayState:
         """What the gateway is doing at this moment."""
         return GatewayState(not self._open.is_set(), self.version, self._in_flight, self._waiting)
 
 
-def spans(
-    before: str | None, after: str | None, told: tuple[PolicySpan, ...], tokens: int | None
+def policy_spans(
+    before: str | None, after: str | None, reported: tuple[PolicySpan, ...], tokens: int | None
 ) -> tuple[PolicySpan, ...]:
     """Which version sampled which of the `tokens` of a completion.
 
@@ -116,8 +116,8 @@ def spans(
     versions that were published when the generation began and ended: one version has sampled all of it; of two,
     nobody knows where the one gave way to the other. Empty where no version was published.
     """
-    if told:
-        return told
+    if reported:
+        return reported
     if before == after:
         return () if after is None else (PolicySpan(after, 0, tokens),)
     return tuple(PolicySpan(version) for version in (before, after) if version is not None)

@@ -20,7 +20,7 @@ from understudy.gateway.backends.http import HttpClient
 from understudy.gateway.backends.openai import OpenAIBackend
 from understudy.gateway.backends.pool import BackendPool, RelayPool, RememberingPool
 from understudy.gateway.backends.self_hosted import EmbeddedBackend, SGLangBackend, VLLMBackend
-from understudy.gateway.config import OWN_SERVERS, GatewayConfig, ModelConfig, check
+from understudy.gateway.config import OWN_SERVERS, GatewayConfig, ModelConfig, check_config
 from understudy.gateway.control import GenerationControl
 from understudy.gateway.exact.backend import ExactBackend
 from understudy.gateway.exact.codec import LocalCodec, ServerCodec
@@ -58,10 +58,10 @@ async def build_models(config: GatewayConfig) -> ModelRouter:
     ConfigError for what contradicts itself, a key that is missing or a model that a server does not have, and
     BackendError when no endpoint of a model answers.
     """
-    check(config)
+    check_config(config)
     built: dict[str, Backend | Relay] = {}
     try:
-        for role, model in config.models.all().items():
+        for role, model in config.models.by_role().items():
             built[role] = await _model(f"models.{role}", model)
     except BaseException:
         for server in built.values():
@@ -69,7 +69,7 @@ async def build_models(config: GatewayConfig) -> ModelRouter:
         raise
     slots = {
         role: FairSlots(model.concurrency, model.queue)
-        for role, model in config.models.all().items()
+        for role, model in config.models.by_role().items()
         if model.concurrency is not None
     }
     return ModelRouter(built["high"], built.get("low"), config.names, slots=slots)
@@ -110,7 +110,7 @@ def _secret(key: str, model: ModelConfig) -> str | None:
 
 def _relay(model: ModelConfig, url: str, secret: str | None) -> AnthropicRelay:
     return AnthropicRelay(
-        url, model.model, secret, price=model.known_price, timeout_s=model.timeout_s, resend=model.resend
+        url, model.model, secret, price=model.effective_price, timeout_s=model.timeout_s, resend=model.resend
     )
 
 
@@ -118,14 +118,14 @@ def _chat(model: ModelConfig, secret: str | None, url: str) -> Backend:
     name = model.model or ""
     if model.backend == "openai":
         return OpenAIBackend(
-            url, name, secret, price=model.known_price, timeout_s=model.timeout_s, resend=model.resend
+            url, name, secret, price=model.effective_price, timeout_s=model.timeout_s, resend=model.resend
         )
     return _SERVERS[model.backend](
         url,
         name,
         secret,
         template_args=model.template_args,
-        price=model.known_price,
+        price=model.effective_price,
         timeout_s=model.timeout_s,
         resend=model.resend,
     )
@@ -147,7 +147,7 @@ def _exact(model: ModelConfig, secret: str | None) -> Callable[[str], Backend]:
             SERVERS[model.backend](client, name),
             codec or ServerCodec(client.call, client.base, name),
             format_,
-            price=model.known_price,
+            price=model.effective_price,
             memory=memory,
         )
 

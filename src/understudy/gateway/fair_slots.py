@@ -28,9 +28,9 @@ class FairSlots:
     Who waits is served round robin between keys, and first come, first served within a key.
     """
 
-    def __init__(self, slots: int, queue: int) -> None:
+    def __init__(self, slots: int, queue_limit: int) -> None:
         self.slots = slots
-        self.queue = queue
+        self.queue = queue_limit
         self.held = 0
         self.waiting = 0
         # The keys that wait, in the order of their turns.

@@ -20,7 +20,7 @@ _NO_SAMPLING: Mapping[str, Any] = MappingProxyType({})
 class KeyRing(Protocol):
     """Where the gateway finds what a key opens."""
 
-    async def find(self, key: str) -> GatewaySession | None:
+    async def find_session(self, key: str) -> GatewaySession | None:
         """The session that a key opens, or None when it is wrong, revoked or expired."""
         ...
 
@@ -52,7 +52,7 @@ class Keys:
         index = self._indices.pop(attempt_id, None)
         return None if index is None else self._entries.pop(index)[1]
 
-    async def find(self, key: str) -> GatewaySession | None:
+    async def find_session(self, key: str) -> GatewaySession | None:
         """The session that a key opens, or None.
 
         Found by a few bytes of the hash, then compared whole in constant time: how long it takes says nothing

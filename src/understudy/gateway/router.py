@@ -44,15 +44,15 @@ class ModelRouter:
             self._table[name] = self._roles[role]
 
     @property
-    def relayed(self) -> bool:
+    def has_relay(self) -> bool:
         """Whether any of them takes requests as they are."""
         return self._relayed
 
-    def choose(self, requested: str) -> Backend | Relay:
+    def server_for(self, requested: str) -> Backend | Relay:
         """What answers for the name that was asked for."""
         return self._table.get(requested, self._roles[HIGH])
 
-    def slots(self, answerer: Backend | Relay) -> FairSlots | None:
+    def slots_of(self, answerer: Backend | Relay) -> FairSlots | None:
         """What bounds the requests that a model answers at once; None: nothing does."""
         return self._slots.get(id(answerer))
 
@@ -60,7 +60,7 @@ class ModelRouter:
         """The names that may be asked for, in order; any other is as good as "high"."""
         return sorted(self._table)
 
-    def all(self) -> list[Backend | Relay]:
+    def servers(self) -> list[Backend | Relay]:
         """The models, each once, the high one first."""
         high, low = self._roles[HIGH], self._roles[LOW]
         return [high] if low is high else [high, low]
@@ -68,5 +68,5 @@ class ModelRouter:
     async def close(self) -> None:
         """Drop the connections of all of them. May be called twice."""
         async with AsyncExitStack() as stack:  # all are closed, even when this is cancelled
-            for server in self.all():
+            for server in self.servers():
                 stack.push_async_callback(server.close)

@@ -25,13 +25,13 @@ class GatewaySession:
         self.attempt_id = attempt_id
         self.sampling = dict(sampling)
         self.spending = Spending(budget)
-        self.exhausted: str | None = None
+        self.budget_message: str | None = None
         """What the agent was told when the budget was used up."""
-        self.begun = 0
+        self.calls_started = 0
         """How many exchanges with the model were begun."""
         self.in_flight = 0
         """How many of them have not ended."""
-        self.held = 0
+        self.body_bytes = 0
         """How many bytes the bodies of its requests hold."""
         self._calls = sequence
         self._last: dict[Branch, str] = {}
@@ -42,11 +42,11 @@ class GatewaySession:
     def conversation(self, branch: Branch) -> ConversationHandle:
         """The branch as backends know it: the same object for all calls of a branch."""
         key = f"{self.attempt_id} {branch.session_id or ''}"
-        known = self._conversations.pop(branch, None) or ConversationHandle(key)
-        self._conversations[branch] = known  # the last one, as it was used last
+        handle = self._conversations.pop(branch, None) or ConversationHandle(key)
+        self._conversations[branch] = handle  # the last one, as it was used last
         if len(self._conversations) > BRANCHES_LIMIT:
             del self._conversations[next(iter(self._conversations))]
-        return known
+        return handle
 
     def next_sequence(self) -> int:
         """The place of the next call in the attempt, from 0."""
@@ -56,13 +56,13 @@ class GatewaySession:
     @property
     def unanswered(self) -> bool:
         """Whether the agent asked the model, and never once got an answer."""
-        return self.begun > 0 and not self._last
+        return self.calls_started > 0 and not self._last
 
-    def parent(self, branch: Branch) -> str | None:
+    def last_call_id(self, branch: Branch) -> str | None:
         """The id of the last answered call on a branch, or None."""
         return self._last.get(branch)
 
-    def answered(self, branch: Branch, call_id: str, sampled: Mapping[str, ToolCall]) -> None:
+    def record_response(self, branch: Branch, call_id: str, sampled: Mapping[str, ToolCall]) -> None:
         """Note a committed answer: the next call on the branch follows it, its tool calls may come back."""
         self._last[branch] = call_id
         self._tool_ids.update(sampled)

@@ -46,7 +46,7 @@ class AskKeys:
         self._numbers = itertools.count(sequence)
         self._sessions: dict[bytes, GatewaySession] = {}
 
-    async def find(self, key: str) -> GatewaySession | None:
+    async def find_session(self, key: str) -> GatewaySession | None:
         """The session that a key opens, or None."""
         return self._sessions.get(digest_of(key))
 

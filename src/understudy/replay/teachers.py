@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from understudy.errors import ConfigError
-from understudy.gateway.config import TIMEOUT_S, GatewayConfig, ModelConfig, ModelsConfig, check
+from understudy.gateway.config import TIMEOUT_S, GatewayConfig, ModelConfig, ModelsConfig, check_config
 from understudy.gateway.prices import Price
 from understudy.ingest.model_families import model_family
 
@@ -73,7 +73,7 @@ class Teacher(Struct, frozen=True, kw_only=True):
     @property
     def price(self) -> Price | None:
         """What its tokens cost: as it was given, else the list price of a provider's model."""
-        return self.model.known_price
+        return self.model.effective_price
 
     @property
     def identity(self) -> str:
@@ -136,7 +136,7 @@ def _teacher(path: Path, key: str, name: str, table: Any) -> Teacher:
     known = config.family.strip().lower() if config.family is not None else model_family(config.model)
     teacher = Teacher(name=name, config=config, family=known or None)
     try:
-        check(GatewayConfig(models=ModelsConfig(high=teacher.model)))
+        check_config(GatewayConfig(models=ModelsConfig(high=teacher.model)))
     except ConfigError as error:
         raise ConfigError(f"{path}: {key}.{str(error).removeprefix(_MODEL)}") from error
     for field_, price in msgspec.to_builtins(teacher.price or {}).items():

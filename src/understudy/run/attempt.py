@@ -188,8 +188,8 @@ def _collect_findings(
 ) -> list[Finding]:
     """What is of note about how the agent worked: a budget used up, a log that differs from its calls."""
     findings = context.agent.check(result, context.store.calls(attempt.id))
-    if session is not None and session.exhausted is not None:
-        findings.insert(0, Finding(kind="budget", message=session.exhausted))
+    if session is not None and session.budget_message is not None:
+        findings.insert(0, Finding(kind="budget", message=session.budget_message))
     return findings
 
 

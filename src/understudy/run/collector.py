@@ -13,13 +13,13 @@ from msgspec import Struct, field
 
 from understudy.errors import ConfigError
 from understudy.gateway.config import (
+    BackendKind,
     GatewayConfig,
-    Kind,
     ModelConfig,
     ModelsConfig,
-    Parameters,
-    Sampling,
-    check,
+    SamplingConfig,
+    SamplingParameters,
+    check_config,
 )
 from understudy.gateway.control import GenerationControl
 from understudy.run.config import Purpose, RunConfig, task_digests
@@ -99,7 +99,7 @@ class RolloutCollector:
         self._control = GenerationControl(version)
         self._gateway = _gateway_config(msgspec.structs.replace(server, urls=()), settings)
         gateway = _gateway_config(server, settings)
-        check(gateway)
+        check_config(gateway)
         self._shared = SharedResources(
             gateway=gateway, control=self._control, agent_slots=asyncio.Semaphore(concurrency)
         )
@@ -317,7 +317,7 @@ def _with_model(gateway: GatewayConfig, model: str | None) -> GatewayConfig:
 def _gateway_config(server: TrainedModelServer, settings: RolloutSettings) -> GatewayConfig:
     """The gateway's configuration: tokens in, tokens out, sampled as training and evaluation want it."""
     try:
-        kind = msgspec.convert(server.backend, Kind)
+        kind = msgspec.convert(server.backend, BackendKind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"backend: {error}; what is trained is served by embedded, vllm or sglang") from error
     model = ModelConfig(
@@ -329,8 +329,8 @@ def _gateway_config(server: TrainedModelServer, settings: RolloutSettings) -> Ga
         tokenizer=server.tokenizer,
         tool_format=server.tool_format,
     )
-    training = Parameters(temperature=settings.temperature, max_tokens=settings.max_tokens)
-    evaluation = Parameters(temperature=settings.evaluation_temperature, max_tokens=settings.max_tokens)
+    training = SamplingParameters(temperature=settings.temperature, max_tokens=settings.max_tokens)
+    evaluation = SamplingParameters(temperature=settings.evaluation_temperature, max_tokens=settings.max_tokens)
     return GatewayConfig(
-        models=ModelsConfig(high=model), sampling=Sampling(training=training, evaluation=evaluation)
+        models=ModelsConfig(high=model), sampling=SamplingConfig(training=training, evaluation=evaluation)
     )

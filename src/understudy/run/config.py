@@ -69,7 +69,7 @@ class RunConfig(Struct, frozen=True, kw_only=True):
     def sampling(self) -> dict[str, Any]:
         """The sampling parameters that are laid over what the agent asks."""
         chosen = self.gateway.sampling.training if self.purpose == "training" else self.gateway.sampling.evaluation
-        return chosen.given()
+        return chosen.as_dict()
 
     @property
     def run_id(self) -> str:

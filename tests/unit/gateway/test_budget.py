@@ -27,25 +27,25 @@ usages = st.builds(Usage, st.integers(0, 10**6), st.integers(0, 10**5))
 )
 def test_what_is_used_up_is_said(budget: Budget, said: str) -> None:
     spending = Spending(budget)
-    assert spending.exceeded() is None
+    assert spending.exceeded_message() is None
     spending.add(Usage(prompt_tokens=1000, completion_tokens=100, cached_tokens=900), 0.1)
-    assert spending.exceeded() is None
+    assert spending.exceeded_message() is None
     spending.add(Usage(prompt_tokens=1000, completion_tokens=120), 0.2)
-    assert spending.exceeded() == f"The budget of this attempt is used up: {said}"
+    assert spending.exceeded_message() == f"The budget of this attempt is used up: {said}"
 
 
 def test_the_clock_starts_with_the_first_call() -> None:
     spending = Spending(Budget(wall_s=0.05))
     time.sleep(0.06)
-    assert spending.exceeded() is None
+    assert spending.exceeded_message() is None
     time.sleep(0.06)
-    assert (spending.exceeded() or "").endswith("of 0.05 seconds")
+    assert (spending.exceeded_message() or "").endswith("of 0.05 seconds")
 
 
 def test_a_cost_that_is_not_known_counts_nothing() -> None:
     spending = Spending(Budget(cost_usd=0.01))
     spending.add(Usage(prompt_tokens=10**9), None)
-    assert spending.exceeded() is None
+    assert spending.exceeded_message() is None
 
 
 @given(st.lists(usages))
@@ -53,14 +53,14 @@ def test_without_limits_nothing_is_used_up(calls: list[Usage]) -> None:
     for spending in (Spending(None), Spending(Budget())):
         for usage in calls:
             spending.add(usage, 1.0)
-            assert spending.exceeded() is None
+            assert spending.exceeded_message() is None
 
 
 @given(st.integers(1, 10**6), st.lists(usages, max_size=20))
 def test_a_limit_holds_from_the_call_that_reaches_it(limit: int, calls: list[Usage]) -> None:
     spending, used = Spending(Budget(tokens=limit)), 0
     for usage in calls:
-        assert (spending.exceeded() is not None) == (used >= limit)
+        assert (spending.exceeded_message() is not None) == (used >= limit)
         spending.add(usage, None)
         used += usage.prompt_tokens + usage.completion_tokens
 

@@ -12,7 +12,7 @@ from understudy.errors import BackendError, ConfigError
 from understudy.gateway.backends.base import Relay
 from understudy.gateway.backends.pool import BackendPool
 from understudy.gateway.backends.self_hosted import VLLMBackend
-from understudy.gateway.config import EMBEDDED_MODEL, GatewayConfig, from_flags, read_config
+from understudy.gateway.config import EMBEDDED_MODEL, GatewayConfig, config_from_flags, read_config
 from understudy.gateway.factory import build_models
 from understudy.gateway.prices import Price
 from understudy.gateway.router import ModelRouter
@@ -69,13 +69,13 @@ def test_a_file_says_all_there_is(tmp_path: Path) -> None:
     high, low = config.models.high, config.models.low
     assert low is not None
     assert high.urls == ("http://a:8000/v1", "http://b:8000/v1")
-    assert (high.price, low.known_price) == (
+    assert (high.price, low.effective_price) == (
         Price(input=1, output=2, cached=0.1),
         Price(input=0.25, output=2, cached=0.025),
     )
     assert config.names == {"claude-haiku-4-5": "low"}
-    assert config.sampling.training.given() == {"temperature": 1.0, "top_p": 1.0}
-    assert config.sampling.evaluation.given() == {"temperature": 0.0, "seed": 7, "stop": ["X"]}
+    assert config.sampling.training.as_dict() == {"temperature": 1.0, "top_p": 1.0}
+    assert config.sampling.evaluation.as_dict() == {"temperature": 0.0, "seed": 7, "stop": ["X"]}
     assert config.budget is not None and (config.budget.calls, config.budget.cost_usd) == (200, 1.5)
     # It is handed to other processes as JSON.
     assert msgspec.json.decode(msgspec.json.encode(config), type=GatewayConfig) == config
@@ -83,15 +83,15 @@ def test_a_file_says_all_there_is(tmp_path: Path) -> None:
 
 def test_little_is_enough(tmp_path: Path) -> None:
     config = read(tmp_path, '[models.high]\nbackend = "anthropic"\n')
-    assert config == from_flags("anthropic", [], None, None)
-    assert config.sampling.training.given() == {}
+    assert config == config_from_flags("anthropic", [], None, None)
+    assert config.sampling.training.as_dict() == {}
     assert (config.budget, config.streaming, config.telemetry, config.names) == (None, False, None, {})
 
 
 def test_the_embedded_model_needs_no_name(tmp_path: Path) -> None:
     config = read(tmp_path, '[models.high]\nbackend = "embedded"\n')
     assert config.models.high.model == EMBEDDED_MODEL
-    assert config == from_flags("embedded", [], None, None)
+    assert config == config_from_flags("embedded", [], None, None)
 
 
 def model(**fields: Any) -> str:
@@ -174,13 +174,13 @@ def test_a_tokenizer_beside_the_file_is_found(tmp_path: Path) -> None:
 
 
 def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
-    config = from_flags("vllm", ["http://a/v1", "http://b/v1"], "big", "small")
+    config = config_from_flags("vllm", ["http://a/v1", "http://b/v1"], "big", "small")
     assert (config.models.high.model, config.models.high.urls) == ("big", ("http://a/v1", "http://b/v1"))
     assert config.models.low is not None and config.models.low.model == "small"
     with pytest.raises(ConfigError, match=r"models\.high\.base_url"):
-        from_flags("vllm", [], "big", None)
+        config_from_flags("vllm", [], "big", None)
     with pytest.raises(ConfigError, match="backend: "):
-        from_flags("tgi", ["http://a/v1"], "big", None)
+        config_from_flags("tgi", ["http://a/v1"], "big", None)
 
 
 # --- names ---------------------------------------------------------------------------------------------
@@ -190,18 +190,18 @@ def test_a_name_means_a_model() -> None:
     high, low = VLLMBackend("http://a/v1", "big"), VLLMBackend("http://b/v1", "small")
     models = ModelRouter(high, low, {"claude-haiku-4-5": "low", "claude-opus-4-5": "high"})
     asked = ["high", "low", "claude-haiku-4-5", "claude-opus-4-5", "small", "big", "gpt-4o", "", "LOW"]
-    assert [models.choose(name).model for name in asked] == [
+    assert [models.server_for(name).model for name in asked] == [
         *("big", "small", "small", "big", "small", "big", "big", "big", "big")
     ]
     assert models.names() == ["big", "claude-haiku-4-5", "claude-opus-4-5", "high", "low", "small"]
-    assert models.all() == [high, low]
+    assert models.servers() == [high, low]
 
 
 def test_without_a_low_model_the_high_one_answers_for_it() -> None:
     high = VLLMBackend("http://a/v1", "big")
     models = ModelRouter(high, names={"claude-haiku-4-5": "low"})
-    assert models.choose("low") is models.choose("claude-haiku-4-5") is high
-    assert models.all() == [high]
+    assert models.server_for("low") is models.server_for("claude-haiku-4-5") is high
+    assert models.servers() == [high]
 
 
 def test_a_name_for_no_model_is_refused() -> None:
@@ -220,7 +220,7 @@ async def test_models_are_built_with_keys_from_the_environment(monkeypatch: pyte
         )
         config = msgspec.toml.decode(text, type=GatewayConfig)
         models = await build_models(config)
-        (pool,) = models.all()
+        (pool,) = models.servers()
         assert isinstance(pool, BackendPool)
         assert await pool.models() == ["fake"]
         assert (pool.name, pool.model) == ("vllm", "fake")
@@ -232,7 +232,7 @@ async def test_exact_endpoints_are_pooled_too() -> None:
     async with FakeVLLM() as server:
         config = msgspec.toml.decode(model(base_url=server.url, model="fake", **EXACT), type=GatewayConfig)
         models = await build_models(config)
-        (pool,) = models.all()
+        (pool,) = models.servers()
         assert isinstance(pool, BackendPool)
         assert (pool.name, pool.model, await pool.models()) == ("vllm", "fake", ["fake"])
         await models.close()
@@ -241,12 +241,12 @@ async def test_exact_endpoints_are_pooled_too() -> None:
 async def test_a_model_that_the_server_does_not_have_is_told_at_once() -> None:
     async with FakeVLLM() as server:
         with pytest.raises(ConfigError, match=r"models\.high: the server at .* has no model 'm'; it has: fake"):
-            await build_models(from_flags("vllm", [server.url], "m", None))
+            await build_models(config_from_flags("vllm", [server.url], "m", None))
 
 
 async def test_servers_that_are_all_down_are_told_at_once() -> None:
     with pytest.raises(BackendError, match="no response"):
-        await build_models(from_flags("sglang", ["http://127.0.0.1:9/v1"], "m", None))
+        await build_models(config_from_flags("sglang", ["http://127.0.0.1:9/v1"], "m", None))
 
 
 @pytest.mark.parametrize(
@@ -257,10 +257,10 @@ async def test_a_provider_has_an_address_and_a_variable_of_its_own(
 ) -> None:
     monkeypatch.delenv(variable, raising=False)
     with pytest.raises(ConfigError, match=f"models.high: the environment variable {variable} is not set"):
-        await build_models(from_flags(backend, [], "m", None))
+        await build_models(config_from_flags(backend, [], "m", None))
     monkeypatch.setenv(variable, "s3cret")
-    models = await build_models(from_flags(backend, [], "m", None))
-    (server,) = models.all()
+    models = await build_models(config_from_flags(backend, [], "m", None))
+    (server,) = models.servers()
     assert (server.name, isinstance(server, Relay)) == (backend, backend == "anthropic")
     await models.close()
 

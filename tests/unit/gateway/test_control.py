@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.gateway.control import GatewayState, GenerationControl, GenerationPaused, spans
+from understudy.gateway.control import GatewayState, GenerationControl, GenerationPaused, policy_spans
 from understudy.types import PolicySpan
 
 
 async def generate(control: GenerationControl, done: asyncio.Event) -> None:
-    await control.enter()
+    await control.wait_until_open()
     with control.generating():
         await done.wait()
 
@@ -27,10 +27,10 @@ async def test_what_is_not_paused_goes_through_and_is_counted() -> None:
     control, done = GenerationControl("v1"), asyncio.Event()
     running = [asyncio.ensure_future(generate(control, done)) for _ in range(3)]
     await ticks()
-    assert control.state() == GatewayState(paused=False, version="v1", in_flight=3, waiting=0)
+    assert control.snapshot() == GatewayState(paused=False, version="v1", in_flight=3, waiting=0)
     done.set()
     await asyncio.gather(*running)
-    assert control.state().in_flight == 0
+    assert control.snapshot().in_flight == 0
 
 
 async def test_a_pause_holds_what_comes_and_drains_what_runs() -> None:
@@ -41,7 +41,7 @@ async def test_a_pause_holds_what_comes_and_drains_what_runs() -> None:
     control.pause()
     late = asyncio.ensure_future(generate(control, done))
     await ticks()
-    assert control.state() == GatewayState(paused=True, version="v1", in_flight=1, waiting=1)
+    assert control.snapshot() == GatewayState(paused=True, version="v1", in_flight=1, waiting=1)
     assert await control.drain(0.01) == 1
     draining = asyncio.ensure_future(control.drain(30))
     done.set()
@@ -50,7 +50,7 @@ async def test_a_pause_holds_what_comes_and_drains_what_runs() -> None:
     assert not late.done()
     control.resume("v2")
     await late
-    assert control.state() == GatewayState(paused=False, version="v2", in_flight=0, waiting=0)
+    assert control.snapshot() == GatewayState(paused=False, version="v2", in_flight=0, waiting=0)
 
 
 async def test_nothing_slips_through_between_a_resume_and_a_pause() -> None:
@@ -61,10 +61,10 @@ async def test_nothing_slips_through_between_a_resume_and_a_pause() -> None:
     control.resume()
     control.pause()
     await ticks()
-    assert control.state() == GatewayState(paused=True, version=None, in_flight=0, waiting=3)
+    assert control.snapshot() == GatewayState(paused=True, version=None, in_flight=0, waiting=3)
     control.resume()
     await ticks()
-    assert control.state().in_flight == 3
+    assert control.snapshot().in_flight == 3
     done.set()
     await asyncio.gather(*held)
 
@@ -73,9 +73,9 @@ async def test_a_request_is_not_held_for_ever() -> None:
     control = GenerationControl(hold_limit_s=0.01)
     control.pause()
     with pytest.raises(GenerationPaused, match=r"paused for more than 0\.01 s; try again") as raised:
-        await control.enter()
+        await control.wait_until_open()
     assert raised.value.retryable
-    assert control.state().waiting == 0
+    assert control.snapshot().waiting == 0
 
 
 async def test_who_leaves_while_held_or_generating_is_counted_no_more() -> None:
@@ -88,20 +88,20 @@ async def test_who_leaves_while_held_or_generating_is_counted_no_more() -> None:
     running.cancel()
     held.cancel()
     await asyncio.gather(running, held, return_exceptions=True)
-    assert control.state() == GatewayState(paused=True, version=None, in_flight=0, waiting=0)
+    assert control.snapshot() == GatewayState(paused=True, version=None, in_flight=0, waiting=0)
     assert await control.drain(0) == 0
 
 
 def test_spans() -> None:
     told = (PolicySpan("v1", 0, 3), PolicySpan("v2", 3, 9))
-    assert spans("v8", "v9", told, 9) == told
-    assert spans(None, None, (), 9) == ()
-    assert spans("v1", "v1", (), 9) == (PolicySpan("v1", 0, 9),)
-    assert spans("v1", "v1", (), None) == (PolicySpan("v1", 0, None),)
-    assert spans("v1", "v2", (), 9) == (PolicySpan("v1"), PolicySpan("v2"))
-    assert spans(None, "v2", (), 9) == (PolicySpan("v2"),)
+    assert policy_spans("v8", "v9", told, 9) == told
+    assert policy_spans(None, None, (), 9) == ()
+    assert policy_spans("v1", "v1", (), 9) == (PolicySpan("v1", 0, 9),)
+    assert policy_spans("v1", "v1", (), None) == (PolicySpan("v1", 0, None),)
+    assert policy_spans("v1", "v2", (), 9) == (PolicySpan("v1"), PolicySpan("v2"))
+    assert policy_spans(None, "v2", (), 9) == (PolicySpan("v2"),)
 
 
 @given(st.none() | st.text(min_size=1), st.text(min_size=1), st.none() | st.integers(0, 1000))
 def test_the_last_span_is_the_version_that_the_call_ended_with(before: str | None, after: str, tokens: int | None):
-    assert spans(before, after, (), tokens)[-1].version == after
+    assert policy_spans(before, after, (), tokens)[-1].version == after

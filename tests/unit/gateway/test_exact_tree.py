@@ -52,16 +52,11 @@ def keep(
     answer: Message,
     prompt: Sequence[int],
     completion: Sequence[int],
-    *,
-    began: int | None = None,
 ) -> TokenNode:
     """As the backend does it: look up, ask, keep."""
     path = conversation_path(messages)
     found = tree.find(path)
-    if found:
-        found[0].continued = True
-    at = tree.now() if began is None else began
-    return tree.add(path, path.then(answer), prompt, completion, parent=found[0] if found else None, began=at)
+    return tree.add(path, path.then(answer), prompt, completion, parent=found[0] if found else None)
 
 
 def find(tree: TokenTree, *messages: Message) -> tuple[TokenNode, int] | None:
@@ -165,8 +160,7 @@ def test_twins_are_siblings_and_each_can_be_gone_on_from() -> None:
     tree = TokenTree()
     keep(tree, [user("a")], said("A"), [1], [2])
     asked = [user("a"), said("A"), user("b")]
-    began = [tree.now(), tree.now()]
-    twins = [keep(tree, asked, said("", **{f"t{n}": {}}), [1, 2, 3], [4 + n], began=began[n]) for n in (0, 1)]
+    twins = [keep(tree, asked, said("", **{f"t{n}": {}}), [1, 2, 3], [4 + n]) for n in (0, 1)]
     for n in (0, 1):
         assert find(tree, *asked, said("", **{f"t{n}": {}}), result(f"t{n}")) == (twins[n], 4)
         assert twins[n].ids == [1, 2, 3, 4 + n]
@@ -175,20 +169,20 @@ def test_twins_are_siblings_and_each_can_be_gone_on_from() -> None:
 
 def test_of_twins_that_say_the_same_the_latest_counts() -> None:
     tree = TokenTree()
-    began = [tree.now(), tree.now()]
-    _, late = [keep(tree, [user("a")], said("A"), [1], [2 + n], began=began[n]) for n in (0, 1)]
+    _, late = [keep(tree, [user("a")], said("A"), [1], [2 + n]) for n in (0, 1)]
     assert find(tree, user("a"), said("A"), user("b")) == (late, 2)
 
 
-def test_an_answer_that_was_asked_for_again_is_dropped() -> None:
+def test_a_second_answer_to_a_request_replaces_none_before_it() -> None:
     tree = TokenTree()
     keep(tree, [user("a")], said("A"), [1], [2])
     asked = [user("a"), said("A"), user("b")]
-    lost = keep(tree, asked, said("", t0={}), [1, 2, 3], [4, 5])
-    kept = keep(tree, asked, said("", t1={}), [1, 2, 3], [6])
-    assert lost not in tree.nodes
-    assert kept.ids == [1, 2, 3, 6]
-    assert kept.line.ids.tolist() == [1, 2, 3, 6]
+    first = keep(tree, asked, said("", t0={}), [1, 2, 3], [4, 5])
+    second = keep(tree, asked, said("", t1={}), [1, 2, 3], [6])
+    assert second.ids == [1, 2, 3, 6]
+    assert find(tree, *asked, said("", t0={}), result("t0")) == (first, 4)
+    assert find(tree, *asked, said("", t1={}), result("t1")) == (second, 4)
+    assert first.ids == [1, 2, 3, 4, 5]
 
 
 def test_an_answer_that_was_gone_on_from_is_kept_when_it_is_asked_for_again() -> None:
@@ -222,50 +216,36 @@ def test_the_order_in_which_calls_are_added_does_not_matter() -> None:
 steps = st.lists(
     st.tuples(
         st.integers(0, 30),  # the answer to go on from
-        st.sampled_from(["go on", "retry", "twins", "new root"]),
-        st.booleans(),  # whether the retry comes before or after the next one
+        st.sampled_from(["go on", "samples", "new root"]),
     ),
     max_size=25,
 )
 
 
 @given(steps)
-def test_whatever_happens_every_answer_that_was_taken_up_keeps_its_tokens(
-    steps: list[tuple[int, str, bool]],
-) -> None:
+def test_whatever_happens_every_answer_keeps_its_tokens(steps: list[tuple[int, str]]) -> None:
     tree = TokenTree()
-    taken: list[tuple[list[Message], list[int]]] = []  # conversations that an agent may go on from
+    answered: list[tuple[list[Message], list[int]]] = []  # conversations that an agent may go on from
     number = 0
 
-    def ask(messages: list[Message], ids: list[int], began: int | None = None) -> tuple[list[Message], list[int]]:
+    def ask(messages: list[Message], ids: list[int]) -> tuple[list[Message], list[int]]:
         nonlocal number
         number += 1
         answer = said("x", **{f"t{number}": {}})
-        node = keep(tree, messages, answer, [*ids, number], [number, 0], began=began)
+        node = keep(tree, messages, answer, [*ids, number], [number, 0])
         assert node.ids == [*ids, number, number, 0]
         return [*messages, rewritten(answer)], node.ids
 
-    for index, what, late in steps:
-        past, ids = taken[index % len(taken)] if taken and what != "new root" else ([], [])
+    for index, what in steps:
+        past, ids = answered[index % len(answered)] if answered and what != "new root" else ([], [])
         messages = [*past, user(f"u{number}")]
-        if what == "twins":
-            began = [tree.now(), tree.now()]
-            taken.extend(ask(messages, ids, at) for at in (reversed(began) if late else began))
-            # The agent goes on from one of the two at once: until then a retry could drop it.
-            for said_, _ in taken[-2:]:
-                found = tree.find(conversation_path([*said_, user("on")]))
-                assert found is not None
-                found[0].continued = True
-        else:
-            if what == "retry":
-                ask(messages, ids)
-            taken.append(ask(messages, ids))
-        for said_, known in taken:
-            found = tree.find(conversation_path([*said_, user("on")]))
-            assert found is not None
-            assert found[0].ids == known
-            assert found[1] == len(said_)
-    assert len(tree.nodes) == len(taken)
+        answered.extend(ask(messages, ids) for _ in range(3 if what == "samples" else 1))
+        for conversation, expected in answered:
+            match = tree.find(conversation_path([*conversation, user("on")]))
+            assert match is not None
+            assert match[0].ids == expected
+            assert match[1] == len(conversation)
+    assert len(tree.nodes) == len(answered)
 
 
 # --- bounded memory ------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ import pytest
 
 from understudy.errors import GatewayError
 from understudy.gateway.keys import Keys
-from understudy.gateway.server.app import dialects
 from understudy.gateway.session import BRANCHES_LIMIT, GatewaySession
 from understudy.wire.dialect import ID_LIMIT, Branch
+from understudy.wire.dialects import DIALECTS
 
 
 async def test_a_key_opens_its_own_session_until_it_is_revoked() -> None:
@@ -18,15 +18,15 @@ async def test_a_key_opens_its_own_session_until_it_is_revoked() -> None:
     one, two = keys.issue("a", sampling={"seed": 1}), keys.issue("b")
     assert one.startswith("sk-understudy-")
     assert one != two
-    first, second = await keys.find(one), await keys.find(two)
+    first, second = await keys.find_session(one), await keys.find_session(two)
     assert first is not None
     assert second is not None
     assert (first.attempt_id, first.sampling) == ("a", {"seed": 1})
     assert second.attempt_id == "b"
     keys.revoke("a")
     keys.revoke("a")
-    assert await keys.find(one) is None
-    assert await keys.find(two) is second
+    assert await keys.find_session(one) is None
+    assert await keys.find_session(two) is second
 
 
 def test_the_branches_of_a_session_stay_together_and_the_sessions_of_a_key_need_not() -> None:
@@ -41,13 +41,13 @@ def test_the_branches_of_a_session_stay_together_and_the_sessions_of_a_key_need_
 async def test_other_keys_open_nothing(key: str) -> None:
     keys = Keys()
     keys.issue("a")
-    assert await keys.find(key) is None
+    assert await keys.find_session(key) is None
 
 
 async def test_a_key_is_kept_nowhere() -> None:
     keys = Keys()
     key = keys.issue("a")
-    assert key.removeprefix("sk-understudy-") not in repr(vars(keys)) + repr(vars(await keys.find(key)))
+    assert key.removeprefix("sk-understudy-") not in repr(vars(keys)) + repr(vars(await keys.find_session(key)))
 
 
 def test_an_attempt_has_one_key() -> None:
@@ -59,19 +59,19 @@ def test_an_attempt_has_one_key() -> None:
 
 async def test_calls_are_numbered_in_the_attempt_and_chained_on_the_branch() -> None:
     keys = Keys()
-    session = await keys.find(keys.issue("a"))
+    session = await keys.find_session(keys.issue("a"))
     assert session is not None
     main, sub = Branch("s", None), Branch("s", "agent")
     assert [session.next_sequence() for _ in range(3)] == [0, 1, 2]
-    assert session.parent(main) is None
-    session.answered(main, "call_1", {})
-    session.answered(sub, "call_2", {})
-    assert (session.parent(main), session.parent(sub)) == ("call_1", "call_2")
+    assert session.last_call_id(main) is None
+    session.record_response(main, "call_1", {})
+    session.record_response(sub, "call_2", {})
+    assert (session.last_call_id(main), session.last_call_id(sub)) == ("call_1", "call_2")
 
 
 def test_ids_and_branches_that_an_agent_makes_up_have_an_end() -> None:
     headers = {b"x-claude-code-session-id": b"s" * 60_000, b"session-id": b"s" * 60_000}
-    for dialect in dialects().values():
+    for dialect in DIALECTS.values():
         branch = dialect.branch(headers)
         assert branch.session_id == "s" * ID_LIMIT
     session = GatewaySession("a", {})

@@ -266,7 +266,7 @@ def test_a_structured_answer_is_asked_for() -> None:
 def test_sampled_arguments_and_ids_go_back_to_the_model() -> None:
     session = _session()
     raw = '{"new_string" : "b", "file_path":"/x"}'
-    session.answered(Branch(None, None), "call_1", {"toolu_1": ToolCall("functions.Edit:0", "Edit", raw)})
+    session.record_response(Branch(None, None), "call_1", {"toolu_1": ToolCall("functions.Edit:0", "Edit", raw)})
     echo = {"file_path": "/x", "new_string": "b", "replace_all": False}
     turn = {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "Edit", "input": echo}]}
     result = user({"type": "tool_result", "tool_use_id": "toolu_1", "content": "ok"})

@@ -1,6 +1,6 @@
 """The identity of a run: what is part of it, and what follows from it."""
 
-from understudy.gateway.config import GatewayConfig, ModelConfig, ModelsConfig, Parameters, Sampling
+from understudy.gateway.config import GatewayConfig, ModelConfig, ModelsConfig, SamplingConfig, SamplingParameters
 from understudy.run.config import RunConfig, task_digests
 
 from support import calc_task
@@ -47,7 +47,9 @@ def test_a_changed_task_is_another_digest():
 
 
 def test_an_evaluation_samples_by_parameters_of_its_own():
-    sampling = Sampling(training=Parameters(temperature=1.0), evaluation=Parameters(temperature=0.0, max_tokens=9))
+    sampling = SamplingConfig(
+        training=SamplingParameters(temperature=1.0), evaluation=SamplingParameters(temperature=0.0, max_tokens=9)
+    )
     gateway = _gateway(sampling=sampling)
     assert _config(gateway=gateway).sampling == {"temperature": 1.0}
     assert _config(gateway=gateway, purpose="evaluation").sampling == {"temperature": 0.0, "max_tokens": 9}

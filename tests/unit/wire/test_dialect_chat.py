@@ -169,7 +169,7 @@ def test_what_was_sampled_is_sent_back_as_it_was_sampled() -> None:
     session = GatewaySession("attempt", {})
     sampled = ToolCall("backend-1", "run", '{ "n": 5000.0 }')
     message = CHAT.message(generation(tool_calls=(sampled,)), parse(), session, "msg_1")
-    session.answered(MAIN, "call_1", message.sampled)
+    session.record_response(MAIN, "call_1", message.sampled)
     shown = json.loads(message.body)["choices"][0]["message"]
     shown["tool_calls"][0]["function"]["arguments"] = '{"n":5000}'
     again = chat("hi", shown, {"role": "tool", "tool_call_id": "backend-1", "content": "ok"}, session=session)

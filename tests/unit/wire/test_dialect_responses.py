@@ -207,7 +207,7 @@ def test_a_custom_tool_is_called_with_plain_text_and_sent_back_as_sampled(sample
     session = GatewaySession("attempt", {})
     call = ToolCall("", "apply_patch", sampled)
     message = RESPONSES.message(generation(tool_calls=(call,)), parse(tools=TOOLS), session, "msg_1")
-    session.answered(MAIN, "call_1", message.sampled)
+    session.record_response(MAIN, "call_1", message.sampled)
     item = json.loads(message.body)["output"][0]
     assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "apply_patch", shown)
     result = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "ok"}

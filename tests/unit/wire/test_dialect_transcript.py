@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.gateway.server.app import dialects
 from understudy.gateway.session import GatewaySession
 from understudy.wire.dialect import Branch
+from understudy.wire.dialects import DIALECTS
 from understudy.wire.model import ToolCall
 
 MAIN = Branch("s", None)
-DIALECTS = dialects()
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=10)
 IMAGE = "data:image/png;base64,AA=="
 SAMPLED, ECHOED = '{ "n": 5000.0 }', '{"n":5000}'
@@ -165,7 +164,7 @@ def encoded(body: dict[str, Any]) -> bytes:
 def shown(dialect: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     session = GatewaySession("attempt", {})
     sampled = {f"t{n}": ToolCall(f"backend-{n}", "run", SAMPLED) for n in range(1, 100, 2)}
-    session.answered(MAIN, "call_0", sampled)
+    session.record_response(MAIN, "call_0", sampled)
     return DIALECTS[dialect].parse(encoded(body), session, MAIN).chat.messages
 
 

@@ -63,16 +63,19 @@ class OpenAIBackend(ChatBackend):
 
     async def _complete(self, request: ChatRequest, sampling: dict[str, Any], emit: Emit | None) -> Generation:
         while True:
-            known = self._learned
+            learned_before = self._learned
             try:
                 return await super()._complete(request, sampling, emit)
             except StreamError:
                 raise
             except BackendError as error:
-                if error.status in (400, 422):
-                    self._learned = _lesson(self._learned, str(error))
-                # Of many requests at once, the first refusal teaches and the others only find it learned.
-                if self._learned == known:
+                # Only a refused request is sent again: any other may have been generated, and billed, whatever
+                # other requests have learned meanwhile.
+                if error.status not in (400, 422):
+                    raise
+                self._learned = _lesson(self._learned, str(error))
+                # Of many requests at once, the first refusal teaches; the others find that it was learned.
+                if self._learned == learned_before:
                     raise
 
     async def _tokenize(self, request: ChatRequest) -> TokenCount:

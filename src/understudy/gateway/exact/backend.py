@@ -156,7 +156,6 @@ class ExactBackend:
         setting = _setting(request)
         tree = self._forest.tree(request.conversation)
         path = conversation_path(request.messages, request.tools, setting.args)
-        began = tree.now()
         prompt = await self._prompt(tree, path, request, setting)
         sampling, left_out = await self._sampling(request, len(prompt.ids))
         sampled, note = await asyncio.gather(
@@ -165,7 +164,7 @@ class ExactBackend:
         generation = await self._generation(request, prompt, sampled, setting)
         generation = structs.replace(generation, audit=note | ({"left_out": left_out} if left_out else {}))
         if sampled.finish_reason in _WHOLE:
-            self._keep(tree, path, request, generation, prompt.node, began, clean=note["mismatch"] is None)
+            self._keep(tree, path, request, generation, prompt.node, clean=note["mismatch"] is None)
         return generation
 
     def restore(self, request: ChatRequest, generation: Generation) -> None:
@@ -179,9 +178,7 @@ class ExactBackend:
         tree = self._forest.tree(request.conversation)
         path = conversation_path(request.messages, request.tools, _setting(request).args)
         found = tree.find(path)
-        self._keep(tree, path, request, generation, found[0] if found else None, tree.now(), clean=True)
-        if found:
-            found[0].continued = True
+        self._keep(tree, path, request, generation, found[0] if found else None, clean=True)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """See Backend."""
@@ -206,7 +203,6 @@ class ExactBackend:
             reason = _why_new(tree, path, request)
             return _ExactPrompt(ids=await self._render(request), how="root", reason=reason)
         node, depth = found
-        node.continued = True
         echo, new = request.messages[depth - 1], request.messages[depth:]
         before = node.ids
         try:
@@ -322,7 +318,6 @@ class ExactBackend:
         request: ChatRequest,
         generation: Generation,
         parent: TokenNode | None,
-        began: int,
         *,
         clean: bool,
     ) -> None:
@@ -332,7 +327,6 @@ class ExactBackend:
             generation.prompt_token_ids or (),
             generation.completion_token_ids or (),
             parent=parent,
-            began=began,
         )
         # A prompt that was rendered whole has no past here: its thinking is that of the messages.
         past = parent if node.turns else None

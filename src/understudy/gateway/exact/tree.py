@@ -102,10 +102,9 @@ class TokenNode:
 
     `turns` is how often it was gone on from since its prompt was rendered whole. `tool_calls` are those of the
     answer; `reasoned`: it has thinking. `thought`: there is thinking anywhere among the tokens. `canonical`: as
-    far as is known, the template would make the same tokens. `continued`: the agent went on from it.
+    far as is known, the template would make the same tokens.
     """
 
-    request: bytes
     mark: bytes
     line: TokenLine
     start: int
@@ -116,7 +115,6 @@ class TokenNode:
     reasoned: bool = False
     thought: bool = False
     canonical: bool = True
-    continued: bool = False
 
     @property
     def ids(self) -> list[int]:
@@ -137,7 +135,6 @@ class TokenTree:
         """The setting of the conversation that was added last."""
         self.used = 0
         self._nodes: dict[bytes, list[TokenNode]] = {}
-        self._requests: dict[bytes, list[TokenNode]] = {}
         self._lines: dict[TokenLine, None] = {}
         self._serials = itertools.count(1)
         self._cost = 0
@@ -151,10 +148,6 @@ class TokenTree:
     def nodes(self) -> list[TokenNode]:
         """All nodes, in the order in which they were added."""
         return sorted(itertools.chain.from_iterable(self._nodes.values()), key=lambda node: node.serial)
-
-    def now(self) -> int:
-        """A point in time: what is added later has a higher serial."""
-        return next(self._serials)
 
     def find(self, path: ConversationPath) -> tuple[TokenNode, int] | None:
         """The deepest conversation that `path` goes on from, and how many messages it has."""
@@ -171,33 +164,28 @@ class TokenTree:
         completion: Sequence[int],
         *,
         parent: TokenNode | None,
-        began: int,
     ) -> TokenNode:
-        """Keep an answered conversation. `answer` is its digest with the answer, `began` when it was asked.
+        """Store an answered conversation; `answer` is its digest with the answer.
 
-        The tokens are shared with `parent` where they go on from its. An answer to the same request that was there
-        before this one was asked, and that nothing followed, never reached the agent: it is dropped.
+        The tokens are shared with `parent` where they continue its. Further answers to the same request are
+        siblings, whether they are samples that the agent asked for or retries: nothing here tells which of them
+        the agent continues from, so all of them stay until their lines are the least recently used.
         """
-        for retried in [node for node in self._requests.get(path.marks[-1], ()) if not node.continued]:
-            if retried.serial < began:
-                self._drop(retried)
         ids = array("i", prompt)
         ids.extend(completion)
         shares = parent is not None and ids[: parent.length] == parent.line.ids[: parent.length]
         line = self._line(ids, parent if shares else None)
         node = TokenNode(
-            request=path.marks[-1],
             mark=answer,
             line=line,
             start=len(prompt),
             length=len(ids),
             turns=parent.turns + 1 if parent is not None and shares else 0,
-            serial=self.now(),
+            serial=next(self._serials),
         )
         self._cost += _NODE_COST
         line.nodes.append(node)
         self._nodes.setdefault(node.mark, []).append(node)
-        self._requests.setdefault(node.request, []).append(node)
         self.setting = path.setting
         self._shrink()
         return node
@@ -205,7 +193,6 @@ class TokenTree:
     def clear(self) -> None:
         """Forget everything."""
         self._nodes.clear()
-        self._requests.clear()
         self._lines.clear()
         self._cost = 0
 
@@ -222,23 +209,6 @@ class TokenTree:
         self._lines[line] = None
         return line
 
-    def _drop(self, node: TokenNode) -> None:
-        self._forget(node)
-        line = node.line
-        line.nodes.remove(node)
-        self._cost -= _NODE_COST
-        kept = max((other.length for other in line.nodes), default=0)
-        self._cost -= len(line.ids) - kept
-        del line.ids[kept:]
-        if not kept:
-            self._lines.pop(line, None)
-
-    def _forget(self, node: TokenNode) -> None:
-        for index, key in ((self._nodes, node.mark), (self._requests, node.request)):
-            index[key].remove(node)
-            if not index[key]:
-                del index[key]
-
     def _shrink(self) -> None:
         """Drop the lines that were used longest ago."""
         while self._cost > TREE_LIMIT and len(self._lines) > 1:
@@ -246,7 +216,10 @@ class TokenTree:
             del self._lines[line]
             self._cost -= line.cost
             for node in line.nodes:
-                self._forget(node)
+                siblings = self._nodes[node.mark]
+                siblings.remove(node)
+                if not siblings:
+                    del self._nodes[node.mark]
 
 
 class TokenForest:

@@ -68,7 +68,7 @@ class SingleGateway:
         self._control.publish(version)
 
     async def state(self) -> GatewayState:
-        return self._control.state()
+        return self._control.snapshot()
 
     async def metrics(self) -> bytes:
         return self._metrics.text()
@@ -128,7 +128,7 @@ class AdminApp:
     async def _answer(self, request: HttpRequest) -> None:
         if request.path == "/healthz":
             return await _reply(request, 200, {"status": "ok"})
-        if not hmac.compare_digest(request.key().encode(), self._key):
+        if not hmac.compare_digest(request.api_key().encode(), self._key):
             raise _AdminError(401, "give the admin key as `authorization: Bearer KEY`")
         method, handler = self._routes.get(request.path, ("", None))
         if handler is None:
@@ -142,7 +142,7 @@ class AdminApp:
         await _reply(request, 200, await self._target.state())
 
     async def _metrics(self, request: HttpRequest) -> None:
-        await request.reply(200, await self._target.metrics(), content_type=CONTENT_TYPE)
+        await request.send_response(200, await self._target.metrics(), content_type=CONTENT_TYPE)
 
     async def _pause(self, request: HttpRequest) -> None:
         asked = await _read(request, _Pause)
@@ -162,7 +162,7 @@ class AdminApp:
 async def _read(request: HttpRequest, type_: type[_T]) -> _T:
     """The body as `type_`; no body is an empty object."""
     body = bytearray()
-    async for chunk in request.chunks():
+    async for chunk in request.body_chunks():
         body += chunk
         if len(body) > BODY_LIMIT:
             raise _AdminError(413, f"the request body has more than {BODY_LIMIT} bytes")
@@ -174,4 +174,4 @@ async def _read(request: HttpRequest, type_: type[_T]) -> _T:
 
 
 async def _reply(request: HttpRequest, status: int, body: Any) -> None:
-    await request.reply(status, msgspec.json.encode(body))
+    await request.send_response(status, msgspec.json.encode(body))

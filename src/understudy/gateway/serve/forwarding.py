@@ -41,13 +41,13 @@ class ForwardingApp:
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         request = HttpRequest(scope, receive, send)
         try:
-            index = await self._owner(request.key())
+            index = await self._owner(request.api_key())
             if index != self._index:
                 return await self._pass_on(request, self._client(index))
         except ClientGone:
             return
         except GatewayError as error:
-            return await request.fail(self._gateway.speaking(request), fault_of(error))
+            return await request.send_fault(self._gateway.dialect_of(request), fault_of(error))
         await self._gateway(scope, receive, send)
 
     async def _owner(self, key: str) -> int:
@@ -74,13 +74,13 @@ class ForwardingApp:
         read = asyncio.Event()
 
         async def body() -> AsyncGenerator[bytes]:
-            async for chunk in request.chunks():
+            async for chunk in request.body_chunks():
                 yield chunk
             read.set()
 
         async def gone() -> None:
             await read.wait()
-            await request.gone()
+            await request.wait_for_disconnect()
 
         work = asyncio.ensure_future(self._exchange(request, client, body()))
         watch = asyncio.ensure_future(gone())
@@ -118,4 +118,4 @@ class ForwardingApp:
                 await request.write(b"", last=True)
         except (aiohttp.ClientError, OSError):
             fault = Fault(kind="overloaded", message="the worker that holds this attempt is starting; try again")
-            await request.fail(self._gateway.speaking(request), fault)
+            await request.send_fault(self._gateway.dialect_of(request), fault)

@@ -18,12 +18,12 @@ from understudy.gateway.backends.base import Remembering
 from understudy.gateway.budget import Budget
 from understudy.gateway.keys import digest_of, new_key
 from understudy.gateway.router import ModelRouter
-from understudy.gateway.server.app import dialects
 from understudy.gateway.session import GatewaySession
 from understudy.store.keys import StoredKey
 from understudy.store.store import Store
 from understudy.types import Call
 from understudy.wire.dialect import Branch
+from understudy.wire.dialects import DIALECTS
 from understudy.wire.model import Generation
 from understudy.wire.stored import read_response, sampled_calls
 
@@ -83,7 +83,6 @@ class StoredKeys:
     ) -> None:
         self._store = store
         self._models = models
-        self._dialects = dialects()
         self._sampling = sampling
         self._budget = budget
         self._checked: dict[bytes, _KeyLookup] = {}
@@ -97,7 +96,7 @@ class StoredKeys:
         found = await self._check(digest_of(key))
         return None if found is None else found.attempt_id
 
-    async def find(self, key: str) -> GatewaySession | None:
+    async def find_session(self, key: str) -> GatewaySession | None:
         """See KeyRing. Raises GatewayError, or StoreError when the calls of an attempt cannot be read."""
         found = await self._check(digest_of(key))
         if found is None:
@@ -149,7 +148,7 @@ class StoredKeys:
         while some := await asyncio.to_thread(lambda: list(islice(calls, TOGETHER))):
             for call in some:
                 if call.sequence == 0:
-                    session.spending.began(time.time() - call.started_at)
+                    session.spending.started_ago(time.time() - call.started_at)
                 session.spending.add(call.usage, call.cost_usd)
                 if call.status == "ok":
                     self._recall(session, call)
@@ -160,8 +159,8 @@ class StoredKeys:
         branch = Branch(call.session_id, call.agent_id)
         blocks = read_response(call) or ()
         sampled = sampled_calls(blocks)
-        session.answered(branch, call.id, sampled)
-        answerer = self._models.choose(call.requested_model)
+        session.record_response(branch, call.id, sampled)
+        answerer = self._models.server_for(call.requested_model)
         if call.completion_token_ids is None or not isinstance(answerer, Remembering):
             return
         text = "".join(block.text for block in blocks if block.kind == "text")
@@ -173,4 +172,4 @@ class StoredKeys:
             prompt_token_ids=call.prompt_token_ids,
             completion_token_ids=call.completion_token_ids,
         )
-        answerer.restore(self._dialects[call.dialect].parse(call.request, session, branch).chat, generation)
+        answerer.restore(DIALECTS[call.dialect].parse(call.request, session, branch).chat, generation)

@@ -149,11 +149,17 @@ class Supervisor:
     async def _start(self, worker: WorkerProcess) -> None:
         paused, version = self._paused, self._version
         await worker.start(paused=paused, version=version)
-        # What was ordered while it started did not reach it.
-        if self._version != version:
-            await worker.send("POST", "/publish", {"version": self._version})
-        if self._paused != paused:
-            await worker.send("POST", *(("/pause", {"drain_s": 0.0}) if self._paused else ("/resume", {})))
+        # An order that came while the worker started did not reach it.
+        try:
+            if self._version != version:
+                await worker.send("POST", "/publish", {"version": self._version})
+            if self._paused != paused:
+                await worker.send("POST", *(("/pause", {"drain_s": 0.0}) if self._paused else ("/resume", {})))
+        except BaseException:
+            # It listens on the sockets that all workers share: left alone it would go on answering, with the
+            # wrong version or in spite of a pause, beside the worker that is started in its place.
+            await worker.stop()
+            raise
 
     async def stop(self) -> None:
         """End all workers."""

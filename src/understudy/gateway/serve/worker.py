@@ -61,7 +61,7 @@ async def work(spec: WorkerSpec) -> None:
         config = spec.config
 
         def keys(models: ModelRouter) -> StoredKeys:
-            return StoredKeys(store, models, config.sampling.training.given(), config.budget)
+            return StoredKeys(store, models, config.sampling.training.as_dict(), config.budget)
 
         parts = await stack.enter_async_context(open_gateway(config, store, keys, version=spec.version))
         if spec.paused:

@@ -1,4 +1,4 @@
-"""The gateway's HTTP side: bare ASGI, a table of routes, and the waiting for an answer."""
+"""The gateway as an ASGI application: its routes, and how a client gets the response of its call."""
 
 from __future__ import annotations
 
@@ -34,22 +34,18 @@ from understudy.wire.errors import Fault, InvalidRequest, too_deep
 from understudy.wire.responses.dialect import OpenAIResponses
 
 _LIMITS = RequestLimits()
+_MODEL_PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses", "/v1/models")
 _OPENAI_PATHS = ("/v1/chat", "/v1/responses", "/v1/models")
 
 
-def dialects() -> dict[str, Dialect]:
-    """The dialects that agents may speak, by name."""
-    return DIALECTS
-
-
 class Gateway:
-    """Answers agents that hold a key, keeping every call in `sink` before it is answered.
+    """Answers agents that have a key, and stores every call in `sink` before its response is sent.
 
-    `models` says who answers for which name, `control` can pause it, `observers` are told each call that was kept,
-    `agent_telemetry` takes what agents tell of themselves (dropped when it is None).
-    With `streaming`, what is generated is passed on as it comes, but for the events that complete it; without, an
-    agent sees pings, then the whole answer. An ASGI application; `start_unix` and `start_tcp` serve it in the
-    running event loop.
+    `models` chooses the server for a model's name, `control` can pause generation, `observers` get each call that
+    was stored, `agent_telemetry` takes what agents export about themselves (dropped when it is None).
+    With `streaming`, a generation is sent as it comes, except for the events that complete it; without, an agent
+    gets pings, then the whole response. An ASGI application; `start_unix` and `start_tcp` serve it in the running
+    event loop.
     """
 
     def __init__(
@@ -73,16 +69,15 @@ class Gateway:
         self._capture = Capture(models, sink, self.control, observers=observers, streaming=streaming)
         self._listeners: list[Listener] = []
         self._stopping = False
-        self._dialects = dialects()
         self._routes: dict[tuple[str, str], tuple[str | None, _Handler]] = {
-            ("POST", "/v1/messages"): (Anthropic.name, self._answer),
-            ("POST", "/v1/messages/count_tokens"): (Anthropic.name, self._count),
-            ("POST", "/v1/chat/completions"): (OpenAIChat.name, self._answer),
-            ("POST", "/v1/responses"): (OpenAIResponses.name, self._answer),
-            ("GET", "/v1/models"): (None, self._list),
+            ("POST", "/v1/messages"): (Anthropic.name, self._generate),
+            ("POST", "/v1/messages/count_tokens"): (Anthropic.name, self._count_tokens),
+            ("POST", "/v1/chat/completions"): (OpenAIChat.name, self._generate),
+            ("POST", "/v1/responses"): (OpenAIResponses.name, self._generate),
+            ("GET", "/v1/models"): (None, self._list_models),
             ("HEAD", "/"): (None, _alive),
             ("GET", "/healthz"): (None, _alive),
-            **{("POST", path): (None, self._export) for path in PATHS},
+            **{("POST", path): (None, self._take_telemetry) for path in PATHS},
         }
 
     async def start_unix(self, path: Path) -> None:
@@ -96,7 +91,7 @@ class Gateway:
         return url
 
     async def stop(self) -> None:
-        """Let what is under way end for a while, abandon the rest, commit all of it, close."""
+        """Wait for the calls in flight for `drain_s` seconds, abandon the rest, commit all of them, and close."""
         self._stopping = True
         async with AsyncExitStack() as stack:  # all are stopped, even when this is cancelled
             while self._listeners:
@@ -109,106 +104,109 @@ class Gateway:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         request = HttpRequest(scope, receive, send)
-        _, handler = self._routes.get((request.method, request.path), (None, _unknown))
-        dialect = self.speaking(request)
+        _, handler = self._routes.get((request.method, request.path), (None, _not_found))
+        dialect = self.dialect_of(request)
         try:
             await handler(request, dialect)
         except ClientGone:
             return
         except UnderstudyError as error:
-            await request.fail(dialect, fault_of(error))
+            await request.send_fault(dialect, fault_of(error))
         finally:
-            request.release()
+            request.release_body()
 
-    def speaking(self, request: HttpRequest) -> Dialect:
-        """The dialect of a request: its path decides, or its headers where the path is none's."""
+    def dialect_of(self, request: HttpRequest) -> Dialect:
+        """The dialect of a request: its path decides, or its headers where the path belongs to no dialect."""
         name, _ = self._routes.get((request.method, request.path), (None, None))
         if name is None:
-            foreign = request.path.startswith(_OPENAI_PATHS) and b"anthropic-version" not in request.headers
-            name = OpenAIChat.name if foreign else Anthropic.name
-        return self._dialects[name]
+            openai = request.path.startswith(_OPENAI_PATHS) and b"anthropic-version" not in request.headers
+            name = OpenAIChat.name if openai else Anthropic.name
+        return DIALECTS[name]
 
     # --- handlers ---------------------------------------------------------------------------------------
 
-    async def _answer(self, request: HttpRequest, dialect: Dialect) -> None:
-        asked = await self._open(request, dialect)
-        if isinstance(asked, Fault):
-            return await request.fail(dialect, asked)
+    async def _generate(self, request: HttpRequest, dialect: Dialect) -> None:
+        agent_request = await self._read(request, dialect)
+        if isinstance(agent_request, Fault):
+            return await request.send_fault(dialect, agent_request)
         try:
-            job = self._capture.understand(asked)
+            prepared = self._capture.prepare(agent_request)
         except InvalidRequest as error:
-            return await request.fail(dialect, await self._capture.refuse(asked, error))
-        await self._wait(request, job)
+            return await request.send_fault(dialect, await self._capture.record_invalid(agent_request, error))
+        await self._respond(request, prepared)
 
-    async def _wait(self, request: HttpRequest, job: PreparedRequest) -> None:
-        dialect = job.asked.dialect
-        waiter = Subscriber()
-        gone = asyncio.ensure_future(request.gone())
-        gone.add_done_callback(waiter.wake)
-        exchange = self._capture.join(job, waiter.wake)
-        pause = self._limits.headers_after_s if job.stream else None
-        said = 0
+    async def _respond(self, request: HttpRequest, prepared: PreparedRequest) -> None:
+        """Send the events of the call as they come, with pings in between, until it ends or the client leaves."""
+        dialect = prepared.agent_request.dialect
+        subscriber = Subscriber()
+        disconnect = asyncio.ensure_future(request.wait_for_disconnect())
+        disconnect.add_done_callback(subscriber.wake)
+        call = self._capture.subscribe(prepared, subscriber.wake)
+        # The status line of a stream is held back at first, so that a failure can have a status of its own.
+        pause_s = self._limits.headers_after_s if prepared.stream else None
+        sent = 0  # how many of the call's events this client has
         try:
-            while not exchange.task.done():
-                if gone.done():
+            while not call.task.done():
+                if disconnect.done():
                     return
-                if said < len(exchange.said):
-                    fresh, said = exchange.said[said:], len(exchange.said)
-                    await request.write(b"".join(fresh))
-                    pause = self._limits.ping_every_s
-                elif not await waiter.wait(pause):
-                    await request.write(dialect.ping(exchange.message_id))
-                    pause = self._limits.ping_every_s
+                if sent < len(call.events):
+                    new_events, sent = call.events[sent:], len(call.events)
+                    await request.write(b"".join(new_events))
+                    pause_s = self._limits.ping_every_s
+                elif not await subscriber.wait(pause_s):
+                    await request.write(dialect.ping(call.message_id))
+                    pause_s = self._limits.ping_every_s
         finally:
-            gone.cancel()
-            self._capture.leave(exchange, waiter.wake)
-        answer = exchange.task.result()
-        if isinstance(answer, Fault):
-            await request.fail(dialect, answer)
-        elif job.stream:
-            rest = dialect.events(answer.body) if answer.tail is None else answer.tail
-            await request.write(b"".join((*exchange.said[said:], rest)), last=True)
+            disconnect.cancel()
+            self._capture.unsubscribe(call, subscriber.wake)
+        response = call.task.result()
+        if isinstance(response, Fault):
+            await request.send_fault(dialect, response)
+        elif prepared.stream:
+            remaining = response.remaining_events
+            remaining = dialect.events(response.body) if remaining is None else remaining
+            await request.write(b"".join((*call.events[sent:], remaining)), last=True)
         else:
-            await request.reply(200, answer.body)
+            await request.send_response(200, response.body)
 
-    async def _count(self, request: HttpRequest, dialect: Dialect) -> None:
-        asked = await self._open(request, dialect)
-        if isinstance(asked, Fault):
-            return await request.fail(dialect, asked)
+    async def _count_tokens(self, request: HttpRequest, dialect: Dialect) -> None:
+        agent_request = await self._read(request, dialect)
+        if isinstance(agent_request, Fault):
+            return await request.send_fault(dialect, agent_request)
         try:
-            answer = await self._capture.understand(asked).count()
+            response = await self._capture.prepare(agent_request).count()
         except RecursionError as error:
             raise too_deep() from error
-        await request.reply(200, answer)
+        await request.send_response(200, response)
 
-    async def _export(self, request: HttpRequest, dialect: Dialect) -> None:
-        asked = await self._open(request, dialect)
-        if isinstance(asked, Fault):
-            return await request.fail(dialect, asked)
-        attempt_id = asked.session.attempt_id
-        reply = await self._agent_telemetry.take(request.path, request.headers, asked.body, attempt_id)
-        await request.reply(reply.status, reply.body, content_type=reply.content_type)
+    async def _take_telemetry(self, request: HttpRequest, dialect: Dialect) -> None:
+        agent_request = await self._read(request, dialect)
+        if isinstance(agent_request, Fault):
+            return await request.send_fault(dialect, agent_request)
+        attempt_id = agent_request.session.attempt_id
+        reply = await self._agent_telemetry.take(request.path, request.headers, agent_request.body, attempt_id)
+        await request.send_response(reply.status, reply.body, content_type=reply.content_type)
 
-    async def _list(self, request: HttpRequest, dialect: Dialect) -> None:
-        if await self._keys.find(request.key()) is None:
-            return await request.fail(dialect, _no_key())
-        await request.reply(200, dialect.models(self._models.names()))
+    async def _list_models(self, request: HttpRequest, dialect: Dialect) -> None:
+        if await self._keys.find_session(request.api_key()) is None:
+            return await request.send_fault(dialect, _invalid_key())
+        await request.send_response(200, dialect.models(self._models.names()))
 
-    async def _open(self, request: HttpRequest, dialect: Dialect) -> AgentRequest | Fault:
-        """A request on a model path with its session and its body, or why it is refused."""
-        session = await self._keys.find(request.key())
+    async def _read(self, request: HttpRequest, dialect: Dialect) -> AgentRequest | Fault:
+        """A request with its session and its body, or why it is refused."""
+        session = await self._keys.find_session(request.api_key())
         if session is None:
-            return _no_key()
-        body = await request.body(self._unread, session)
+            return _invalid_key()
+        body = await request.read_body(self._unread, session)
         if isinstance(body, Fault):
             return body
-        # Both asked last: nothing may begin for an attempt that ended while the body was on its way, nor once
-        # `stop` has waited for what was under way.
-        session = await self._keys.find(request.key())
+        # Checked again: no call may start for an attempt that ended while the body was on its way, nor once `stop`
+        # has waited for the calls in flight.
+        session = await self._keys.find_session(request.api_key())
         if session is None:
-            return _no_key()
+            return _invalid_key()
         if self._stopping:
-            return Fault(kind="overloaded", message="the gateway is stopping; try again when it is back")
+            return Fault(kind="overloaded", message="the gateway is stopping; retry when it runs again")
         return AgentRequest(
             session=session,
             branch=dialect.branch(request.headers),
@@ -219,17 +217,18 @@ class Gateway:
         )
 
 
-def _no_key() -> Fault:
-    return Fault(kind="permission", message="this key opens nothing: it is wrong, or its attempt is over")
+def _invalid_key() -> Fault:
+    message = "invalid API key: no active attempt has it; check the key, or start a new attempt"
+    return Fault(kind="permission", message=message)
 
 
 async def _alive(request: HttpRequest, dialect: Dialect) -> None:
-    await request.reply(200, b'{"status":"ok"}')
+    await request.send_response(200, b'{"status":"ok"}')
 
 
-async def _unknown(request: HttpRequest, dialect: Dialect) -> None:
-    message = f"{request.method} {request.path[:200]}: there is nothing at this path"
-    await request.fail(dialect, Fault(kind="not_found", message=message))
+async def _not_found(request: HttpRequest, dialect: Dialect) -> None:
+    message = f"{request.method} {request.path[:200]}: not found; the gateway has {', '.join(_MODEL_PATHS)}"
+    await request.send_fault(dialect, Fault(kind="not_found", message=message))
 
 
 _Handler = Callable[[HttpRequest, Dialect], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""Capture: every model request becomes one call, and its answer is let go only when that call is durable."""
+"""Capture: every model request becomes one call, and its response is released only when that call is durable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from understudy.errors import GatewayError, UnderstudyError
 from understudy.gateway.backends.base import Backend, Relay, is_relay
-from understudy.gateway.control import GenerationControl, spans
+from understudy.gateway.control import GenerationControl, policy_spans
 from understudy.gateway.errors import Abandoned, BudgetExceeded, fault_of
 from understudy.gateway.prices import cost
 from understudy.gateway.router import ModelRouter
@@ -35,176 +35,211 @@ from understudy.wire.model import Generation
 _log = logging.getLogger(__name__)
 
 CallObserver = Callable[[Call, Mapping[bytes, bytes]], None]
-"""Is told a call that was kept, and the headers of its request."""
+"""Called with each call that was stored, and the headers of its request."""
 
 
 class CallSink(Protocol):
-    """Where calls are kept: the store, as the gateway sees it."""
+    """Where calls are stored: the store, as the gateway sees it."""
 
     def append_call(self, call: Call) -> Future[None]:
-        """Keep a call; the future is done when it is durable, and fails with StoreError when it cannot be."""
+        """Store a call; the future is done when it is durable, and fails with StoreError when it cannot be."""
         ...
 
 
 class CapturedResponse(Struct, frozen=True):
-    """What an agent may see now: the message, and of its stream what was not said yet (None: all of it)."""
+    """A response whose call is durable: its JSON body, and the events of its stream that were not sent yet.
+
+    `remaining_events` is None where no event was sent: all of them can be made from the body.
+    """
 
     body: bytes
-    tail: bytes | None = None
+    remaining_events: bytes | None = None
 
 
 class InFlightCall:
-    """One generation and its call, shared by all identical requests that are waiting for it.
+    """One generation and its call, from the request until the response is durable.
 
-    `task` ends with an Answer or with a Fault; it never raises what was foreseen. `said` are the events that may
-    be passed on before that; whoever waits is woken at each of them, and at the end.
+    `task` ends with a CapturedResponse or a Fault, and raises no expected error. `events` are those that
+    may be sent before it ends. Each subscriber, one for every HTTP request that waits for this call, is woken when
+    there are more of them, and at the end.
     """
 
-    def __init__(self, capture: Capture, job: PreparedRequest) -> None:
-        self.session = job.asked.session
-        self.said: list[bytes] = []
-        self.waiting: list[Callable[..., None]] = []
+    def __init__(self, capture: Capture, request: PreparedRequest) -> None:
+        agent_request = request.agent_request
+        self.session = agent_request.session
+        self.events: list[bytes] = []
+        self.subscribers: list[Callable[..., None]] = []
         self.abandoned = False
-        self._sealed = False
-        record = _CallRecorder(capture, job.asked, job.answerer, job.model, job.sampling)
-        self.message_id = record.message_id
-        self.task = asyncio.get_running_loop().create_task(self._run(capture, job, record))
+        self._idempotency_key = agent_request.idempotency_key
+        self._retry_count = agent_request.retry_count
+        self._sealed = False  # nothing can stop the call any more: it is being committed
+        recorder = _CallRecorder(capture, agent_request, request.server, request.model, request.sampling)
+        self.message_id = recorder.message_id
+        self.task = asyncio.get_running_loop().create_task(self._run(capture, request, recorder))
 
     def abandon(self) -> None:
-        """Stop generating, unless the answer is there: then it is committed, read or not."""
+        """Stop generating, unless the generation is complete: then it is committed, whoever still waits for it."""
         if not self._sealed:
             self._sealed = self.abandoned = True
             self.task.cancel()
 
-    def _say(self, events: bytes) -> None:
+    def is_retried_by(self, request: AgentRequest) -> bool:
+        """Whether an identical request repeats the one that this call answers, and is not another sample.
+
+        Idempotency keys decide where there are any. Else it is a retry when the earlier client has disconnected,
+        or when the request counts as a later try than those that wait here. (Claude Code sends a retry count of 0
+        with every try, so that only its disconnection tells.) Agents that ask for several samples at once send
+        identical requests too, and each of these must be answered by a generation of its own.
+        """
+        if self.abandoned:
+            return False
+        if self._idempotency_key or request.idempotency_key:
+            return self._idempotency_key == request.idempotency_key
+        return not self.subscribers or request.retry_count > self._retry_count
+
+    def subscribe(self, request: AgentRequest, wake: Callable[..., None]) -> None:
+        """Have `wake` called at each progress of this call, and at its end."""
+        # Each retry replaces one earlier try: a second retry with this count belongs to another call.
+        self._retry_count = max(self._retry_count, request.retry_count)
+        self.subscribers.append(wake)
+        self.task.add_done_callback(wake)
+
+    def _push(self, events: bytes) -> None:
         if events:
-            self.said.append(events)
-            for wake in self.waiting:
+            self.events.append(events)
+            for wake in self.subscribers:
                 wake()
 
     async def _run(
-        self, capture: Capture, job: PreparedRequest, record: _CallRecorder
+        self, capture: Capture, request: PreparedRequest, recorder: _CallRecorder
     ) -> CapturedResponse | Fault:
         outcome: ResponseDraft | UnderstudyError
         try:
-            outcome = await self._produce(capture, job, record)
+            outcome = await self._generate(capture, request, recorder)
         except asyncio.CancelledError:
-            # Only `abandon` cancels this task, and nobody is left who waits for the cancellation itself.
-            outcome = Abandoned("the agent left, or the gateway stopped, before there was an answer")
+            # Only `abandon` cancels this task, and nobody awaits the cancellation itself.
+            outcome = Abandoned("the client disconnected, or the gateway stopped, before there was a response")
         except BudgetExceeded as error:
             self._sealed = True
-            return await record.close(job, error)
+            return await recorder.commit_budget_exceeded(request, error)
         except UnderstudyError as error:
             outcome = error
         except RecursionError:
             outcome = too_deep()
         except Exception as error:  # noqa: BLE001 - see below
-            # A call is never lost for a fault of ours: it is kept with what is known, and told in its dialect.
-            _log.exception("a fault of the gateway itself")
-            outcome = GatewayError(f"a fault of the gateway itself: {type(error).__name__}")
+            # A bug of the gateway must not lose a call: it is stored with what is there, and reported as a fault.
+            _log.exception("internal error of the gateway")
+            outcome = GatewayError(
+                f"internal error of the gateway: {type(error).__name__}; its log has the traceback"
+            )
         self._sealed = True
-        return await record.commit(outcome)
+        return await recorder.commit(outcome)
 
-    async def _produce(self, capture: Capture, job: PreparedRequest, record: _CallRecorder) -> ResponseDraft:
-        if over := job.asked.session.spending.exceeded():
-            raise BudgetExceeded(over)
-        push = self._say if capture.streaming and job.stream else None
+    async def _generate(
+        self, capture: Capture, request: PreparedRequest, recorder: _CallRecorder
+    ) -> ResponseDraft:
+        session = request.agent_request.session
+        if message := session.spending.exceeded_message():
+            raise BudgetExceeded(message)
+        push = self._push if capture.streaming and request.stream else None
         control = capture.control
-        slots = capture.models.slots(job.answerer)
-        # The slot comes first: what waits for one when generation is paused has to wait for its end too.
-        async with nullcontext() if slots is None else slots.hold(job.asked.session.attempt_id):
-            await control.enter()
+        slots = capture.models.slots_of(request.server)
+        # The slot comes first: a request that gets one while generation is paused waits for the end of the pause.
+        async with nullcontext() if slots is None else slots.hold(session.attempt_id):
+            await control.wait_until_open()
             with control.generating():
-                before = control.version
-                generation = await job.generate(record.message_id, push)
-                told = generation.policy_spans
-                count = generation.usage.completion_tokens
-                record.generation = generation
-                record.policy_spans = spans(before, control.version, told, count)
-        return job.produce(generation, record.message_id)
+                version_before = control.version
+                generation = await request.generate(recorder.message_id, push)
+                recorder.generation = generation
+                recorder.policy_spans = policy_spans(
+                    version_before, control.version, generation.policy_spans, generation.usage.completion_tokens
+                )
+        return request.draft(generation, recorder.message_id)
 
 
 class _CallRecorder:
-    """A call in the making: what is known when it begins, then how it ended."""
+    """The record of one call: what its request says, then how it ended."""
 
     def __init__(
         self,
         capture: Capture,
-        asked: AgentRequest,
-        answerer: Backend | Relay,
+        agent_request: AgentRequest,
+        server: Backend | Relay,
         model: str,
         sampling: dict[str, object],
     ) -> None:
         self.generation: Generation | None = None
         self.policy_spans: tuple[PolicySpan, ...] = ()
         self._capture = capture
-        self._asked = asked
-        self._answerer = answerer
+        self._request = agent_request
+        self._server = server
         self._model = model
         self._sampling = sampling
         self._id = secrets.token_hex(12)
-        self._parent = asked.session.parent(asked.branch)
-        self._started = time.time()
+        self._parent_id = agent_request.session.last_call_id(agent_request.branch)
+        self._started_at = time.time()
 
     @property
     def message_id(self) -> str:
-        """The id that the agent sees, so that its own log can be laid beside the calls."""
+        """The id that the agent sees, so that its own log can be matched with the calls."""
         return f"msg_{self._id}"
 
     async def commit(self, outcome: ResponseDraft | UnderstudyError) -> CapturedResponse | Fault:
         """Make the call durable, then return what the agent may see. A failed commit is a Fault."""
         if isinstance(outcome, UnderstudyError):
             fault = fault_of(outcome)
-            return await self._keep(self._asked.dialect.error(fault).body, outcome) or fault
-        session, message = self._asked.session, outcome.message
-        if lost := await self._keep(message.body, None):
-            return lost
-        session.answered(self._asked.branch, f"call_{self._id}", message.sampled)
-        return CapturedResponse(message.body, outcome.tail)
+            return await self._store(self._request.dialect.error(fault).body, outcome) or fault
+        response = outcome.response
+        if failure := await self._store(response.body, None):
+            return failure
+        self._request.session.record_response(self._request.branch, f"call_{self._id}", response.sampled)
+        return CapturedResponse(response.body, outcome.remaining_events)
 
-    async def close(self, job: PreparedRequest, error: BudgetExceeded) -> CapturedResponse | Fault:
-        """Keep the refusal, and tell it as the model's last words: after them the agent ends by itself."""
-        self._asked.session.exhausted = str(error)
-        message = job.last_words(f"{error}. This attempt ends here.", self.message_id)
-        return await self._keep(message.body, error) or CapturedResponse(message.body)
+    async def commit_budget_exceeded(
+        self, request: PreparedRequest, error: BudgetExceeded
+    ) -> CapturedResponse | Fault:
+        """Store the refusal, and send it as the model's final message, after which the agent ends by itself."""
+        self._request.session.budget_message = str(error)
+        response = request.final_message(f"{error}. This attempt ends here.", self.message_id)
+        return await self._store(response.body, error) or CapturedResponse(response.body)
 
-    async def _keep(self, response: bytes, error: UnderstudyError | None) -> Fault | None:
-        """Make the call durable; what the agent is told when it cannot be."""
+    async def _store(self, response: bytes, error: UnderstudyError | None) -> Fault | None:
+        """Make the call durable; returns the fault for the agent when it cannot be stored."""
         call = self._call(response, error)
         try:
             await asyncio.wrap_future(self._capture.sink.append_call(call))
         except UnderstudyError as failure:
-            _log.error("call %s of attempt %s is lost: %s", call.id, call.attempt_id, failure)
+            _log.error("call %s of attempt %s could not be stored: %s", call.id, call.attempt_id, failure)
             return fault_of(failure)
-        self._asked.session.spending.add(call.usage, call.cost_usd)
+        self._request.session.spending.add(call.usage, call.cost_usd)
         for observe in self._capture.observers:
             try:
-                observe(call, self._asked.headers)
+                observe(call, self._request.headers)
             except Exception:  # noqa: BLE001 - see below
-                # The call is kept: whoever only counts it must not cost the agent its answer.
-                _log.exception("call %s was kept, but not observed", call.id)
+                # The call is stored: a metric that fails must not cost the agent its response.
+                _log.exception("call %s was stored, but an observer of it failed", call.id)
         return None
 
     def _call(self, response: bytes, error: UnderstudyError | None) -> Call:
-        asked, generation = self._asked, self.generation
+        request, generation = self._request, self.generation
         usage = generation.usage if generation else Usage()
-        price = self._answerer.price
+        price = self._server.price
         return Call(
             id=f"call_{self._id}",
-            attempt_id=asked.session.attempt_id,
-            sequence=asked.session.next_sequence(),
-            dialect=asked.dialect.name,
+            attempt_id=request.session.attempt_id,
+            sequence=request.session.next_sequence(),
+            dialect=request.dialect.name,
             requested_model=self._model,
-            backend=self._answerer.name,
-            backend_model=generation.model if generation else self._answerer.model,
-            request=asked.body,
+            backend=self._server.name,
+            backend_model=generation.model if generation else self._server.model,
+            request=request.body,
             response=response,
             status=_status(error),
-            started_at=self._started,
+            started_at=self._started_at,
             ended_at=time.time(),
-            parent_id=self._parent,
-            session_id=asked.branch.session_id,
-            agent_id=asked.branch.agent_id,
+            parent_id=self._parent_id,
+            session_id=request.branch.session_id,
+            agent_id=request.branch.agent_id,
             policy_version=self.policy_spans[-1].version if self.policy_spans else None,
             prompt_token_ids=generation.prompt_token_ids if generation else None,
             completion_token_ids=generation.completion_token_ids if generation else None,
@@ -225,11 +260,12 @@ def _status(error: UnderstudyError | None) -> CallStatus:
     return "abandoned" if isinstance(error, Abandoned) else "error"
 
 
-_Key = tuple[str, Branch, str, bytes]
+_RequestKey = tuple[str, Branch, str, bytes]
+"""Attempt, branch, dialect and body: requests that are equal in these are identical."""
 
 
 class Capture:
-    """The exchanges that are under way in one gateway."""
+    """The calls that are in flight in one gateway."""
 
     def __init__(
         self,
@@ -245,72 +281,80 @@ class Capture:
         self.control = control
         self.observers = observers
         self.streaming = streaming
-        self._running: dict[_Key, InFlightCall] = {}
+        self._in_flight: dict[_RequestKey, list[InFlightCall]] = {}
         self._tasks: set[asyncio.Task[CapturedResponse | Fault]] = set()
 
-    def understand(self, asked: AgentRequest) -> PreparedRequest:
-        """What a request asks, and who answers it. Raises InvalidRequest."""
-        if self.models.relayed:
-            model, stream = asked.dialect.peek(asked.body)
-            answerer = self.models.choose(model)
-            if is_relay(answerer):
-                return RelayedRequest(asked, model, stream, answerer)
-        incoming = asked.dialect.parse(asked.body, asked.session, asked.branch)
-        answerer = self.models.choose(incoming.model)
-        assert not is_relay(answerer)
-        return TranslatedRequest(asked, incoming, answerer)
+    def prepare(self, request: AgentRequest) -> PreparedRequest:
+        """The request with the server that is to answer it. Raises InvalidRequest."""
+        if self.models.has_relay:
+            model, stream = request.dialect.peek(request.body)
+            server = self.models.server_for(model)
+            if is_relay(server):
+                return RelayedRequest(request, model, stream, server)
+        dialect_request = request.dialect.parse(request.body, request.session, request.branch)
+        server = self.models.server_for(dialect_request.model)
+        assert not is_relay(server)
+        return TranslatedRequest(request, dialect_request, server)
 
-    def join(self, job: PreparedRequest, wake: Callable[..., None]) -> InFlightCall:
-        """The exchange for a request: the one under way for the same bytes on the same branch, else a new one.
+    def subscribe(self, request: PreparedRequest, wake: Callable[..., None]) -> InFlightCall:
+        """The call that answers a request: the one in flight that it retries, else a new one.
 
-        `wake` is called whenever there is more to say, and at the end. Every join is matched by one `leave`.
+        `wake` is called whenever there are more events, and at the end. Match each call of this by `unsubscribe`.
         """
-        asked = job.asked
-        key = (asked.session.attempt_id, asked.branch, asked.dialect.name, asked.body)
-        exchange = self._running.get(key)
-        if exchange is None or exchange.abandoned:
-            asked.session.begun += 1
-            asked.session.in_flight += 1
-            exchange = self._running[key] = InFlightCall(self, job)
-            self._tasks.add(exchange.task)
-            exchange.task.add_done_callback(functools.partial(self._ended, key, exchange))
-        exchange.waiting.append(wake)
-        exchange.task.add_done_callback(wake)
-        return exchange
+        agent_request = request.agent_request
+        session = agent_request.session
+        key = (session.attempt_id, agent_request.branch, agent_request.dialect.name, agent_request.body)
+        identical = self._in_flight.setdefault(key, [])
+        retried = [call for call in identical if call.is_retried_by(agent_request)]
+        if retried:
+            # A call whose client has disconnected is the likelier one of several.
+            call = min(retried, key=lambda each: len(each.subscribers))
+        else:
+            session.calls_started += 1
+            session.in_flight += 1
+            call = InFlightCall(self, request)
+            identical.append(call)
+            self._tasks.add(call.task)
+            call.task.add_done_callback(functools.partial(self._ended, key, call))
+        call.subscribe(agent_request, wake)
+        return call
 
-    def leave(self, exchange: InFlightCall, wake: Callable[..., None]) -> None:
-        """One request has its answer, or its client is gone; without anyone who waits the generation stops."""
-        exchange.waiting.remove(wake)
-        if not exchange.waiting:
-            exchange.abandon()
+    def unsubscribe(self, call: InFlightCall, wake: Callable[..., None]) -> None:
+        """A request was answered, or its client has disconnected. The last one to leave stops the generation."""
+        call.subscribers.remove(wake)
+        if not call.subscribers:
+            call.abandon()
 
-    def _ended(self, key: _Key, exchange: InFlightCall, task: asyncio.Task[CapturedResponse | Fault]) -> None:
+    def _ended(self, key: _RequestKey, call: InFlightCall, task: asyncio.Task[CapturedResponse | Fault]) -> None:
         self._tasks.discard(task)
-        exchange.session.in_flight -= 1
-        if self._running.get(key) is exchange:
-            del self._running[key]
+        call.session.in_flight -= 1
+        identical = self._in_flight[key]
+        identical.remove(call)
+        if not identical:
+            del self._in_flight[key]
 
-    async def refuse(self, asked: AgentRequest, error: InvalidRequest) -> Fault:
-        """Keep a request that could not be understood as a failed call."""
+    async def record_invalid(self, request: AgentRequest, error: InvalidRequest) -> Fault:
+        """Store an invalid request as a failed call; returns the fault for the agent."""
         try:
-            model, _ = asked.dialect.peek(asked.body)
+            model, _ = request.dialect.peek(request.body)
         except InvalidRequest:
-            model = ""  # not even that can be read
-        record = _CallRecorder(self, asked, self.models.choose(model), model, {})
-        answer = await record.commit(error)
-        assert isinstance(answer, Fault)
-        return answer
+            model = ""  # not even the model's name can be read
+        recorder = _CallRecorder(self, request, self.models.server_for(model), model, {})
+        fault = await recorder.commit(error)
+        assert isinstance(fault, Fault)
+        return fault
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait for what is under way, then abandon the rest; all of it is committed when this returns.
+        """Wait for the calls in flight, then abandon the rest; all of them are committed when this returns.
 
-        Cancelled, it abandons the rest at once.
+        When it is cancelled, it abandons the rest at once.
         """
         try:
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=timeout_s)
         finally:
-            for exchange in list(self._running.values()):
-                exchange.abandon()
+            for identical in list(self._in_flight.values()):
+                for call in identical:
+                    call.abandon()
             if self._tasks:
                 await asyncio.wait(self._tasks)

@@ -56,9 +56,9 @@ class UnreadBodies:
     """What the bodies that are being read hold of memory, over all requests of a gateway, and within what time."""
 
     def __init__(self, limits: RequestLimits) -> None:
-        self.limit = limits.unread_bytes
-        self.within_s = limits.body_s
-        self.held = 0
+        self.limit_bytes = limits.unread_bytes
+        self.timeout_s = limits.body_s
+        self.total_bytes = 0
 
 
 class HttpRequest:
@@ -73,7 +73,7 @@ class HttpRequest:
         self.started = False
         self._receive = receive
         self._send = send
-        self._holder: GatewaySession | None = None
+        self._session: GatewaySession | None = None
         self._size = 0
 
     @property
@@ -81,13 +81,13 @@ class HttpRequest:
         """The path with its query, as it was asked for."""
         return f"{self.path}?{self.query.decode('latin-1')}" if self.query else self.path
 
-    def key(self) -> str:
+    def api_key(self) -> str:
         """The key that the request carries in either of the two places for it, or nothing."""
         scheme, _, token = self.headers.get(b"authorization", b"").partition(b" ")
         key = token.strip() if scheme.lower() == b"bearer" else self.headers.get(b"x-api-key", b"")
         return key.decode("latin-1")
 
-    async def body(self, unread: UnreadBodies, session: GatewaySession) -> bytes | Fault:
+    async def read_body(self, unread: UnreadBodies, session: GatewaySession) -> bytes | Fault:
         """The whole body of a session's request, or why it is not taken. Raises ClientGone.
 
         It counts as held by the session until `release`.
@@ -95,33 +95,33 @@ class HttpRequest:
         if int(self.headers.get(b"content-length", b"0")) > BODY_LIMIT:
             return _TOO_LARGE
         chunks: list[bytes] = []
-        self._holder = session
+        self._session = session
         try:
-            async with asyncio.timeout(unread.within_s):
-                async for chunk in self.chunks():
+            async with asyncio.timeout(unread.timeout_s):
+                async for chunk in self.body_chunks():
                     chunks.append(chunk)
                     self._size += len(chunk)
-                    session.held += len(chunk)
-                    unread.held += len(chunk)
+                    session.body_bytes += len(chunk)
+                    unread.total_bytes += len(chunk)
                     if self._size > BODY_LIMIT:
                         return _TOO_LARGE
-                    if unread.held > unread.limit or session.held > ATTEMPT_LIMIT:
+                    if unread.total_bytes > unread.limit_bytes or session.body_bytes > ATTEMPT_LIMIT:
                         return Fault(kind="overloaded", message="too many large requests at once; try again")
             body = b"".join(chunks)
         except TimeoutError:
-            return Fault(kind="timeout", message=f"the request body did not arrive within {unread.within_s:g} s")
+            return Fault(kind="timeout", message=f"the request body did not arrive within {unread.timeout_s:g} s")
         finally:
-            unread.held -= self._size
+            unread.total_bytes -= self._size
         if len(body) > VALUES_LIMIT and body.count(b",") > VALUES_LIMIT:
             return Fault(kind="too_large", message=f"the request body has more than {VALUES_LIMIT} values")
         return body
 
-    def release(self) -> None:
+    def release_body(self) -> None:
         """The request has its answer: its session holds it no longer."""
-        if self._holder is not None:
-            self._holder.held -= self._size
+        if self._session is not None:
+            self._session.body_bytes -= self._size
 
-    async def chunks(self) -> AsyncGenerator[bytes]:
+    async def body_chunks(self) -> AsyncGenerator[bytes]:
         """The body as it comes. Raises ClientGone."""
         more = True
         while more:
@@ -131,7 +131,7 @@ class HttpRequest:
             more = event.get("more_body", False)
             yield event.get("body", b"")
 
-    async def gone(self) -> None:
+    async def wait_for_disconnect(self) -> None:
         """Returns when the client has closed the connection; to be called after the body was read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
@@ -147,7 +147,7 @@ class HttpRequest:
             await self.start(200, STREAM)
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
-    async def reply(
+    async def send_response(
         self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = (), *, content_type: bytes = _JSON
     ) -> None:
         """Send a whole answer, which is JSON if nothing else is said."""
@@ -155,12 +155,12 @@ class HttpRequest:
         await self.start(status, [(b"content-type", content_type), length, *headers])
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def fail(self, dialect: Dialect, fault: Fault) -> None:
+    async def send_fault(self, dialect: Dialect, fault: Fault) -> None:
         """Tell a fault: by its status, or by an event in a stream that has begun."""
         if self.started:
             return await self.write(dialect.error_event(fault), last=True)
         error = dialect.error(fault)
-        await self.reply(error.status, error.body, error.headers)
+        await self.send_response(error.status, error.body, error.headers)
 
 
 _TOO_LARGE = Fault(kind="too_large", message=f"the request body has more than {BODY_LIMIT} bytes")

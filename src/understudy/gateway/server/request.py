@@ -1,4 +1,4 @@
-"""How a request gets its answer: translated for a backend that speaks chat, or relayed as it is."""
+"""A model request and how it is answered: translated for a backend that speaks chat, or relayed as it is."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from understudy.wire.errors import InvalidRequest
 from understudy.wire.model import ChatRequest, Delta, Generation
 
 Push = Callable[[bytes], None]
+"""Receives the events of a stream that can be sent at once."""
 
 
 class AgentRequest(Struct, frozen=True):
-    """A request with everything that decides its call. `target` is the path with its query."""
+    """A request as an agent sent it, with its attempt. `target` is the path with its query.
+
+    The names in `headers` are in lower case.
+    """
 
     session: GatewaySession
     branch: Branch
@@ -26,118 +30,136 @@ class AgentRequest(Struct, frozen=True):
     target: str
     headers: Mapping[bytes, bytes]
 
+    @property
+    def retry_count(self) -> int:
+        """How often the client says that it sent this request before (the SDKs of OpenAI and Anthropic do)."""
+        value = self.headers.get(b"x-stainless-retry-count", b"")
+        return int(value) if value.isdigit() and len(value) < 10 else 0
+
+    @property
+    def idempotency_key(self) -> bytes:
+        """The same for all tries of one request, and for no other request; empty where the client sends none."""
+        return self.headers.get(b"idempotency-key", b"")
+
 
 class ResponseDraft(Struct, frozen=True):
-    """An answer: `message` is what it says, `tail` the events still to be said, None when that is all of them."""
+    """A response that is not committed yet, and the events still to be sent; None when that is all of them."""
 
-    message: DialectResponse
-    tail: bytes | None = None
+    response: DialectResponse
+    remaining_events: bytes | None = None
 
 
 class PreparedRequest(Protocol):
-    """A request that was understood, and what will answer it."""
+    """A valid request, and the server that is to answer it."""
 
-    asked: AgentRequest
+    agent_request: AgentRequest
     model: str
     stream: bool
 
     @property
-    def answerer(self) -> Backend | Relay: ...
+    def server(self) -> Backend | Relay: ...
 
     @property
     def sampling(self) -> dict[str, object]: ...
 
     async def generate(self, message_id: str, push: Push | None) -> Generation:
-        """Have it answered; what is known of the answer. `push` takes the events that can be said at once."""
+        """Have the server generate; with `push`, what can be sent at once is sent while it does.
+
+        Raises BackendError.
+        """
         ...
 
-    def produce(self, generation: Generation, message_id: str) -> ResponseDraft:
-        """The answer as the agent gets it. Raises BackendError when the generation makes no sense."""
+    def draft(self, generation: Generation, message_id: str) -> ResponseDraft:
+        """The response for the agent. Raises BackendError for a generation that no response can be made of."""
         ...
 
-    def last_words(self, text: str, message_id: str) -> DialectResponse:
-        """A message that says `text` and ends the turn, though no model said it."""
+    def final_message(self, text: str, message_id: str) -> DialectResponse:
+        """A response with a text of the gateway's own, after which the agent ends its turn."""
         ...
 
     async def count(self) -> bytes:
-        """The JSON answer to a request for a token count. Raises BackendError."""
+        """The JSON response to a request for a token count. Raises BackendError."""
         ...
 
 
 class TranslatedRequest:
-    """A request for a backend that speaks chat: it and its answer are translated."""
+    """A PreparedRequest for a backend that speaks chat: the request and its generation are translated."""
 
-    def __init__(self, asked: AgentRequest, incoming: DialectRequest, backend: Backend) -> None:
-        self.asked = asked
-        self.model = incoming.model
-        self.stream = incoming.stream
-        self.answerer = backend
-        self.sampling: dict[str, object] = incoming.chat.sampling
-        self._incoming = incoming
+    def __init__(self, agent_request: AgentRequest, dialect_request: DialectRequest, backend: Backend) -> None:
+        self.agent_request = agent_request
+        self.model = dialect_request.model
+        self.stream = dialect_request.stream
+        self.server = backend
+        self.sampling: dict[str, object] = dialect_request.chat.sampling
+        self._dialect_request = dialect_request
         self._finish: Callable[[Generation], tuple[DialectResponse, bytes]] | None = None
 
     async def generate(self, message_id: str, push: Push | None) -> Generation:
         if push is None:
-            return await self.answerer.generate(self._incoming.chat)
-        writer = self.asked.dialect.writer(self._incoming, self.asked.session, message_id)
+            return await self.server.generate(self._dialect_request.chat)
+        request = self.agent_request
+        writer = request.dialect.writer(self._dialect_request, request.session, message_id)
         self._finish = writer.finish
 
         def emit(delta: Delta) -> None:
             push(writer.feed(delta))
 
-        return await self.answerer.generate(self._incoming.chat, emit)
+        return await self.server.generate(self._dialect_request.chat, emit)
 
-    def produce(self, generation: Generation, message_id: str) -> ResponseDraft:
+    def draft(self, generation: Generation, message_id: str) -> ResponseDraft:
         if self._finish is not None:
             return ResponseDraft(*self._finish(generation))
-        dialect, session = self.asked.dialect, self.asked.session
-        return ResponseDraft(dialect.message(generation, self._incoming, session, message_id))
+        return ResponseDraft(self._message(generation, message_id))
 
-    def last_words(self, text: str, message_id: str) -> DialectResponse:
-        words = Generation(model=self.model, text=text, finish_reason="stop")
-        return self.asked.dialect.message(words, self._incoming, self.asked.session, message_id)
+    def final_message(self, text: str, message_id: str) -> DialectResponse:
+        return self._message(Generation(model=self.model, text=text, finish_reason="stop"), message_id)
 
     async def count(self) -> bytes:
-        return self.asked.dialect.token_count(await self.answerer.count_tokens(self._incoming.chat))
+        return self.agent_request.dialect.token_count(await self.server.count_tokens(self._dialect_request.chat))
+
+    def _message(self, generation: Generation, message_id: str) -> DialectResponse:
+        request = self.agent_request
+        return request.dialect.message(generation, self._dialect_request, request.session, message_id)
 
 
 class RelayedRequest:
-    """A request for a provider that speaks the agent's own dialect."""
+    """A PreparedRequest for a provider of the agent's own dialect. Raises InvalidRequest for any other."""
 
-    def __init__(self, asked: AgentRequest, model: str, stream: bool, relay: Relay) -> None:
-        if relay.dialect != asked.dialect.name:
+    def __init__(self, agent_request: AgentRequest, model: str, stream: bool, relay: Relay) -> None:
+        if relay.dialect != agent_request.dialect.name:
             raise InvalidRequest(
-                f"{asked.target[:200]}: the {relay.name} backend answers the {relay.dialect} dialect only; "
-                "point this agent at a chat backend (vllm, sglang, openai), or use an agent that speaks it"
+                f"{agent_request.target[:200]}: unsupported: the {relay.name} backend takes requests of the "
+                f"{relay.dialect} dialect only; point this agent at a chat backend (vllm, sglang, openai), "
+                f"or use an agent that speaks {relay.dialect}"
             )
-        self.asked = asked
+        self.agent_request = agent_request
         self.model = model
         self.stream = stream
-        self.answerer = relay
+        self.server = relay
         self.sampling: dict[str, object] = {}
         self._request = NativeRequest(
-            path=asked.target,
-            headers=asked.headers,
-            body=asked.body,
+            path=agent_request.target,
+            headers=agent_request.headers,
+            body=agent_request.body,
             stream=stream,
-            conversation=asked.session.conversation(asked.branch),
+            conversation=agent_request.session.conversation(agent_request.branch),
         )
-        self._produced: ResponseDraft | None = None
+        self._draft: ResponseDraft | None = None
 
     async def generate(self, message_id: str, push: Push | None) -> Generation:
-        answer = await self.answerer.relay(self._request, push)
-        self._produced = ResponseDraft(DialectResponse(answer.message, {}), answer.events)
+        answer = await self.server.relay(self._request, push)
+        self._draft = ResponseDraft(DialectResponse(answer.message, {}), answer.events)
         return Generation(model=answer.model, text="", finish_reason=answer.finish_reason, usage=answer.usage)
 
-    def produce(self, generation: Generation, message_id: str) -> ResponseDraft:
-        assert self._produced is not None
-        return self._produced
+    def draft(self, generation: Generation, message_id: str) -> ResponseDraft:
+        assert self._draft is not None
+        return self._draft
 
-    def last_words(self, text: str, message_id: str) -> DialectResponse:
-        words = Generation(model=self.model, text=text, finish_reason="stop")
-        # The request was passed on unread. Only Anthropic's dialect is relayed: its messages need no more of it.
-        incoming = DialectRequest(self.model, self.stream, ChatRequest(model=self.model, messages=[]))
-        return self.asked.dialect.message(words, incoming, self.asked.session, message_id)
+    def final_message(self, text: str, message_id: str) -> DialectResponse:
+        generation = Generation(model=self.model, text=text, finish_reason="stop")
+        # The request was never parsed. Only Anthropic's dialect is relayed, and its messages need no more of it.
+        request = DialectRequest(self.model, self.stream, ChatRequest(model=self.model, messages=[]))
+        return self.agent_request.dialect.message(generation, request, self.agent_request.session, message_id)
 
     async def count(self) -> bytes:
-        return await self.answerer.relay_count(self._request)
+        return await self.server.relay_count(self._request)

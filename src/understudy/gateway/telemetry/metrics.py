@@ -25,9 +25,9 @@ _TOKENS: dict[str, Callable[[Usage], int]] = {
     "completion": attrgetter("completion_tokens"),
 }
 _STATE: dict[str, tuple[str, Callable[[GenerationControl], float]]] = {
-    "in_flight": ("Generations that are running.", lambda control: control.state().in_flight),
-    "held": ("Requests that wait for the end of a pause.", lambda control: control.state().waiting),
-    "paused": ("1 while generation is paused.", lambda control: control.state().paused),
+    "in_flight": ("Generations that are running.", lambda control: control.snapshot().in_flight),
+    "held": ("Requests that wait for the end of a pause.", lambda control: control.snapshot().waiting),
+    "paused": ("1 while generation is paused.", lambda control: control.snapshot().paused),
 }
 
 
