@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from understudy import model as model_package
 from understudy.errors import BackendError, ConfigError
 from understudy.gateway.backends.http import HttpClient
 from understudy.gateway.exact.backend import ExactBackend
@@ -21,7 +22,6 @@ from understudy.gateway.exact.parsers import format_named
 from understudy.gateway.exact.token_servers import SERVERS
 from understudy.gateway.exact.tree import TokenForest
 from understudy.model.process import start_server
-from understudy.model.scripted import tokenizer as tokenizer_module
 from understudy.types import PolicySpan
 from understudy.wire.errors import ContextOverflow
 from understudy.wire.model import ChatRequest, ConversationHandle, Generation
@@ -29,7 +29,7 @@ from understudy.wire.model import ChatRequest, ConversationHandle, Generation
 from fakes.claude_tools import converse, tool_definitions
 from fakes.tokens import FakeTokens, Refusal, Sample, Step
 
-ASSETS = Path(tokenizer_module.__file__).with_name("assets")
+ASSETS = Path(model_package.__file__ or "").parent / "assets"
 TOKENIZER = (ASSETS / "tokenizer.json").read_text()
 TEMPLATE = (ASSETS / "chat_template.jinja").read_text()
 TOOLS = tool_definitions("Read", "Edit", "Bash")
