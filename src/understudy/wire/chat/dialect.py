@@ -51,8 +51,8 @@ _PASSED = (
     "reasoning_effort",
 )
 _REFUSED: dict[str, tuple[Sequence[object], str]] = {
-    "n": ((1,), "a request gets one answer; send it again for another"),
-    "best_of": ((1,), "a request gets one answer; send it again for another"),
+    "n": ((1,), "unsupported: one request gets one response; for more samples send the request as often"),
+    "best_of": ((1,), "unsupported: one request gets one response; for more samples send the request as often"),
     "top_logprobs": ((0,), "only the logprobs of the sampled tokens are kept; leave it out"),
     "modalities": ((["text"],), "models answer with text here"),
     "audio": ((), "models answer with text here"),
