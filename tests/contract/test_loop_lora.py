@@ -23,8 +23,8 @@ async def test_the_embedded_server_is_given_the_adapter_that_answered_before(tmp
     directory = LoopDirectory(tmp_path / "loop")
     weights = Updater(model, GRPOOptions(lora=LoraOptions(rank=2))).save(directory.weights(2), "step-0002")
     config = LoopConfig(model=str(model), model_digest="d", tasks={}, steps=3, groups=1, samples=2)
-    means = LoopRuntime(concurrency=1, way="lora")
-    async with serving(config, directory, means, weights, "step-0002", fresh=False) as (served, publisher, _):
+    runtime = LoopRuntime(concurrency=1, publish="lora")
+    async with serving(config, directory, runtime, weights, "step-0002", fresh=False) as (served, publisher, _):
         assert await publisher.current() == "step-0002"
         async with aiohttp.ClientSession() as session, session.get(f"{served.urls[0]}/models") as answer:
             names = [card["id"] for card in (await answer.json())["data"]]

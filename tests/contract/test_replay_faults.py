@@ -14,7 +14,7 @@ from understudy.errors import ConfigError
 from understudy.preference.checks import Tally as PairTally
 from understudy.preference.pairs import replay_pairs
 from understudy.preference.proposals import proposals
-from understudy.replay.plan import Options
+from understudy.replay.plan import ReplaySettings
 from understudy.replay.replay import Replay
 from understudy.replay.teachers import read_teachers
 from understudy.store import Store
@@ -174,7 +174,7 @@ async def test_a_replay_is_redacted_or_not_from_its_beginning(tmp_path: Path):
         with Store.open(tmp_path / "s") as store:
             await work_on(store, file).run()
             with pytest.raises(ConfigError, match="was --unredacted before"):
-                Replay(store, read_teachers(file), Options(redacted=True))
+                Replay(store, read_teachers(file), ReplaySettings(redacted=True))
 
 
 async def test_a_wrong_key_ends_its_teacher_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -126,7 +126,7 @@ async def run(
         tasks,
         eval_tasks,
         sandboxes=sandboxes,
-        means=LoopRuntime(concurrency=order.concurrency, urls=(order.url,), way=order.way),
+        runtime=LoopRuntime(concurrency=order.concurrency, urls=(order.url,), publish=order.way),
         collects=collects,
         watcher=watcher or _Dying(order.die),
         trainers=opener(dying_at(order.die), order.slow_s, always=order.asynchronous, waits=waits),

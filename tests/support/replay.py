@@ -11,7 +11,7 @@ from typing import Any
 
 from understudy.ingest import trace_store
 from understudy.ingest.trace import PlainRenderer, RequestShape, Trace, TraceNode, TraceTurn
-from understudy.replay.plan import Options
+from understudy.replay.plan import ReplaySettings
 from understudy.replay.replay import Replay
 from understudy.replay.teachers import Teachers, read_teachers
 from understudy.store import Store
@@ -152,7 +152,7 @@ def teachers_of(directory: Path, *tables: str) -> Path:
 def work_on(store: Store, teachers: Path | Teachers, **options: Any) -> Replay:
     """A replay of all that is in a store, as it stands there."""
     read = read_teachers(teachers) if isinstance(teachers, Path) else teachers
-    chosen = Options(redacted=False, **options)
+    chosen = ReplaySettings(redacted=False, **options)
     return Replay(store, read, chosen)
 
 

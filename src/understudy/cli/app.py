@@ -1,32 +1,66 @@
-"""The commands of `understudy`, in the order in which help lists them."""
+"""The commands of `understudy`, in the order in which help lists them.
+
+A command's module is imported when the command is called, so that `understudy --help` is quick and the modules
+themselves may import what they need at their top.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from understudy import __version__
-from understudy.cli.commands import (
-    doctor,
-    export,
-    gateway,
-    grade,
-    ingest,
-    integrity,
-    loop,
-    pairs,
-    push,
-    replay,
-    report,
-    run,
-    show,
-    states,
-    tasks,
-    train,
-)
+
+_COMMANDS = {
+    "run": ("run", "Run an agent on tasks, keep every call, grade every patch."),
+    "show": ("show", "Show what a rollout was asked, did and was graded."),
+    "grade": ("grade", "Grade predictions, and write the harness's report files."),
+    "integrity": ("integrity", "Say after review whether a rollout's patch is clean."),
+    "ingest": ("ingest", "Turn session logs into training states."),
+    "states": ("states", "Show, choose or write the states in a store."),
+    "replay": ("replay", "Ask teachers what they would have done at each turn."),
+    "pairs": ("pairs", "Make preference pairs of replays and of rollouts."),
+    "export": ("export", "Write what a store holds in a form that others read."),
+    "push": ("push", "Push an export to the Hugging Face Hub."),
+    "tasks": ("tasks", "Make tasks, and check those you have."),
+    "train": ("train", "Train a model on what a run gathered."),
+    "report": ("report", "Show whether a policy got better, beyond chance."),
+    "gateway": ("gateway", "Run the gateway on its own, give out keys, steer it."),
+    "doctor": ("doctor", "Show all that a run needs, with its state."),
+    "setup": ("doctor", "Fetch what a run needs and is not here yet."),
+}
+"""Name → the module in `commands/` that has it, as `app` or as a function of its name, and its line of help."""
+
+
+class _Commands(TyperGroup):
+    """The commands by name; listing them imports none.
+
+    Typer has click inside it in newer releases and beside it in older ones, so its types are not named here.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = import_module(f"understudy.cli.commands.{_COMMANDS[cmd_name][0]}")
+        group = getattr(module, "app", None)
+        if group is None:
+            group = typer.Typer(rich_markup_mode=None, add_completion=False)
+            group.command(cmd_name)(getattr(module, cmd_name))
+        return typer.main.get_command(group)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
 
 app = typer.Typer(
+    cls=_Commands,
     name="understudy",
     help="Teach any language model to do Claude Code's job.",
     no_args_is_help=True,
@@ -34,27 +68,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # which would take [default: …] in a help text for markup, and drop it
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# The short help fits a terminal of 80 columns: click would cut the first sentence of a docstring.
-for _name, _command, _told in (
-    ("run", run.run, "Run an agent on tasks, keep every call, grade every patch."),
-    ("show", show.show, "Show what a rollout was asked, did and was graded."),
-    ("grade", grade.grade, "Grade predictions, and write the harness's report files."),
-    ("integrity", integrity.integrity, "Say after review whether a rollout's patch is clean."),
-    ("ingest", ingest.ingest, "Turn session logs into training states."),
-    ("states", states.states, "Show, choose or write the states in a store."),
-    ("replay", replay.replay, "Ask teachers what they would have done at each turn."),
-    ("pairs", pairs.pairs, "Make preference pairs of replays and of rollouts."),
-):
-    app.command(_name, short_help=_told)(_command)
-app.add_typer(export.app, name="export", short_help="Write what a store holds in a form that others read.")
-app.command("push", short_help="Push an export to the Hugging Face Hub.")(push.push)
-app.add_typer(tasks.app, name="tasks")
-train.app.command("loop", short_help="Collect, grade, update, publish, and again.")(loop.loop)
-app.add_typer(train.app, name="train", short_help="Train a model on what a run gathered.")
-app.command("report", short_help="Show whether a policy got better, beyond chance.")(report.report)
-app.add_typer(gateway.app, name="gateway", short_help="Run the gateway on its own, give out keys, steer it.")
-app.command("doctor", short_help="Show all that a run needs, with its state.")(doctor.doctor)
-app.command("setup", short_help="Fetch what a run needs and is not here yet.")(doctor.setup)
 
 
 def _version(wanted: bool) -> None:

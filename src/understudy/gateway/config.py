@@ -135,6 +135,11 @@ def read_config(path: Path) -> GatewayConfig:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
+    return parse_config(data, path)
+
+
+def parse_config(data: dict[str, Any], path: Path) -> GatewayConfig:
+    """The configuration in the content of a TOML file. Raises ConfigError as `read_config` does."""
     try:
         config = msgspec.convert(data, GatewayConfig)
         check_config(config)

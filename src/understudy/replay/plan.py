@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Struct, field, structs
@@ -20,28 +21,47 @@ from understudy.replay.requests import Request, likely_cost, request, worst_cost
 from understudy.replay.teachers import Teacher, Teachers
 from understudy.replay.tools import tools_of
 from understudy.store import Store
+from understudy.util.settings import option
 
 _LIKELY_LEAST = 100
 _TOKEN_CHARS = 3.5
 
 
-class Options(Struct, frozen=True, kw_only=True):
-    """What is chosen. `again` asks once more what was refused, and what was under way when a process died.
+class ReplaySettings(Struct, frozen=True, kw_only=True):
+    """What a replay asks. `again` asks once more what was refused, and what was under way when a process died.
 
     `name` is that of the replay: the asks of earlier invocations under it are known, and count for the ceiling.
     """
 
-    name: str = "replay"
-    where: str | None = None
-    limit: int | None = None
-    max_cost_usd: float | None = None
-    samples: int = 1
-    concurrency: int = 8
-    all_roles: bool = False
-    allow_same_family: bool = False
-    allow_unknown_family: bool = False
-    again: bool = False
-    redacted: bool = True
+    table: ClassVar[str] = "replay"
+    name: Annotated[str, option("The replay's name: the same one goes on with what was asked before.")] = "replay"
+    where: Annotated[
+        str | None,
+        option("Only turns that this is true of, as \"tests = 'failed'\".", metavar="SQL"),
+    ] = None
+    limit: Annotated[int, option("Only the first so many states.", ge=1)] | None = None
+    max_cost_usd: Annotated[
+        float | None,
+        option("What this replay may cost in all; it is never passed.", "--max-cost", metavar="USD"),
+    ] = None
+    samples: Annotated[int, option("How often each teacher is asked about a state.", "--samples", "-n", ge=1)] = 1
+    concurrency: Annotated[int, option("How many asks are under way at a time.", "--concurrency", "-j", ge=1)] = 8
+    all_roles: Annotated[
+        bool, option("Also what a program asked for itself: warm-ups, summaries.", "--all-roles")
+    ] = False
+    allow_same_family: Annotated[
+        bool, option("Ask teachers about turns of their own family, too.", "--allow-same-family")
+    ] = False
+    allow_unknown_family: Annotated[
+        bool, option("Also where the author's, or a teacher's, is not known.", "--allow-unknown-family")
+    ] = False
+    again: Annotated[
+        bool, option("Ask again what was refused, and what was under way when a process died.", "--again")
+    ] = False
+    redacted: Annotated[
+        bool, option("Send the sessions as they are, with their secrets and names.", "--unredacted", off=True)
+    ] = True
+    config: Annotated[Path | None, option("ReplaySettings from a table [replay].", metavar="FILE.toml")] = None
 
 
 class Stated(Struct, frozen=True):
@@ -120,7 +140,7 @@ class Sessions:
         return structs.replace(sent, trace_id=trace.trace_id, session_id=trace.session_id, turns=turns)
 
 
-def select(sessions: Sessions, teachers: Teachers, options: Options, counts: Selected) -> Generator[Stated]:
+def select(sessions: Sessions, teachers: Teachers, options: ReplaySettings, counts: Selected) -> Generator[Stated]:
     """The states to ask about, counted in `counts`.
 
     A teacher is not asked about a turn that a model of its family wrote, nor where either family is not known,
@@ -147,7 +167,9 @@ def select(sessions: Sessions, teachers: Teachers, options: Options, counts: Sel
             yield Stated(state, tools, inferred, chosen)
 
 
-def _chosen(state: TraceState, teachers: Teachers, options: Options, counts: Selected) -> tuple[Teacher, ...]:
+def _chosen(
+    state: TraceState, teachers: Teachers, options: ReplaySettings, counts: Selected
+) -> tuple[Teacher, ...]:
     family = state.source_family
     if family is None and not options.allow_unknown_family:
         counts.left_out["unknown_family"] += 1
@@ -167,7 +189,7 @@ def _chosen(state: TraceState, teachers: Teachers, options: Options, counts: Sel
     return tuple(chosen)
 
 
-def ask_id(options: Options, state_id: str, teacher: Teacher, number: int) -> str:
+def ask_id(options: ReplaySettings, state_id: str, teacher: Teacher, number: int) -> str:
     """The id of an ask: the same for the same question to the same teacher with the same settings."""
     told = msgspec.json.encode([options.name, options.redacted, state_id, teacher.identity, number])
     return hashlib.blake2b(told, digest_size=16, person=b"ask").hexdigest()
@@ -179,7 +201,7 @@ def asked_of(stated: Stated, teacher: Teacher) -> Request:
 
 
 def estimate(
-    chosen: Iterable[Stated], options: Options, known: Callable[[Iterable[str]], set[str]]
+    chosen: Iterable[Stated], options: ReplaySettings, known: Callable[[Iterable[str]], set[str]]
 ) -> dict[str, Share]:
     """What each teacher would be asked about these states, and what it would cost. Nothing is sent.
 

@@ -22,7 +22,7 @@ from understudy.replay.ceiling import Ceiling, dollars, units
 from understudy.replay.gateways import AskKeys, Calls, client_attempt, line_to
 from understudy.replay.judge import question, undecided
 from understudy.replay.plan import (
-    Options,
+    ReplaySettings,
     Selected,
     Sessions,
     Share,
@@ -70,7 +70,7 @@ class Replay:
     cost is counted.
     """
 
-    def __init__(self, store: Store, teachers: Teachers, options: Options) -> None:
+    def __init__(self, store: Store, teachers: Teachers, options: ReplaySettings) -> None:
         """Raises ConfigError for a ceiling and a teacher without a price, and when it cannot go on as it began."""
         everyone = (*teachers.teachers, *((teachers.judge,) if teachers.judge else ()))
         for teacher in everyone if options.max_cost_usd is not None else ():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Struct, structs
 
 from understudy.errors import ConfigError
+from understudy.util.settings import option
 
 Advantage = Literal["group", "mean", "leave-one-out", "rloo"]
 Loss = Literal["ppo", "gspo", "cispo"]
@@ -22,10 +23,13 @@ CLIPS: dict[Loss, tuple[float, float]] = {"ppo": (0.2, 0.28), "gspo": (3e-4, 4e-
 class LoraOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An adapter that is trained instead of all weights (arXiv 2106.09685)."""
 
-    rank: int = 16
-    alpha: float = 32.0
-    dropout: float = 0.0
-    modules: tuple[str, ...] = ()
+    rank: Annotated[int, option("Of the adapter.")] = 16
+    alpha: Annotated[float, option("Its scale, times its rank.")] = 32.0
+    dropout: Annotated[float, option("Of its input.")] = 0.0
+    modules: Annotated[
+        tuple[str, ...],
+        option("Layers that get one, with commas between them [default: all linear ones].", commas=True),
+    ] = ()
     """Names of the layers that get one; none: every linear layer but the head."""
 
     def __post_init__(self) -> None:
@@ -36,23 +40,25 @@ class TrainOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What every trainer can be told; `table` is what messages call it."""
 
     table: ClassVar[str] = "training"
-    learning_rate: float = 1e-5
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    warmup_steps: int = 0
-    max_grad_norm: float = 1.0
-    epochs: int = 1
+    learning_rate: Annotated[float, option("The learning rate at its height.")] = 1e-5
+    weight_decay: Annotated[float, option("What is taken off the weights, by share of the learning rate.")] = 0.0
+    beta1: Annotated[float, option("AdamW's first.")] = 0.9
+    beta2: Annotated[float, option("AdamW's second.")] = 0.95
+    warmup_steps: Annotated[int, option("Optimizer steps in which the learning rate grows to its height.")] = 0
+    max_grad_norm: Annotated[float, option("The gradient is cut to this length.")] = 1.0
+    epochs: Annotated[int, option("How often the same data are gone through.")] = 1
     """How often the same data is gone through."""
-    max_tokens: int = 32_768
+    max_tokens: Annotated[int, option("Longer sequences are left out, and counted.")] = 32_768
     """Sequences longer than this are left out and counted."""
-    micro_batch_tokens: int = 8_192
+    micro_batch_tokens: Annotated[
+        int, option("Tokens that go through the model at once; lower it where memory runs out.")
+    ] = 8_192
     """How many tokens, padding included, go through the model at once: lower it where memory runs out."""
-    precision: Precision = "auto"
+    precision: Annotated[Precision, option("auto is bf16 on a GPU that has it.")] = "auto"
     """auto: bf16 where a GPU has it, else fp32."""
-    gradient_checkpointing: bool = False
-    lora: LoraOptions | None = None
-    seed: int = 0
+    gradient_checkpointing: Annotated[bool, option("Less memory, more time.")] = False
+    lora: Annotated[LoraOptions | None, option("Train an adapter in place of all weights.")] = None
+    seed: Annotated[int, option("Of all that is drawn.")] = 0
 
     def __post_init__(self) -> None:
         self._check()
@@ -71,10 +77,12 @@ class SFTOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=
     """Imitation of solved rollouts, with loss on the sampled tokens only."""
 
     table: ClassVar[str] = "sft"
-    epochs: int = 3
-    batch_rollouts: int = 16
+    epochs: Annotated[int, option("How often the same data are gone through.")] = 3
+    batch_rollouts: Annotated[int, option("Sequences that make one optimizer step.")] = 16
     """How many sequences make one optimiser step; a rollout is one mostly, more with subagents and compactions."""
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    schedule: Annotated[Literal["constant", "linear", "cosine"], option("How the learning rate goes down.")] = (
+        "cosine"
+    )
 
     def _check(self) -> None:
         super()._check()
@@ -89,12 +97,12 @@ class DPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     table: ClassVar[str] = "dpo"
-    learning_rate: float = 1e-6
-    beta: float = 0.1
+    learning_rate: Annotated[float, option("The learning rate at its height.")] = 1e-6
+    beta: Annotated[float, option("How strongly the policy is held to the reference.")] = 0.1
     """How strongly the policy is held to the reference."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, option("How often a preference is taken to be the wrong way round.")] = 0.0
     """How often a pair's preference is taken to be the wrong way round."""
-    batch_pairs: int = 8
+    batch_pairs: Annotated[int, option("Pairs that make one optimizer step.")] = 8
 
     def _check(self) -> None:
         super()._check()
@@ -113,32 +121,44 @@ class GRPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     table: ClassVar[str] = "grpo"
-    learning_rate: float = 1e-6
-    advantage: Advantage = "group"
-    loss: Loss = "ppo"
-    clip_low: float | None = None
-    clip_high: float | None = None
+    learning_rate: Annotated[float, option("The learning rate at its height.")] = 1e-6
+    advantage: Annotated[
+        Advantage,
+        option("What a rollout is compared with: its group's mean and deviation, its mean, the others' mean."),
+    ] = "group"
+    loss: Annotated[Loss, option("Which ratio is clipped, and how.")] = "ppo"
+    clip_low: Annotated[float | None, option("How far below 1 a ratio counts [default: by the loss].")] = None
+    clip_high: Annotated[float | None, option("How far above 1 [default: by the loss].")] = None
     """How far below and above 1 a ratio counts; None: what the loss has in `CLIPS`."""
-    normalisation: Normalisation = "rollout-mean"
-    constant_tokens: int = 1024
+    normalisation: Annotated[Normalisation, option("What a token weighs.")] = "rollout-mean"
+    constant_tokens: Annotated[
+        int, option("What a rollout's sum is divided by under --normalisation constant.")
+    ] = 1024
     """What a rollout's sum is divided by under "constant"."""
-    correction: Correction = "truncate"
+    correction: Annotated[Correction, option("What is done about tokens that another policy sampled.")] = (
+        "truncate"
+    )
     """How the difference between the policy that sampled and the one that is trained is weighed."""
-    truncate_at: float = 2.0
-    band_low: float = 0.5
-    band_high: float = 5.0
-    kl_coefficient: float = 0.0
+    truncate_at: Annotated[float, option("The most that such a token weighs under --correction truncate.")] = 2.0
+    band_low: Annotated[float, option("Where the band of --correction band begins.")] = 0.5
+    band_high: Annotated[float, option("Where it ends.")] = 5.0
+    kl_coefficient: Annotated[
+        float, option("Above 0 the policy is held to the model that training began with.")
+    ] = 0.0
     """Above 0 the policy is held to the model that training began with."""
-    entropy_coefficient: float = 0.0
-    temperature: float = 1.0
+    entropy_coefficient: Annotated[float, option("Above 0 an undecided policy is rewarded.")] = 0.0
+    temperature: Annotated[float, option("What the rollouts were sampled with.")] = 1.0
     """What the rollouts were sampled with: logprobs are recomputed after it."""
-    dynamic_sampling: bool = True
+    dynamic_sampling: Annotated[bool, option("Leave out groups whose rewards are all equal.")] = True
     """Groups whose rewards are all equal are left out; else they count in the normaliser."""
-    overlong_tokens: int | None = None
+    overlong_tokens: Annotated[
+        int | None,
+        option("Sampled tokens at which a rollout's reward is 1 lower [default: length costs nothing]."),
+    ] = None
     """Sampled tokens at which a rollout's reward is 1 lower; None: length costs nothing."""
-    overlong_buffer: int = 512
+    overlong_buffer: Annotated[int, option("Over how many tokens before that the penalty grows.")] = 512
     """Over how many tokens before that the penalty grows."""
-    mini_batches: int = 1
+    mini_batches: Annotated[int, option("Optimizer steps of an update.")] = 1
     """Optimiser steps an update; more than one makes the later ones off-policy, which is what clipping is for."""
 
     @property

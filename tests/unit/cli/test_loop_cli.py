@@ -29,7 +29,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     "no command": (["{model}", "-t", "{train}", "--agent", "shell"], "--agent-command"),
     "no address": (["{model}", "-t", "{train}", "--groups", "2", "--backend", "vllm"], "--base-url"),
     "no such server": (["{model}", "-t", "{train}", "--backend", "openai"], "served by embedded, vllm, sglang"),
-    "no such device": ([*TWO, "--device", "tpu"], "cpu or cuda"),
+    "no such device": ([*TWO, "--device", "tpu"], "'cpu', 'cuda'"),
     "no such tracker": ([*TWO, "--track", "abacus"], "'abacus' is none of"),
     "no adapter to publish": ([*TWO, "--publish", "lora"], "--lora"),
     "no such option": (["{model}", "-t", "{train}", "--advantage", "luck"], "luck"),

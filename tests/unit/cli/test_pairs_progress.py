@@ -9,7 +9,7 @@ import tty
 
 import pytest
 
-from understudy.cli.commands.pairs import Shown
+from understudy.cli.commands.pairs import PairProgress
 from understudy.preference.checks import Tally
 
 
@@ -21,7 +21,7 @@ def test_what_was_compared_is_shown_before_there_is_a_pair(terminal: bool, monke
     tallies = {"replay": Tally(compared=3), "rollouts": Tally(compared=4)}
     with os.fdopen(writing, "w") as stderr, os.fdopen(reading, "rb", buffering=0) as seen:
         monkeypatch.setattr(sys, "stderr", stderr)
-        with Shown(tallies, every_s=0.01):
+        with PairProgress(tallies, every_s=0.01):
             first = seen.read(200)
         assert b"compared 7, 0 pairs" in first
         if terminal:

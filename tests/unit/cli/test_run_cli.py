@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from understudy.agents.claude_code import ClaudeCode
-from understudy.cli.backends import FRONTEND_HIGH, FRONTEND_LOW, run_config
+from understudy.cli.backends import FRONTEND_HIGH, FRONTEND_LOW, run_gateway_config
 from understudy.cli.compat import present, refuse_former
 from understudy.cli.display.run_summary import print_summary
-from understudy.cli.selection import instances
+from understudy.cli.settings import ModelSettings, TaskSettings
 from understudy.errors import ConfigError
 from understudy.run.runner import RunSummary
 
@@ -69,35 +69,38 @@ def test_the_answer_reaches_a_person():
 
 
 def test_the_agents_names_stand_for_the_models():
-    settings, high, low = run_config("vllm", None, [], "big", "small", None, None)
+    model = ModelSettings(backend="vllm", backend_model_high="big", backend_model_low="small")
+    settings, high, low = run_gateway_config(model)
     assert (high, low) == (FRONTEND_HIGH, FRONTEND_LOW)
     assert settings.names == {FRONTEND_HIGH: "high", FRONTEND_LOW: "low"}
     assert settings.models.high.urls == ("http://localhost:8000/v1",)
     assert settings.models.low is not None
     assert (settings.models.high.model, settings.models.low.model) == ("big", "small")
-    settings, high, low = run_config("openai", None, [], "big", None, "claude-a", "claude-b")
+    names = {"frontend_model_high": "claude-a", "frontend_model_low": "claude-b"}
+    settings, high, low = run_gateway_config(ModelSettings(backend="openai", backend_model_high="big", **names))
     assert (high, low, settings.models.low) == ("claude-a", "claude-b", None)
 
 
 def test_anthropic_is_asked_for_what_the_agent_asks():
-    settings, high, low = run_config("anthropic", None, [], None, None, "claude-a", None)
+    settings, high, low = run_gateway_config(ModelSettings(backend="anthropic", frontend_model_high="claude-a"))
     assert (settings.models.high.model, high) == ("claude-a", "claude-a")
     assert settings.models.low is not None
     assert (settings.models.low.model, low) == (FRONTEND_LOW, FRONTEND_LOW)
-    settings, high, _ = run_config("anthropic", None, [], "claude-z", None, None, None)
+    settings, high, _ = run_gateway_config(ModelSettings(backend="anthropic", backend_model_high="claude-z"))
     assert (settings.models.high.model, high) == ("claude-z", FRONTEND_HIGH)
 
 
 def test_a_model_with_a_name_of_its_own_is_asked_for_by_it(tmp_path: Path):
-    settings, high, low = run_config("embedded", None, [], None, None, None, None)
+    settings, high, low = run_gateway_config(ModelSettings())
     assert (settings.names, high, low) == ({}, "", "")
     file = tmp_path / "models.toml"
+    by_file = ModelSettings(config=file)
     file.write_text('[models.high]\nbackend = "anthropic"\n')
-    assert run_config(None, file, [], None, None, None, None)[1] == FRONTEND_HIGH
+    assert run_gateway_config(by_file)[1] == FRONTEND_HIGH
     file.write_text('names = { "claude-a" = "low" }\n[models.high]\nbackend = "anthropic"\nmodel = "claude-b"\n')
-    assert run_config(None, file, [], None, None, None, None)[1:] == ("", "")
+    assert run_gateway_config(by_file)[1:] == ("", "")
     with pytest.raises(ConfigError, match=r"claude-a.*--frontend-model-high"):
-        run_config(None, file, [], None, None, "claude-a", None)
+        run_gateway_config(ModelSettings(config=file, frontend_model_high="claude-a"))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,7 @@ def test_a_model_with_a_name_of_its_own_is_asked_for_by_it(tmp_path: Path):
 )
 def test_what_is_missing_is_named_by_its_flag(backend: str, urls: list[str], missing: list[str]):
     with pytest.raises(ConfigError) as caught:
-        run_config(backend, None, urls, None, None, None, None)
+        run_gateway_config(ModelSettings(backend=backend, base_url=tuple(urls)))
     assert all(flag in str(caught.value) for flag in missing)
 
 
@@ -146,10 +149,10 @@ def test_suspicious_patches_are_told_once(capsys: pytest.CaptureFixture[str]):
 
 
 def test_ids_of_instances_are_taken_once_each():
-    assert instances(["a, b", "b,,c"]) == ("a", "b", "c")
-    assert instances(None) is None
+    assert TaskSettings(instance_ids=("a, b", "b,,c")).ids == ("a", "b", "c")
+    assert TaskSettings().ids is None
     with pytest.raises(ConfigError, match="--instance-ids"):
-        instances([" , "])
+        _ = TaskSettings(instance_ids=(" , ",)).ids
 
 
 def test_an_agent_takes_no_unknown_run_method():

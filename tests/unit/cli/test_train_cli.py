@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from understudy.cli.commands.train_sources import refuse_of_exports
-from understudy.cli.options import filled
+from understudy.cli.commands.train import refuse_of_exports
+from understudy.cli.options import from_options
 from understudy.errors import ConfigError
 from understudy.train.metrics import Metrics, chosen, read_metrics
 from understudy.train.options import GRPOOptions, LoraOptions, SFTOptions
@@ -83,7 +83,7 @@ def test_what_cannot_be_trained_on_is_said_before_torch_is_there(place: Path, tm
         (("sft", place / "model", "--from", tmp_path / "foreign"), "nothing to imitate"),
         (("sft", tmp_path, "--from", place / "run"), "no config.json"),
         (("sft", place / "model", "--from", place / "run", "--track", "x"), "'x' is none of"),
-        (("sft", place / "model", "--from", place / "run", "--engine", "axolotl"), "'axolotl' is none of"),
+        (("sft", place / "model", "--from", place / "run", "--engine", "axolotl"), "'axolotl' is not one of"),
         (("sft", place / "model", "--from", place / "run", *FACTORY, "--resume"), "--resume means nothing"),
         (("sft", place / "model", "--from", place / "run", *FACTORY, "--threshold", "0.5"), "--threshold means"),
         (
@@ -101,11 +101,11 @@ def test_what_cannot_be_trained_on_is_said_before_torch_is_there(place: Path, tm
 def test_a_file_has_options_and_the_command_line_counts_before_it(tmp_path: Path):
     config = tmp_path / "train.toml"
     config.write_text("[grpo]\nlearning_rate = 0.5\nloss = 'gspo'\n[grpo.lora]\nrank = 4\n[sft]\nepochs = 7\n")
-    found = filled(GRPOOptions, {"learning_rate": 0.25, "lora": None, "lora_alpha": 8.0}, config, "grpo")
+    found = from_options(GRPOOptions, {"learning_rate": 0.25, "lora_alpha": 8.0, "config": config})
     assert found == GRPOOptions(learning_rate=0.25, loss="gspo", lora=LoraOptions(rank=4, alpha=8.0))
-    assert filled(GRPOOptions, {"lora": False}, config, "grpo").lora is None
-    assert filled(SFTOptions, {}, config, "sft") == SFTOptions(epochs=7)
-    modules = filled(SFTOptions, {"lora_modules": "q_proj, v_proj"}, None, "sft").lora
+    assert from_options(GRPOOptions, {"lora": False, "config": config}).lora is None
+    assert from_options(SFTOptions, {"config": config}) == SFTOptions(epochs=7)
+    modules = from_options(SFTOptions, {"lora_modules": "q_proj, v_proj"}).lora
     assert modules == LoraOptions(modules=("q_proj", "v_proj"))
 
 
@@ -115,7 +115,7 @@ def test_a_file_has_options_and_the_command_line_counts_before_it(tmp_path: Path
         ("[sft]\nepoch = 3\n", "epoch"),
         ("[sft]\nepochs = 'many'\n", "epochs"),
         ("sft = 3\n", "must be a table"),
-        ("[sft\n", "is no TOML"),
+        ("[sft\n", "invalid TOML"),
         ("[sft]\nepochs = 0\n", "epochs"),
         ("[grpo]\nepochs = 2\n", r"no table \[sft\]; it has: grpo"),
         ("epochs = 2\n", r"no table \[sft\]; it has: epochs"),
@@ -125,7 +125,7 @@ def test_a_file_has_options_and_the_command_line_counts_before_it(tmp_path: Path
 def test_a_file_that_makes_no_sense_is_said(tmp_path: Path, content: str, said: str):
     (tmp_path / "train.toml").write_text(content)
     with pytest.raises(ConfigError, match=said):
-        filled(SFTOptions, {}, tmp_path / "train.toml", "sft")
+        from_options(SFTOptions, {"config": tmp_path / "train.toml"})
 
 
 def test_an_output_is_not_written_over(tmp_path: Path):

@@ -45,6 +45,8 @@ class _Formats(TyperGroup):
 app = typer.Typer(
     cls=_Formats,
     no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
     help="Write sessions and what a run gathered in a format that others read.",
 )
 

@@ -6,12 +6,17 @@ import asyncio
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import msgspec
 import typer
+from msgspec import Struct
 
 from understudy.cli.backends import gateway_config
+from understudy.cli.options import command
+from understudy.cli.settings import BackendSettings
 from understudy.errors import ConfigError
+from understudy.util.settings import option
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -19,7 +24,10 @@ if TYPE_CHECKING:
     from understudy.gateway.serve.admin_client import GatewayAddress
 
 app = typer.Typer(
-    help="Run the gateway on its own, give out keys for it, steer one that runs.", no_args_is_help=True
+    help="Run the gateway on its own, give out keys for it, steer one that runs.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
 )
 
 DEFAULT_DIR = Path("gateway")
@@ -28,43 +36,44 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-@app.command()
-def serve(
-    backend: Annotated[
-        str | None, typer.Argument(help="vllm, sglang, openai, anthropic or embedded; or say it all in --config.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file; see docs/gateway.md.")] = None,
-    base_url: Annotated[
-        list[str] | None, typer.Option(help="A server of the model; repeat it for several of the same model.")
-    ] = None,
-    backend_model_high: Annotated[str | None, typer.Option(help="The model's name at the server.")] = None,
-    backend_model_low: Annotated[str | None, typer.Option(help="The model for small tasks, if another.")] = None,
-    directory: _Dir = DEFAULT_DIR,
-    host: Annotated[str, typer.Option(help="Where to listen; every request needs a key, anywhere.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8484,
-    socket: Annotated[Path | None, typer.Option(help="Listen on this Unix socket too.")] = None,
+class ServeSettings(Struct, frozen=True, kw_only=True):
+    """All that `understudy gateway serve` can be told."""
+
+    table: ClassVar[str] = "serve"
+    needs_table: ClassVar[bool] = False
+    model: BackendSettings = BackendSettings()
+    directory: Annotated[Path, option("The gateway's directory: store, admin key, address.", "--dir", "-d")] = (
+        DEFAULT_DIR
+    )
+    host: Annotated[str, option("Where to listen; every request needs a key, anywhere.")] = "127.0.0.1"
+    port: Annotated[int, option("0 takes a free one.", ge=0, le=65535)] = 8484
+    socket: Annotated[Path | None, option("Listen on this Unix socket too.")] = None
     admin_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port on loopback for orders and metrics; 0 takes a free one.")
-    ] = 0,
-    workers: Annotated[int, typer.Option("--workers", "-w", min=1, help="Processes over one store.")] = 1,
+        int, option("Port on loopback for orders and metrics; 0 takes a free one.", ge=0, le=65535)
+    ] = 0
+    workers: Annotated[int, option("Processes over one store.", "--workers", "-w", ge=1)] = 1
     streaming: Annotated[
         bool | None,
-        typer.Option("--streaming/--atomic", help="Pass on what is generated as it comes, all but its end."),
-    ] = None,
-) -> None:
+        option("Pass on what is generated as it comes, all but its end.", "--streaming/--atomic"),
+    ] = None
+
+
+@app.command()
+@command
+def serve(settings: ServeSettings) -> None:
     """Answer agents on this machine until Ctrl-C, keeping every call.
 
     The first start makes a key and shows it once; `understudy gateway issue` makes more.
     """
-    import msgspec
-
     from understudy.gateway.serve.service import ServicePaths, serve_until_signal
 
-    settings = gateway_config(backend, config, base_url or [], backend_model_high, backend_model_low)
-    if streaming is not None:
-        settings = msgspec.structs.replace(settings, streaming=streaming)
-    places = ServicePaths(directory.absolute(), host, port, socket, admin_port)
-    _run(serve_until_signal(settings, places, workers=workers, started=_started))
+    config = gateway_config(settings.model, backend=settings.model.backend)
+    if settings.streaming is not None:
+        config = msgspec.structs.replace(config, streaming=settings.streaming)
+    paths = ServicePaths(
+        settings.directory.absolute(), settings.host, settings.port, settings.socket, settings.admin_port
+    )
+    _run(serve_until_signal(config, paths, workers=settings.workers, started=_started))
 
 
 def _started(address: GatewayAddress, key: str | None) -> None:
@@ -89,8 +98,6 @@ def issue(
     cost_usd: Annotated[float | None, typer.Option(help="US dollars that it may spend.")] = None,
 ) -> None:
     """Make a key and print it: only its hash is kept. An older key of the same name stops working."""
-    import msgspec
-
     from understudy.gateway.budget import Budget
     from understudy.gateway.serve.stored_keys import issue as issue_key
     from understudy.store import Store

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections import Counter
@@ -14,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from understudy.cli.display.output import print_json
+from understudy.cli.interrupts import interrupt_on_termination
 from understudy.errors import ConfigError
+from understudy.util.cpus import available_cpus
 
 if TYPE_CHECKING:
     from understudy.ingest.batch_reader import IngestSummary
@@ -101,9 +102,8 @@ def ingest(
     if not paths:
         paths = [_projects(os.environ)]
         typer.echo(f"reading {paths[0]}, the projects directory of Claude Code", err=True)
-    jobs = jobs or min(len(os.sched_getaffinity(0)), _MOST_JOBS)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+    jobs = jobs or min(available_cpus(), _MOST_JOBS)
+    interrupt_on_termination()
     shown = _Shown()
     if dry_run:
         output = directory = None

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, ClassVar
 
+import msgspec
 import typer
+from msgspec import Struct
 
 from understudy.cli.display.output import print_json
+from understudy.cli.exit_codes import EXIT_INTERRUPTED
+from understudy.cli.interrupts import interrupt_on_termination
+from understudy.cli.options import command
 from understudy.errors import BackendError, ConfigError
-
-if TYPE_CHECKING:
-    from understudy.gateway.exact.codec import LocalCodec
-    from understudy.preference.base import Pair
-    from understudy.preference.checks import Tally
-    from understudy.redact.redactor import Redactor
+from understudy.export.files import json_bytes
+from understudy.gateway.exact.codec import LocalCodec
+from understudy.preference.base import Pair
+from understudy.preference.checks import Checks, Limits, Tally
+from understudy.preference.pairs import replay_pairs
+from understudy.preference.rollouts import rollout_pairs
+from understudy.redact.redactor import Redactor
+from understudy.redact.report import write_report_beside
+from understudy.store import Store
+from understudy.util.atomic import atomic_path
+from understudy.util.settings import option
 
 _FROM = ("replay", "rollouts", "all")
 _TERMINAL_S = 0.2
@@ -32,41 +40,41 @@ _COMPARED = {
 }
 
 
+class PairSettings(Struct, frozen=True, kw_only=True):
+    """Which pairs `understudy pairs` makes, and of what."""
+
+    table: ClassVar[str] = "pairs"
+    origin: Annotated[str, option("What the pairs come of.", "--from", metavar="replay|rollouts|all")] = "all"
+    minimum: Annotated[int, option("How many teachers must agree.", ge=1)] = 2
+    where: Annotated[
+        str | None, option('Only states that this is true of, as "tool_errors > 0".', metavar="SQL")
+    ] = None
+    run: Annotated[str | None, option("Rollouts of which run [default: all].")] = None
+    include_suspicious: Annotated[
+        bool, option("Also rollouts whose patch may deceive the grader.", "--include-suspicious")
+    ] = False
+    most: Annotated[int, option("At most so many pairs of the rollouts of a task.", ge=1)] = 16
+    tokenizer: Annotated[
+        Path | None,
+        option("Only pairs that the chat template of this tokenizer renders.", metavar="MODEL_DIR"),
+    ] = None
+    max_chars: Annotated[int, option("Characters of a prompt with its longer answer.", ge=1)] | None = None
+    max_tokens: Annotated[int, option("Tokens of the same; needs --tokenizer.", ge=1)] | None = None
+    redacted: Annotated[
+        bool, option("With the secrets and names that are in the sessions.", "--unredacted", off=True)
+    ] = True
+    config: Annotated[Path | None, option("Options from a table [pairs].", metavar="FILE.toml")] = None
+
+
+@command
 def pairs(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="The directory of a store: of a run, or of sessions and replays.")
     ],
-    from_: Annotated[
-        str, typer.Option("--from", metavar="replay|rollouts|all", help="What the pairs come of.")
-    ] = "all",
+    settings: PairSettings,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE.jsonl", help="Where to write them, one a line.")
     ] = None,
-    minimum: Annotated[int, typer.Option(min=1, help="How many teachers must agree.")] = 2,
-    where: Annotated[
-        str | None,
-        typer.Option(metavar="SQL", help='Only states that this is true of, as "tool_errors > 0".'),
-    ] = None,
-    run: Annotated[str | None, typer.Option("--run", help="Rollouts of which run [default: all].")] = None,
-    include_suspicious: Annotated[
-        bool, typer.Option("--include-suspicious", help="Also rollouts whose patch may deceive the grader.")
-    ] = False,
-    most: Annotated[
-        int, typer.Option("--most", min=1, help="At most so many pairs of the rollouts of a task.")
-    ] = 16,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(metavar="MODEL_DIR", help="Only pairs that the chat template of this tokenizer renders."),
-    ] = None,
-    max_chars: Annotated[
-        int | None, typer.Option("--max-chars", min=1, help="Characters of a prompt with its longer answer.")
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, help="Tokens of the same; needs --tokenizer.")
-    ] = None,
-    unredacted: Annotated[
-        bool, typer.Option("--unredacted", help="With the secrets and names that are in the sessions.")
-    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the summary.")] = False,
 ) -> None:
     """Make preference pairs: what to do, and what not to do, behind the same messages.
@@ -75,68 +83,61 @@ def pairs(
     of a task: what a solved one did against what an unsolved one did, where they first differ. Without --output
     they are only counted.
     """
-    from understudy.preference.checks import Checks, Limits, Tally
-    from understudy.preference.pairs import replay_pairs
-    from understudy.preference.rollouts import rollout_pairs
-    from understudy.redact.redactor import Redactor
-    from understudy.redact.report import write_report_beside
-    from understudy.store import Store
-
-    if from_ not in _FROM:
-        raise ConfigError(f"--from: {from_!r} is none of {', '.join(_FROM)}")
-    if max_tokens is not None and tokenizer is None:
+    if settings.origin not in _FROM:
+        raise ConfigError(f"--from: expected one of {', '.join(_FROM)}, got {settings.origin!r}")
+    if settings.max_tokens is not None and settings.tokenizer is None:
         raise ConfigError("--max-tokens: the tokens of which tokenizer? name its directory: --tokenizer MODEL_DIR")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
-    redactor = None if unredacted else Redactor.from_user_key()
-    tallies = {each: Tally() for each in _FROM[:2] if from_ in (each, "all")}
-    limits = Limits(chars=max_chars, tokens=max_tokens)
+    interrupt_on_termination()
+    redactor = Redactor.from_user_key() if settings.redacted else None
+    tallies = {each: Tally() for each in _FROM[:2] if settings.origin in (each, "all")}
+    limits = Limits(chars=settings.max_chars, tokens=settings.max_tokens)
     try:
-        with Store.open(directory, create=False) as store, _Template(tokenizer) as template, Shown(tallies):
-            checked = Checks(limits, None if tokenizer is None else template)
-            found = chain(
-                replay_pairs(
-                    store,
-                    minimum=minimum,
-                    where=where,
-                    redactor=redactor,
-                    checked=checked,
-                    tally=tallies["replay"],
-                )
-                if "replay" in tallies
-                else (),
-                rollout_pairs(
-                    store,
-                    run,
-                    include_suspicious=include_suspicious,
-                    redactor=redactor,
-                    most=most,
-                    checked=checked,
-                    tally=tallies["rollouts"],
-                )
-                if "rollouts" in tallies
-                else (),
-            )
+        with (
+            Store.open(directory, create=False) as store,
+            _ChatTemplate(settings.tokenizer) as template,
+            PairProgress(tallies),
+        ):
+            checks = Checks(limits, None if settings.tokenizer is None else template)
+            made = _pairs(store, settings, redactor, checks, tallies)
             if output is None:
-                for _ in found:
+                for _ in made:
                     pass
             else:
-                _write(found, output)
+                _write(made, output)
                 write_report_beside(output, redactor and redactor.report)
     except KeyboardInterrupt:
-        from understudy.cli.exit_codes import EXIT_INTERRUPTED
-
         typer.echo("understudy: interrupted; nothing was written", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    _tell(tallies, output, redactor, json_)
+    _print_summary(tallies, output, redactor, json_)
+
+
+def _pairs(
+    store: Store, settings: PairSettings, redactor: Redactor | None, checks: Checks, tallies: Mapping[str, Tally]
+) -> Iterator[Pair]:
+    """The pairs, of each origin that has a tally."""
+    if "replay" in tallies:
+        yield from replay_pairs(
+            store,
+            minimum=settings.minimum,
+            where=settings.where,
+            redactor=redactor,
+            checked=checks,
+            tally=tallies["replay"],
+        )
+    if "rollouts" in tallies:
+        yield from rollout_pairs(
+            store,
+            settings.run,
+            include_suspicious=settings.include_suspicious,
+            redactor=redactor,
+            most=settings.most,
+            checked=checks,
+            tally=tallies["rollouts"],
+        )
 
 
 def _write(made: Iterator[Pair], output: Path) -> None:
     """Write the pairs, all or nothing, for the user's eyes alone. Raises ConfigError when that cannot be done."""
-    import msgspec
-
-    from understudy.export.files import json_bytes
-    from understudy.util.atomic import atomic_path
 
     if output.is_dir():
         raise ConfigError(f"{output} is a directory; choose another --output")
@@ -150,7 +151,7 @@ def _write(made: Iterator[Pair], output: Path) -> None:
         raise ConfigError(f"cannot write {output}: {error}; choose another --output") from error
 
 
-class Shown:
+class PairProgress:
     """While it is open, what was compared so far is on stderr: on a terminal at once, elsewhere now and then.
 
     It looks by itself, for there may be no pair among very many that are compared.
@@ -160,28 +161,28 @@ class Shown:
         self._tallies = tallies
         self._terminal = sys.stderr.isatty()
         self._every_s = every_s or (_TERMINAL_S if self._terminal else _PLAIN_S)
-        self._drawn = False
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="pairs-progress", daemon=True)
+        self._shown = False
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="pairs-progress", daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._closed.set()
         self._thread.join()
-        if self._drawn:
+        if self._shown:
             typer.echo("\r\x1b[K", err=True, nl=False)
 
-    def _look(self) -> None:
-        while not self._over.wait(self._every_s):
+    def _poll(self) -> None:
+        while not self._closed.wait(self._every_s):
             compared = sum(each.compared for each in self._tallies.values())
             text = f"compared {compared}, {sum(each.pairs for each in self._tallies.values())} pairs"
             typer.echo(f"\r{text}\x1b[K" if self._terminal else text, err=True, nl=not self._terminal)
-            self._drawn = self._terminal
+            self._shown = self._terminal
 
 
-class _Template:
+class _ChatTemplate:
     """The chat template of a tokenizer's directory, as `checks.Template` has it."""
 
     def __init__(self, directory: Path | None) -> None:
@@ -189,12 +190,10 @@ class _Template:
             raise ConfigError(f"--tokenizer: {directory} is no directory; give one with a model's tokenizer.json")
         self._codec: LocalCodec | None = None
         if directory is not None:
-            from understudy.gateway.exact.codec import LocalCodec
-
             self._codec = LocalCodec.load(str(directory))
         self._runner = asyncio.Runner()
 
-    def __enter__(self) -> _Template:
+    def __enter__(self) -> _ChatTemplate:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -211,12 +210,14 @@ class _Template:
             return None
 
 
-def _tell(tallies: dict[str, Tally], output: Path | None, redactor: Redactor | None, as_json: bool) -> None:
+def _print_summary(
+    tallies: dict[str, Tally], output: Path | None, redactor: Redactor | None, as_json: bool
+) -> None:
     name = None if output is None else os.fsencode(output).decode(errors="replace")
     replaced = {} if redactor is None else dict(redactor.report.counts.most_common())
     if as_json:
-        told = {"output": name, "pairs": sum(each.pairs for each in tallies.values()), **tallies}
-        print_json({**told, "redacted": redactor is not None, "replaced": replaced})
+        summary = {"output": name, "pairs": sum(each.pairs for each in tallies.values()), **tallies}
+        print_json({**summary, "redacted": redactor is not None, "replaced": replaced})
         return
     where = f"are in {name}" if name else "would be written"
     for origin, tally in tallies.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -13,13 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from understudy.cli.display.output import print_json
+from understudy.cli.settings import LOCAL, sandbox_for
 from understudy.errors import ConfigError, TaskError
+from understudy.util.cpus import available_cpus
 
 if TYPE_CHECKING:
     from understudy.sandbox.base import Sandboxes
     from understudy.types import Task
 
-app = typer.Typer(help="Make tasks, and check those you have.", no_args_is_help=True)
+app = typer.Typer(
+    help="Make tasks, and check those you have.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
+)
 
 _Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Sandboxes at a time [default: CPUs].")]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -65,7 +68,7 @@ def make_tasks(
         raise ConfigError(f"--split: {package} has no such parts; it is for: understudy tasks make {_FUNCTIONS}")
     name = f"{_FUNCTIONS}-{(split or Split.train).value}" if package == _FUNCTIONS else package
     path = output or Path("tasks") / f"{name}-{count}-{seed}.jsonl"
-    workers = jobs or os.cpu_count() or 1
+    workers = jobs or available_cpus()
     cache = cache_dir()
     sandboxes = load_sandboxes("local")
     environment = python_environment(cache)
@@ -130,7 +133,6 @@ def check_tasks(
 ) -> None:
     """Validate tasks: the gold patch must score 1 and the empty patch 0. Exits with 1 when one is refused."""
 
-    from understudy.cli.selection import LOCAL, kind_for
     from understudy.config import cache_dir
     from understudy.run.validation import ValidatedTasks, validate_tasks
     from understudy.sandbox.base import load_sandboxes
@@ -147,13 +149,13 @@ def check_tasks(
         try:
             loaded = await load_tasks(specs, sandboxes=sandboxes, cache=cache, images=images)
             if sandbox is None:
-                sandboxes = load_sandboxes(kind_for(loaded.tasks))
+                sandboxes = load_sandboxes(sandbox_for(loaded.tasks))
             intake = await validate_tasks(
                 loaded.tasks,
                 cache=cache,
                 sandboxes=sandboxes,
                 environment=environment_for(sandboxes, cache),
-                concurrency=jobs or os.cpu_count() or 1,
+                concurrency=jobs or available_cpus(),
                 progress=_counter("{} of {} tasks validated"),
             )
         finally:

@@ -3,289 +3,336 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 import typer
+from msgspec import Struct
 
-from understudy.cli.commands.train_sources import imitated, refuse_of_exports, roles_of
-from understudy.cli.display.train_progress import Steps, tell
-from understudy.cli.options import command, filled
+from understudy.cli.commands.loop import loop, model_directory
+from understudy.cli.display.train_progress import StepProgress, print_training
+from understudy.cli.options import command
 from understudy.errors import ConfigError
 from understudy.train.options import DPOOptions, GRPOOptions, SFTOptions
+from understudy.util.settings import option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from collections.abc import Sequence as Many
     from contextlib import AbstractContextManager
 
     from understudy.train.algorithms.trl import TrainingContext, TrainingSummary
+    from understudy.train.data.groups import Sequence
     from understudy.train.engines.llamafactory import LlamaFactorySummary
+    from understudy.trajectory.roles import Role
 
-app = typer.Typer(no_args_is_help=True, help="Train a model on what a run gathered: imitate, prefer, reinforce.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Train a model on what a run gathered: imitate, prefer, reinforce.",
+    rich_markup_mode=None,
+    add_completion=False,
+)
 
-_Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A model's directory, or tiny: the one that comes with us.")
-]
-_From = Annotated[
-    list[Path],
-    typer.Option(
-        "--from", metavar="DIR", help="What to learn from: a run's output, or an export. Can be given again."
-    ),
-]
-_Output = Annotated[
-    Path, typer.Option("--output", "-o", metavar="DIR", help="The directory of the new model; must be empty.")
-]
-_Run = Annotated[str | None, typer.Option("--run", help="Rollouts of which run only.")]
-_Roles = Annotated[
-    str | None,
-    typer.Option(
-        help="Only calls of these roles: main, subagent, compaction, auxiliary [default: main,subagent]."
-    ),
-]
-_Suspicious = Annotated[
-    bool, typer.Option("--include-suspicious", help="Also rollouts whose patch may deceive the grader.")
-]
-_Config = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE.toml", help="Options from a table [sft], [dpo] or [grpo].")
-]
-_Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in DIR.")]
-_Checkpoint = Annotated[
-    Path | None, typer.Option("--checkpoint", metavar="DIR", help="Go on from this checkpoint.")
-]
-_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the model, or the training, in DIR.")]
-_SaveSteps = Annotated[
-    int, typer.Option("--save-steps", min=0, help="Optimizer steps between checkpoints [default: an epoch].")
-]
-_Track = Annotated[
-    str, typer.Option("--track", metavar="auto|none|NAME,…", help="Also tell tensorboard, wandb, mlflow.")
-]
-_Engine = Annotated[str, typer.Option("--engine", metavar="trl|llamafactory", help="What trains.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the summary.")]
 
 
-def sft(
-    *,
-    model: _Model,
-    from_: _From,
-    output: _Output,
-    run: _Run = None,
-    roles: _Roles = None,
-    threshold: Annotated[
-        float, typer.Option("--threshold", help="The least reward of a rollout that is imitated.")
-    ] = 1.0,
-    include_suspicious: _Suspicious = False,
-    config: _Config = None,
-    resume: _Resume = False,
-    checkpoint: _Checkpoint = None,
-    overwrite: _Overwrite = False,
-    save_steps: _SaveSteps = 0,
-    track: _Track = "auto",
-    engine: _Engine = "trl",
-    json_: _Json = False,
-    options: dict[str, Any],
-) -> None:
+class TrainingSettings(Struct, frozen=True, kw_only=True):
+    """What every training can be told beside the options of its trainer."""
+
+    model: Annotated[
+        str,
+        option("A model's directory, or tiny: the one that comes with us.", argument=True, metavar="MODEL"),
+    ]
+    sources: Annotated[
+        tuple[Path, ...],
+        option("What to learn from: a run's output, or an export. Can be given again.", "--from", metavar="DIR"),
+    ]
+    output: Annotated[
+        Path, option("The directory of the new model; must be empty.", "--output", "-o", metavar="DIR")
+    ]
+    run: Annotated[str | None, option("Rollouts of which run only.")] = None
+    include_suspicious: Annotated[
+        bool, option("Also rollouts whose patch may deceive the grader.", "--include-suspicious")
+    ] = False
+    config: Annotated[Path | None, option("Options from a table [sft], [dpo] or [grpo].", metavar="FILE.toml")] = (
+        None
+    )
+    resume: Annotated[bool, option("Go on from the last checkpoint in DIR.", "--resume")] = False
+    checkpoint: Annotated[Path | None, option("Go on from this checkpoint.", metavar="DIR")] = None
+    overwrite: Annotated[bool, option("Replace the model, or the training, in DIR.", "--overwrite")] = False
+    save_steps: Annotated[
+        int, option("Optimizer steps between checkpoints [default: an epoch; of grpo none].", ge=0)
+    ] = 0
+    track: Annotated[str, option("Also tell tensorboard, wandb, mlflow.", metavar="auto|none|NAME,…")] = "auto"
+
+    @property
+    def resume_from(self) -> bool | Path:
+        """The checkpoint to continue from, or whether to continue from the last one."""
+        return self.checkpoint or self.resume
+
+
+class _RoleSettings(TrainingSettings, frozen=True, kw_only=True):
+    """A training that learns from calls of some roles."""
+
+    roles: Annotated[
+        str | None,
+        option("Only calls of these roles: main, subagent, compaction, auxiliary [default: main,subagent]."),
+    ] = None
+
+
+class SFTSettings(_RoleSettings, frozen=True, kw_only=True):
+    """All that `understudy train sft` can be told."""
+
+    table: ClassVar[str] = "sft"
+    threshold: Annotated[float, option("The least reward of a rollout that is imitated.")] = 1.0
+    engine: Annotated[Literal["trl", "llamafactory"], option("What trains.")] = "trl"
+    trainer: SFTOptions = SFTOptions()
+
+
+class DPOSettings(TrainingSettings, frozen=True, kw_only=True):
+    """All that `understudy train dpo` can be told."""
+
+    table: ClassVar[str] = "dpo"
+    trainer: DPOOptions = DPOOptions()
+
+
+class GRPOSettings(_RoleSettings, frozen=True, kw_only=True):
+    """All that `understudy train grpo` can be told."""
+
+    table: ClassVar[str] = "grpo"
+    groups_per_update: Annotated[int, option("Groups that make one update [default: all].", ge=0)] = 0
+    trainer: GRPOOptions = GRPOOptions()
+
+
+@command
+def sft(settings: SFTSettings, json_: _Json = False) -> None:
     """Imitate what solved the tasks: the loss is on the sampled tokens alone.
 
     From a run's output, or an export in the format trl-tokens, with the tokens as they were sampled; from an
     export in the format trl-sft by the model's own chat template.
     """
-    from understudy.cli.commands.loop import model_directory
-
-    settings = filled(SFTOptions, options, config, "sft")
-    directory = model_directory(model)
-    refuse_of_exports(from_, {"--run": run, "--roles": roles, "--include-suspicious": include_suspicious})
-    if engine == "llamafactory":
-        ours = {
-            "--threshold": threshold != 1.0,
-            "--resume": resume,
-            "--checkpoint": checkpoint,
-            "--overwrite": overwrite,
-            "--save-steps": save_steps,
-            "--track": track not in ("auto", "none"),
-            "--micro-batch-tokens": settings.micro_batch_tokens != SFTOptions().micro_batch_tokens,
-        }
-        _by_llamafactory(directory, from_, output, settings, run, roles, include_suspicious, json_, ours)
+    directory = model_directory(settings.model)
+    _refuse_choices_in_exports(settings, settings.roles)
+    if settings.engine == "llamafactory":
+        _train_with_llamafactory(directory, settings, json_)
         return
-    if engine != "trl":
-        raise ConfigError(f"--engine: {engine!r} is none of trl, llamafactory")
     from understudy.train.algorithms.sft import train_sft
     from understudy.train.requirements import FULL, need
 
     need(*FULL)
-    steps = Steps("sft")
-    course = _course(steps, checkpoint or resume, track, save_steps)
-    sequences = imitated(directory, from_, run, roles, threshold, include_suspicious, course.left_out)
-    with _claim(output, (directory, *from_), course.resume, overwrite), steps:
-        made = train_sft(directory, sequences, output, settings, course)
-    words = f"learned {made.tokens} sampled tokens of {made.rows} sequences in {_steps_and_loss(made)}"
-    tell(made, f"{made.output}: {words}", json_)
+    progress = StepProgress("sft")
+    course = _course(progress, settings)
+    sequences = sequences_to_imitate(directory, settings, course.left_out)
+    with _claim(settings, directory), progress:
+        result = train_sft(directory, sequences, settings.output, settings.trainer, course)
+    text = f"learned {result.tokens} sampled tokens of {result.rows} sequences in {_steps_and_loss(result)}"
+    print_training(result, f"{result.output}: {text}", json_)
 
 
-def dpo(
-    *,
-    model: _Model,
-    from_: _From,
-    output: _Output,
-    run: _Run = None,
-    include_suspicious: _Suspicious = False,
-    config: _Config = None,
-    resume: _Resume = False,
-    checkpoint: _Checkpoint = None,
-    overwrite: _Overwrite = False,
-    save_steps: _SaveSteps = 0,
-    track: _Track = "auto",
-    json_: _Json = False,
-    options: dict[str, Any],
-) -> None:
+@command
+def dpo(settings: DPOSettings, json_: _Json = False) -> None:
     """Prefer what solved a task to what did not, where two rollouts of it first did something else.
 
     From a run's output, or an export in the format trl-dpo, which may also hold what teachers prefer.
     """
-    from understudy.cli.commands.loop import model_directory
     from understudy.train.algorithms.dpo import preferences, train_dpo
     from understudy.train.requirements import FULL, need
 
-    settings = filled(DPOOptions, options, config, "dpo")
     need(*FULL)
-    refuse_of_exports(from_, {"--run": run, "--include-suspicious": include_suspicious})
-    steps = Steps("dpo")
-    course = _course(steps, checkpoint or resume, track, save_steps)
-    directory = model_directory(model)
-    pairs = preferences(from_, directory, run=run, include_suspicious=include_suspicious, left_out=course.left_out)
-    with _claim(output, (directory, *from_), course.resume, overwrite), steps:
-        made = train_dpo(directory, pairs, output, settings, course)
-    tell(made, f"{made.output}: learned {made.rows} pairs in {_steps_and_loss(made)}", json_)
+    _refuse_choices_in_exports(settings)
+    progress = StepProgress("dpo")
+    course = _course(progress, settings)
+    directory = model_directory(settings.model)
+    pairs = preferences(
+        settings.sources,
+        directory,
+        run=settings.run,
+        include_suspicious=settings.include_suspicious,
+        left_out=course.left_out,
+    )
+    with _claim(settings, directory), progress:
+        result = train_dpo(directory, pairs, settings.output, settings.trainer, course)
+    print_training(result, f"{result.output}: learned {result.rows} pairs in {_steps_and_loss(result)}", json_)
 
 
-def grpo(
-    *,
-    model: _Model,
-    from_: _From,
-    output: _Output,
-    run: _Run = None,
-    roles: _Roles = None,
-    include_suspicious: _Suspicious = False,
-    groups_per_update: Annotated[
-        int, typer.Option("--groups-per-update", min=0, help="Groups that make one update [default: all].")
-    ] = 0,
-    config: _Config = None,
-    resume: _Resume = False,
-    checkpoint: _Checkpoint = None,
-    overwrite: _Overwrite = False,
-    save_steps: Annotated[
-        int, typer.Option("--save-steps", min=0, help="Updates between checkpoints [default: none].")
-    ] = 0,
-    track: _Track = "auto",
-    json_: _Json = False,
-    options: dict[str, Any],
-) -> None:
+@command
+def grpo(settings: GRPOSettings, json_: _Json = False) -> None:
     """Make what did better than its group likelier, and what did worse unlikelier, by the exact tokens.
 
     From a run's output, or an export in the format trl-tokens, with token ids and logprobs.
     """
-    from understudy.cli.commands.loop import model_directory
-    from understudy.train import metrics
     from understudy.train.data.load import groups
     from understudy.train.data.tokenizer_check import check_tokenizer_matches
+    from understudy.train.metrics import chosen
     from understudy.train.requirements import need
 
-    settings = filled(GRPOOptions, options, config, "grpo")
     need()
-    refuse_of_exports(from_, {"--run": run, "--roles": roles, "--include-suspicious": include_suspicious})
-    trackers = metrics.chosen(track)
-    directory = model_directory(model)
-    check_tokenizer_matches(from_, directory, run)
+    _refuse_choices_in_exports(settings, settings.roles)
+    trackers = chosen(settings.track)
+    directory = model_directory(settings.model)
+    check_tokenizer_matches(settings.sources, directory, settings.run)
     left_out = Counter[str]()
-    read = groups(
-        from_,
-        run=run,
-        roles=roles_of(roles),
-        include_suspicious=include_suspicious,
-        logprobs=settings.correction != "none",
-        temperature=settings.temperature,
-        left_out=left_out,
+    loaded = list(
+        groups(
+            settings.sources,
+            run=settings.run,
+            roles=roles_of(settings.roles),
+            include_suspicious=settings.include_suspicious,
+            logprobs=settings.trainer.correction != "none",
+            temperature=settings.trainer.temperature,
+            left_out=left_out,
+        )
     )
-    found = list(read)
     from understudy.train.algorithms.grpo import train_grpo
 
-    with _claim(output, (directory, *from_), checkpoint or resume, overwrite), Steps("grpo") as steps:
-        made = train_grpo(
+    with _claim(settings, directory), StepProgress("grpo") as progress:
+        result = train_grpo(
             directory,
-            found,
-            output,
-            settings,
-            groups_per_update=groups_per_update,
+            loaded,
+            settings.output,
+            settings.trainer,
+            groups_per_update=settings.groups_per_update,
             left_out=left_out,
-            resume=checkpoint or resume,
+            resume=settings.resume_from,
             trackers=trackers,
-            watch=lambda report, of: steps(
+            watch=lambda report, of: progress(
                 report.step, of, {"reward": report.reward_mean, "loss": report.loss, "grad_norm": report.grad_norm}
             ),
-            save_steps=save_steps,
+            save_steps=settings.save_steps,
         )
-    words = (
-        f"{made.output}: {made.updated} of {made.updates} updates over {made.groups} groups learned from "
-        f"{made.tokens} sampled tokens, {made.seconds:.0f} s; logprobs differ from those sampled with by "
-        f"{made.mismatch_mean:.2g} (at most {made.mismatch_max:.2g})"
+    text = (
+        f"{result.output}: {result.updated} of {result.updates} updates over {result.groups} groups learned from "
+        f"{result.tokens} sampled tokens, {result.seconds:.0f} s; logprobs differ from those sampled with by "
+        f"{result.mismatch_mean:.2g} (at most {result.mismatch_max:.2g})"
     )
-    tell(made, words, json_, made.skipped)
+    print_training(result, text, json_, result.skipped)
 
 
-def _course(told: Steps, resume: bool | Path, track: str, save_steps: int) -> TrainingContext:
-    """How a training through TRL goes. Raises ConfigError when a tracker is none."""
+app.command("sft", short_help="Imitate what solved the tasks.")(sft)
+app.command("dpo", short_help="Prefer what solved a task to what did not.")(dpo)
+app.command("grpo", short_help="Reinforce what did better than its group.")(grpo)
+app.command("loop", short_help="Collect, grade, update, publish, and again.")(loop)
+
+
+def _course(progress: StepProgress, settings: TrainingSettings) -> TrainingContext:
+    """How a training through TRL goes. Raises ConfigError for an unknown tracker."""
     from understudy.train.algorithms.trl import TrainingContext
     from understudy.train.metrics import chosen
 
-    return TrainingContext(resume=resume, trackers=chosen(track), on_step=told, save_steps=save_steps)
+    trackers = chosen(settings.track)
+    return TrainingContext(
+        resume=settings.resume_from, trackers=trackers, on_step=progress, save_steps=settings.save_steps
+    )
 
 
-def _claim(
-    output: Path, needed: tuple[Path, ...], resume: bool | Path, overwrite: bool
-) -> AbstractContextManager[None]:
-    """The output as this training's own; `resume` is a checkpoint to go on from, or whether to go on at all."""
+def _claim(settings: TrainingSettings, model: Path) -> AbstractContextManager[None]:
+    """The output as this training's own."""
     from understudy.train.output_dir import claim
 
-    needed = (*needed, resume) if isinstance(resume, Path) else needed
-    return claim(output, resume=bool(resume), overwrite=overwrite, needed=needed)
+    needed = [model, *settings.sources, *([settings.checkpoint] if settings.checkpoint else [])]
+    return claim(settings.output, resume=bool(settings.resume_from), overwrite=settings.overwrite, needed=needed)
 
 
-def _steps_and_loss(made: TrainingSummary | LlamaFactorySummary) -> str:
-    loss = f"loss {made.first_loss:.4f} → {made.last_loss:.4f}"
-    return f"{made.steps} steps, {made.seconds:.0f} s; {loss}"
+def _steps_and_loss(result: TrainingSummary | LlamaFactorySummary) -> str:
+    loss = f"loss {result.first_loss:.4f} → {result.last_loss:.4f}"
+    return f"{result.steps} steps, {result.seconds:.0f} s; {loss}"
 
 
-def _by_llamafactory(
-    model: Path,
-    sources: Many[Path],
-    output: Path,
-    settings: SFTOptions,
-    run: str | None,
-    roles: str | None,
-    include_suspicious: bool,
-    as_json: bool,
-    ours: Mapping[str, object],
-) -> None:
-    """Have LLaMA-Factory train; `ours` are options that it does not know, true where they were given."""
+def _train_with_llamafactory(model: Path, settings: SFTSettings, as_json: bool) -> None:
+    """Have LLaMA-Factory train. Raises ConfigError for options that it does not know."""
     from understudy.train.engines import llamafactory
 
-    if given := [option for option, value in ours.items() if value]:
+    unsupported = {
+        "--threshold": settings.threshold != 1.0,
+        "--resume": settings.resume,
+        "--checkpoint": settings.checkpoint,
+        "--overwrite": settings.overwrite,
+        "--save-steps": settings.save_steps,
+        "--track": settings.track not in ("auto", "none"),
+        "--micro-batch-tokens": settings.trainer.micro_batch_tokens != SFTOptions().micro_batch_tokens,
+    }
+    if given := [option for option, value in unsupported.items() if value]:
         raise ConfigError(f"{given[0]} means nothing to LLaMA-Factory; leave it out, or train by --engine trl")
-
-    made = llamafactory.train(
+    result = llamafactory.train(
         model,
-        sources,
-        output,
-        settings,
-        run=run,
-        roles=roles_of(roles),
-        include_suspicious=include_suspicious,
+        settings.sources,
+        settings.output,
+        settings.trainer,
+        run=settings.run,
+        roles=roles_of(settings.roles),
+        include_suspicious=settings.include_suspicious,
         on_line=lambda line: typer.echo(line, err=True),
     )
-    words = f"LLaMA-Factory learned {made.rows} conversations in {_steps_and_loss(made)}"
-    tell(made, f"{made.output}: {words}", as_json)
+    text = f"LLaMA-Factory learned {result.rows} conversations in {_steps_and_loss(result)}"
+    print_training(result, f"{result.output}: {text}", as_json)
 
 
-app.command("sft", short_help="Imitate what solved the tasks.")(command(sft, SFTOptions))
-app.command("dpo", short_help="Prefer what solved a task to what did not.")(command(dpo, DPOOptions))
-app.command("grpo", short_help="Reinforce what did better than its group.")(command(grpo, GRPOOptions))
+# --- what is learned from ------------------------------------------------------------------------------
+
+
+def _refuse_choices_in_exports(settings: TrainingSettings, roles: str | None = None) -> None:
+    options = {"--run": settings.run, "--roles": roles, "--include-suspicious": settings.include_suspicious}
+    refuse_of_exports(settings.sources, options)
+
+
+def refuse_of_exports(sources: Many[Path], options: Mapping[str, object]) -> None:
+    """Raise ConfigError when a source is an export and one of these options is given, which choose rollouts."""
+    from understudy.train.data.load import is_export
+
+    chosen = next((option for option, value in options.items() if value), None)
+    if chosen is not None and (export := next(filter(is_export, sources), None)) is not None:
+        raise ConfigError(
+            f"{chosen} chooses among rollouts, and {export} is an export, of which all was chosen when it was "
+            "written; leave the option out, or export anew with it"
+        )
+
+
+def sequences_to_imitate(model: Path, settings: SFTSettings, left_out: Counter[str]) -> list[Sequence]:
+    """The sequences to imitate, from stores and exports. Raises ConfigError when there are none."""
+    from understudy.train.data.load import export_format, format_counts, groups
+    from understudy.train.data.render import sequences_from_export
+    from understudy.train.data.tokenizer_check import check_tokenizer_matches
+
+    sequences: list[Sequence] = []
+    exact: list[Path] = []
+    for source in settings.sources:
+        if export_format(source) == "trl-sft":
+            if settings.threshold != 1.0:
+                raise ConfigError(f"--threshold: conversations of an export, as in {source}, have no rewards")
+            sequences += sequences_from_export(source, model, left_out)
+        else:
+            exact.append(source)
+    check_tokenizer_matches(exact, model, settings.run)
+    loaded = groups(
+        exact,
+        run=settings.run,
+        roles=roles_of(settings.roles),
+        include_suspicious=settings.include_suspicious,
+        logprobs=False,
+        left_out=left_out,
+    )
+    for group in loaded:
+        for rollout in group.rollouts:
+            if rollout.reward >= settings.threshold:
+                sequences += rollout.sequences
+            else:
+                left_out[f"rollouts with a reward below {settings.threshold:g}"] += 1
+    if not sequences:
+        raise ConfigError(
+            f"there is nothing to imitate in {', '.join(map(str, settings.sources))}; "
+            f"left out: {format_counts(left_out)}"
+        )
+    return sequences
+
+
+def roles_of(names: str | None) -> tuple[Role, ...]:
+    """The roles that an option names. Raises ConfigError for an unknown one."""
+    from understudy.export.corpus import WORK
+    from understudy.trajectory.roles import ROLES
+
+    if names is None:
+        return WORK
+    chosen = tuple(part.strip() for part in names.split(",") if part.strip())
+    if unknown := [name for name in chosen if name not in ROLES]:
+        raise ConfigError(f"--roles: {unknown[0]!r} is none of {', '.join(ROLES)}")
+    return cast("tuple[Role, ...]", chosen)

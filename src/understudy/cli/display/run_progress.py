@@ -15,7 +15,7 @@ _COUNTING_SHARE = 20
 """The store's counts are asked for again after this many times as long as asking took: it grows with the run."""
 
 
-class Display(RunMonitor, Drawn):
+class RunDisplay(RunMonitor, Drawn):
     """What a run tells, as one line of text; thread-safe to read."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What trainings tell: where they stand, and what they made."""
+"""Progress and results of a training."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
     from understudy.train.engines.llamafactory import LlamaFactorySummary
 
 
-def tell(
-    made: TrainingSummary | GRPOSummary | LlamaFactorySummary,
-    words: str,
+def print_training(
+    result: TrainingSummary | GRPOSummary | LlamaFactorySummary,
+    text: str,
     as_json: bool,
     skipped: Mapping[str, int] | None = None,
 ) -> None:
-    """Print what was made to stdout, as JSON or in `words`; before words what was not learned from, to stderr."""
+    """Print the result to stdout, as JSON or as `text`; with the text, what was not learned from, to stderr."""
     if as_json:
-        print_json(made)
+        print_json(result)
         return
-    for how, reasons in (("left out", made.left_out), ("skipped", skipped or {})):
+    for how, reasons in (("left out", result.left_out), ("skipped", skipped or {})):
         for why, count in reasons.items():
             typer.echo(f"{how}: {count} {why}", err=True)
-    typer.echo(words)
+    typer.echo(text)
 
 
-class Steps:
+class StepProgress:
     """Progress on stderr: a line that is redrawn on a terminal, a line now and then elsewhere."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._terminal = sys.stderr.isatty()
-        self._told = 0
+        self._reported = 0
 
-    def __enter__(self) -> Steps:
+    def __enter__(self) -> StepProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -56,7 +56,7 @@ class Steps:
         if self._terminal:
             sys.stderr.write(f"\r\x1b[K{line}")
             sys.stderr.flush()
-        elif step == of or step * 20 // max(of, 1) > self._told:
-            self._told = step * 20 // max(of, 1)
+        elif step == of or step * 20 // max(of, 1) > self._reported:
+            self._reported = step * 20 // max(of, 1)
             sys.stderr.write(line + "\n")
             sys.stderr.flush()

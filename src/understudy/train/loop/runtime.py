@@ -10,10 +10,10 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from understudy.errors import ConfigError
 from understudy.model.process import start_server
@@ -27,7 +27,9 @@ from understudy.train.options import GRPOOptions
 from understudy.train.publish.base import PathMapping, Publisher
 from understudy.train.publish.choice import make_publisher
 from understudy.types import Task
+from understudy.util.cpus import available_cpus
 from understudy.util.locks import locked
+from understudy.util.settings import option
 from understudy.util.statistics import ConfidenceInterval, newcombe
 
 _SAMPLE_BYTES = 1 << 20
@@ -45,20 +47,28 @@ class TrainerFactory(Protocol):
 
 
 class LoopRuntime(Struct, frozen=True, kw_only=True):
-    """What a loop works with, which is no part of what it is.
+    """What a loop works with, which is no part of what it is: its results do not depend on it.
 
-    Without `urls` it starts the embedded server, on `device`. `way` is how weights get to a server (see
+    Without `urls` it starts the embedded server, on `device`. `publish` is how weights get to a server (see
     `make_publisher`); `seen_as` the loop's directory as that server sees it. `threads` of the CPU are the
     trainer's, 0: as many as torch takes. `trackers` are told the numbers, by their names in `metrics`.
     """
 
-    concurrency: int
-    urls: tuple[str, ...] = ()
-    way: str = "disk"
-    api_key_env: str | None = None
-    seen_as: str | None = None
-    threads: int = 0
-    device: str = "cpu"
+    concurrency: Annotated[int, option("Agents at a time [default: CPUs + 1].", "--concurrency", "-j", ge=1)] = (
+        field(default_factory=lambda: available_cpus() + 1)
+    )
+    urls: Annotated[tuple[str, ...], option("The address of a server that runs; repeatable.", "--base-url")] = ()
+    publish: Annotated[str, option("How weights get to a server: disk, lora; vllm also: sleep, transfer.")] = (
+        "disk"
+    )
+    seen_as: Annotated[str | None, option("The loop's directory, as the server sees it [default: the same].")] = (
+        None
+    )
+    api_key_env: Annotated[str | None, option("The environment variable with the server's key.")] = None
+    device: Annotated[
+        Literal["cpu", "cuda"], option("Where the embedded server computes; the trainer takes a GPU.")
+    ] = "cpu"
+    threads: Annotated[int, option("CPU threads of the trainer; 0: as many as it takes.", ge=0)] = 0
     trackers: tuple[str, ...] = ()
 
 
@@ -102,7 +112,7 @@ async def run_loop(
     eval_tasks: Sequence[Task],
     *,
     sandboxes: Sandboxes,
-    means: LoopRuntime,
+    runtime: LoopRuntime,
     watcher: Watcher,
     collects: Callable[[RolloutCollector], None] = lambda collector: None,
     trainers: TrainerFactory = start_trainer,
@@ -117,7 +127,7 @@ async def run_loop(
     directory = LoopDirectory(root)
     manner = msgspec.convert(config.manner, RolloutSettings)
     options = msgspec.convert(config.trainer, GRPOOptions)
-    _check_publish_method(config, means, options)
+    _check_publish_method(config, runtime, options)
     alone = locked(
         directory.lock,
         busy=f"another loop is using {root}; wait for it, or give another --output-dir",
@@ -133,15 +143,15 @@ async def run_loop(
             weights = _kept(directory, state.weights)
             # Those that wait to be published have been learned all the same.
             resume = None if state.trained is None else _kept(directory, state.trained)
-            watching = stack.enter_context(TrackingWatcher(watcher, root, means.trackers))
+            watching = stack.enter_context(TrackingWatcher(watcher, root, runtime.trackers))
             trainer = await stack.enter_async_context(
-                trainers(Path(config.model), options, resume=resume, threads=means.threads)
+                trainers(Path(config.model), options, resume=resume, threads=runtime.threads)
             )
             served, publisher, watch = await stack.enter_async_context(
-                serving(config, directory, means, weights, state.version, fresh=not state.steps)
+                serving(config, directory, runtime, weights, state.version, fresh=not state.steps)
             )
             collector = RolloutCollector(
-                served, manner, sandboxes=sandboxes, concurrency=means.concurrency, version=state.version
+                served, manner, sandboxes=sandboxes, concurrency=runtime.concurrency, version=state.version
             )
             stack.push_async_callback(collector.close)
             collects(collector)
@@ -221,11 +231,11 @@ def _evaluated(evaluation: Evaluation) -> EvaluationSummary:
     )
 
 
-def _check_publish_method(config: LoopConfig, means: LoopRuntime, options: GRPOOptions) -> None:
+def _check_publish_method(config: LoopConfig, runtime: LoopRuntime, options: GRPOOptions) -> None:
     """Raise ConfigError for a way to publish that would fail once much had been done."""
-    if means.way == "lora" and options.lora is None:
+    if runtime.publish == "lora" and options.lora is None:
         raise ConfigError("--publish lora: there is no adapter to publish; train one, with --lora")
-    if means.way == "sleep" and config.asynchronous:
+    if runtime.publish == "sleep" and config.asynchronous:
         raise ConfigError(
             "--publish sleep: a server that sleeps while the policy is updated collects nothing meanwhile; leave "
             "out --async, or publish by disk"
@@ -245,35 +255,37 @@ def _kept(directory: LoopDirectory, weights: str) -> Path:
 
 @asynccontextmanager
 async def serving(
-    config: LoopConfig, directory: LoopDirectory, means: LoopRuntime, weights: Path, version: str, *, fresh: bool
+    config: LoopConfig, directory: LoopDirectory, runtime: LoopRuntime, weights: Path, version: str, *, fresh: bool
 ) -> AsyncGenerator[tuple[TrainedModelServer, Publisher, Callable[[], Awaitable[None]] | None]]:
     """A server that samples from `weights` as `version`, what changes them, and what raises when it ends."""
-    key = os.environ.get(means.api_key_env) if means.api_key_env else None
-    if means.api_key_env and not key:
+    key = os.environ.get(runtime.api_key_env) if runtime.api_key_env else None
+    if runtime.api_key_env and not key:
         raise ConfigError(
-            f"the environment variable {means.api_key_env} is not set; it must hold the server's key"
+            f"the environment variable {runtime.api_key_env} is not set; it must hold the server's key"
         )
-    seen_as = PathMapping(directory.root, Path(means.seen_as)) if means.seen_as else None
+    seen_as = PathMapping(directory.root, Path(runtime.seen_as)) if runtime.seen_as else None
     served = TrainedModelServer(
         backend=config.backend,
-        urls=means.urls,
+        urls=runtime.urls,
         model=config.served_model or None,
         tokenizer=config.model,
         tool_format=config.tool_format,
-        api_key_env=means.api_key_env,
+        api_key_env=runtime.api_key_env,
     )
-    if means.urls:
-        publisher = make_publisher(config.backend, means.urls, method=means.way, api_key=key, seen_as=seen_as)
+    if runtime.urls:
+        publisher = make_publisher(
+            config.backend, runtime.urls, method=runtime.publish, api_key=key, seen_as=seen_as
+        )
         await _sync_server(publisher, weights, version, fresh=fresh)
         yield served, publisher, None
         return
-    lora = means.way == "lora"
+    lora = runtime.publish == "lora"
     # An adapter is laid over the model that it was trained on.
     base, called = (Path(config.model), version_name(0)) if lora else (weights, version)
-    async with start_server(weights=base, version=called, device=means.device) as server:
+    async with start_server(weights=base, version=called, device=runtime.device) as server:
         url = f"{server.url}/v1"
         served = msgspec.structs.replace(served, urls=(url,), model=config.served_model or server.model)
-        publisher = make_publisher("embedded", url, method=means.way)
+        publisher = make_publisher("embedded", url, method=runtime.publish)
         if lora:
             await _sync_server(publisher, weights, version, fresh=fresh)
         yield served, publisher, server.watch

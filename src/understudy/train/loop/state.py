@@ -11,17 +11,19 @@ evaluations/step-0000/         the held-out tasks, as the policy of that step so
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Raw, Struct, field, to_builtins
 from msgspec.structs import replace
 
 from understudy.errors import ConfigError, StoreError
 from understudy.train.loop.curriculum import Rate
 from understudy.util.atomic import atomic_write, sync_tree
+from understudy.util.settings import option
 from understudy.util.statistics import ConfidenceInterval, check_share, wilson
 
 _T = TypeVar("_T")
@@ -36,38 +38,72 @@ _OTHERS = {"store.db": "a run", "config.json": "a model", "training": "a trainin
 """What a directory of another kind has. Whoever overwrites that one would remove the loop with it."""
 
 
-class LoopConfig(Struct, frozen=True, kw_only=True):
+class LoopSchedule(Struct, frozen=True, kw_only=True):
+    """How a loop goes, as its command says it; a part of what the loop is.
+
+    Each step begins as many groups of `samples` rollouts as make `groups` with those that are carried over. An
+    asynchronous loop updates as soon as a `quorum` (a share) of the groups of a step has ended; groups whose
+    oldest token is from more than `max_staleness` versions ago are dropped. Every update but the last step's has
+    at least `min_groups` groups whose rewards differ. Of the weights, those of `keep` steps stay.
+    """
+
+    steps: Annotated[
+        int,
+        option("Waves of rollouts, each with an update of the policy where something can be learned.", ge=1),
+    ] = 10
+    groups: Annotated[int, option("Tasks that a step learns from.", ge=1)] = 8
+    samples: Annotated[int, option("Rollouts a task.", "--samples", "-n", ge=2)] = 8
+    eval_every: Annotated[
+        int, option("Evaluate after every so many steps; 0: at the beginning and the end.", ge=0)
+    ] = 0
+    eval_samples: Annotated[int, option("Rollouts a held-out task.", ge=1)] = 1
+    asynchronous: Annotated[bool, option("Collect the next groups while the policy is updated.", "--async")] = (
+        False
+    )
+    max_staleness: Annotated[int, option("Async: groups older than this many versions are dropped.", ge=0)] = 2
+    quorum: Annotated[
+        float, option("Async: the share of a step's groups that an update waits for.", ge=0, le=1)
+    ] = 0.75
+    min_groups: Annotated[
+        int,
+        option("Update only with so many groups whose rewards differ, but for the last step; 0: with any.", ge=0),
+    ] = 0
+    keep: Annotated[int, option("Steps whose weights are kept: the best and the last.", ge=1)] = 3
+    backend: Annotated[str, option("What serves the model: embedded, vllm or sglang.")] = "embedded"
+    served_model: Annotated[str, option("The model's name at that server [default: its directory].")] = ""
+    tool_format: Annotated[str, option("The syntax of the model's tool calls.")] = "hermes"
+
+
+class LoopConfig(LoopSchedule, frozen=True, kw_only=True):
     """All that decides a loop's results.
 
-    `tasks` and `eval_tasks` map instance ids to the digests of their records. Each step begins as many groups
-    of `samples` rollouts as make `groups` with those that are carried over. An asynchronous loop updates as
-    soon as a `quorum` (a share) of the groups of a step has ended; groups whose oldest token is from more than
-    `max_staleness` versions ago are dropped. Every update but the last step's has at least `min_groups` groups
-    whose rewards differ. `trainer` are the options of the updates, `manner` those of the agents and of
-    sampling, as JSON. Of the weights, those of `keep` steps stay.
+    `tasks` and `eval_tasks` map instance ids to the digests of their records. `trainer` are the options of the
+    updates, `manner` those of the agents and of sampling (`run.collector.RolloutSettings`), as JSON.
     """
 
     model: str
     model_digest: str
-    backend: str = "embedded"
-    served_model: str = ""
-    tool_format: str = "hermes"
     tasks: dict[str, str]
     eval_tasks: dict[str, str] = field(default_factory=dict[str, str])
-    steps: int
-    groups: int
-    samples: int
-    eval_every: int = 0
-    eval_samples: int = 1
     seed: int = 0
-    asynchronous: bool = False
-    max_staleness: int = 2
-    quorum: float = 0.75
-    min_groups: int = 0
     sandbox: str = "local"
     manner: dict[str, Any] = field(default_factory=dict[str, Any])
     trainer: dict[str, Any] = field(default_factory=dict[str, Any])
-    keep: int = 3
+
+    @property
+    def directory_id(self) -> str:
+        """Eight digits by which the same command finds its directory, also where it only asks for more steps."""
+        values = to_builtins(replace(self, steps=0, keep=0, eval_every=0))
+        # A digest of JSON depends on the order of the fields: it must stay that of the first release.
+        encoded = {name: Raw(msgspec.json.encode(values[name], order="deterministic")) for name in _DIGEST_ORDER}
+        return hashlib.sha256(msgspec.json.encode(encoded)).hexdigest()[:8]
+
+
+_DIGEST_ORDER = (
+    "model", "model_digest", "backend", "served_model", "tool_format", "tasks", "eval_tasks", "steps", "groups",
+    "samples", "eval_every", "eval_samples", "seed", "asynchronous", "max_staleness", "quorum", "min_groups",
+    "sandbox", "manner", "trainer", "keep",
+)  # fmt: skip
 
 
 class GroupRef(Struct, frozen=True, array_like=True, order=True):

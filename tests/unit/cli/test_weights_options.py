@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from understudy.cli.backends import embedded, run_config
+from understudy.cli.backends import embedded_server, run_gateway_config
+from understudy.cli.settings import ModelSettings
 from understudy.errors import ConfigError
 
 
@@ -21,13 +22,22 @@ from understudy.errors import ConfigError
 def test_weights_are_for_the_server_that_the_run_starts(
     tmp_path: Path, backend: str, urls: list[str], policy: str | None, words: str
 ) -> None:
-    settings, _, _ = run_config(backend, None, urls, "m" if urls else None, None, None, None, tmp_path)
+    model = ModelSettings(
+        backend=backend,
+        base_url=tuple(urls),
+        backend_model_high="m" if urls else None,
+        weights=tmp_path,
+        weights_version="v1",
+        policy=policy,
+    )
+    settings, _, _ = run_gateway_config(model)
     with pytest.raises(ConfigError, match=words):
-        embedded(settings, policy, tmp_path, "v1")
+        embedded_server(settings, model)
 
 
 def test_weights_are_asked_in_tokens_by_their_own_tokenizer(tmp_path: Path) -> None:
-    settings, _, _ = run_config("embedded", None, [], None, None, None, None, tmp_path)
+    model = ModelSettings(weights=tmp_path, weights_version="v1")
+    settings, _, _ = run_gateway_config(model)
     high = settings.models.high
     assert (high.tokens, high.tokenizer, high.tool_format) == ("exact", str(tmp_path), "hermes")
-    assert embedded(settings, None, tmp_path, "v1") == (None, str(tmp_path), "v1")
+    assert embedded_server(settings, model) == (None, str(tmp_path), "v1")

@@ -1,0 +1,250 @@
+"""Settings: msgspec structs whose fields are options of a command and keys of a TOML table at the same time.
+
+A field is an option when its type carries `option(...)`:
+
+    class RunSettings(Struct, frozen=True, kw_only=True):
+        table: ClassVar[str] = "run"
+        samples: Annotated[int, option("Rollouts a task.", "--samples", "-n", ge=1)] = 1
+
+`understudy.cli.options` makes the options of a command from such a struct, and `build` makes the struct of what
+was given: an option of the command line counts before a key of the file, which counts before the default. Bounds
+are checked by msgspec, wherever the value came from.
+
+A field whose type is another settings struct is a group: its fields are options of the same command, and keys of
+the same table unless the group has a `table` of its own. A group that may be None (`T | None`) has a switch: its
+name is a boolean option, and its fields carry its name as a prefix (`--lora`, `--lora-rank`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
+
+import msgspec
+from msgspec import Meta, Struct
+
+from understudy.errors import ConfigError
+
+T = TypeVar("T", bound=Struct)
+
+
+def option(
+    help: str,
+    *flags: str,
+    argument: bool = False,
+    metavar: str | None = None,
+    commas: bool = False,
+    off: bool = False,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+) -> Meta:
+    """Make a field an option: what it does, and its `flags`, where these do not follow from its name.
+
+    An `argument` is given by its position. With `commas` a tuple is given as one text, else by repeating the
+    option. `off` is a boolean that is true unless the option, which takes no value, is given. The bounds are those
+    of a number.
+    """
+    extra = {"flags": flags, "argument": argument, "metavar": metavar, "commas": commas, "off": off}
+    bounds: dict[str, Any] = {
+        name: bound for name, bound in (("ge", ge), ("gt", gt), ("le", le)) if bound is not None
+    }
+    return Meta(description=help, extra=extra, **bounds)
+
+
+class Option(NamedTuple):
+    """One option of a settings struct.
+
+    `name` is what the command's function calls it, `path` the fields that lead to its value, `table` and `key`
+    where a file has it. `type` is the type of its value without None. `switch`: of a group that may be None.
+    """
+
+    name: str
+    path: tuple[str, ...]
+    table: str
+    key: str
+    type: Any
+    default: Any
+    meta: Meta
+    switch: bool = False
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What `option` was given beside the help and the bounds."""
+        return self.meta.extra or {}
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that the value may be; none where it may be any."""
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+
+def options_of(kind: type[Struct], table: str = "") -> Iterator[Option]:
+    """The options of a settings struct, in the order of its fields, those of its groups included."""
+    yield from _options(kind, getattr(kind, "table", table), (), "")
+
+
+def _options(kind: type[Struct], table: str, path: tuple[str, ...], prefix: str) -> Iterator[Option]:
+    for field in msgspec.structs.fields(kind):
+        plain, meta = _unwrap(field.type)
+        here = (*path, field.name)
+        if isinstance(plain, type) and issubclass(plain, Struct):
+            optional = field.default is None
+            inner = table if optional else getattr(plain, "table", table)
+            if optional and meta is not None:
+                yield Option(field.name, here, table, field.name, bool, False, meta, switch=True)
+            yield from _options(plain, inner, here, f"{field.name}_" if optional else prefix)
+        elif meta is not None and meta.extra is not None:
+            flags: tuple[str, ...] = meta.extra["flags"]
+            long = next((flag for flag in flags if flag.startswith("--")), "--" + field.name)
+            key = field.name if meta.extra["off"] else long.removeprefix("--").partition("/")[0].replace("-", "_")
+            default = field.default if field.default is not msgspec.NODEFAULT else _made(field.default_factory)
+            yield Option(prefix + field.name, here, table, key, plain, default, meta)
+
+
+def _made(factory: Any) -> Any:
+    return msgspec.NODEFAULT if factory is msgspec.NODEFAULT else factory()
+
+
+def _unwrap(kind: Any) -> tuple[Any, Meta | None]:
+    """A field's type without None and annotations, and its `option`, wherever in the type that stands."""
+    meta = None
+    while True:
+        if get_origin(kind) is Annotated:
+            kind, *extras = get_args(kind)
+            meta = next((each for each in extras if isinstance(each, Meta)), meta)
+        elif get_origin(kind) in (Union, UnionType) and NoneType in get_args(kind):
+            kind = next(each for each in get_args(kind) if each is not NoneType)
+        else:
+            return kind, meta
+
+
+def build(kind: type[T], given: Mapping[str, Any], file: Mapping[str, Any], source: str = "options") -> T:
+    """The settings: what was `given` (None: not), else what the tables of a `file` say, else the defaults.
+
+    `source` names the file in errors. Raises ConfigError for a key that is unknown or has an unsuitable value.
+    """
+    options = list(options_of(kind))
+    tables = _tables(options, file, source)
+    values: dict[str, Any] = {}
+    groups: dict[tuple[str, ...], Option] = {each.path: each for each in options if each.switch}
+    for each in options:
+        if each.switch:
+            continue
+        group = groups.get(each.path[:-1])
+        table = tables.get(each.table, {})
+        if group is not None:
+            table = _table(table.get(group.key))
+        value = given.get(each.name)
+        if value is None:
+            value = table.get(each.key)
+        if value is None:
+            continue
+        if group is not None and given.get(group.name) is False:
+            if given.get(each.name) is not None:
+                raise ConfigError(
+                    f"--no-{group.key} and --{each.name.replace('_', '-')} contradict each other; "
+                    "leave one of them out"
+                )
+            continue
+        _put(values, each.path, _prepared(each, value))
+    for path, group in groups.items():
+        wanted = given.get(group.name)
+        present = isinstance(tables.get(group.table, {}).get(group.key), dict)
+        if wanted is not False and (wanted or present):
+            _put(values, (*path, ""), None)  # the group itself, with its defaults
+    return _converted(kind, values, options, tables, source)
+
+
+def _prepared(each: Option, value: Any) -> Any:
+    if each.extra.get("commas") and isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    """Put a value at a path of nested dicts; the last name may be "", which only makes sure of the dict."""
+    for name in path[:-1]:
+        values = values.setdefault(name, {})
+    if path[-1]:
+        values[path[-1]] = value
+
+
+def _tables(options: list[Option], file: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
+    """The tables of a file that the options read. Raises ConfigError for one with an unknown key."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(each.table for each in options):
+        if name not in file:
+            continue
+        if not isinstance(file[name], dict):
+            raise ConfigError(f"{source}: {name} must be a table, written as [{name}]")
+        table = _table(file[name])
+        switches = {each.path: each.key for each in options if each.switch and each.table == name}
+        grouped: dict[str, list[str]] = {key: [] for key in switches.values()}
+        keys: list[str] = [each.key for each in options if each.switch and each.table == name]
+        for each in options:
+            if each.table == name and not each.switch:
+                group = switches.get(each.path[:-1])
+                (keys if group is None else grouped[group]).append(each.key)
+        _refuse_unknown(f"{source}: [{name}]", table, keys)
+        for group, inner in grouped.items():
+            _refuse_unknown(f"{source}: [{name}.{group}]", _table(table.get(group)), inner)
+        found[name] = table
+    return found
+
+
+def _table(value: Any) -> dict[str, Any]:
+    """A value as a table; an empty one where it is none."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _refuse_unknown(where: str, table: Mapping[str, Any], keys: list[str]) -> None:
+    for key in table:
+        if key not in keys:
+            close = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
+            hint = f"did you mean {close[0]!r}?" if close else f"expected some of: {', '.join(keys)}"
+            raise ConfigError(f"{where} has an unknown key {key!r}; {hint}")
+
+
+def _converted(
+    kind: type[T], values: dict[str, Any], options: list[Option], tables: Mapping[str, Any], source: str
+) -> T:
+    try:
+        return msgspec.convert(values, kind, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `$")
+        path = tuple(place.rstrip("`").lstrip(".").split("."))
+        each = next((each for each in options if each.path == path), None)
+        if each is None:
+            raise ConfigError(f"{source}: {error}") from error
+        where = f"{source}: [{each.table}] {each.key}" if each.key in tables.get(each.table, {}) else each.key
+        choices = f"; expected one of {', '.join(each.choices)}" if each.choices else ""
+        raise ConfigError(f"{where}: {text[:1].lower()}{text[1:]}{choices}") from error
+
+
+def _decode(kind: type[Any], value: Any) -> Any:
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    raise TypeError(f"expected {kind.__name__}, got {value!r}")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file. Raises ConfigError when it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: invalid TOML: {error}") from error
+
+
+def require_table(file: Mapping[str, Any], kind: type[Struct], source: str) -> None:
+    """Raise ConfigError when a file has none of the tables that the settings are read from."""
+    tables = list(dict.fromkeys(each.table for each in options_of(kind)))
+    if not any(table in file for table in tables):
+        wanted = " or ".join(f"[{table}]" for table in tables)
+        raise ConfigError(f"{source}: has no table {wanted}; it has: {', '.join(file) or 'nothing'}")
