@@ -20,8 +20,7 @@ import pytest
 from msgspec.structs import replace
 
 from understudy.errors import SandboxError, TaskError
-from understudy.grade.delta import PristineRepository
-from understudy.grade.patch import NO_PATCH, extract_patch
+from understudy.grade.patch import NO_PATCH, PristineRepository, extract_patch
 from understudy.sandbox.base import Mount, Sandbox, SandboxLimits, SandboxSpec
 from understudy.sandbox.docker.engine import find_engine
 from understudy.sandbox.docker.images import ImageStore

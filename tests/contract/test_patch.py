@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from understudy.grade.patch import MAX_PATCH_BYTES, NO_PATCH, extract_patch, gate
+from understudy.grade.gate import gate
+from understudy.grade.patch import MAX_PATCH_BYTES, NO_PATCH, extract_patch
 from understudy.plugins import load
 from understudy.sandbox.base import Sandbox, Sandboxes, SandboxLimits
 from understudy.sandbox.docker.container import DockerSandbox

@@ -178,9 +178,9 @@ def canary_problem(canaries: Canaries, reading: ParsedLog) -> str:
     wrong: list[str] = []
     for names, expected in ((canaries.passing, {PASSED}), (canaries.failing, {FAILED, ERROR})):
         for name in names:
-            seen = {status for id, test in reading.tests.items() if name in id for status in test.counts}
-            if not seen or not seen <= expected:
-                wrong.append(f"{min(expected)} expected, {' and '.join(sorted(seen)) or 'nothing'} seen")
+            statuses = {status for id, test in reading.tests.items() if name in id for status in test.counts}
+            if not statuses or not statuses <= expected:
+                wrong.append(f"{min(expected)} expected, {' and '.join(sorted(statuses)) or 'nothing'} seen")
     return f"{len(wrong)} of {len(canaries.passing + canaries.failing)} canaries: {wrong[0]}" if wrong else ""
 
 

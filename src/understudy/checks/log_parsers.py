@@ -43,22 +43,22 @@ _CONTROLS = dict.fromkeys(range(1, 32))
 def pytest_summary(log: str) -> Iterator[tuple[str, str]]:
     """`STATUS id` lines, where an id ends at the first space."""
     for line in lines(log):
-        if words := _summary_words(line):
-            yield words[1], words[0]
+        if fields := _summary_fields(line):
+            yield fields[1], fields[0]
 
 
 def pytest_matplotlib(log: str) -> Iterator[tuple[str, str]]:
     """`summary`, with the mouse buttons as numbers: how they are shown depends on the version of Python."""
     for line in lines(log):
-        if words := _summary_words(line.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3")):
-            yield words[1], words[0]
+        if fields := _summary_fields(line.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3")):
+            yield fields[1], fields[0]
 
 
 def pytest_options(log: str) -> Iterator[tuple[str, str]]:
     """`summary`, with a parameter that is an absolute path reduced to its last part: it differs by machine."""
     for line in lines(log):
-        if words := _summary_words(line):
-            yield _without_path(words[1]), words[0]
+        if fields := _summary_fields(line):
+            yield _without_path(fields[1]), fields[0]
 
 
 def pytest_verbose(log: str) -> Iterator[tuple[str, str]]:
@@ -68,43 +68,43 @@ def pytest_verbose(log: str) -> Iterator[tuple[str, str]]:
         if line.startswith(STATUSES):
             if line.startswith(FAILED):
                 line = line.partition(" - ")[0]
-            words = line.split()
-            if len(words) >= 2 and not _counts_skips(words):
-                yield " ".join(words[1:]), words[0]
+            fields = line.split()
+            if len(fields) >= 2 and not _counts_skips(fields):
+                yield " ".join(fields[1:]), fields[0]
         elif line.endswith(STATUSES):
-            words = line.split()
-            if len(words) >= 2:
-                yield " ".join(words[:-1]), words[-1]
+            fields = line.split()
+            if len(fields) >= 2:
+                yield " ".join(fields[:-1]), fields[-1]
 
 
 def pytest_seaborn(log: str) -> Iterator[tuple[str, str]]:
     """`FAILED id`, `PASSED id` and `id PASSED …` lines; nothing else counts."""
     for line in lines(log):
-        words = line.split(None, 2)
-        if len(words) < 2:
+        fields = line.split(None, 2)
+        if len(fields) < 2:
             continue
         if line.startswith(FAILED):
-            yield words[1], FAILED
+            yield fields[1], FAILED
         elif f" {PASSED} " in line:
-            if words[1] == PASSED:
-                yield words[0], PASSED
+            if fields[1] == PASSED:
+                yield fields[0], PASSED
         elif line.startswith(PASSED):
-            yield words[1], PASSED
+            yield fields[1], PASSED
 
 
-def _summary_words(line: str) -> list[str]:
+def _summary_fields(line: str) -> list[str]:
     """The status and the first word after it; nothing for another line."""
     if not line.startswith(STATUSES):
         return []
     if line.startswith(FAILED):
         line = line.replace(" - ", " ")
-    words = line.split(None, 2)
-    return words if len(words) >= 2 and not _counts_skips(words) else []
+    fields = line.split(None, 2)
+    return fields if len(fields) >= 2 and not _counts_skips(fields) else []
 
 
-def _counts_skips(words: list[str]) -> bool:
+def _counts_skips(fields: list[str]) -> bool:
     """Whether this is `SKIPPED [3] file:line: reason`, which names no test."""
-    return words[0] == SKIPPED and _SKIP_COUNT.match(words[1]) is not None
+    return fields[0] == SKIPPED and _SKIP_COUNT.match(fields[1]) is not None
 
 
 def _without_path(id: str) -> str:
@@ -153,8 +153,8 @@ def django(log: str) -> Iterator[tuple[str, str]]:
             if line.endswith(suffix):
                 yield line.partition(suffix)[0], status
         for heading, status in _HEADINGS.items():
-            if line.startswith(heading) and len(words := line.split(None, 2)) > 1:
-                yield words[1], status
+            if line.startswith(heading) and len(fields := line.split(None, 2)) > 1:
+                yield fields[1], status
         if line.startswith("ok") and latest is not None:
             yield latest, PASSED
     yield from ((id, PASSED) for id in _late(log))
@@ -272,9 +272,9 @@ def parse_log(
     if name in PARSERS:
         return _collect(PARSERS[name](log), frozenset(wanted), containing)
     statuses, ran = swebench_parsers.parse(name, log, instance)
-    reading = _collect(statuses.items(), frozenset(wanted), containing)
-    reading.ran = reading.ran or ran
-    return reading
+    parsed = _collect(statuses.items(), frozenset(wanted), containing)
+    parsed.ran = parsed.ran or ran
+    return parsed
 
 
 def is_cut(id: str) -> bool:
@@ -282,14 +282,14 @@ def is_cut(id: str) -> bool:
     return id.count("[") > id.count("]")
 
 
-def _collect(found: Iterable[tuple[str, str]], wanted: frozenset[str], containing: str) -> ParsedLog:
-    reading = ParsedLog()
+def _collect(pairs: Iterable[tuple[str, str]], wanted: frozenset[str], containing: str) -> ParsedLog:
+    parsed = ParsedLog()
     cut = tuple(id for id in wanted if is_cut(id))
-    for id, status in found:
-        reading.any_test = reading.ran = True
-        reading.failures = reading.failures or status in (FAILED, ERROR)
+    for id, status in pairs:
+        parsed.any_test = parsed.ran = True
+        parsed.failures = parsed.failures or status in (FAILED, ERROR)
         if id in wanted or (cut and id.startswith(cut)) or (containing and containing in id):
-            seen = reading.tests.setdefault(id, LoggedTest())
-            seen.last = status
-            seen.counts[status] = seen.counts.get(status, 0) + 1
-    return reading
+            test = parsed.tests.setdefault(id, LoggedTest())
+            test.last = status
+            test.counts[status] = test.counts.get(status, 0) + 1
+    return parsed

@@ -1,4 +1,4 @@
-"""Running a task's hidden checks inside an open sandbox and reading back what happened."""
+"""Checks that are pytest files: run them with a reporter of ours, and judge what it reported."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ import msgspec
 from msgspec import Struct, field
 
 from understudy.checks import report_plugin
-from understudy.errors import ConfigError, GraderError, SandboxError
-from understudy.sandbox.base import Completed, Mount, Sandbox
-from understudy.types import PytestChecks, ScriptChecks, TestOutcome
+from understudy.checks.base import CheckResult, outcome_reason, output_tail, read_result_file
+from understudy.errors import GraderError
+from understudy.sandbox.base import Mount, Sandbox
+from understudy.types import KEEPS, SOLVES, PytestChecks, TestOutcome, Verdict
 
 PLUGIN_MOUNT = Mount(Path(report_plugin.__file__), "/opt/understudy/report_plugin.py")
 """Every sandbox in which `run_pytest` is called must have this mount; `sandbox_spec` adds it."""
 
-REWARDS = "/tmp/understudy-rewards"
-"""Where check scripts write their reward: the directory of `reward_file` is a link to it (`hidden_mounts`)."""
-
 _REPORT_BYTES = 32 << 20
-_REWARD_BYTES = 64 << 10
-_LOG_CHARS = 32_000
 _NOT_STARTED = frozenset({126, 127, report_plugin.NOT_STARTED})
 
 
@@ -40,16 +36,6 @@ class PytestReport(Struct):
     timed_out: bool
     log: str
     finished: bool = True
-
-
-class ScriptResult(Struct):
-    """What a check script said: its reward, or None when it gave none that can be read, and its output's end."""
-
-    reward: float | None
-    exit_code: int | None
-    timed_out: bool
-    log: str
-    complaint: str = ""
 
 
 class _ReportLine(Struct):
@@ -89,68 +75,16 @@ async def run_pytest(sandbox: Sandbox, files: Sequence[str], *, timeout_s: float
         env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         cwd=sandbox.workdir,
     )
-    log = _log(done)
+    log = output_tail(done)
     if done.exit_code in _NOT_STARTED:
-        # The tested code may exit like this too; but a pytest that can be loaded did start.
+        # The tested code may exit with these codes too, but then pytest can be imported.
         probe = await sandbox.run(["python", "-P", "-s", "-c", "import pytest"], timeout_s=60, cwd="/")
         if probe.exit_code != 0:
             raise GraderError(f"pytest could not be started (exit code {done.exit_code}):\n{log[-2000:]}")
-    raw = await _read_report(sandbox, report, _REPORT_BYTES)
+    raw = await read_result_file(sandbox, report, _REPORT_BYTES)
     outcomes, messages, end = _outcomes(raw)
     finished = end is not None and end == done.exit_code
     return PytestReport(outcomes, messages, done.exit_code, done.timed_out, log, finished)
-
-
-async def run_script(sandbox: Sandbox, checks: ScriptChecks, *, env: dict[str, str] | None = None) -> ScriptResult:
-    """Run a check script in the working directory and read the reward it wrote.
-
-    The hidden files are where the sandbox's mount for `checks.target` is. Raises SandboxError, or GraderError when
-    the command does not exist, ConfigError when the sandbox shares its paths with this machine.
-    """
-    if sandbox.locate(checks.target) != checks.target:
-        raise ConfigError(
-            f"a check script writes to {checks.reward_file}, which without isolation is a file of this machine; "
-            "run this task with --sandbox local"
-        )
-    await sandbox.run(["mkdir", "-p", REWARDS], timeout_s=30)
-    located = sandbox.locate(checks.target)
-    command = [
-        located + word.removeprefix(checks.target) if word.startswith(checks.target + "/") else word
-        for word in checks.command
-    ]
-    done = await sandbox.run(command, timeout_s=checks.timeout_s, env=env, cwd=sandbox.workdir)
-    log = _log(done)
-    if done.exit_code in (126, 127):
-        raise GraderError(
-            f"the check {checks.command} could not be started (exit code {done.exit_code}):\n{log[-2000:]}"
-        )
-    result = ScriptResult(None, done.exit_code, done.timed_out, log)
-    if done.timed_out:
-        return result
-    text = await _read_report(sandbox, checks.reward_file, _REWARD_BYTES)
-    beside = await _read_report(sandbox, posixpath.splitext(checks.reward_file)[0] + ".json", _REWARD_BYTES)
-    try:
-        if text.strip():
-            result.reward = float(text)
-        elif beside.strip():
-            result.reward = float(msgspec.json.decode(beside, type=dict[str, float | int])["reward"])
-        else:
-            result.reward = 1.0 if done.exit_code == 0 else 0.0
-    except (ValueError, KeyError, RecursionError) as error:
-        result.complaint = f"the reward that the checks wrote is not a number: {error}"
-    return result
-
-
-async def _read_report(sandbox: Sandbox, path: str, limit: int) -> bytes:
-    """A file the checks wrote; empty when there is none or it is unusable, which only the tested code causes."""
-    try:
-        return await sandbox.read(path, limit=limit)
-    except FileNotFoundError:
-        return b""
-    except SandboxError:
-        # Too large, a pipe or a directory: the tested code's doing. A broken sandbox fails here again.
-        await sandbox.run(["true"], timeout_s=30)
-        return b""
 
 
 def _outcomes(raw: bytes) -> tuple[dict[str, TestOutcome], dict[str, str], int | None]:
@@ -165,9 +99,9 @@ def _outcomes(raw: bytes) -> tuple[dict[str, TestOutcome], dict[str, str], int |
         if line.end is not None:
             end = line.end
         elif line.id:
-            seen = phases.setdefault(line.id, _TestPhases())
-            seen.outcomes.setdefault(line.when, set()).add(line.outcome)
-            seen.message = seen.message or line.message
+            reported = phases.setdefault(line.id, _TestPhases())
+            reported.outcomes.setdefault(line.when, set()).add(line.outcome)
+            reported.message = reported.message or line.message
     outcomes: dict[str, TestOutcome] = {
         id: outcome for id, seen in phases.items() if (outcome := _outcome(seen.outcomes))
     }
@@ -197,6 +131,24 @@ def _outcome(phases: dict[str, set[str]]) -> TestOutcome | None:
     return _BY_CALL.get(call or setup, "error") if call or setup != "passed" else None
 
 
-def _log(done: Completed) -> str:
-    both = done.stdout + (b"\n" + done.stderr if done.stderr else b"")
-    return both[-4 * _LOG_CHARS :].decode(errors="replace")[-_LOG_CHARS:]
+def judge_pytest(checks: PytestChecks, report: PytestReport) -> CheckResult:
+    """Judge a pytest report; the verdict's `tests` are the outcomes of the deciding ids.
+
+    The report is a file that the tested code can write to as well, so the exit code must agree with it.
+    """
+    ids = (*checks.fail_to_pass, *checks.pass_to_pass)
+    tests: dict[str, TestOutcome] = {id: report.outcomes.get(id, "missing") for id in ids}
+    not_fixed = [id for id in checks.fail_to_pass if tests[id] not in SOLVES]
+    not_kept = [id for id in checks.pass_to_pass if tests[id] not in KEEPS]
+    failures = any(outcome in ("failed", "error") for outcome in report.outcomes.values())
+    if report.timed_out:
+        reason = f"the tests did not end in {checks.timeout_s:g} s"
+    elif reason := outcome_reason(checks, not_fixed, not_kept, tests):
+        pass
+    elif not report.finished or report.exit_code not in (0, 1):
+        reason = f"pytest did not come to its end (exit code {report.exit_code})"
+    elif (report.exit_code == 1) != failures:
+        reason = f"pytest's exit code {report.exit_code} and the outcomes it reported do not agree"
+    reward = 0.0 if reason else 1.0
+    reason = reason or f"all {len(ids)} tests pass"
+    return CheckResult(Verdict(reward=reward, reason=reason, tests=tests, log=report.log))

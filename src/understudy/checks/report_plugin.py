@@ -67,7 +67,7 @@ def main(report: str, root: str, *files: str) -> int:
     """Run pytest over `files` below `root`; return its exit code."""
     # The tree must not stand in for pytest: it joins the path only when pytest is loaded.
     foreign = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    tree = [place for place in sys.path if place in foreign]
+    tree = [entry for entry in sys.path if entry in foreign]
     sys.path[:] = [place for place in sys.path if place not in foreign]
     try:
         import pytest

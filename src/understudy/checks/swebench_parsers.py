@@ -57,10 +57,10 @@ class _ParserReply(Struct):
 
 def package_directory() -> Path | None:
     """The directory that holds the `swebench` package; None when it is not installed."""
-    found = importlib.util.find_spec("swebench")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("swebench")
+    if spec is None or not spec.submodule_search_locations:
         return None
-    return Path(next(iter(found.submodule_search_locations))).parent
+    return Path(next(iter(spec.submodule_search_locations))).parent
 
 
 @functools.cache
@@ -85,15 +85,15 @@ def parse(name: str, log: str, instance: str) -> tuple[dict[str, str], bool]:
 
 
 def _run_package(order: str, name: str, instance: str, log: bytes) -> _ParserReply:
-    found = package_directory()
-    if found is None:
+    directory = package_directory()
+    if directory is None:
         raise GraderError("the swebench package is not installed; expected: pip install 'understudy[swebench]'")
-    argv = [sys.executable, "-I", "-c", _PROGRAM, str(found), order, str(_MEMORY_BYTES), name, instance]
+    argv = [sys.executable, "-I", "-c", _PROGRAM, str(directory), order, str(_MEMORY_BYTES), name, instance]
     try:
         done = subprocess.run(argv, input=log, capture_output=True, timeout=_TIMEOUT_S, check=False, env={})
     except subprocess.TimeoutExpired as error:
         raise GraderError(f"the parser {name!r} of swebench did not end in {_TIMEOUT_S} s") from error
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()[-1000:]
-        raise GraderError(f"swebench in {found} (expected version 5) failed to {order} {name!r}: {said}")
+        message = done.stderr.decode(errors="replace").strip()[-1000:]
+        raise GraderError(f"swebench in {directory} (expected version 5) failed to {order} {name!r}: {message}")
     return msgspec.json.decode(done.stdout, type=_ParserReply)

@@ -11,7 +11,8 @@ import io
 import tarfile
 
 from understudy.errors import GraderError, TaskError
-from understudy.grade.patch import paths_of, scratch_name
+from understudy.grade.gate import paths_of
+from understudy.grade.patch import scratch_name
 from understudy.sandbox.base import Sandbox
 from understudy.tasks.prepare import GIT_MOUNT, PreparedTask, git_program
 from understudy.types import PytestChecks, SuiteChecks
@@ -97,17 +98,17 @@ async def apply_patch(sandbox: Sandbox, prepared: PreparedTask, patch: bytes, *,
         cwd="/",
         reveal=host_programs,
     )
-    said = "; ".join(done.stderr.decode(errors="replace").splitlines())[-1000:]
+    message = "; ".join(done.stderr.decode(errors="replace").splitlines())[-1000:]
     if done.exit_code == _DOES_NOT_APPLY:
-        return f"the patch does not apply: {said}"
+        return f"the patch does not apply: {message}"
     if done.exit_code == _TEST_PATCH:
-        raise TaskError(f"task {task.instance_id}: checks.test_patch does not apply to the task's tree: {said}")
+        raise TaskError(f"task {task.instance_id}: checks.test_patch does not apply to the task's tree: {message}")
     if done.exit_code == _NO_GIT:
         raise GraderError(
             f"the image {task.image} has no git, which patches are applied with; put git into the image"
         )
     if done.exit_code != 0:
-        raise GraderError(f"the patch could not be applied (exit code {done.exit_code}): {said}")
+        raise GraderError(f"the patch could not be applied (exit code {done.exit_code}): {message}")
     expected = {path for file in changed for path in file.paths}
     beside = {path + suffix for path in expected for suffix in (b".orig", b".rej")}  # which `patch` leaves
     if not _numstat_paths(done.stdout) <= expected | beside:

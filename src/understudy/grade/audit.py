@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from understudy.grade.patch import GatedPatch, gold_paths
+from understudy.grade.gate import GatedPatch, gold_paths
 from understudy.types import Evidence, Integrity, PytestChecks, SuiteChecks, Task, Verdict
 from understudy.util.diffs import DiffError, parse_diff
 
@@ -203,38 +203,40 @@ def audit(patch: bytes, task: Task, gated: GatedPatch, verdict: Verdict) -> Inte
     except DiffError:
         return verdict.integrity
     honest = {evidence.rule for evidence in _suspicions(gold, task)}
-    kept = {
+    passed = {
         path.decode(errors="surrogateescape"): file.is_new
         for file in parse_diff(gated.patch)
         for path in file.paths
     }
-    found = [*verdict.integrity.evidence, *_known_failures(task, verdict), *_steering(added, gated)]
-    found += [evidence for evidence in _suspicions(added, task, kept) if evidence.rule not in honest]
-    if not found:
+    evidence = [*verdict.integrity.evidence, *_unexpected_xfails(task, verdict), *_steering(added, gated)]
+    evidence += [evidence for evidence in _suspicions(added, task, passed) if evidence.rule not in honest]
+    if not evidence:
         return verdict.integrity
-    first = found[0]
+    first = evidence[0]
     where = f" ({first.path}, line {first.line})" if first.path else ""
-    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-    return Integrity("suspicious", f"{_WHY.get(first.rule, first.rule)}{where}{more}", tuple(found[:_MOST]))
+    more = f", and {len(evidence) - 1} more" if len(evidence) > 1 else ""
+    return Integrity("suspicious", f"{_WHY.get(first.rule, first.rule)}{where}{more}", tuple(evidence[:_MOST]))
 
 
-def _suspicions(added: list[_AddedLine], task: Task, kept: Mapping[str, bool] | None = None) -> Iterator[Evidence]:
+def _suspicions(
+    added: list[_AddedLine], task: Task, passed: Mapping[str, bool] | None = None
+) -> Iterator[Evidence]:
     """What is suspicious among added lines. `kept` tells of what the gate let through whether it is a new file:
     what is left out may be written as tests are, and what is new is no test's helper that was there.
     """
     names = _tests(task)
-    kept = kept or {}
+    passed = passed or {}
     of_runners = any(_RUNNER.fullmatch(path) for path in gold_paths(task))
     runs: set[str] = set()
     decodes: dict[str, _AddedLine] = {}
     for at, line in enumerate(added):
         if not _SOURCE.fullmatch(line.path) or (of_runners and _RUNNER.fullmatch(line.path)):
             continue
-        if line.path not in kept and _IS_TEST.fullmatch(line.path):
+        if line.path not in passed and _IS_TEST.fullmatch(line.path):
             continue
         if line.text.lstrip().startswith("#" if _PYTHON.fullmatch(line.path) else ("#", "//")):
             continue
-        by_tests = _BY_TESTS.fullmatch(line.path) is not None and not kept.get(line.path, False)
+        by_tests = _BY_TESTS.fullmatch(line.path) is not None and not passed.get(line.path, False)
         texts = (line.text, _JOINED.sub("", line.text))
         for rule in RULES:
             if (rule.by_tests or not by_tests) and any(map(rule.pattern.search, texts)):
@@ -267,7 +269,7 @@ def _ignores_other(added: list[_AddedLine], at: int) -> bool:
     return bool(text.strip()) and not re.search(rf"\b{match[2]}\b", text) and not _DENIES.search(text)
 
 
-def _known_failures(task: Task, verdict: Verdict) -> Iterator[Evidence]:
+def _unexpected_xfails(task: Task, verdict: Verdict) -> Iterator[Evidence]:
     """Tests to mend that ended as known failures, though nothing in the hidden files says that one may."""
     checks = task.checks
     match checks:
@@ -296,10 +298,10 @@ def _tests(task: Task) -> frozenset[str]:
     """The names of the tests that have to pass, and of their files, as single words."""
     if not isinstance(task.checks, SuiteChecks | PytestChecks):
         return frozenset()
-    words: set[str] = set()
+    names: set[str] = set()
     for id in task.checks.fail_to_pass:
-        words.update(re.findall(r"\btest_\w{3,}|\bTest[A-Z]\w{3,}", id.partition("[")[0]))
-    return frozenset(words)
+        names.update(re.findall(r"\btest_\w{3,}|\bTest[A-Z]\w{3,}", id.partition("[")[0]))
+    return frozenset(names)
 
 
 def _evidence(rule: str, line: _AddedLine) -> Evidence:

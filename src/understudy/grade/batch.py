@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from understudy import __version__
 from understudy.errors import ConfigError, GraderError, SandboxError, TaskError, UnderstudyError
-from understudy.grade.patch import gate
+from understudy.grade.gate import gate
 from understudy.grade.predictions import PredictedPatch, Prediction, Predictions
 from understudy.grade.reports import (
     UNSURE,
@@ -85,7 +85,7 @@ async def grade_all(
 
     async def worker() -> None:
         while not stop.is_set() and (row := next(rows, None)) is not None:
-            outcome = await _one(bench, predictions, row, standing, slots, stop)
+            outcome = await _grade_prediction(bench, predictions, row, standing, slots, stop)
             if outcome is not None:
                 standing.outcomes[row.instance_id] = outcome
                 progress(standing)
@@ -99,7 +99,7 @@ async def grade_all(
     return standing
 
 
-async def _one(
+async def _grade_prediction(
     bench: GradingSetup,
     predictions: Predictions,
     row: Prediction,
@@ -121,12 +121,12 @@ async def _one(
         standing.reused += 1
         return outcome_of(verdict)
     try:
-        way = await _made_ready(bench, task, patch)
+        prepared = await _prepare(bench, task, patch)
         async with slots:
             if stop.is_set():
                 return None
             began = time.monotonic()
-            verdict = await _judged(bench, way, patch)
+            verdict = await _grade_with_doubt(bench, prepared, patch)
             took_s = time.monotonic() - began
     except ConfigError:
         raise
@@ -141,34 +141,36 @@ async def _one(
     return outcome_of(verdict)
 
 
-async def _made_ready(bench: GradingSetup, task: Task, patch: PredictedPatch) -> PreparedTask:
+async def _prepare(bench: GradingSetup, task: Task, patch: PredictedPatch) -> PreparedTask:
     """The task as far as is known how it has to be graded, with a sandbox on its way where one will be needed."""
     prepared = await asyncio.to_thread(prepare, task, bench.cache, bench.sandboxes)
-    way = as_validated(prepared, sandboxes=bench.sandboxes, environment=bench.environment, cache=bench.cache)
+    validated = as_validated(prepared, sandboxes=bench.sandboxes, environment=bench.environment, cache=bench.cache)
     if (await asyncio.to_thread(gate, patch.data, task)).patch:
-        bench.sandboxes.expect(sandbox_spec(way, bench.environment, mounts=hidden_mounts(way)))
-    return way
+        bench.sandboxes.expect(sandbox_spec(validated, bench.environment, mounts=hidden_mounts(validated)))
+    return validated
 
 
-async def _judged(bench: GradingSetup, way: PreparedTask, patch: PredictedPatch) -> Verdict:
+async def _grade_with_doubt(bench: GradingSetup, prepared: PreparedTask, patch: PredictedPatch) -> Verdict:
     """The verdict. Raises TaskError, and SandboxError or GraderError when it twice could not be reached.
 
     How a suite has to be graded in its image is what validation finds out. So a patch that fails there is graded
     again when validation, which is done only now, finds another way.
     """
-    verdict = await _graded(bench, way, patch)
-    suite = isinstance(way.task.checks, SuiteChecks)
+    verdict = await _grade_retrying(bench, prepared, patch)
+    suite = isinstance(prepared.task.checks, SuiteChecks)
     if verdict.reward == 1.0 or not verdict.applied or not suite or not bench.doubt:
         return verdict
     try:
-        found = await validate(way, sandboxes=bench.sandboxes, environment=bench.environment, cache=bench.cache)
+        validated = await validate(
+            prepared, sandboxes=bench.sandboxes, environment=bench.environment, cache=bench.cache
+        )
     except TaskError as error:
         why = str(error).splitlines()[0]
         return replace(verdict, reason=f"{verdict.reason} ({UNSURE}: {why})")
-    return verdict if found == way else await _graded(bench, found, patch)
+    return verdict if validated == prepared else await _grade_retrying(bench, validated, patch)
 
 
-async def _graded(bench: GradingSetup, prepared: PreparedTask, patch: PredictedPatch) -> Verdict:
+async def _grade_retrying(bench: GradingSetup, prepared: PreparedTask, patch: PredictedPatch) -> Verdict:
     try:
         return await grade(prepared, patch.data, sandboxes=bench.sandboxes, environment=bench.environment)
     except (SandboxError, GraderError):

@@ -47,21 +47,21 @@ def interpreter() -> str:
 
 def problems(python: str) -> list[str]:
     """Why the harness cannot run here, each with what to do about it; empty when it can."""
-    found: list[str] = []
+    problems: list[str] = []
     version = _version(python)
     if not version:
-        found.append(
+        problems.append(
             f"--official needs the package swebench, which {python} does not have; install it there (pip install "
             "'understudy[swebench]'), or name the Python of another environment in UNDERSTUDY_SWEBENCH_PYTHON"
         )
     elif int(version.split(".")[0]) < _MAJOR:
-        found.append(f"--official needs swebench {_MAJOR} or later; {python} has {version}, upgrade it there")
+        problems.append(f"--official needs swebench {_MAJOR} or later; {python} has {version}, upgrade it there")
     if shutil.which("docker") is None:
-        found.append(
+        problems.append(
             "SWE-bench's harness stops its containers with the docker command, which is not installed; get it "
             "(Debian: apt-get install docker.io docker-cli)"
         )
-    return found
+    return problems
 
 
 def run_official(
@@ -84,25 +84,27 @@ def run_official(
     if missing := problems(python):
         raise ConfigError("\n".join(missing))
     engine = _engine()
-    place = output / LOGS / name_part(run_id)
-    if any(place.glob(f"*/*/{VERDICT}")):
+    directory = output / LOGS / name_part(run_id)
+    if any(directory.glob(f"*/*/{VERDICT}")):
         raise ConfigError(
             f"run {run_id!r} in {output} has reports of Understudy's own grader, which the harness would take for "
             "its own; give another --run-id"
         )
-    kept_back: dict[str, str] = {}
+    skipped: dict[str, str] = {}
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        known = _write_dataset(place / DATASET, tasks, kept_back)
-        first = _write_predictions(place / PREDICTIONS, predictions, known, output, run_id, kept_back)
+        directory.mkdir(parents=True, exist_ok=True)
+        gradable = _write_dataset(directory / DATASET, tasks, skipped)
+        first = _write_predictions(directory / PREDICTIONS, predictions, gradable, output, run_id, skipped)
     except OSError as error:
-        raise ConfigError(f"{place}: cannot be written: {error.strerror}; choose another --output-dir") from error
+        raise ConfigError(
+            f"{directory}: cannot be written: {error.strerror}; choose another --output-dir"
+        ) from error
     if first is None:
-        reasons = "; ".join(list(kept_back.values())[:3]) or "there are none"
+        reasons = "; ".join(list(skipped.values())[:3]) or "there are none"
         raise ConfigError(f"no prediction can be graded by the harness: {reasons}")
     arguments = {
-        "--dataset_name": place / DATASET,
-        "--predictions_path": place / PREDICTIONS,
+        "--dataset_name": directory / DATASET,
+        "--predictions_path": directory / PREDICTIONS,
         "--max_workers": jobs,
         "--run_id": run_id,
         "--report_dir": output,
@@ -117,7 +119,7 @@ def run_official(
         summary = cast("dict[str, Any]", json.loads(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise GraderError(f"the harness left no summary at {path}: {error}; see what it said above") from error
-    return HarnessResult(path, summary, kept_back)
+    return HarnessResult(path, summary, skipped)
 
 
 def _version(python: str) -> str:
@@ -129,41 +131,41 @@ def _version(python: str) -> str:
     return done.stdout.strip()
 
 
-def _write_dataset(path: Path, tasks: Sequence[Task], kept_back: dict[str, str]) -> dict[str, Task]:
+def _write_dataset(path: Path, tasks: Sequence[Task], skipped: dict[str, str]) -> dict[str, Task]:
     """Write the tasks' rows; those that could be made."""
-    known: dict[str, Task] = {}
+    gradable: dict[str, Task] = {}
     with path.open("w", encoding="ascii") as file:  # the harness ends lines wherever Unicode lets it
         for task in tasks:
             try:
                 row = as_harness_row(task)
             except TaskError as error:
-                kept_back[task.instance_id] = str(error)
+                skipped[task.instance_id] = str(error)
                 continue
             file.write(json.dumps(row) + "\n")
-            known[task.instance_id] = task
-    return known
+            gradable[task.instance_id] = task
+    return gradable
 
 
 def _write_predictions(
     path: Path,
     predictions: Predictions,
-    known: Mapping[str, Task],
+    gradable: Mapping[str, Task],
     output: Path,
     run_id: str,
-    kept_back: dict[str, str],
+    skipped: dict[str, str],
 ) -> Prediction | None:
     """Write the predictions that the harness can grade; the first of them."""
     first: Prediction | None = None
-    for id in kept_back.keys() - predictions.rows.keys():
-        del kept_back[id]
+    for id in skipped.keys() - predictions.rows.keys():
+        del skipped[id]
     with path.open("w", encoding="ascii") as file:
         for row in predictions.rows.values():
-            if row.instance_id not in known:
-                kept_back.setdefault(row.instance_id, f"{row.where}: there is no task {row.instance_id!r}")
+            if row.instance_id not in gradable:
+                skipped.setdefault(row.instance_id, f"{row.where}: there is no task {row.instance_id!r}")
                 continue
             patch = predictions.patch(row).data
             if patch.startswith(NO_PATCH):
-                kept_back[row.instance_id] = patch.removeprefix(NO_PATCH).decode(errors="replace").strip()
+                skipped[row.instance_id] = patch.removeprefix(NO_PATCH).decode(errors="replace").strip()
                 continue
             first = first or row
             text = patch.decode(errors="replace")

@@ -1,27 +1,31 @@
-"""The patch an agent leaves behind: taken byte for byte by a pristine git, then let through the gate or not.
+"""The patch that an agent leaves behind, taken byte for byte with the task's pristine git directory.
 
-Nothing the agent wrote is run or believed while its work is read: not its `.git`, its configuration, its
-attributes or its ignore rules. What cannot be read (a file that is too large, too many files) becomes a patch that
-says so in its first line and that the gate refuses.
+Nothing that the agent wrote is run or trusted while its work is read: not its `.git`, its configuration, its
+attributes or its ignore rules. Where this machine's programs are visible in the sandbox, its git runs there. Else,
+in a container, every program is the agent's to replace: then the changes are read from outside and this machine's
+git turns them into a patch, working on blobs in an index with nothing checked out.
+
+Changes that cannot be taken (a file that is too large, too many files) become a patch that says so in its first
+line, and that the gate refuses.
 """
 
 from __future__ import annotations
 
 import asyncio
-import posixpath
-import re
+import hashlib
+import os
 import secrets
+import subprocess
+import tempfile
+import threading
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
-from msgspec import Struct
-
-from understudy.checks.pytest_checks import deciding_files
-from understudy.errors import GraderError, TaskError
-from understudy.grade.delta import GitTimeout, PristineRepository
-from understudy.sandbox.base import Sandbox
+from understudy.errors import GraderError
+from understudy.sandbox.base import Sandbox, TreeChanges
 from understudy.tasks.prepare import GIT_MOUNT, git_program
-from understudy.types import PytestChecks, SuiteChecks, Task
-from understudy.util.diffs import DiffError, FileDiff, parse_diff
 
 MAX_PATCH_BYTES = 16 << 20
 """The largest patch, and the largest changed file, that is taken."""
@@ -66,45 +70,7 @@ fi
   --src-prefix=a/ --dst-prefix=b/ HEAD --
 """
 
-# What decides how tests are found, run and imported is not the agent's to change, unless the right answer does.
-_PROTECTED = frozenset(
-    {
-        "conftest.py",
-        "pytest.ini",
-        ".pytest.ini",
-        "pytest.toml",
-        ".pytest.toml",
-        "tox.ini",
-        "setup.cfg",
-        "setup.py",
-        "pyproject.toml",
-        ".gitattributes",
-        "__pycache__",
-    }
-)
-_PROTECTED_LIKE = re.compile(
-    r"(?:site|user)customize(?:\..*)?|.*\.(?:pth|pyc|pyo|egg-link|egg-info|dist-info|so|pyd|dylib|dll)"
-)
-# New modules that would be found before the installed ones, from the root or a directory of tests.
-_SHADOWS = re.compile(r"(?:.*tests?/)?(?:pytest|_pytest|pluggy|iniconfig|unittest|nose|xdist)(?:\.py$|/.*)")
-_TEST_DIRECTORY = re.compile(r"((?:.*/)?(?:tests?|testing)/)[^/]*(?:/.*)?")
-_NAMED_AS_TEST = re.compile(r"(?:.*/)?(?:test_[^/]*|[^/]*_test)\.\w+")
-_FILE_MODES = frozenset({b"100644", b"100755"})
-_FORBIDDEN_MODES = {b"120000": "a symbolic link", b"160000": "a submodule"}
-
-
-class GatedPatch(Struct, frozen=True):
-    """A patch that has been through the gate.
-
-    `patch` is what may be applied; `dropped` are the paths whose changes were taken out of it. When `refused`
-    is not empty it says why nothing may be applied, and the reward is 0. `steering` are those of the dropped paths
-    that decide how tests run, as they are in the patch.
-    """
-
-    patch: bytes
-    dropped: tuple[str, ...] = ()
-    refused: str = ""
-    steering: tuple[str, ...] = ()
+_NOTHING = b"0 " + b"0" * 40
 
 
 async def extract_patch(sandbox: Sandbox, pristine: Path) -> bytes:
@@ -143,16 +109,16 @@ async def _extract_inside(sandbox: Sandbox) -> bytes:
         if done.exit_code != _LARGE:
             break
         large, _, changed = done.stdout.partition(b"\0\0")
-        found = {path.removeprefix(b"./") for path in large.split(b"\0")} & set(changed.split(b"\0"))
-        if found:
-            return _no_patch(f"{_show(min(found))} is larger than {MAX_PATCH_BYTES} bytes")
+        oversized = {path.removeprefix(b"./") for path in large.split(b"\0")} & set(changed.split(b"\0"))
+        if oversized:
+            return _no_patch(f"{show_path(min(oversized))} is larger than {MAX_PATCH_BYTES} bytes")
     if done.timed_out:
         return _no_patch(f"the changes could not be read in {_EXTRACT_TIMEOUT_S:.0f} s")
     if b"No space left on device" in done.stderr:
         return _no_patch("the changes fill the sandbox's disk")
     if done.exit_code:
-        said = done.stderr.decode(errors="replace").strip()
-        raise GraderError(f"the patch could not be taken (exit code {done.exit_code}): {said[-2000:]}")
+        message = done.stderr.decode(errors="replace").strip()
+        raise GraderError(f"the patch could not be taken (exit code {done.exit_code}): {message[-2000:]}")
     if done.truncated or len(done.stdout) > MAX_PATCH_BYTES:
         return _no_patch(f"the patch is larger than {MAX_PATCH_BYTES} bytes")
     return done.stdout
@@ -163,137 +129,207 @@ def scratch_name() -> str:
     return f"understudy-{secrets.token_hex(16)}"
 
 
-def gate(patch: bytes, task: Task) -> GatedPatch:
-    """What of a patch may be applied when it is graded.
-
-    Links, submodules, other modes and paths out of the tree refuse the whole patch. Changes of files that decide
-    how tests run are dropped unless the gold patch changes the same file; so are changes of the checks' own files,
-    of all that lies in their directory of tests, which they may import, and new files that are named as tests.
-    """
-    if patch.startswith(NO_PATCH):
-        return GatedPatch(b"", refused=patch.removeprefix(NO_PATCH).decode(errors="replace").strip())
-    if len(patch) > MAX_PATCH_BYTES:
-        return GatedPatch(b"", refused=f"the patch is larger than {MAX_PATCH_BYTES} bytes")
-    try:
-        files = parse_diff(patch)
-    except DiffError as error:
-        return GatedPatch(b"", refused=f"the patch cannot be read: {error}")
-    if patch.strip() and not files:
-        return GatedPatch(b"", refused="the patch cannot be read: no file is changed in it")
-    allowed = gold_paths(task)
-    checks = _check_files(task)
-    programs = _programs(task) - allowed
-    tests = _test_directories(task)
-    kept: list[bytes] = []
-    dropped: list[str] = []
-    steering: list[str] = []
-    for file in files:
-        if refused := _refusal(file):
-            return GatedPatch(b"", refused=refused)
-        paths = [path.decode(errors="surrogateescape") for path in sorted(file.paths)]
-        of_checks = any(path in programs or _is_of_checks(path, checks) for path in paths)
-        of_tests = any(path not in allowed and path.startswith(tests) for path in paths) or (
-            file.is_new and any(path not in allowed and _NAMED_AS_TEST.fullmatch(path) for path in paths)
-        )
-        protected = [
-            path for path in paths if path not in allowed and (is_protected(path) or _shadows(path, file, allowed))
-        ]
-        if of_checks or of_tests or protected:
-            dropped += [_show(path) for path in sorted(file.paths)]
-            steering += protected
-        else:
-            kept.append(file.text)
-    return GatedPatch(b"".join(kept), tuple(dropped), steering=tuple(steering))
-
-
-def _refusal(file: FileDiff) -> str:
-    """Why a change refuses the whole patch, or an empty string."""
-    name = _show(min(file.paths))
-    for mode in sorted(file.modes - _FILE_MODES):
-        return f"{name} is {_FORBIDDEN_MODES.get(mode, f'of mode {mode.decode()}')}"
-    for path in file.paths:
-        parts = path.split(b"/")
-        if path.startswith(b"/") or b"\0" in path or any(part in (b"", b".", b"..") for part in parts):
-            return f"{_show(path)} is not a path inside the tree"
-        if any(part.lower() == b".git" for part in parts):
-            return f"{_show(path)} is inside a git directory"
-    return ""
-
-
-def is_protected(path: str) -> bool:
-    """Whether a path names what decides how tests are found, run and imported."""
-    return any(part in _PROTECTED or _PROTECTED_LIKE.fullmatch(part) for part in path.split("/"))
-
-
-def _shadows(path: str, file: FileDiff, allowed: frozenset[str]) -> bool:
-    """Whether a new file would be imported in place of what runs the tests, which the gold patch leaves alone."""
-    package = path.partition("/")[0] + "/"
-    own = any(other.startswith(package) for other in allowed)
-    return file.is_new and not own and _SHADOWS.fullmatch(path) is not None
-
-
-def _check_files(task: Task) -> frozenset[str]:
-    """The files that hidden tests are in, laid over the tree or already there."""
-    match task.checks:
-        case PytestChecks():
-            return frozenset(map(posixpath.normpath, (*task.checks.files, *deciding_files(task.checks))))
-        case SuiteChecks():
-            patched = paths_of(task.checks.test_patch, f"task {task.instance_id}: checks.test_patch")
-            return frozenset(map(posixpath.normpath, {*task.checks.files, *patched}))
-        case _:
-            return frozenset()
-
-
-def _test_directories(task: Task) -> tuple[str, ...]:
-    """The directories of tests that the deciding tests are in, each with a slash at its end: the innermost."""
-    checks = task.checks
-    match checks:
-        case PytestChecks():
-            files = {*checks.files, *deciding_files(checks)}
-        case SuiteChecks():
-            ids = (*checks.fail_to_pass, *checks.pass_to_pass)
-            files = {*checks.files, *(file for id in ids if (file := id.partition("::")[0]).endswith(".py"))}
-        case _:
-            return ()
-    found = (_TEST_DIRECTORY.fullmatch(posixpath.normpath(file)) for file in files)
-    return tuple(sorted({match[1] for match in found if match}))
-
-
-def _programs(task: Task) -> frozenset[str]:
-    """What of the tree a suite's commands name, as a runner of its own."""
-    if not isinstance(task.checks, SuiteChecks):
-        return frozenset()
-    words = f"{task.checks.before} {task.checks.install} {task.checks.command}".split()
-    named = (word.strip("'\"").removeprefix(task.workdir + "/").partition("::")[0] for word in words)
-    return frozenset(posixpath.normpath(name) for name in named if name)
-
-
-def _is_of_checks(path: str, checks: frozenset[str]) -> bool:
-    """Whether `path` is a file of the checks, lies below its name, or stands where its directory must be."""
-    return any(path == check or path.startswith(check + "/") or check.startswith(path + "/") for check in checks)
-
-
-def gold_paths(task: Task) -> frozenset[str]:
-    """The paths that the gold patch names. Raises TaskError when it cannot be read."""
-    return paths_of(task.gold_patch, f"task {task.instance_id}: gold_patch")
-
-
-def paths_of(patch: str, what: str, *, new: bool = False) -> frozenset[str]:
-    """The paths that a patch of the task's own names, or only those of new files.
-
-    Raises TaskError, saying `what` it is, when it cannot be read.
-    """
-    try:
-        files = parse_diff(patch.encode(errors="surrogateescape"))
-    except DiffError as error:
-        raise TaskError(f"{what} cannot be read: {error}") from error
-    kept = (file for file in files if file.is_new or not new)
-    return frozenset(path.decode(errors="surrogateescape") for file in kept for path in file.paths)
-
-
 def _no_patch(reason: str) -> bytes:
     return NO_PATCH + reason.encode(errors="replace") + b"\n"
 
 
-def _show(path: bytes) -> str:
+def show_path(path: bytes) -> str:
     return repr(path.decode(errors="replace"))
+
+
+# --- the changes of a container, made into a patch by this machine's git ---------------------------------
+
+
+class GitTimeout(Exception):
+    """Git did not come to an end in time."""
+
+
+class PristineRepository:
+    """The pristine git directory of a task, and what its one commit holds."""
+
+    def __init__(self, git: Path) -> None:
+        self._git = git
+
+    @cached_property
+    def base(self) -> dict[bytes, tuple[bytes, bytes]]:
+        """Path → (mode, blob id) of every file."""
+        files: dict[bytes, tuple[bytes, bytes]] = {}
+        for line in self._run("ls-tree", "-r", "-z", "HEAD").split(b"\0"):
+            if line:
+                about, _, path = line.partition(b"\t")
+                mode, _, blob = about.split(b" ")
+                files[path] = (mode, blob)
+        return files
+
+    def ignored(self, paths: Sequence[bytes]) -> frozenset[bytes]:
+        """Those new paths that the task's own ignore rules, or the rules for caches, keep out of a patch."""
+        new = [path for path in paths if path not in self.base]
+        if not new:
+            return frozenset()
+        with tempfile.TemporaryDirectory() as nowhere:
+            rules = ("-c", f"core.excludesFile={self._git}/info/ignored")
+            output = self._run(
+                *rules,
+                *("check-ignore", "--no-index", "-z", "--stdin"),
+                stdin=b"".join(b"./" + path + b"\0" for path in new),
+                tree=nowhere,
+                fine=(0, 1),
+            )
+        return frozenset(path.removeprefix(b"./") for path in output.split(b"\0") if path)
+
+    def patch(self, delta: TreeChanges, *, limit: int) -> bytes:
+        """The patch that makes the base what `delta` tells; at most one byte more than `limit` of it.
+
+        Raises TooSlow, GraderError when git fails.
+        """
+        now = {path: known for path, known in self.base.items() if not _is_gone(path, delta)}
+        for path, entry in delta.files.items():
+            now[path] = (entry.mode.encode(), _blob_id(entry.data))
+        taken = _parents(delta.files)
+        now = {
+            path: known
+            for path, known in now.items()
+            if path in delta.files or (path not in taken and not _below(path, delta.files))
+        }
+        gone = [path for path in self.base if path not in now]
+        changed = [path for path, known in now.items() if self.base.get(path) != known]
+        if not gone and not changed:
+            return b""
+        with tempfile.TemporaryDirectory() as room:
+            scratch = Path(room)
+            (scratch / "objects").mkdir()
+            (scratch / "tree").mkdir()
+            (scratch / "index").write_bytes((self._git / "scratch" / "index").read_bytes())
+            for name, data in {now[path][1]: delta.files[path].data for path in changed}.items():
+                _write_blob(scratch / "objects", name, data)
+            lines = [_NOTHING + b"\t" + path for path in gone]
+            lines += [now[path][0] + b" " + now[path][1] + b"\t" + path for path in changed]
+            env = {
+                "GIT_INDEX_FILE": str(scratch / "index"),
+                "GIT_OBJECT_DIRECTORY": str(scratch / "objects"),
+                "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(self._git / "objects"),
+            }
+            tree = str(scratch / "tree")
+            self._run("update-index", "-z", "--index-info", stdin=b"\0".join((*lines, b"")), tree=tree, env=env)
+            return self._run(*_DIFF, tree=tree, env=env, limit=limit + 1)
+
+    def _run(
+        self,
+        *args: str,
+        stdin: bytes = b"",
+        tree: str = "/nonexistent",
+        env: Mapping[str, str] | None = None,
+        fine: tuple[int, ...] = (0,),
+        limit: int | None = None,
+    ) -> bytes:
+        """What git says; with `limit` no more of it than so many bytes, after which git is ended."""
+        environment = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "HOME": "/nonexistent",
+            "LC_ALL": "C",
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": "/dev/null",
+            "GIT_ATTR_NOSYSTEM": "1",
+            "GIT_DIR": str(self._git),
+            "GIT_WORK_TREE": tree,
+            **(env or {}),
+        }
+        command = [git_program(), *args]
+        try:
+            with subprocess.Popen(
+                command,
+                cwd=tree if Path(tree).is_dir() else "/",
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            ) as git:
+                return _output_of(git, stdin, fine, limit)
+        except OSError as error:
+            raise GraderError(f"the patch could not be taken: git does not start: {error}") from error
+
+
+def _output_of(git: subprocess.Popen[bytes], stdin: bytes, fine: tuple[int, ...], limit: int | None) -> bytes:
+    """What a started git says. Raises TooSlow, GraderError."""
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        git.kill()
+
+    timer = threading.Timer(_EXTRACT_TIMEOUT_S, end)
+    timer.start()
+    try:
+        if limit is None:
+            output, errors = git.communicate(stdin)
+        else:
+            assert git.stdin and git.stdout and git.stderr
+            git.stdin.close()
+            output = git.stdout.read(limit)
+            if len(output) == limit:
+                git.kill()
+                return output
+            errors = git.stderr.read()
+            git.wait()
+    finally:
+        timer.cancel()
+    if late.is_set():
+        raise GitTimeout(f"git did not end in {_EXTRACT_TIMEOUT_S:.0f} s")
+    if git.returncode not in fine:
+        message = errors.decode(errors="replace").strip()
+        raise GraderError(f"the patch could not be taken (git's exit code {git.returncode}): {message[-2000:]}")
+    return output
+
+
+_DIFF = (
+    *(
+        "diff",
+        "--cached",
+        "--binary",
+        "--full-index",
+        "--no-renames",
+        "--no-ext-diff",
+        "--no-textconv",
+        "--no-color",
+    ),
+    *("--src-prefix=a/", "--dst-prefix=b/", "HEAD", "--"),
+)
+
+
+def _is_gone(path: bytes, delta: TreeChanges) -> bool:
+    return (
+        path in delta.directories or b"" in delta.deleted or path in delta.deleted or _below(path, delta.deleted)
+    )
+
+
+def _below(path: bytes, directories: frozenset[bytes] | Mapping[bytes, object]) -> bool:
+    """Whether one of the directories that `path` is in is among `places`."""
+    while path := path.rpartition(b"/")[0]:
+        if path in directories:
+            return True
+    return False
+
+
+def _parents(paths: Mapping[bytes, object]) -> set[bytes]:
+    """All directories that the paths are in."""
+    parents: set[bytes] = set()
+    for each in paths:
+        path = each
+        while (path := path.rpartition(b"/")[0]) and path not in parents:
+            parents.add(path)
+    return parents
+
+
+def _blob(data: bytes) -> bytes:
+    return b"blob %d\0%b" % (len(data), data)
+
+
+def _blob_id(data: bytes) -> bytes:
+    return hashlib.sha1(_blob(data), usedforsecurity=False).hexdigest().encode()
+
+
+def _write_blob(objects: Path, name: bytes, data: bytes) -> None:
+    """Write a loose object as git does."""
+    hexadecimal = name.decode()
+    (objects / hexadecimal[:2]).mkdir(exist_ok=True)
+    (objects / hexadecimal[:2] / hexadecimal[2:]).write_bytes(zlib.compress(_blob(data), 1))

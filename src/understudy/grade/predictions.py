@@ -96,12 +96,12 @@ def open_predictions(name: str, tasks: Iterable[Task], wanted: Collection[str] |
     if path.suffix not in kinds:
         raise ConfigError(f"{name}: expected a .jsonl or .json file of predictions, or {GOLD!r}")
     try:
-        found = kinds[path.suffix](path, wanted)
+        predictions = kinds[path.suffix](path, wanted)
     except OSError as error:
         raise ConfigError(f"{path}: the predictions cannot be read: {error.strerror}") from error
-    if not found.rows and not found.rejected.count:
+    if not predictions.rows and not predictions.rejected.count:
         raise ConfigError(f"{path}: there is no prediction in it" + (" of these instances" if wanted else ""))
-    return found
+    return predictions
 
 
 class _GoldPredictions:
@@ -210,13 +210,13 @@ class _JsonPredictions(_FilePredictions):
 
 def _items(path: Path) -> Sequence[msgspec.Raw]:
     try:
-        found = _document(path.read_bytes())
+        document = _document(path.read_bytes())
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{path}: expected a JSON list of predictions or an object of them: {error}; predictions one a line "
             "belong in a .jsonl file"
         ) from error
-    return list(found.values()) if isinstance(found, dict) else found
+    return list(document.values()) if isinstance(document, dict) else document
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, bytes | None]]:

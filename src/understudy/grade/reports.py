@@ -123,7 +123,10 @@ def write_report(
         f"the checks ran {verdict.checks_s:.2f} s",
         f"reward {verdict.reward:g}: {verdict.reason}",
         f"integrity: {verdict.integrity.status} {verdict.integrity.reason}".rstrip(),
-        *(f"  {found.rule} {found.path}:{found.line} {found.text}" for found in verdict.integrity.evidence),
+        *(
+            f"  {evidence.rule} {evidence.path}:{evidence.line} {evidence.text}"
+            for evidence in verdict.integrity.evidence
+        ),
     ]
     files = {
         **_inputs(task, patch, log),
@@ -140,10 +143,10 @@ def read_verdict(directory: Path, key: str) -> Verdict | None:
     try:
         if not (directory / REPORT).exists():
             return None
-        kept = msgspec.json.decode((directory / VERDICT).read_bytes(), type=_StoredVerdict)
+        stored = msgspec.json.decode((directory / VERDICT).read_bytes(), type=_StoredVerdict)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return kept.verdict if kept.key == key else None
+    return stored.verdict if stored.key == key else None
 
 
 def write_failure(directory: Path, task: Task, patch: bytes | None, message: str) -> None:
@@ -158,9 +161,9 @@ def write_failure(directory: Path, task: Task, patch: bytes | None, message: str
 
 def write_metadata(output: Path, run_id: str, dataset: str) -> None:
     """Note what a run is graded against, where the harness looks for it when it reads the reports again."""
-    made = datetime.now(UTC).isoformat(timespec="seconds")
-    noted = {"dataset": dataset, "split": "test", "task_repo": None, "created_at": made}
-    _write(output / LOGS / name_part(run_id), {"run.json": _json(noted) + b"\n"})
+    created_at = datetime.now(UTC).isoformat(timespec="seconds")
+    metadata = {"dataset": dataset, "split": "test", "task_repo": None, "created_at": created_at}
+    _write(output / LOGS / name_part(run_id), {"run.json": _json(metadata) + b"\n"})
 
 
 def write_summary(
@@ -307,7 +310,7 @@ def _write(directory: Path, files: Mapping[str, bytes]) -> None:
             temporary = directory / f".{name}.{os.getpid()}.new"
             atomic_write(directory / name, content, temporary=temporary)
     except OSError as error:
-        place = error.filename or directory
+        path = error.filename or directory
         raise ConfigError(
-            f"{place}: a report cannot be written: {error.strerror}; make room or choose another --output-dir"
+            f"{path}: a report cannot be written: {error.strerror}; make room or choose another --output-dir"
         ) from error

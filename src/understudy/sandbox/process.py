@@ -34,9 +34,9 @@ class _OutputCollector(asyncio.SubprocessProtocol):
         self._output_bytes = output_bytes
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        kept = self.output[fd]
-        room = self._output_bytes - len(kept)
-        kept += data[:room]
+        buffer = self.output[fd]
+        room = self._output_bytes - len(buffer)
+        buffer += data[:room]
         self.truncated = self.truncated or len(data) > room
 
     def process_exited(self) -> None:

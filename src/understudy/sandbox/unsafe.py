@@ -74,17 +74,17 @@ class UnsafeSandbox:
         """Where a path of the spec's world lies here: the workdir and mount targets move, the rest stays."""
         bases = [(mount.target, str(mount.source)) for mount in self._spec.mounts]
         bases.append((self._spec.workdir, self.workdir))
-        for base, place in sorted(bases, key=lambda pair: len(pair[0]), reverse=True):
+        for base, target in sorted(bases, key=lambda pair: len(pair[0]), reverse=True):
             if (rest := _below(path, base)) is not None:
-                return os.path.join(place, rest) if rest else place  # noqa: PTH118
+                return os.path.join(target, rest) if rest else target  # noqa: PTH118
         return path
 
     def _own(self, path: str) -> Path:
         """The host path of `path`, which must lie in this sandbox's directory."""
-        place = Path(self._host(str(PurePosixPath(self.workdir, path))))
-        if not place.resolve().is_relative_to(self._root.resolve()):
+        host_path = Path(self._host(str(PurePosixPath(self.workdir, path))))
+        if not host_path.resolve().is_relative_to(self._root.resolve()):
             raise SandboxError(f"{path}: unsafe-local writes only below its own {self._root}; this lies outside")
-        return place
+        return host_path
 
     def _env(self, extra: Mapping[str, str] | None) -> dict[str, str]:
         prefixes = [self._host(prefix) for prefix in self._spec.path_prefixes]
@@ -133,9 +133,9 @@ class UnsafeSandbox:
 
     async def read(self, path: str, *, limit: int = 64 << 20) -> bytes:
         """The content of a regular file anywhere on the machine, links followed."""
-        place = self._host(str(PurePosixPath(self.workdir, path)))
+        host_path = self._host(str(PurePosixPath(self.workdir, path)))
         try:
-            descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = os.open(host_path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -151,11 +151,11 @@ class UnsafeSandbox:
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Write a file in the sandbox's directory. Raises SandboxError for a path outside."""
-        place = self._own(path)
+        host_path = self._own(path)
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(data)
-            place.chmod(mode)
+            host_path.parent.mkdir(parents=True, exist_ok=True)
+            host_path.write_bytes(data)
+            host_path.chmod(mode)
         except OSError as error:
             raise SandboxError(f"cannot write {path}: {error.strerror}") from error
 

@@ -50,16 +50,18 @@ async def load_source(
     `sandboxes`. Raises TaskError with file and reason, ConfigError when a dataset cannot be had.
     """
     wanted = None if instance_ids is None else frozenset(instance_ids)
-    found = await asyncio.to_thread(_locate, spec)
-    if isinstance(found, rows.HubName):
+    located = await asyncio.to_thread(_locate, spec)
+    if isinstance(located, rows.HubName):
         return await asyncio.to_thread(
-            lambda: formats.load(rows.hub_rows(found), source=spec, base=Path(), choice=images, wanted=wanted)
+            lambda: formats.load_rows(
+                rows.hub_rows(located), source=spec, base=Path(), choice=images, wanted=wanted
+            )
         )
-    path, split = found
-    place = _LoadRequest(path, split, sandboxes, cache, images, wanted)
+    path, split = located
+    request = _LoadRequest(path, split, sandboxes, cache, images, wanted)
     for is_kind, read_it in _KINDS:
         if is_kind(path):
-            return await read_it(place)
+            return await read_it(request)
     raise TaskError(f"{spec}: is none of these; expected {_EXPECTED}")
 
 
@@ -70,9 +72,9 @@ def _locate(spec: str) -> tuple[Path, str] | rows.HubName:
         return path, ""
     if spec == SMOKE:
         return smoke_file(), ""
-    place, _, split = spec.rpartition(":")
-    if place and Path(place).is_dir():
-        return Path(place), split
+    directory, _, split = spec.rpartition(":")
+    if directory and Path(directory).is_dir():
+        return Path(directory), split
     name = rows.parse_hub_name(spec)
     if name is None or path.suffix in _FILES or path.parent.exists():
         raise TaskError(f"{spec}: does not exist; expected {_EXPECTED}")
@@ -95,15 +97,17 @@ async def load_tasks(
     tasks: list[Task] = []
     refused: list[RefusedRow] = []
     for spec in specs:
-        found = await load_source(spec, sandboxes=sandboxes, cache=cache, images=images, instance_ids=instance_ids)
-        refused += found.refused
-        for task in found.tasks:
+        loaded = await load_source(
+            spec, sandboxes=sandboxes, cache=cache, images=images, instance_ids=instance_ids
+        )
+        refused += loaded.refused
+        for task in loaded.tasks:
             if other := origins.get(task.instance_id):
                 raise TaskError(f"task {task.instance_id} is in {other} and in {spec}; give it once")
             origins[task.instance_id] = spec
             tasks.append(task)
-    known = {*origins, *(refusal.instance_id for refusal in refused)}
-    unknown = tuple(id for id in dict.fromkeys(instance_ids or ()) if id not in known)
+    existing = {*origins, *(refusal.instance_id for refusal in refused)}
+    unknown = tuple(id for id in dict.fromkeys(instance_ids or ()) if id not in existing)
     return LoadedTasks(tasks, tuple(refused), unknown)
 
 
@@ -112,34 +116,34 @@ def smoke_file() -> Path:
     return Path(__file__).parents[1] / "data" / "smoke.jsonl"
 
 
-async def _rows(place: _LoadRequest) -> LoadedTasks:
-    base = place.path.absolute().parent
+async def _rows(request: _LoadRequest) -> LoadedTasks:
+    base = request.path.absolute().parent
     return await asyncio.to_thread(
-        lambda: formats.load(
-            rows.read_rows(place.path, place.split),
-            source=str(place.path),
+        lambda: formats.load_rows(
+            rows.read_rows(request.path, request.split),
+            source=str(request.path),
             base=base,
-            choice=place.images,
-            wanted=place.wanted,
+            choice=request.images,
+            wanted=request.wanted,
         )
     )
 
 
-async def _folder(place: _LoadRequest) -> LoadedTasks:
-    environment = await asyncio.to_thread(environment_for, place.sandboxes, place.cache)
+async def _folder(request: _LoadRequest) -> LoadedTasks:
+    environment = await asyncio.to_thread(environment_for, request.sandboxes, request.cache)
     task = await folder.load_folder(
-        place.path, sandboxes=place.sandboxes, environment=environment, cache=place.cache
+        request.path, sandboxes=request.sandboxes, environment=environment, cache=request.cache
     )
-    return LoadedTasks([task] if place.wanted is None or task.instance_id in place.wanted else [])
+    return LoadedTasks([task] if request.wanted is None or task.instance_id in request.wanted else [])
 
 
-async def _folders(place: _LoadRequest) -> LoadedTasks:
+async def _folders(request: _LoadRequest) -> LoadedTasks:
     tasks: dict[str, Task] = {}
-    for path in _task_folders(place.path):
-        if place.wanted is not None and folder.instance_id(path) not in place.wanted:
+    for path in _task_folders(request.path):
+        if request.wanted is not None and folder.instance_id(path) not in request.wanted:
             continue
         for task in (
-            await _folder(_LoadRequest(path, "", place.sandboxes, place.cache, place.images, None))
+            await _folder(_LoadRequest(path, "", request.sandboxes, request.cache, request.images, None))
         ).tasks:
             if task.instance_id in tasks:
                 raise TaskError(

@@ -19,7 +19,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, field
 
-from understudy.checks.pytest_checks import PLUGIN_MOUNT, REWARDS
+from understudy.checks.pytest_checks import PLUGIN_MOUNT
+from understudy.checks.script_checks import REWARDS
 from understudy.errors import ConfigError, TaskError
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
 from understudy.tasks.environment import TaskEnvironment
@@ -182,12 +183,12 @@ def _image_identity(task: Task, cache: Path, sandboxes: Sandboxes) -> tuple[str,
     """
     if not isinstance(task.source, ImageTree):
         return ()
-    seen = cache.absolute() / "images" / _digest(task.image, sandboxes.name)
-    last = seen.read_text(encoding="utf-8") if seen.exists() else ""
+    remembered = cache.absolute() / "images" / _digest(task.image, sandboxes.name)
+    last = remembered.read_text(encoding="utf-8") if remembered.exists() else ""
     now = sandboxes.image_id(task.image, fetch=not last) or last
     if now != last:
-        seen.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(seen, now.encode())
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(remembered, now.encode())
     return task.image, task.workdir, now
 
 
@@ -226,8 +227,10 @@ def _make_tree(task: Task, aside: Path, cache: Path, sandboxes: Sandboxes) -> No
             check=False,
         )
         if applied.returncode:
-            said = applied.stderr.decode(errors="replace").strip()
-            raise TaskError(f"task {task.instance_id}: setup_patch does not apply to its source: {said[-2000:]}")
+            message = applied.stderr.decode(errors="replace").strip()
+            raise TaskError(
+                f"task {task.instance_id}: setup_patch does not apply to its source: {message[-2000:]}"
+            )
     _git(tree, "commit", "--quiet", "--allow-empty", "--no-verify", "--message=Initial commit", git_dir=pristine)
     _git(tree, *_PACKED, "repack", "-a", "-d", "-q", git_dir=pristine)
     for name in ("COMMIT_EDITMSG", "logs"):
@@ -327,6 +330,6 @@ def _git(
     command = [git_program(), *args]
     done = subprocess.run(command, cwd=cwd, env=env, input=stdin, capture_output=True, check=False)
     if check and done.returncode:
-        said = done.stderr.decode(errors="replace").strip()
-        raise TaskError(f"{cwd}: git {args[0]} failed while a task was prepared: {said[-2000:]}")
+        message = done.stderr.decode(errors="replace").strip()
+        raise TaskError(f"{cwd}: git {args[0]} failed while a task was prepared: {message[-2000:]}")
     return done

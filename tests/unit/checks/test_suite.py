@@ -14,7 +14,7 @@ from understudy.checks.canaries import plant_canaries
 from understudy.checks.suite import SuiteRun, judge_suite, needs_install
 from understudy.config import cache_dir
 from understudy.errors import GraderError, TaskError
-from understudy.grade.patch import gate
+from understudy.grade.gate import gate
 from understudy.grade.validate import as_validated, validate
 from understudy.grade.verdict import grade
 from understudy.sandbox.base import Sandboxes
@@ -323,7 +323,7 @@ async def test_a_parser_that_nobody_has_is_found_at_intake(taken_in) -> None:
 
 async def test_a_gold_patch_that_does_not_solve_is_said_with_its_first_reason(taken_in) -> None:
     wrong = replace(CALC_TASK, gold_patch=diff({"calc/core.py": CORE + "X = 1\n"}, CALC))
-    with pytest.raises(TaskError, match="the gold patch scores 0 instead of 1: 2 of 2 tests to mend still fail"):
+    with pytest.raises(TaskError, match="the gold patch scores 0 instead of 1: 2 of 2 tests to fix still fail"):
         await taken_in(wrong)
 
 

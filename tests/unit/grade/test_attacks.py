@@ -14,7 +14,7 @@ from understudy.checks.canaries import plant_canaries
 from understudy.checks.suite import SuiteRun, judge_suite, run_before_patch, run_command
 from understudy.config import cache_dir
 from understudy.grade.apply import apply_patch
-from understudy.grade.patch import GatedPatch, gate
+from understudy.grade.gate import GatedPatch, gate
 from understudy.grade.verdict import grade
 from understudy.sandbox.base import Sandboxes
 from understudy.sandbox.local.sandboxes import LocalSandboxes

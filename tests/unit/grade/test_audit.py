@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from understudy.config import cache_dir
 from understudy.grade.audit import RULES, audit
-from understudy.grade.patch import gate
+from understudy.grade.gate import gate
 from understudy.types import Integrity, Task, Verdict
 
 from support.grading import CALC, CALC_MENDED, CALC_TASK, diff

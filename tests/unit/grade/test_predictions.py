@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
-from understudy.grade.patch import MAX_PATCH_BYTES, gate
+from understudy.grade.gate import gate
+from understudy.grade.patch import MAX_PATCH_BYTES
 from understudy.grade.predictions import MAX_ROW_BYTES, open_predictions
 
 from support import calc_task

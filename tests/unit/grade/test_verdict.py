@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from understudy.checks.pytest_checks import PytestReport
+from understudy.checks.pytest_checks import PytestReport, judge_pytest
 from understudy.config import cache_dir
 from understudy.errors import GraderError, SandboxError, TaskError
-from understudy.grade.patch import NO_PATCH, gate
+from understudy.grade.gate import gate
+from understudy.grade.patch import NO_PATCH
 from understudy.grade.validate import validate
-from understudy.grade.verdict import grade, judge
+from understudy.grade.verdict import grade
 from understudy.plugins import load
 from understudy.sandbox.base import Mount, Sandbox, Sandboxes, SandboxLimits, SandboxSpec
 from understudy.sandbox.local.sandboxes import LocalSandboxes
@@ -406,7 +407,7 @@ def test_what_a_report_is_worth(
 ) -> None:
     checks = PytestChecks({}, fail_to_pass=("a",), pass_to_pass=("b",))
     report = PytestReport(outcomes, {}, exit_code, False, "", finished)
-    assert judge(checks, report).reward == expected
+    assert judge_pytest(checks, report).verdict.reward == expected
 
 
 async def test_validation_passes_and_is_remembered(

@@ -95,8 +95,8 @@ def read_changes(
     """What changed below `workdir` but for what lies at `mounts`. Raises what the engine's calls raise."""
     taking = _ChangeCollector(file_limit)
     try:
-        found = engine.stat(container, workdir)
-        if found is None or not files.is_plain_directory(found):
+        status = engine.stat(container, workdir)
+        if status is None or not files.is_plain_directory(status):
             return TreeChanges({}, frozenset({b""}))
         _read(engine, container, workdir, mounts, ignored, taking)
     except _ChangesRefused as error:
@@ -123,8 +123,8 @@ def _read(
             continue
         name = path.removeprefix(base)
         if _UNREADABLE in name:
-            known = name[: name.index(_UNREADABLE)].rpartition("/")[0]
-            renewed.add(known.encode())
+            directory_name = name[: name.index(_UNREADABLE)].rpartition("/")[0]
+            renewed.add(directory_name.encode())
             continue
         if _counts(path_ := name.encode(), outside):
             (taking.deleted if kind == _DELETED else present).add(path_)
@@ -147,8 +147,8 @@ def _listed(engine: ContainerEngine, container: str) -> list[tuple[str, int]]:
     try:
         response = engine.get(f"/containers/{container}/changes", stream=True)
     except EngineRefused as error:
-        if _TOO_LONG in (said := engine_message(error)):
-            raise _ChangesRefused(f"the engine cannot list them: …{said[-80:]}") from error
+        if _TOO_LONG in (message := engine_message(error)):
+            raise _ChangesRefused(f"the engine cannot list them: …{message[-80:]}") from error
         raise
     try:
         content = bytearray()
@@ -209,21 +209,21 @@ def _take_one(
     engine: ContainerEngine, container: str, workdir: str, path: bytes, taking: _ChangeCollector
 ) -> None:
     taking.check_time()
-    place = posixpath.join(workdir, os.fsdecode(path))
+    absolute = posixpath.join(workdir, os.fsdecode(path))
     try:
-        found = engine.stat(container, place)
+        status = engine.stat(container, absolute)
     except EngineRefused:  # a link that leads to itself, for one, is only seen from above
         _take_many(engine, container, workdir, posixpath.dirname(path), {path}, taking)
         return
-    if found is None:
+    if status is None:
         taking.deleted.add(path)
-    elif files.is_plain_directory(found):
+    elif files.is_plain_directory(status):
         taking.directories.add(path)
-    elif files.is_special(found):
+    elif files.is_special(status):
         taking.deleted.add(path)
     else:
-        taking.check_size(path, int(found["size"]))
-        with files.archive(engine, container, place) as tar:
+        taking.check_size(path, int(status["size"]))
+        with files.archive(engine, container, absolute) as tar:
             if (member := tar.next()) is not None:
                 taking.take(path, member, tar, posixpath.dirname(path))
 

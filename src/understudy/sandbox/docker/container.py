@@ -148,24 +148,24 @@ class DockerSandbox:
             self._check_open()
             code = None
         finally:
-            await self._settle()
+            await self._ensure_quiet()
         return output.completed(None if timed_out else code, duration_s, timed_out=timed_out)
 
     async def _execute(
         self, command: Mapping[str, Any], output: ExecOutput, stdin: bytes, stop: asyncio.Event
     ) -> int | None:
         """Start a command and see it to its end; its exit code, or None when `stop` came first."""
-        await self._wake()
-        made = await self._make_ready(command, stdin)
+        await self._ensure_running()
+        execution = await self._create_exec(command, stdin)
         if stop.is_set():
             return None
         try:
-            attached = await start_exec(self._engine.socket, made["Id"])
+            attached = await start_exec(self._engine.socket, execution["Id"])
         except ExecNotStarted as error:
-            raise await self._why_not(command, str(error)) from error
-        return await self._follow(attached, made["Id"], command, output, stdin)
+            raise await self._start_error(command, str(error)) from error
+        return await self._follow(attached, execution["Id"], command, output, stdin)
 
-    async def _make_ready(self, command: Mapping[str, Any], stdin: bytes) -> Mapping[str, Any]:
+    async def _create_exec(self, command: Mapping[str, Any], stdin: bytes) -> Mapping[str, Any]:
         user = specs.user(self._spec)
         options = {"stdin": bool(stdin), "user": f"{user}:{user}", **command}
         what = f"run {command['cmd'][0]!r}"
@@ -175,7 +175,7 @@ class DockerSandbox:
             self._check_open()
             if await self._is_up():
                 raise
-        await self._wake()  # the command before had ended the container
+        await self._ensure_running()  # the command before had ended the container
         return await self._call(what, self._engine.api.exec_create, self._container, **options)
 
     async def _follow(
@@ -193,7 +193,7 @@ class DockerSandbox:
             await attached.close()
         code: int | None = state.get("ExitCode")
         if not state.get("Pid") and code not in (None, 0):
-            raise await self._why_not(command, (output.stdout or output.stderr).decode(errors="replace"))
+            raise await self._start_error(command, (output.stdout or output.stderr).decode(errors="replace"))
         if code in _LATE_CODES and output.stderr.startswith(b"exec ") and not output.stdout:
             await self._check_loader(command)
         if code is None:
@@ -229,30 +229,33 @@ class DockerSandbox:
         written = await self._call("measure a sandbox", self._engine.written, self._container)
         return written > self._spec.limits.disk_bytes
 
-    async def _why_not(self, command: Mapping[str, Any], said: str) -> SandboxError:
+    async def _start_error(self, command: Mapping[str, Any], output: str) -> SandboxError:
         """Why a command did not start."""
         program: str = command["cmd"][0]
         where: str = command["workdir"]
         variables = dict(each.split("=", 1) for each in command["environment"] if "=" in each)
-        places = [where] if "/" in program else variables["PATH"].split(":")
+        directories = [where] if "/" in program else variables["PATH"].split(":")
 
         def look() -> SandboxError:
             if not files.is_directory(self._engine, self._container, where):
                 return SandboxError(f"cannot run {program!r} in {where}: no such directory in the sandbox")
-            if any(files.is_program(self._engine, self._container, posixpath.join(p, program)) for p in places):
+            if any(
+                files.is_program(self._engine, self._container, posixpath.join(p, program)) for p in directories
+            ):
                 return SandboxError(
                     f"cannot run {program!r} in the image {self._prepared.image}: it is there but does not start "
-                    f"({' '.join(said.split())[-500:]}); does the image lack what it is run by, as glibc's loader?"
+                    f"({' '.join(output.split())[-500:]}); "
+                    "check that the image has its interpreter or glibc's loader"
                 )
             return SandboxError(
                 f"cannot run {program!r}: no such program in the image {self._prepared.image}, looked in "
-                f"{', '.join(places)}"
+                f"{', '.join(directories)}"
             )
 
         if not await self._is_up():
             self._check_open()
             return SandboxError(
-                f"cannot run {program!r}: the container has ended ({' '.join(said.split())[-300:]})"
+                f"cannot run {program!r}: the container has ended ({' '.join(output.split())[-300:]})"
             )
         return await self._engine.do("look for a program", look)
 
@@ -264,11 +267,11 @@ class DockerSandbox:
         program: str = command["cmd"][0]
         if "/" not in program:
             return
-        place = posixpath.join(command["workdir"], program)
+        absolute = posixpath.join(command["workdir"], program)
         loader = ""
         with contextlib.suppress(FileNotFoundError):
             loader = await self._engine.do(
-                "look at a program", files.missing_loader, self._engine, self._container, place
+                "look at a program", files.missing_loader, self._engine, self._container, absolute
             )
         if loader:
             raise SandboxError(
@@ -286,12 +289,12 @@ class DockerSandbox:
 
     async def _is_up(self) -> bool:
         with contextlib.suppress(SandboxError):
-            found = await self._call("look at a container", self._engine.api.inspect_container, self._container)
-            self._running = bool(found["State"]["Running"])
+            details = await self._call("look at a container", self._engine.api.inspect_container, self._container)
+            self._running = bool(details["State"]["Running"])
             return self._running
         return False
 
-    async def _wake(self) -> None:
+    async def _ensure_running(self) -> None:
         """Start the container again when it was killed."""
         if self._running:
             return
@@ -313,7 +316,7 @@ class DockerSandbox:
         self._running = False
         await self._engine.do("kill what runs in a sandbox", kill)
 
-    async def _settle(self) -> None:
+    async def _ensure_quiet(self) -> None:
         """See that nothing is left of a command; else kill the container."""
         if not self._running:
             return
@@ -339,7 +342,7 @@ class DockerSandbox:
 
     async def _hide(self, shown: Sequence[str]) -> None:
         """Remove what was shown; when that cannot be, end the sandbox rather than let it be seen."""
-        await self._wake()
+        await self._ensure_running()
         if not await self._call("hide what was shown", hide_mounts, self._engine, self._container, shown):
             await self.close()
             raise SandboxError("what a run was shown could not be hidden again, so the sandbox was closed")
@@ -347,8 +350,8 @@ class DockerSandbox:
     async def read(self, path: str, *, limit: int = 64 << 20) -> bytes:
         """The content of a regular file, taken out by the engine. Links lead nowhere out of the container."""
         self._check_open()
-        place = self._absolute(path)
-        return await self._call(f"read {path}", files.read, self._engine, self._container, place, limit=limit)
+        absolute = self._absolute(path)
+        return await self._call(f"read {path}", files.read, self._engine, self._container, absolute, limit=limit)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Write a file, laid there by the engine."""
@@ -416,6 +419,6 @@ def show_mounts(engine: ContainerEngine, container: str, mounts: Sequence[Mount]
 
 def hide_mounts(engine: ContainerEngine, container: str, shown: Sequence[str]) -> bool:
     """Remove what was shown; whether it is gone, as the engine says."""
-    made = engine.api.exec_create(container, ["/bin/rm", "-rf", "--", *shown], user="0:0")
-    engine.api.exec_start(made["Id"])
+    execution = engine.api.exec_create(container, ["/bin/rm", "-rf", "--", *shown], user="0:0")
+    engine.api.exec_start(execution["Id"])
     return all(engine.stat(container, path) is None for path in shown)

@@ -77,7 +77,7 @@ def environment(spec: SandboxSpec, prepared: PreparedImage, extra: Mapping[str, 
 
     What the image itself sets stays: its programs are configured by it, as where pip finds its packages.
     """
-    given = {
+    variables = {
         "PATH": path(spec, prepared),
         "HOME": HOME,
         **({} if "LANG" in prepared.variables else {"LANG": "C.UTF-8"}),
@@ -85,8 +85,8 @@ def environment(spec: SandboxSpec, prepared: PreparedImage, extra: Mapping[str, 
         **spec.env,
         **(extra or {}),
     }
-    return [f"{name}={value}" for name, value in given.items()] + [
-        name for name in ("HOSTNAME", "TERM") if name not in given
+    return [f"{name}={value}" for name, value in variables.items()] + [
+        name for name in ("HOSTNAME", "TERM") if name not in variables
     ]
 
 

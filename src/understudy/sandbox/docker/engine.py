@@ -44,8 +44,8 @@ EngineRefused = docker.errors.APIError
 
 def sockets() -> list[str]:
     """The URLs where an engine may answer, in the order to ask: DOCKER_HOST alone when it is set."""
-    if given := os.environ.get("DOCKER_HOST"):
-        return [given]
+    if configured := os.environ.get("DOCKER_HOST"):
+        return [configured]
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     places = (
         "/var/run/docker.sock",
@@ -53,7 +53,7 @@ def sockets() -> list[str]:
         f"{runtime}/podman/podman.sock",
         "/run/podman/podman.sock",
     )
-    return [f"unix://{place}" for place in places if Path(place).is_socket()]
+    return [f"unix://{path}" for path in places if Path(path).is_socket()]
 
 
 class ContainerEngine:
@@ -105,7 +105,7 @@ class ContainerEngine:
         """The bytes that lie in a container's own layer."""
         only = json.dumps({"id": [container]})
         response = self.get("/containers/json", all="1", size="1", filters=only)
-        return sum(int(found.get("SizeRw") or 0) for found in response.json())
+        return sum(int(container_info.get("SizeRw") or 0) for container_info in response.json())
 
     def close(self) -> None:
         """Give connections back; later calls open new ones."""
@@ -125,26 +125,26 @@ def engine_errors(what: str) -> Generator[None]:
         urllib3.exceptions.HTTPError,
         OSError,
     ) as error:
-        raise SandboxError(f"cannot {what}: {_say(error)}") from error
+        raise SandboxError(f"cannot {what}: {_describe(error)}") from error
 
 
-def _say(error: Exception) -> str:
-    said = engine_message(error)
-    if _FULL in said.lower():
-        return f"the container engine's disk is full ({said}); make room there, as: docker system prune"
+def _describe(error: Exception) -> str:
+    message = engine_message(error)
+    if _FULL in message.lower():
+        return f"the container engine's disk is full ({message}); make room there, as: docker system prune"
     if isinstance(error, requests.ConnectionError | urllib3.exceptions.ProtocolError | ConnectionError):
-        return f"the container engine does not answer ({said}); is it still running?"
+        return f"the container engine does not answer ({message}); is it still running?"
     if isinstance(error, requests.Timeout | urllib3.exceptions.TimeoutError):
-        return f"the container engine did not answer in time ({said})"
-    return said
+        return f"the container engine did not answer in time ({message})"
+    return message
 
 
 def engine_message(error: Exception) -> str:
     """What the engine said, without what the library says about it."""
-    said = str(getattr(error, "explanation", None) or error)
+    message = str(getattr(error, "explanation", None) or error)
     with contextlib.suppress(ValueError, TypeError, KeyError):
-        said = str(json.loads(said)["message"])
-    return " ".join(said.split())[-1000:]
+        message = str(json.loads(message)["message"])
+    return " ".join(message.split())[-1000:]
 
 
 def find_engine() -> ContainerEngine:
@@ -209,8 +209,8 @@ def _is_dead(owner: str) -> bool:
 def remove_orphans(engine: ContainerEngine) -> int:
     """Remove the containers whose owner is dead; returns how many. Raises SandboxError."""
     with engine_errors("look for containers left behind"):
-        found: list[Mapping[str, Any]] = engine.api.containers(all=True, filters={"label": [LABEL, OWNER]})
-    stale = [container["Id"] for container in found if _is_dead(container["Labels"][OWNER])]
+        containers: list[Mapping[str, Any]] = engine.api.containers(all=True, filters={"label": [LABEL, OWNER]})
+    stale = [container["Id"] for container in containers if _is_dead(container["Labels"][OWNER])]
     for container in stale:
         remove_container(engine, container)
     return len(stale)
@@ -238,14 +238,14 @@ class SocketConnection(_Connection):
 
     def connect(self) -> None:
         """Connect, or raise OSError."""
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            made.settimeout(self.timeout)
-            made.connect(self.unix_socket)
+            connection.settimeout(self.timeout)
+            connection.connect(self.unix_socket)
         except BaseException:
-            made.close()
+            connection.close()
             raise
-        self.sock = made
+        self.sock = connection
 
 
 class SocketPool(_Pool):

@@ -33,9 +33,9 @@ class ExecOutput:
 
     def add(self, stream: int, data: bytes) -> None:
         """Take what a command wrote to stream 1 or 2."""
-        kept = self.stderr if stream == _STDERR else self.stdout
-        room = self._limit - len(kept)
-        kept += data[:room]
+        buffer = self.stderr if stream == _STDERR else self.stdout
+        room = self._limit - len(buffer)
+        buffer += data[:room]
         self.truncated = self.truncated or len(data) > room
 
     def completed(self, code: int | None, duration_s: float, *, timed_out: bool = False) -> Completed:
@@ -105,8 +105,8 @@ async def start_exec(socket: str, execution: str) -> ExecStream:
         head = await reader.readuntil(b"\r\n\r\n")
         status = int(head.split(None, 2)[1])
         if status not in (101, 200):
-            said = await reader.read(1 << 16)
-            raise ExecNotStarted(said.decode(errors="replace").strip())
+            reply = await reader.read(1 << 16)
+            raise ExecNotStarted(reply.decode(errors="replace").strip())
     except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, IndexError) as error:
         await attached.close()
         raise SandboxError(f"the container engine broke off when a command was to start: {error}") from error

@@ -64,13 +64,13 @@ def read(engine: ContainerEngine, container: str, path: str, *, limit: int) -> b
     """The content of a regular file, links followed inside. Raises FileNotFoundError, SandboxError."""
     with engine_errors(f"read {path} in the sandbox"):
         for _ in range(_MOST_LINKS):
-            found = engine.stat(container, path)
-            if found is None:
+            status = engine.stat(container, path)
+            if status is None:
                 raise FileNotFoundError(2, "no such file in the sandbox", path)
-            mode = int(found["mode"])
+            mode = int(status["mode"])
             if not mode & _LINK:
                 break
-            path = posixpath.join(posixpath.dirname(path), str(found["linkTarget"]))
+            path = posixpath.join(posixpath.dirname(path), str(status["linkTarget"]))
         else:
             raise SandboxError(f"cannot read {path} in the sandbox: too many links")
         if mode & (_DIRECTORY | _OTHER):
@@ -93,21 +93,21 @@ def read(engine: ContainerEngine, container: str, path: str, *, limit: int) -> b
 def write(engine: ContainerEngine, container: str, path: str, data: bytes, *, mode: int, user: int) -> None:
     """Write a regular file with its parent directories, owned by `user`. Raises SandboxError."""
     with engine_errors(f"write {path} in the sandbox"):
-        there = engine.stat(container, path)
-        if there is not None and int(there["mode"]) & (_DIRECTORY | _OTHER):
+        status = engine.stat(container, path)
+        if status is not None and int(status["mode"]) & (_DIRECTORY | _OTHER):
             raise SandboxError(f"cannot write {path} in the sandbox: there is something else than a file")
-        made: list[str] = []
+        new_directories: list[str] = []
         parent = posixpath.dirname(path)
-        while (found := engine.stat(container, parent)) is None and parent != "/":
-            made.insert(0, posixpath.basename(parent))
+        while (parent_status := engine.stat(container, parent)) is None and parent != "/":
+            new_directories.insert(0, posixpath.basename(parent))
             parent = posixpath.dirname(parent)
-        if found is not None and not int(found["mode"]) & (_DIRECTORY | _LINK):
+        if parent_status is not None and not int(parent_status["mode"]) & (_DIRECTORY | _LINK):
             raise SandboxError(f"cannot write {path} in the sandbox: {parent} is no directory")
         output = io.BytesIO()
         with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            for depth in range(1, len(made) + 1):
-                tar.addfile(_owned("/".join(made[:depth]), 0o755, user, tarfile.DIRTYPE))
-            info = _owned("/".join((*made, posixpath.basename(path))), mode, user, tarfile.REGTYPE)
+            for depth in range(1, len(new_directories) + 1):
+                tar.addfile(_owned("/".join(new_directories[:depth]), 0o755, user, tarfile.DIRTYPE))
+            info = _owned("/".join((*new_directories, posixpath.basename(path))), mode, user, tarfile.REGTYPE)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
         try:
@@ -125,13 +125,13 @@ def _owned(name: str, mode: int, user: int, kind: bytes) -> tarfile.TarInfo:
 def is_program(engine: ContainerEngine, container: str, path: str) -> bool:
     """Whether an executable regular file is at `path`, links followed."""
     for _ in range(_MOST_LINKS):
-        found = engine.stat(container, path)
-        if found is None:
+        status = engine.stat(container, path)
+        if status is None:
             return False
-        mode = int(found["mode"])
+        mode = int(status["mode"])
         if not mode & _LINK:
             return not mode & (_DIRECTORY | _OTHER) and bool(mode & 0o111)
-        path = posixpath.join(posixpath.dirname(path), str(found["linkTarget"]))
+        path = posixpath.join(posixpath.dirname(path), str(status["linkTarget"]))
     return False
 
 
@@ -140,8 +140,8 @@ def missing_loader(engine: ContainerEngine, container: str, path: str) -> str:
 
     Raises FileNotFoundError, SandboxError.
     """
-    found = _LOADER.match(_beginning(engine, container, path))
-    loader = (found[1] or found[2]).decode(errors="replace") if found else ""
+    match = _LOADER.match(_beginning(engine, container, path))
+    loader = (match[1] or match[2]).decode(errors="replace") if match else ""
     return loader if loader and engine.stat(container, loader) is None else ""
 
 
@@ -154,18 +154,18 @@ def _beginning(engine: ContainerEngine, container: str, path: str) -> bytes:
 
 def is_directory(engine: ContainerEngine, container: str, path: str) -> bool:
     """Whether a directory is at `path`, links followed."""
-    found = engine.stat(container, path)
-    return found is not None and bool(int(found["mode"]) & (_DIRECTORY | _LINK))
+    status = engine.stat(container, path)
+    return status is not None and bool(int(status["mode"]) & (_DIRECTORY | _LINK))
 
 
-def is_plain_directory(found: Mapping[str, Any]) -> bool:
+def is_plain_directory(status: Mapping[str, Any]) -> bool:
     """Whether what the engine found is a directory, and no link to one."""
-    return bool(int(found["mode"]) & _DIRECTORY)
+    return bool(int(status["mode"]) & _DIRECTORY)
 
 
-def is_special(found: Mapping[str, Any]) -> bool:
+def is_special(status: Mapping[str, Any]) -> bool:
     """Whether what the engine found is a device, a pipe or a socket."""
-    return bool(int(found["mode"]) & _OTHER)
+    return bool(int(status["mode"]) & _OTHER)
 
 
 def executable(member: tarfile.TarInfo) -> bool:

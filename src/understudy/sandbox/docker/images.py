@@ -77,7 +77,7 @@ class ImageStore:
         self._pool = ThreadPoolExecutor(_WORKERS, "docker-images")
         self._guard = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
-        self._made: dict[tuple[str, ...], Future[PreparedImage]] = {}
+        self._preparing: dict[tuple[str, ...], Future[PreparedImage]] = {}
         self._trees: dict[Path, str] = {}
 
     def ensure(self, image: str) -> Mapping[str, Any]:
@@ -88,14 +88,14 @@ class ImageStore:
         with self._guard:
             lock = self._locks.setdefault(image, threading.Lock())
         with lock:
-            known = self.here(image)
-            if known and (not self._force or image in self._renewed):
-                return known
+            details = self.inspect(image)
+            if details and (not self._force or image in self._renewed):
+                return details
             try:
                 self._puller.pull(image)
                 self.fetched.add(image)
             except TaskError:
-                if not known:
+                if not details:
                     raise
                 # It was built on this machine, or its registry has it no more.
                 self._progress(f"{image}: no registry has it; what is here is prepared anew")
@@ -103,7 +103,7 @@ class ImageStore:
             with engine_errors(f"look for the image {image}"):
                 return self._engine.api.inspect_image(image)
 
-    def here(self, image: str) -> Mapping[str, Any] | None:
+    def inspect(self, image: str) -> Mapping[str, Any] | None:
         """What the engine knows of an image, or None when it is not there. Raises SandboxError."""
         try:
             with engine_errors(f"look for the image {image}"):
@@ -116,17 +116,17 @@ class ImageStore:
         tree = "" if spec.tree_in_image else str(spec.tree)
         key = (image, tree, spec.workdir, str(spec.as_root))
         with self._guard:
-            found = self._made.get(key)
-            if found is None or (found.done() and found.exception() is not None):
-                found = self._made[key] = self._pool.submit(self._prepare, spec, image)
-            return found
+            future = self._preparing.get(key)
+            if future is None or (future.done() and future.exception() is not None):
+                future = self._preparing[key] = self._pool.submit(self._prepare, spec, image)
+            return future
 
     def forget(self, prepared: PreparedImage) -> None:
         """A prepared image turned out to be gone: the next to ask makes it again."""
         with self._guard:
-            for key, made in list(self._made.items()):
-                if made.done() and made.exception() is None and made.result().id == prepared.id:
-                    del self._made[key]
+            for key, future in list(self._preparing.items()):
+                if future.done() and future.exception() is None and future.result().id == prepared.id:
+                    del self._preparing[key]
 
     def _prepare(self, spec: SandboxSpec, image: str) -> PreparedImage:
         base = self.ensure(image)
@@ -138,19 +138,19 @@ class ImageStore:
         name = f"{REPOSITORY}:{tag}"
         with engine_errors(f"look for the prepared image of {image}"):
             try:
-                found = None if self._force else self._engine.api.inspect_image(name)
+                details = None if self._force else self._engine.api.inspect_image(name)
             except EngineNotFound:
-                found = None
-        if found is None:
+                details = None
+        if details is None:
             self._progress(f"{image}: preparing it for {spec.workdir}")
             self._make(spec, image, base["Id"], tag)
             with engine_errors(f"look for the prepared image of {image}"):
-                found = self._engine.api.inspect_image(name)
+                details = self._engine.api.inspect_image(name)
         with self._guard:
             self.prepared_from.setdefault(image, set()).add(name)
         variables: list[str] = config.get("Env") or []
         own = {name: value for name, _, value in (variable.partition("=") for variable in variables)}
-        return PreparedImage(found["Id"], image, own.get("PATH") or DEFAULT_PATH, tuple(sorted(own)))
+        return PreparedImage(details["Id"], image, own.get("PATH") or DEFAULT_PATH, tuple(sorted(own)))
 
     def _make(self, spec: SandboxSpec, image: str, base: str, tag: str) -> None:
         user = 0 if spec.as_root else USER_ID
@@ -158,9 +158,9 @@ class ImageStore:
         container = self._create(base, script, spec.workdir, f"{user}:{user}", HOME)
         try:
             with engine_errors(f"prepare the image {image}"):
-                code, said = self._run(container, image)
+                code, output = self._run(container, image)
                 if code:
-                    raise _failure(code, said, image, spec.workdir)
+                    raise _failure(code, output, image, spec.workdir)
                 if not spec.tree_in_image:
                     _put_tree(self._engine, container, spec.tree, spec.workdir, user)
                 _add_user(self._engine, container)
@@ -207,23 +207,23 @@ class ImageStore:
                 raise no_shell(image, error) from error
             raise
         code: int = self._engine.api.wait(container, timeout=_TIMEOUT_S)["StatusCode"]
-        said: bytes = self._engine.api.logs(container, tail=20)
-        return code, said.decode(errors="replace")
+        output: bytes = self._engine.api.logs(container, tail=20)
+        return code, output.decode(errors="replace")
 
     def check_ancestry(self, image: str, path: str, base_commit: str) -> None:
         """Raise TaskError unless the repository at `path` of an image is at a commit, or at one made upon it."""
         container = self._create(image, ANCESTRY, path, base_commit)
         try:
             with engine_errors(f"look at the repository of the image {image}"):
-                code, said = self._run(container, image)
+                code, output = self._run(container, image)
         finally:
             remove_container(self._engine, container)
         if code in (NO_DIRECTORY, NO_GIT, NO_COMMIT):
-            raise _failure(code, said, image, path)
+            raise _failure(code, output, image, path)
         if code:
-            there = said.split("\n", 1)[0].strip()
+            actual = output.split("\n", 1)[0].strip()
             raise TaskError(
-                f"the repository at {path} of the image {image} is at {there}, which is neither the task's base "
+                f"the repository at {path} of the image {image} is at {actual}, which is neither the task's base "
                 f"commit {base_commit} nor made upon it; the image and the task are not of one version"
             )
 
@@ -239,8 +239,8 @@ class ImageStore:
                 names.sort()
                 for name in sorted((*names, *files)):
                     status = os.lstat(os.path.join(folder, name))  # noqa: PTH118 (a Path each is twice the time)
-                    kept = (status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-                    sha.update(os.fsencode(os.path.join(folder, name)) + repr(kept).encode())  # noqa: PTH118
+                    identity = (status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+                    sha.update(os.fsencode(os.path.join(folder, name)) + repr(identity).encode())  # noqa: PTH118
             self._trees[tree] = sha.hexdigest()
         return self._trees[tree]
 
@@ -267,7 +267,7 @@ class ImageStore:
     def drop_all(self, image_too: Callable[[str], bool]) -> None:
         """Remove every prepared image that was used, and the images they came from where `image_too` says so."""
         with self._guard:
-            used, self.prepared_from, self._made = self.prepared_from, {}, {}
+            used, self.prepared_from, self._preparing = self.prepared_from, {}, {}
         for image, names in used.items():
             self.remove(names | ({image} if image_too(image) else set()))
 
@@ -280,7 +280,7 @@ def no_shell(image: str, error: Exception) -> SandboxError:
     )
 
 
-def _failure(code: int, said: str, image: str, workdir: str) -> TaskError | SandboxError:
+def _failure(code: int, output: str, image: str, workdir: str) -> TaskError | SandboxError:
     reasons = {
         NO_DIRECTORY: f"the image {image} has no directory {workdir}; check the task's workdir and image",
         NO_GIT: f"the image {image} has a repository at {workdir} but no git to look at it with",
@@ -288,22 +288,22 @@ def _failure(code: int, said: str, image: str, workdir: str) -> TaskError | Sand
     }
     if code in reasons:
         return TaskError(reasons[code])
-    if "no space left on device" in said.lower():
+    if "no space left on device" in output.lower():
         return SandboxError(
             f"cannot prepare the image {image}: the container engine's disk is full; make room there, as: "
             "docker system prune"
         )
-    return SandboxError(f"cannot prepare the image {image} (exit code {code}): {said.strip()[-1000:]}")
+    return SandboxError(f"cannot prepare the image {image} (exit code {code}): {output.strip()[-1000:]}")
 
 
 def _check_volumes(config: Mapping[str, Any], spec: SandboxSpec, image: str) -> None:
     """What lies in a volume is in no image and in no difference."""
     volumes: Mapping[str, Any] = config.get("Volumes") or {}
     for volume in volumes:
-        for place in (spec.workdir, HOME):
-            if Path(place).is_relative_to(volume) or Path(volume).is_relative_to(place):
+        for directory in (spec.workdir, HOME):
+            if Path(directory).is_relative_to(volume) or Path(volume).is_relative_to(directory):
                 raise TaskError(
-                    f"the image {image} declares the volume {volume}, where the task's {place} is to be; "
+                    f"the image {image} declares the volume {volume}, where the task's {directory} is to be; "
                     "use another workdir, or an image without that volume"
                 )
 
@@ -340,13 +340,13 @@ def _add_user(engine: ContainerEngine, container: str) -> None:
         ("/etc/group", f"agent:x:{USER_ID}:\n"),
     ):
         try:
-            known = files.read(engine, container, path, limit=1 << 20)
+            content = files.read(engine, container, path, limit=1 << 20)
         except FileNotFoundError:
-            known = b""
-        if any(entry.split(b":")[2:3] == [str(USER_ID).encode()] for entry in known.splitlines()):
+            content = b""
+        if any(entry.split(b":")[2:3] == [str(USER_ID).encode()] for entry in content.splitlines()):
             continue
-        known += b"" if known.endswith(b"\n") or not known else b"\n"
-        files.write(engine, container, path, known + line.encode(), mode=0o644, user=0)
+        content += b"" if content.endswith(b"\n") or not content else b"\n"
+        files.write(engine, container, path, content + line.encode(), mode=0o644, user=0)
 
 
 NO_DIRECTORY, NO_GIT, NO_COMMIT = 96, 97, 98
@@ -431,18 +431,18 @@ def build_image(
     Its steps have the engine's network. Raises TaskError with the end of what was said when a step fails or the
     whole takes longer than `timeout_s`, SandboxError when the engine breaks.
     """
-    said = ""
+    output = ""
     progress(f"{name}: building it from {context}")
     with _events(engine, context, name, timeout_s) as events:
         ends = time.monotonic() + timeout_s
         for event in events:
-            said = (said + str(event.get("stream") or ""))[-_SAID_CHARS:]
+            output = (output + str(event.get("stream") or ""))[-_SAID_CHARS:]
             if failed := event.get("error"):
                 raise TaskError(
-                    f"{context / 'Dockerfile'}: cannot be built: {failed}; the end of what it said:\n{said}"
+                    f"{context / 'Dockerfile'}: cannot be built: {failed}; the end of what it said:\n{output}"
                 )
             if time.monotonic() > ends:
-                raise _too_slow(context, timeout_s, said)
+                raise _too_slow(context, timeout_s, output)
     progress(f"{name}: built")
 
 
@@ -476,10 +476,10 @@ def _events(engine: ContainerEngine, context: Path, name: str, timeout_s: float)
             ) from error
 
 
-def _too_slow(context: Path, timeout_s: float, said: str) -> TaskError:
+def _too_slow(context: Path, timeout_s: float, output: str) -> TaskError:
     return TaskError(
         f"{context / 'Dockerfile'}: was not built in {timeout_s:.0f} s (environment.build_timeout_sec of "
-        f"task.toml); the end of what it said:\n{said}"
+        f"task.toml); the end of what it said:\n{output}"
     )
 
 
@@ -507,8 +507,8 @@ def export_tree(
         )["Id"]
     try:
         with engine_errors(f"take {path} out of the image {image}"):
-            found = engine.stat(container, path)
-            if found is None or not files.is_plain_directory(found):
+            status = engine.stat(container, path)
+            if status is None or not files.is_plain_directory(status):
                 raise TaskError(f"the image {image} has no directory {path}; check the task's workdir and image")
             try:
                 with files.archive(engine, container, path) as tar:
@@ -535,23 +535,23 @@ def unpack_tar(tar: tarfile.TarFile, into: Path) -> None:
             continue
         if ".." in parts or path.is_absolute() or any(parent in links for parent in (path, *path.parents)):
             raise tarfile.TarError(f"{member.name!r} leads out of the tree")
-        place = into / path
-        place.parent.mkdir(parents=True, exist_ok=True)
+        target = into / path
+        target.parent.mkdir(parents=True, exist_ok=True)
         if member.isdir():
-            place.mkdir(exist_ok=True)
+            target.mkdir(exist_ok=True)
         elif member.issym():
-            place.symlink_to(member.linkname)
+            target.symlink_to(member.linkname)
             links.add(path)
         elif member.islnk():
             other = PurePosixPath(*PurePosixPath(member.linkname).parts[1:])
             if ".." in other.parts or any(parent in links for parent in other.parents):
                 raise tarfile.TarError(f"{member.name!r} is a link that leads out of the tree")
             if other in links:
-                place.symlink_to((into / other).readlink())
+                target.symlink_to((into / other).readlink())
                 links.add(path)
             elif (into / other).is_file():
-                shutil.copy2(into / other, place)
+                shutil.copy2(into / other, target)
         elif member.isreg() and (content := tar.extractfile(member)) is not None:
-            with content, place.open("xb") as file:
+            with content, target.open("xb") as file:
                 shutil.copyfileobj(content, file, 1 << 18)
-            place.chmod(0o755 if files.executable(member) else 0o644)
+            target.chmod(0o755 if files.executable(member) else 0o644)

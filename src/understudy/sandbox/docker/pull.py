@@ -38,10 +38,10 @@ def log_progress(line: str) -> None:
 
 
 class _RateLimited(Exception):
-    def __init__(self, said: str) -> None:
-        super().__init__(said)
-        found = _RETRY_AFTER.search(said)
-        self.wait_s = float(found[1]) * _UNITS[found[2].lower()] if found else None
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        match = _RETRY_AFTER.search(message)
+        self.wait_s = float(match[1]) * _UNITS[match[2].lower()] if match else None
 
 
 class ImagePuller:
@@ -82,21 +82,21 @@ class ImagePuller:
     def _pull(self, image: str) -> None:
         name, tag = split(image)
         layers: dict[str, tuple[int, int]] = {}
-        told = 0.0
+        reported_at = 0.0
         try:
             for event in self._engine.api.pull(name, tag=tag, stream=True, decode=True):
                 if self._stop.is_set():
                     raise SandboxError(f"fetching the image {image} was called off")
-                if said := event.get("error"):
-                    _refuse(image, str(said))
+                if message := event.get("error"):
+                    _raise_refusal(image, str(message))
                 _note(layers, event)
-                if time.monotonic() - told >= _EVERY_S:
-                    told = time.monotonic()
+                if time.monotonic() - reported_at >= _EVERY_S:
+                    reported_at = time.monotonic()
                     self._progress(f"{image}: {_summary(layers)}")
         except EngineNotFound:
             raise
         except EngineRefused as error:
-            _refuse(image, f"{engine_message(error)}{_after(error)}", error)
+            _raise_refusal(image, f"{engine_message(error)}{_after(error)}", error)
             raise
         self._progress(f"{image}: fetched")
 
@@ -108,19 +108,19 @@ def _after(error: Any) -> str:
     return status + (f" Retry-After: {headers['Retry-After']}" if "Retry-After" in headers else "")
 
 
-def _refuse(image: str, said: str, cause: Exception | None = None) -> None:
+def _raise_refusal(image: str, message: str, cause: Exception | None = None) -> None:
     """Raise what a refusal means: _Limited, TaskError, or for what comes in the stream SandboxError."""
-    if _LIMITED.search(said):
-        raise _RateLimited(said) from cause
-    if _ABSENT.search(said):
-        raise _absent(image, said) from cause
+    if _LIMITED.search(message):
+        raise _RateLimited(message) from cause
+    if _ABSENT.search(message):
+        raise _absent(image, message) from cause
     if cause is None:
-        raise SandboxError(f"cannot fetch the image {image}: {said}")
+        raise SandboxError(f"cannot fetch the image {image}: {message}")
 
 
-def _absent(image: str, said: str) -> TaskError:
+def _absent(image: str, message: str) -> TaskError:
     return TaskError(
-        f"there is no image {image!r} here, and its registry gives none ({said}); check the name, namespace "
+        f"there is no image {image!r} here, and its registry gives none ({message}); check the name, namespace "
         "and tag, log in with `docker login` when it is private, or build it under this name"
     )
 

@@ -80,9 +80,9 @@ class _EngineResources:
     def _discard(self, future: Future[tuple[str, PreparedImage]]) -> None:
         """Nobody wants this container any more, made or not."""
 
-        def drop(made: Future[tuple[str, PreparedImage]]) -> None:
-            if not made.cancelled() and made.exception() is None:
-                self._remove(made.result()[0])
+        def drop(result: Future[tuple[str, PreparedImage]]) -> None:
+            if not result.cancelled() and result.exception() is None:
+                self._remove(result.result()[0])
 
         future.cancel()
         future.add_done_callback(drop)
@@ -231,8 +231,8 @@ class DockerSandboxes:
     def image_id(self, image: str, *, fetch: bool) -> str:
         """The engine's id of an image. Raises TaskError, SandboxError, ConfigError."""
         images = self._in_use().images
-        found = images.ensure(image) if fetch or self._force_rebuild else images.here(image)
-        return found["Id"] if found else ""
+        details = images.ensure(image) if fetch or self._force_rebuild else images.inspect(image)
+        return details["Id"] if details else ""
 
     def build_image(self, context: Path, name: str, *, timeout_s: float) -> None:
         """Build the image of a Dockerfile unless it is there. Raises TaskError, SandboxError, ConfigError."""

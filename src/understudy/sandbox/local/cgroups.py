@@ -41,19 +41,19 @@ def _own_groups() -> Iterator[Path]:
         else:
             continue
         own = base / path.lstrip("/")
-        yield from (place for place in (own, *own.parents) if place.is_relative_to(base) and place.is_dir())
+        yield from (group for group in (own, *own.parents) if group.is_relative_to(base) and group.is_dir())
 
 
 def find_parent() -> Path | None:
     """The directory to make groups in, or None when memory cannot be bounded so; clears stale groups there."""
     with contextlib.suppress(OSError):
-        for place in _own_groups():
-            delegates = place / "cgroup.subtree_control"
+        for group in _own_groups():
+            delegates = group / "cgroup.subtree_control"
             if delegates.exists() and "memory" not in delegates.read_text().split():
                 continue
-            if os.access(place, os.W_OK):
-                _sweep(place)
-                return place
+            if os.access(group, os.W_OK):
+                _sweep(group)
+                return group
     return None
 
 

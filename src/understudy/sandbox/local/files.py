@@ -32,15 +32,15 @@ def open_in(root: int, path: str, flags: int, mode: int = 0) -> int:
     """A descriptor of `path` as seen with the directory `root` as "/". Raises OSError."""
     how = _OpenHow(flags | os.O_CLOEXEC, mode, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
     while True:
-        found = _libc.syscall(
+        descriptor = _libc.syscall(
             ctypes.c_long(SYS_OPENAT2),
             ctypes.c_int(root),
             ctypes.c_char_p(os.fsencode(path)),
             ctypes.byref(how),
             ctypes.c_size_t(ctypes.sizeof(how)),
         )
-        if found >= 0:
-            return int(found)
+        if descriptor >= 0:
+            return int(descriptor)
         code = ctypes.get_errno()
         # EAGAIN: something was renamed during the walk; the kernel asks to try again.
         if code not in (errno.EAGAIN, errno.EINTR):

@@ -140,8 +140,8 @@ async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes
         async with asyncio.timeout(START_S):
             await watch.answered.wait()
         if not watch.ready:
-            said = watch.output[2].decode(errors="replace").strip() or "a helper ended without a word"
-            raise SandboxError(f"cannot make the mounts of a sandbox: {said}; see `understudy doctor`")
+            message = watch.output[2].decode(errors="replace").strip() or "a helper ended without a word"
+            raise SandboxError(f"cannot make the mounts of a sandbox: {message}; see `understudy doctor`")
         return MountHolder(transport, watch, group, depth=1 if group is None else 2)
     except BaseException as error:
         await asyncio.shield(_end(transport, watch))

@@ -65,10 +65,8 @@ def check(spec: SandboxSpec) -> None:
     check_spec(spec, writable=AREAS, taken=AREAS)
     for mount in spec.mounts:
         if below(mount.target, spec.workdir):
-            place = spec.tree / PurePosixPath(mount.target).relative_to(spec.workdir)
-            if any(
-                part.is_symlink() for part in (place, *place.parents)[: len(place.parts) - len(spec.tree.parts)]
-            ):
+            path = spec.tree / PurePosixPath(mount.target).relative_to(spec.workdir)
+            if any(part.is_symlink() for part in (path, *path.parents)[: len(path.parts) - len(spec.tree.parts)]):
                 raise SandboxError(
                     f"cannot mount {mount.source} at {mount.target}: a link of the tree is in the way"
                 )
@@ -79,34 +77,34 @@ def _system() -> list[str]:
 
     The outer bubble needs them too, and links to what BOX has.
     """
-    found: list[str] = []
+    args: list[str] = []
     for name in ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"):
-        place = Path("/", name)
-        if place.is_symlink():
-            found += ["--symlink", str(place.readlink()), f"{BOX}/{name}"]
-        elif place.is_dir():
-            found += ["--ro-bind", str(place), f"{BOX}/{name}"]
+        path = Path("/", name)
+        if path.is_symlink():
+            args += ["--symlink", str(path.readlink()), f"{BOX}/{name}"]
+        elif path.is_dir():
+            args += ["--ro-bind", str(path), f"{BOX}/{name}"]
         else:
             continue
-        found += ["--symlink", f"{BOX}/{name}", f"/{name}"]
+        args += ["--symlink", f"{BOX}/{name}", f"/{name}"]
     for name in ETC_DIRECTORIES:
         if Path("/etc", name).is_dir():
             for parent in reversed(PurePosixPath("/etc", name).parents[:-1]):
-                found += ["--dir", f"{BOX}{parent}"]
-            found += ["--ro-bind", f"/etc/{name}", f"{BOX}/etc/{name}"]
-    return found
+                args += ["--dir", f"{BOX}{parent}"]
+            args += ["--ro-bind", f"/etc/{name}", f"{BOX}/etc/{name}"]
+    return args
 
 
 def etc() -> dict[str, bytes]:
     """The files to write under /etc, by their path there."""
-    found = {name: content.encode() for name, content in ETC_WRITTEN.items()}
+    files = {name: content.encode() for name, content in ETC_WRITTEN.items()}
     for name in ETC_FILES:
         with contextlib.suppress(FileNotFoundError):
-            found[name] = Path("/etc", name).read_bytes()
-    return found
+            files[name] = Path("/etc", name).read_bytes()
+    return files
 
 
-def private_place(index: int) -> str:
+def private_path(index: int) -> str:
     """Where the outer bubble keeps the spec's mount number `index` when it is private."""
     return f"/private/{index}"
 
@@ -162,7 +160,7 @@ def outer(spec: SandboxSpec, *, rootless: bool) -> list[str]:
     late: list[str] = []
     for index, mount in enumerate(spec.mounts):
         if mount.private:
-            argv += ["--ro-bind", str(mount.source.absolute()), private_place(index)]
+            argv += ["--ro-bind", str(mount.source.absolute()), private_path(index)]
         elif below(mount.target, spec.workdir):
             argv += ["--ro-bind", str(mount.source.absolute()), f"/late/{index}"]
             late += [f"/late/{index}", f"{BOX}{mount.target}"]
@@ -205,7 +203,7 @@ def inner(spec: SandboxSpec, env: Mapping[str, str], *, cwd: str, reveal: bool) 
     if reveal:
         for index, mount in enumerate(spec.mounts):
             if mount.private:
-                args += ["--ro-bind", private_place(index), mount.target]
+                args += ["--ro-bind", private_path(index), mount.target]
     args += ["--remount-ro", "/dev", "--chdir", cwd, "--clearenv"]
     for name, value in env.items():
         args += ["--setenv", name, value]
@@ -214,15 +212,15 @@ def inner(spec: SandboxSpec, env: Mapping[str, str], *, cwd: str, reveal: bool) 
 
 def limits(bounds: SandboxLimits, *, data_bytes: int | None) -> list[str]:
     """The command that sets the limits of a run from within, where processes are counted per sandbox."""
-    wanted = {
+    settings = {
         "nproc": (resource.RLIMIT_NPROC, bounds.processes),
         "nofile": (resource.RLIMIT_NOFILE, NOFILE),
         "core": (resource.RLIMIT_CORE, 0),
     }
     if data_bytes is not None:
-        wanted["data"] = (resource.RLIMIT_DATA, data_bytes)
+        settings["data"] = (resource.RLIMIT_DATA, data_bytes)
     argv = ["/usr/bin/prlimit"]
-    for name, (kind, value) in wanted.items():
-        ours = resource.getrlimit(kind)[1]
-        argv.append(f"--{name}={value if ours == resource.RLIM_INFINITY else min(value, ours)}")
+    for name, (kind, value) in settings.items():
+        hard_limit = resource.getrlimit(kind)[1]
+        argv.append(f"--{name}={value if hard_limit == resource.RLIM_INFINITY else min(value, hard_limit)}")
     return [*argv, "--"]

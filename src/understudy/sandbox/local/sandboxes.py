@@ -148,18 +148,18 @@ class LocalSandbox:
     def _absolute(self, path: str) -> str:
         return posixpath.normpath(posixpath.join(self.workdir, path))
 
-    def _find(self, program: str, *, path: str, cwd: str, reveal: bool) -> None:
+    def _check_program(self, program: str, *, path: str, cwd: str, reveal: bool) -> None:
         """Raise SandboxError unless there is such a program."""
-        places = [cwd] if "/" in program else path.split(":")
-        for place in places:
-            candidate = posixpath.join(place, program)
+        directories = [cwd] if "/" in program else path.split(":")
+        for directory in directories:
+            candidate = posixpath.join(directory, program)
             if reveal and any(m.private and below(candidate, m.target) for m in self._spec.mounts):
                 return
             mode = files.file_mode(self._root(), candidate)
             if mode is not None and stat.S_ISREG(mode) and mode & 0o111:
                 return
         raise SandboxError(
-            f"cannot run {program!r}: no such program in the sandbox, looked in {', '.join(places)}"
+            f"cannot run {program!r}: no such program in the sandbox, looked in {', '.join(directories)}"
         )
 
     async def run(
@@ -177,7 +177,7 @@ class LocalSandbox:
             raise SandboxError(f"cannot run {argv[0]!r}: there is a NUL byte in an argument")
         where = self._absolute(cwd or "")
         environment = mounts.environment(self._spec, env)
-        self._find(argv[0], path=environment["PATH"], cwd=where, reveal=reveal)
+        self._check_program(argv[0], path=environment["PATH"], cwd=where, reveal=reveal)
         if reveal:
             self._make_private_targets()
         run = _SandboxRun(self._holder.proc, mounts.inner(self._spec, environment, cwd=where, reveal=reveal))
@@ -186,8 +186,10 @@ class LocalSandbox:
         if done.timed_out:
             return done
         if code is None:
-            said = done.stderr.decode(errors="replace").strip()[-500:]
-            raise SandboxError(f"cannot run {argv[0]!r} in {where}: {said or 'the sandbox was closed meanwhile'}")
+            message = done.stderr.decode(errors="replace").strip()[-500:]
+            raise SandboxError(
+                f"cannot run {argv[0]!r} in {where}: {message or 'the sandbox was closed meanwhile'}"
+            )
         signalled = 128 < code <= 128 + LAST_SIGNAL
         return Completed(
             exit_code=128 - code if signalled else code,
@@ -232,13 +234,13 @@ class LocalSandbox:
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Write a file. A top-level directory that is not there is made, writable for commands too."""
-        place = self._absolute(path)
-        top = place.split("/")[1]
-        if place.count("/") > 1 and files.file_mode(self._root(), f"/{top}") is None:
+        absolute = self._absolute(path)
+        top = absolute.split("/")[1]
+        if absolute.count("/") > 1 and files.file_mode(self._root(), f"/{top}") is None:
             await asyncio.to_thread(files.make_directory, self._root(), f"{mounts.ATTIC}/{top}", self._kind.user)
             with contextlib.suppress(FileExistsError):
                 os.symlink(f"{mounts.ATTIC.lstrip('/')}/{top}", top, dir_fd=self._root())
-        await asyncio.to_thread(files.write, self._root(), place, data, mode, self._kind.user)
+        await asyncio.to_thread(files.write, self._root(), absolute, data, mode, self._kind.user)
 
     async def read_changes(self, *, file_limit: int, ignored: IgnoreFilter) -> None:
         """None: a revealed run reads what changed."""
@@ -301,12 +303,12 @@ class LocalSandboxes(HostProgramSandboxes):
             return [
                 "in a container, start it with --privileged, or with --cap-add SYS_ADMIN and no seccomp filter"
             ]
-        found = [
+        hints = [
             f"user namespaces are switched off by {switch}; as root: {command}"
             for switch, (forbidding, command) in USER_NAMESPACE_SWITCHES.items()
             if Path(switch).exists() and Path(switch).read_text().strip() == forbidding
         ]
-        return found or ["run as root, or on Linux 5.11 or newer with user namespaces allowed"]
+        return hints or ["run as root, or on Linux 5.11 or newer with user namespaces allowed"]
 
     async def _try(self) -> None:
         with tempfile.TemporaryDirectory() as tree:
@@ -334,8 +336,8 @@ class LocalSandboxes(HostProgramSandboxes):
         """Give the sandbox's user what it may write, and write what is not taken from this machine."""
         try:
             if self.user is not None:
-                for place in (*mounts.AREAS, spec.workdir):
-                    os.chown(place.lstrip("/"), self.user, self.user, dir_fd=holder.box, follow_symlinks=False)
+                for area in (*mounts.AREAS, spec.workdir):
+                    os.chown(area.lstrip("/"), self.user, self.user, dir_fd=holder.box, follow_symlinks=False)
         except OSError as error:
             raise SandboxError(f"cannot give a sandbox to user {self.user}: {error}") from error
         for name, content in mounts.etc().items():

@@ -154,8 +154,8 @@ def _statements(lines: Sequence[str]) -> Iterator[_Statement]:
             text = _joined(text, lines[index].strip())
             index += 1
         document = None
-        if found := _HEREDOC.search(text):
-            start, word = index, found["word"]
+        if match := _HEREDOC.search(text):
+            start, word = index, match["word"]
             while index < len(lines) and lines[index] != word:
                 index += 1
             if index == len(lines):
@@ -187,13 +187,13 @@ def _shell_tokens(text: str) -> tuple[str, ...]:
 
 def _commands(text: str) -> list[list[str]]:
     """The simple commands of a statement, each as its words."""
-    found: list[list[str]] = [[]]
+    commands: list[list[str]] = [[]]
     for word in _shell_tokens(text):
         if _SEPARATOR.fullmatch(word):
-            found.append([])
+            commands.append([])
         else:
-            found[-1].append(word)
-    return [command for command in found if command]
+            commands[-1].append(word)
+    return [command for command in commands if command]
 
 
 def _part(statement: _Statement, workdir: str, *, patched: bool) -> Part:
@@ -220,30 +220,32 @@ def _part(statement: _Statement, workdir: str, *, patched: bool) -> Part:
 
 
 def _part_of(command: list[str], statement: _Statement) -> Part:
-    words = list(command)
-    while words and _ASSIGNMENT.match(words[0]):
-        words.pop(0)
-    if not words:
+    tokens = list(command)
+    while tokens and _ASSIGNMENT.match(tokens[0]):
+        tokens.pop(0)
+    if not tokens:
         return "environment"
-    while len(words) > 1 and (words[0] in _PREFIXES or _ASSIGNMENT.match(words[0])):
-        words.pop(0)
-    text = " ".join(words)
+    while len(tokens) > 1 and (tokens[0] in _PREFIXES or _ASSIGNMENT.match(tokens[0])):
+        tokens.pop(0)
+    text = " ".join(tokens)
     for pattern, part in _PARTS:
         if pattern.match(text):
             return part
-    saying = _SAYING.match(text) and not any(word.startswith(">") for word in words) and statement.document is None
+    saying = (
+        _SAYING.match(text) and not any(word.startswith(">") for word in tokens) and statement.document is None
+    )
     return "nothing" if saying else "other"
 
 
 def _destination(statement: _Statement, cwd: str) -> str | None:
     """Where a statement leads; None when it stays."""
-    place = None
+    directory = None
     for command in _commands(statement.text):
         if command[0] in ("pushd", "popd") or (command[0] == "cd" and (len(command) != 2 or "$" in command[1])):
             raise _cannot(statement, "changes to a directory that cannot be told")
         if command[0] == "cd":
-            place = posixpath.normpath(posixpath.join(place or cwd, command[1]))
-    return place
+            directory = posixpath.normpath(posixpath.join(directory or cwd, command[1]))
+    return directory
 
 
 def _whole(statement: _Statement, lines: Sequence[str]) -> str:

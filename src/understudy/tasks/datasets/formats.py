@@ -67,7 +67,7 @@ def task_of(data: dict[str, Any], choice: ImageChoice = ImageChoice()) -> Task: 
     raise TaskError(f"is in no known format; expected the keys of one of them ({expected}; or a task record's)")
 
 
-def load(
+def load_rows(
     rows: Iterable[tuple[str, Any]],
     *,
     source: str,
@@ -87,20 +87,20 @@ def load(
         empty = False
         if not isinstance(data, dict):
             raise TaskError(f"{where}: not a task record: Expected `object`, got {json_type(data)}")
-        found: dict[str, Any] = data  # pyright: ignore[reportUnknownVariableType]
-        instance_id = found.get("instance_id")
+        row: dict[str, Any] = data  # pyright: ignore[reportUnknownVariableType]
+        instance_id = row.get("instance_id")
         name = instance_id if isinstance(instance_id, str) else ""
         if wanted is not None and name and name not in wanted:
             continue
-        if any(key in found for key in _OURS):
-            task = records.record(found, where, base)
+        if any(key in row for key in _OURS):
+            task = records.record(row, where, base)
             if task.instance_id in tasks:
                 raise TaskError(
                     f"{where}: instance_id: {task.instance_id!r} is there twice; give each task its own"
                 )
         else:
             try:
-                task = task_of(found, choice)
+                task = task_of(row, choice)
                 if task.instance_id in tasks:
                     raise TaskError("instance_id: is there twice; the first counts")
             except TaskError as error:

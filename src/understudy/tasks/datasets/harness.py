@@ -30,7 +30,7 @@ def as_harness_row(task: Task) -> dict[str, Any]:
         )
     if task.workdir != WORKDIR:
         raise TaskError(f"{where}: its tree is at {task.workdir}; SWE-bench's harness expects {WORKDIR}")
-    kept = cast("dict[str, Any]", task.meta.get("row", {}))
+    row = cast("dict[str, Any]", task.meta.get("row", {}))
     commit = task.source.base_commit if isinstance(task.source, ImageTree) else task.meta.get("base_commit", "")
     if not commit:
         raise TaskError(f"{where}: has no base commit, which SWE-bench's harness needs")
@@ -39,7 +39,7 @@ def as_harness_row(task: Task) -> dict[str, Any]:
         "repo": task.repo,
         "version": task.meta.get("version", ""),
         "base_commit": commit,
-        "environment_setup_commit": kept.get("environment_setup_commit", commit),
+        "environment_setup_commit": row.get("environment_setup_commit", commit),
         "created_at": task.meta.get("created_at", ""),
         "difficulty": task.meta.get("difficulty", ""),
         "problem_statement": task.instruction,
@@ -51,16 +51,16 @@ def as_harness_row(task: Task) -> dict[str, Any]:
         "image": task.image,
         "log_parser": checks.parser,
         "eval_type": "fail_only" if checks.only_failures_count else "pass_and_fail",
-        "eval_script": _script(kept.get("eval_script"), task, checks, commit),
-        "image_assets": kept.get("image_assets", {}),
+        "eval_script": _script(row.get("eval_script"), task, checks, commit),
+        "image_assets": row.get("image_assets", {}),
     }
 
 
-def _script(kept: str | list[str] | None, task: Task, checks: SuiteChecks, commit: str) -> str:
-    if isinstance(kept, str):
-        return kept
-    if kept is not None:
-        return checks.test_patch.join(kept)
+def _script(stored: str | list[str] | None, task: Task, checks: SuiteChecks, commit: str) -> str:
+    if isinstance(stored, str):
+        return stored
+    if stored is not None:
+        return checks.test_patch.join(stored)
     try:
         files = parse_diff(checks.test_patch.encode(errors="surrogateescape"))
     except DiffError as error:

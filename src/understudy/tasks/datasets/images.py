@@ -52,9 +52,9 @@ def named_image(image: str, choice: ImageChoice) -> str:
         raise TaskError(f"image: {image[:80]!r} is not the name of a container image")
     if choice.namespace is None and choice.instance_image_tag is None:
         return image
-    place, slash, name = image.partition("@")[0].rpartition("/")
+    registry, slash, name = image.partition("@")[0].rpartition("/")
     name, _, tag = name.partition(":")
     tag = choice.instance_image_tag or tag or "latest"
     if choice.namespace in ("", "none"):
         return f"{name.replace('_1776_', '__')}:{tag}"
-    return f"{choice.namespace or place}{slash or ('/' if choice.namespace else '')}{name}:{tag}"
+    return f"{choice.namespace or registry}{slash or ('/' if choice.namespace else '')}{name}:{tag}"

@@ -39,7 +39,7 @@ def task(row: DatasetRow, choice: ImageChoice) -> Task:
     image = row.text("docker_image") if row.has("docker_image") else ""
     if "/sweb.eval.win." in image:
         raise TaskError("docker_image: is for Windows; expected one for Linux")
-    return swebench.make(
+    return swebench.make_task(
         row,
         checks,
         image=named_image(image, choice) if image else instance_image(instance_id, choice, _NAMESPACE),

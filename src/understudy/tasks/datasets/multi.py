@@ -77,7 +77,7 @@ def _issues(row: DatasetRow) -> list[str]:
             f"resolved_issues: expected a list of objects, found {json_type(value)}: {error}"
         ) from error
     texts: list[str] = []
-    for found in map(DatasetRow, issues):
-        parts = [found.text(key, "") for key in ("title", "body")]
+    for issue in map(DatasetRow, issues):
+        parts = [issue.text(key, "") for key in ("title", "body")]
         texts.append("\n\n".join(part for part in parts if part.strip()))
     return [text for text in texts if text]

@@ -42,4 +42,6 @@ def task(row: DatasetRow, choice: ImageChoice) -> Task:
         activate=swebench.ACTIVATE if first else eval_script.PIPEFAIL,
         install="\n".join(config.lines("install")) if first else "",
     )
-    return swebench.make(row, checks, image=named_image(image, choice), dataset="swe-rebench", workdir=workdir)
+    return swebench.make_task(
+        row, checks, image=named_image(image, choice), dataset="swe-rebench", workdir=workdir
+    )

@@ -155,7 +155,7 @@ def find_recipe(repo: str, version: str) -> tuple[str, SuiteRecipe]:
             "is tested; use a dataset whose rows have eval_script and log_parser"
         )
     repository = REPOSITORIES[repo]
-    for found, versions in repository.recipes:
+    for candidate, versions in repository.recipes:
         if version in versions.split():
-            return repository.parser, found
+            return repository.parser, candidate
     raise TaskError(f"version: {repo} has no version {version[:40]!r} in the table of how it is tested")

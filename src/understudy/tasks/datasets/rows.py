@@ -64,10 +64,10 @@ def choose_split(name: str, splits: list[str], asked: str) -> str:
             return "test"
         if len(splits) == 1:
             return splits[0]
-    found = ", ".join(splits) or "none"
+    available = ", ".join(splits) or "none"
     problem = f"has no split {asked!r}" if asked else "has several splits, none of them test"
     raise ConfigError(
-        f"{name}: {problem}; there are: {found}; name one as {name}:{splits[0] if splits else 'SPLIT'}"
+        f"{name}: {problem}; there are: {available}; name one as {name}:{splits[0] if splits else 'SPLIT'}"
     )
 
 
@@ -111,12 +111,12 @@ def _list(path: Path) -> Iterator[LocatedRow]:
     try:
         if path.stat().st_size > _FILE_BYTES:
             raise TaskError(f"{path}: larger than {_FILE_BYTES >> 30} GiB; give it as JSONL, one object a line")
-        found = _decoded(path.read_bytes(), str(path))
+        document = _decoded(path.read_bytes(), str(path))
     except OSError as error:
         raise _unreadable(path, error) from error
-    if not isinstance(found, list):
-        raise TaskError(f"{path}: expected a list of objects, found {json_type(found)}")
-    entries: list[Any] = found  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(document, list):
+        raise TaskError(f"{path}: expected a list of objects, found {json_type(document)}")
+    entries: list[Any] = document  # pyright: ignore[reportUnknownVariableType]
     for number, row in enumerate(entries, start=1):
         yield f"{path}[{number}]", row
 
@@ -168,23 +168,23 @@ def hub_rows(wanted: HubName) -> Iterator[LocatedRow]:
     library = _library(wanted.name)
     revision = wanted.revision or None
     try:
-        found = library.load_dataset(wanted.name, revision=revision)
+        dataset = library.load_dataset(wanted.name, revision=revision)
     except _failures(library) as error:
         raise ConfigError(
             f"{wanted.name}: the dataset cannot be had: {str(error).strip() or type(error).__name__}; check the "
             "name, the network and HF_ENDPOINT, or give the path of a file that was downloaded elsewhere"
         ) from error
-    yield from _of_split(wanted.name, found, wanted.split)
+    yield from _rows_of_split(wanted.name, dataset, wanted.split)
 
 
 def saved_rows(path: Path, split: str) -> Iterator[LocatedRow]:
     """The rows of a directory written by `save_to_disk`. Raises ConfigError when it cannot be read."""
     library = _library(str(path))
     try:
-        found = library.load_from_disk(str(path))
+        dataset = library.load_from_disk(str(path))
     except _failures(library) as error:
         raise ConfigError(f"{path}: the saved dataset cannot be read: {error}") from error
-    yield from _of_split(str(path), found, split)
+    yield from _rows_of_split(str(path), dataset, split)
 
 
 def _library(name: str) -> Any:
@@ -202,11 +202,11 @@ def _failures(library: Any) -> tuple[type[Exception], ...]:
     return (OSError, ValueError, RuntimeError, library.exceptions.DatasetsError)
 
 
-def _of_split(name: str, found: Any, split: str) -> Iterator[LocatedRow]:
-    if isinstance(found, dict):  # a DatasetDict is one
-        chosen = choose_split(name, sorted(str(key) for key in found), split)  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
-        found, name = found[chosen], f"{name}:{chosen}"  # pyright: ignore[reportUnknownVariableType]
+def _rows_of_split(name: str, dataset: Any, split: str) -> Iterator[LocatedRow]:
+    if isinstance(dataset, dict):  # a DatasetDict is one
+        chosen = choose_split(name, sorted(str(key) for key in dataset), split)  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+        dataset, name = dataset[chosen], f"{name}:{chosen}"  # pyright: ignore[reportUnknownVariableType]
     elif split:
-        choose_split(name, [str(found.split)], split)
-    for number, row in enumerate(found, start=1):  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
+        choose_split(name, [str(dataset.split)], split)
+    for number, row in enumerate(dataset, start=1):  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
         yield f"{name}: row {number}", row

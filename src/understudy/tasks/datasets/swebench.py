@@ -35,18 +35,18 @@ def task(row: DatasetRow, choice: ImageChoice) -> Task:
     instance_id, test_patch = row.text("instance_id"), row.text("test_patch")
     if row.object("image_assets").has("test_patch"):
         raise TaskError("image_assets: its tests need files from the network, which a patch cannot carry")
-    kept: dict[str, Any] = row.metadata(*_KEPT)
+    extra: dict[str, Any] = row.metadata(*_KEPT)
     if row.has("eval_script"):
         checks, script = _checks_by_script(row, test_patch)
-        kept["eval_script"] = script
+        extra["eval_script"] = script
         image = named_image(row.text("image"), choice)
     else:
         checks = _checks_by_table(row, test_patch)
         image = instance_image(instance_id, choice)
-    return make(row, checks, image=image, dataset="swebench", source=_source(row), kept=kept)
+    return make_task(row, checks, image=image, dataset="swebench", source=_source(row), extra=extra)
 
 
-def make(
+def make_task(
     row: DatasetRow,
     checks: SuiteChecks,
     *,
@@ -54,7 +54,7 @@ def make(
     dataset: str,
     source: Source | None = None,
     workdir: str = WORKDIR,
-    kept: dict[str, Any] | None = None,
+    extra: dict[str, Any] | None = None,
 ) -> Task:
     """A task of a row that has SWE-bench's common fields. Raises TaskError."""
     if not checks.fail_to_pass:
@@ -65,8 +65,8 @@ def make(
         meta |= row.object("meta").metadata("license")
     if row.has("base_commit"):
         meta["base_commit"] = base_commit(row)
-    if kept:
-        meta["row"] = kept
+    if extra:
+        meta["row"] = extra
     return Task(
         instance_id=row.text("instance_id"),
         repo=repo,
@@ -142,14 +142,14 @@ def _checks_by_script(row: DatasetRow, test_patch: str) -> tuple[SuiteChecks, st
         install=phases.install,
         only_failures_count=_EVAL_TYPES[eval_type],
     )
-    head, found, tail = script.partition(test_patch)
-    return checks, [head, tail] if found else script
+    head, separator, tail = script.partition(test_patch)
+    return checks, [head, tail] if separator else script
 
 
 def _checks_by_table(row: DatasetRow, test_patch: str) -> SuiteChecks:
     repo = row.text("repo")
-    parser, found = find_recipe(repo, row.text("version"))
-    command = " ".join([found.command, *map(shlex.quote, directives(repo, test_patch))])
+    parser, suite = find_recipe(repo, row.text("version"))
+    command = " ".join([suite.command, *map(shlex.quote, directives(repo, test_patch))])
     return SuiteChecks(
         parser=parser,
         command=command,
@@ -157,9 +157,9 @@ def _checks_by_table(row: DatasetRow, test_patch: str) -> SuiteChecks:
         pass_to_pass=row.texts("PASS_TO_PASS"),
         files=test_files(test_patch),
         test_patch=test_patch,
-        activate="\n".join((ACTIVATE, *found.env)),
-        before="\n".join(found.before),
-        install=found.install,
+        activate="\n".join((ACTIVATE, *suite.env)),
+        before="\n".join(suite.before),
+        install=suite.install,
     )
 
 

@@ -42,8 +42,8 @@ class Baseline(Struct, frozen=True):
         """The test files that run any of these lines; all of them when the lines run at import."""
 
         def reaches(file: str) -> bool:
-            found = self.reach.get(file)
-            return found is not None and any(line in lines for line in found.lines.get(module, ()))
+            reached = self.reach.get(file)
+            return reached is not None and any(line in lines for line in reached.lines.get(module, ()))
 
         files = sorted({node_id.partition("::")[0] for node_id in self.stable})
         return files if reaches("") else [file for file in files if reaches(file)]
@@ -73,15 +73,15 @@ async def measure_baseline(
     Raises TaskError when none of its tests pass.
     """
     prepared = await asyncio.to_thread(prepare, unmodified_task(package), cache, sandboxes)
-    made_by = [Path(__file__), Path(reach_plugin.__file__), Path(pytest_checks.__file__)]
-    key = hashlib.sha256(b"".join(await asyncio.to_thread(lambda: [path.read_bytes() for path in made_by])))
+    scripts = [Path(__file__), Path(reach_plugin.__file__), Path(pytest_checks.__file__)]
+    key = hashlib.sha256(b"".join(await asyncio.to_thread(lambda: [path.read_bytes() for path in scripts])))
     key.update(msgspec.json.encode((package, environment.path_prefixes, environment.env, sandboxes.name)))
     stored = cache / "baselines" / f"{key.hexdigest()[:24]}.json"
     if not stored.exists():
-        found = await _measure(package, prepared, sandboxes, environment)
+        result = await _measure(package, prepared, sandboxes, environment)
         with locked(stored.with_suffix(".lock")):
             aside = stored.with_suffix(".new")
-            aside.write_bytes(msgspec.json.encode(found))
+            aside.write_bytes(msgspec.json.encode(result))
             aside.rename(stored)
     return prepared, msgspec.json.decode(stored.read_bytes(), type=Baseline)
 
@@ -123,8 +123,8 @@ async def _reach(sandbox: Sandbox, package: Package, files: list[str]) -> dict[s
     try:
         return msgspec.json.decode(await sandbox.read(out), type=dict[str, ReachedLines])
     except (FileNotFoundError, msgspec.MsgspecError) as error:
-        said = (done.stdout + done.stderr)[-2000:].decode(errors="replace")
-        raise TaskError(f"{package.sdist.name}: its tests cannot be traced ({error}):\n{said}") from error
+        output = (done.stdout + done.stderr)[-2000:].decode(errors="replace")
+        raise TaskError(f"{package.sdist.name}: its tests cannot be traced ({error}):\n{output}") from error
 
 
 def test_files(package: Package, tree: Path) -> list[str]:
@@ -137,10 +137,10 @@ def modules(package: Package, tree: Path) -> list[str]:
     return _python_files(tree, (package.code,), (*package.skip, *package.tests), "*.py")
 
 
-def _python_files(tree: Path, places: tuple[str, ...], skip: tuple[str, ...], pattern: str) -> list[str]:
-    found: list[str] = []
-    for place in places:
-        start = tree / place
+def _python_files(tree: Path, starts: tuple[str, ...], skip: tuple[str, ...], pattern: str) -> list[str]:
+    files: list[str] = []
+    for start in starts:
+        start = tree / start
         paths = [start] if start.is_file() else sorted(start.rglob(pattern))
-        found += [path.relative_to(tree).as_posix() for path in paths if path.is_file() and not path.is_symlink()]
-    return sorted(path for path in found if not any(path == out or path.startswith(f"{out}/") for out in skip))
+        files += [path.relative_to(tree).as_posix() for path in paths if path.is_file() and not path.is_symlink()]
+    return sorted(path for path in files if not any(path == out or path.startswith(f"{out}/") for out in skip))

@@ -58,7 +58,7 @@ CATALOG: dict[str, Package] = {
 
 def package(name: str) -> Package:
     """The package of that name. Raises TaskError when it is not in the catalog, naming those that are."""
-    if found := CATALOG.get(name):
-        return found
+    if entry := CATALOG.get(name):
+        return entry
     there = ", ".join(sorted(CATALOG))
     raise TaskError(f"no package {name!r} to make tasks of; there are: {there}; and functions")

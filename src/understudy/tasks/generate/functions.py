@@ -152,13 +152,13 @@ def make_functions(count: int, seed: int, split: Split) -> list[Task]:
     """
     if not 1 <= count <= _TASKS_LIMIT:
         raise TaskError(f"{REPO}: {count} tasks; expected 1 to {_TASKS_LIMIT:,}")
-    made: dict[str, Task] = {}
+    tasks: dict[str, Task] = {}
     for module in modules(seed, split):
         task = _task(module, seed, split)
-        made.setdefault(task.instance_id, task)
-        if len(made) == count:
+        tasks.setdefault(task.instance_id, task)
+        if len(tasks) == count:
             break
-    return list(made.values())
+    return list(tasks.values())
 
 
 def modules(seed: int, split: Split) -> Iterator[ModuleSpec]:
@@ -185,12 +185,12 @@ def _function(draw: random.Random, names: Iterator[str]) -> FunctionSpec:
 
 def _new_names(draw: random.Random, split: Split) -> Iterator[str]:
     """Different made-up words of a split, without end."""
-    seen: set[str] = set()
+    used: set[str] = set()
     while True:
         word = "".join(draw.choice(_ONSETS) + draw.choice(_VOWELS) + draw.choice(_CODAS) for _ in range(2))
-        taken = word in seen or keyword.iskeyword(word) or word in sys.stdlib_module_names
+        taken = word in used or keyword.iskeyword(word) or word in sys.stdlib_module_names
         if not taken and split_of(word) == split:
-            seen.add(word)
+            used.add(word)
             yield word
 
 
@@ -224,14 +224,14 @@ def _task(module: ModuleSpec, seed: int, split: Split) -> Task:
 
 def _tests(module: ModuleSpec) -> str:
     """A test for each function, whose values are computed from what is meant."""
-    place = module.path.removesuffix(".py").replace("/", ".")
-    tests = [f"from {place} import {', '.join(function.name for function in module.functions)}\n"]
+    module_name = module.path.removesuffix(".py").replace("/", ".")
+    tests = [f"from {module_name} import {', '.join(function.name for function in module.functions)}\n"]
     for function in module.functions:
         lines = [f"def test_{function.name}():"]
-        for given in _INPUTS[function.meaning.kind]:
-            inputs = (*given, function.number) if function.meaning.kind == "number" else given
+        for arguments in _INPUTS[function.meaning.kind]:
+            inputs = (*arguments, function.number) if function.meaning.kind == "number" else arguments
             value = function.meaning.value(*cast("tuple[Any, ...]", inputs))
             compare = "is" if isinstance(value, bool) else "=="
-            lines.append(f"    assert {function.name}({', '.join(map(repr, given))}) {compare} {value!r}")
+            lines.append(f"    assert {function.name}({', '.join(map(repr, arguments))}) {compare} {value!r}")
         tests.append("\n".join(lines) + "\n")
     return "\n\n".join(tests)

@@ -9,7 +9,7 @@ from understudy.errors import TaskError
 from understudy.tasks.generate.mutations import ParsedModule
 
 _Test = ast.FunctionDef | ast.AsyncFunctionDef
-_Place = tuple[tuple[str, ...], _Test, list[ast.stmt]]
+_Definition = tuple[tuple[str, ...], _Test, list[ast.stmt]]
 
 
 def function_of(node_id: str) -> str:
@@ -32,12 +32,12 @@ def hide_tests(text: str, node_ids: Iterable[str]) -> str:
         for node in module.tree.body
         if isinstance(node, ast.ClassDef)
     }
-    doomed: dict[int, _Place] = {}
+    doomed: dict[int, _Definition] = {}
     for node_id in sorted({function_of(node_id) for node_id in node_ids}):
-        found = _defined(places, bases, tuple(node_id.split("::")[1:]))
-        if not found:
+        definitions = _defined(places, bases, tuple(node_id.split("::")[1:]))
+        if not definitions:
             raise TaskError(f"{node_id}: no such test function in its file; it may be generated or imported")
-        doomed |= {id(place[1]): place for place in found}
+        doomed |= {id(definition[1]): definition for definition in definitions}
     _add_callers(module.tree, places, doomed)
     edits: list[tuple[int, int, str]] = []
     for _, test, body in doomed.values():
@@ -51,7 +51,7 @@ def hide_tests(text: str, node_ids: Iterable[str]) -> str:
     return text
 
 
-def _tests(body: list[ast.stmt], scope: tuple[str, ...]) -> Iterator[_Place]:
+def _tests(body: list[ast.stmt], scope: tuple[str, ...]) -> Iterator[_Definition]:
     for statement in body:
         if isinstance(statement, _Test):
             yield (*scope, statement.name), statement, body
@@ -65,32 +65,36 @@ def _tests(body: list[ast.stmt], scope: tuple[str, ...]) -> Iterator[_Place]:
                 yield from _tests(handler.body, scope)
 
 
-def _defined(places: list[_Place], bases: dict[str, list[str]], names: tuple[str, ...]) -> list[_Place]:
+def _defined(
+    definitions: list[_Definition], bases: dict[str, list[str]], names: tuple[str, ...]
+) -> list[_Definition]:
     """Where a test is defined: in its class, else in the first of the classes above it that has it."""
     todo = [names]
-    seen: set[tuple[str, ...]] = set()
+    visited: set[tuple[str, ...]] = set()
     while todo:
         candidate = todo.pop(0)
-        if found := [place for place in places if place[0] == candidate]:
-            return found
-        seen.add(candidate)
+        if matches := [definition for definition in definitions if definition[0] == candidate]:
+            return matches
+        visited.add(candidate)
         if len(candidate) == 2:
             above = [(base, candidate[1]) for base in bases.get(candidate[0], ())]
-            todo += [other for other in above if other not in seen]
+            todo += [other for other in above if other not in visited]
     return []
 
 
-def _add_callers(tree: ast.Module, places: list[_Place], doomed: dict[int, _Place]) -> None:
+def _add_callers(tree: ast.Module, definitions: list[_Definition], doomed: dict[int, _Definition]) -> None:
     """Doom every function that uses a doomed one, and those that use it in turn."""
     while True:
         names = {test.name for _, test, _ in doomed.values()}
         callers = {
-            id(place[1]): place for place in places if id(place[1]) not in doomed and _used(place[1]) & names
+            id(definition[1]): definition
+            for definition in definitions
+            if id(definition[1]) not in doomed and _used(definition[1]) & names
         }
         if not callers:
             break
         doomed |= callers
-    inside = {id(node) for _, test, _ in places for node in ast.walk(test)}
+    inside = {id(node) for _, test, _ in definitions for node in ast.walk(test)}
     if used := _used(tree, without=inside) & names:
         raise TaskError(f"{min(used)}: code outside of functions uses this test, so it cannot be taken out")
 

@@ -72,18 +72,18 @@ async def make_mutated(
     """
     chosen = catalog.package(package)
     environment = await asyncio.to_thread(python_environment, cache)
-    prepared, known = await measure_baseline(chosen, sandboxes=sandboxes, environment=environment, cache=cache)
-    targets = await asyncio.to_thread(_targets, chosen, prepared.tree, known)
+    prepared, measured = await measure_baseline(chosen, sandboxes=sandboxes, environment=environment, cache=cache)
+    targets = await asyncio.to_thread(_targets, chosen, prepared.tree, measured)
     candidates = _candidates(targets, f"{chosen.sdist.sha256}:{seed}", count * _TRIES_PER_TASK)
     free: asyncio.Queue[Sandbox] = asyncio.Queue()
     opened: list[Sandbox] = []
     pending: deque[asyncio.Task[Task | None]] = deque()
-    made: dict[str, Task] = {}
+    tasks: dict[str, Task] = {}
 
     async def attempt(mutant: Mutant) -> Task | None:
         sandbox = await free.get()
         try:
-            return await _try(mutant, chosen, seed, known, prepared.tree, sandbox)
+            return await _try(mutant, chosen, seed, measured, prepared.tree, sandbox)
         finally:
             free.put_nowait(sandbox)
 
@@ -96,19 +96,19 @@ async def make_mutated(
             free.put_nowait(opened[-1])
         tried = 0
         # Mutants are tried several at a time and judged in their order: the result does not depend on timing.
-        while len(made) < count:
+        while len(tasks) < count:
             while len(pending) < jobs + 1 and (mutant := next(candidates, None)):
                 pending.append(asyncio.create_task(attempt(mutant)))
             if not pending:
                 raise TaskError(
-                    f"{package}: only {len(made)} of {count} tasks after {tried} mutants with seed {seed}; "
+                    f"{package}: only {len(tasks)} of {count} tasks after {tried} mutants with seed {seed}; "
                     f"ask for fewer, or make the rest with another seed or package"
                 )
             task = await pending.popleft()
             tried += 1
             if task:
-                made.setdefault(task.instruction, task)
-            progress(len(made), tried)
+                tasks.setdefault(task.instruction, task)
+            progress(len(tasks), tried)
     finally:
         for unfinished in pending:
             unfinished.cancel()
@@ -116,23 +116,23 @@ async def make_mutated(
         for sandbox in opened:
             await sandbox.close()
         launcher.cleanup()
-    return list(made.values())
+    return list(tasks.values())
 
 
 def _launcher(python_home: str) -> tempfile.TemporaryDirectory[str]:
     """A directory with a `python` that ends itself after the CPU seconds that `_CPU_FILE` in its home says."""
-    place = tempfile.TemporaryDirectory(prefix="understudy-")
-    script = Path(place.name, "python")
+    directory = tempfile.TemporaryDirectory(prefix="understudy-")
+    script = Path(directory.name, "python")
     script.write_text(
         f'#!/bin/sh\nulimit -t "$(cat "$HOME/{_CPU_FILE}")" && exec setarch -R "{python_home}/python" "$@"\n',
         encoding="utf-8",
     )
     for path in (script, script.parent):
         path.chmod(0o755)
-    return place
+    return directory
 
 
-def _targets(package: Package, tree: Path, known: Baseline) -> list[_MutationTarget]:
+def _targets(package: Package, tree: Path, measured: Baseline) -> list[_MutationTarget]:
     targets: list[_MutationTarget] = []
     for path in modules(package, tree):
         text = _read(tree, path)
@@ -141,7 +141,7 @@ def _targets(package: Package, tree: Path, known: Baseline) -> list[_MutationTar
         for site in sites(ParsedModule(text)):
             lines = range(site.line, site.line + text.count("\n", site.start, site.end - 1) + 1)
             if lines not in by_lines:
-                by_lines[lines] = tuple(known.files_reaching(path, lines))
+                by_lines[lines] = tuple(measured.files_reaching(path, lines))
             if by_lines[lines]:
                 reached[site] = by_lines[lines]
         if reached:
@@ -151,7 +151,7 @@ def _targets(package: Package, tree: Path, known: Baseline) -> list[_MutationTar
 
 def _candidates(targets: list[_MutationTarget], seed: str, limit: int) -> Iterator[Mutant]:
     """Different mutants in an order that the seed fixes: modules by size, operators alike often."""
-    seen: set[tuple[str, tuple[Site, ...]]] = set()
+    drawn: set[tuple[str, tuple[Site, ...]]] = set()
     weights = [len(target.reached) ** 0.5 for target in targets]
     for number in range(limit if targets else 0):
         draw = random.Random(f"{seed}:{number}")
@@ -166,9 +166,9 @@ def _candidates(targets: list[_MutationTarget], seed: str, limit: int) -> Iterat
             picked.append(draw.choice([site for site in near if site.operator == operator]))
         chosen = tuple(sorted(picked))
         changed = mutate(target.text, chosen)
-        if (target.path, chosen) in seen or not _compiles(changed):
+        if (target.path, chosen) in drawn or not _compiles(changed):
             continue
-        seen.add((target.path, chosen))
+        drawn.add((target.path, chosen))
         files = sorted({file for site in chosen for file in target.reached[site]})
         yield Mutant(target.path, chosen, target.text, changed, tuple(files))
 
@@ -186,11 +186,11 @@ def _compiles(text: str) -> bool:
 
 
 async def _try(
-    mutant: Mutant, package: Package, seed: int, known: Baseline, tree: Path, sandbox: Sandbox
+    mutant: Mutant, package: Package, seed: int, measured: Baseline, tree: Path, sandbox: Sandbox
 ) -> Task | None:
     """The task of a mutant, or None when its tests notice it too little, too much, or not every time."""
-    relevant = [node_id for node_id in known.stable if node_id.partition("::")[0] in mutant.files]
-    report = await _test(mutant, known, sandbox)
+    relevant = [node_id for node_id in measured.stable if node_id.partition("::")[0] in mutant.files]
+    report = await _test(mutant, measured, sandbox)
     if report is None or not (broken := _broken(report, relevant)):
         return None
     try:
@@ -199,11 +199,11 @@ async def _try(
         return None  # a failing test that cannot be taken out of its file
     if leaks_fault(task.instruction, _faulty_lines(mutant)):
         return None
-    again = await _test(mutant, known, sandbox)
+    again = await _test(mutant, measured, sandbox)
     if again is None or _broken(again, relevant) != broken:
         return None
-    said_the_same = _failures(again, broken, sandbox) == _failures(report, broken, sandbox)
-    return task if said_the_same else None
+    same_messages = _failures(again, broken, sandbox) == _failures(report, broken, sandbox)
+    return task if same_messages else None
 
 
 def _failures(report: PytestReport, broken: list[str], sandbox: Sandbox) -> list[FailedCheck]:
@@ -214,12 +214,12 @@ def _failures(report: PytestReport, broken: list[str], sandbox: Sandbox) -> list
     ]
 
 
-async def _test(mutant: Mutant, known: Baseline, sandbox: Sandbox) -> PytestReport | None:
+async def _test(mutant: Mutant, measured: Baseline, sandbox: Sandbox) -> PytestReport | None:
     """The report of the mutant's test files; None when they did not come to their end in time."""
     files = list(mutant.files)
     try:
         await sandbox.write(posixpath.join(sandbox.workdir, mutant.module), mutant.changed.encode())
-        await sandbox.write(posixpath.join(sandbox.home, _CPU_FILE), str(known.cpu_s(files)).encode())
+        await sandbox.write(posixpath.join(sandbox.home, _CPU_FILE), str(measured.cpu_s(files)).encode())
         report = await run_pytest(sandbox, files, timeout_s=_WALL_S)
     finally:
         await sandbox.reset()

@@ -83,12 +83,12 @@ class ParsedModule:
 
 def sites(module: ParsedModule) -> list[Site]:
     """Every site of a module, in order."""
-    found: set[Site] = set()
+    result: set[Site] = set()
     for node in _mutable(module.tree.body):
         for start, end, operator, replacement in _changes(module, node):
             if start < end and module.text[start:end] != replacement:
-                found.add(Site(start, end, operator, replacement, module.line(start)))
-    return sorted(found)
+                result.add(Site(start, end, operator, replacement, module.line(start)))
+    return sorted(result)
 
 
 def mutate(text: str, chosen: Sequence[Site]) -> str:

@@ -77,7 +77,7 @@ def main(out: str, root: str, code: str, *files: str) -> int:
     reach.turn("")
     sys.settrace(None)
     threading.settrace(None)  # type: ignore[arg-type]
-    found = {
+    result = {
         file: {
             "seconds": seconds,
             "lines": {module: sorted(lines) for module, lines in reach.lines.get(file, {}).items()},
@@ -85,7 +85,7 @@ def main(out: str, root: str, code: str, *files: str) -> int:
         for file, seconds in reach.seconds.items()
     }
     with open(out, "w", encoding="utf-8") as stream:  # noqa: PTH123
-        json.dump(found, stream)
+        json.dump(result, stream)
     return exit_code
 
 

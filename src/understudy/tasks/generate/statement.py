@@ -73,32 +73,32 @@ def _things(number: int, thing: str) -> str:
 
 def _example(number: int, failure: FailedCheck) -> str:
     name = failure.node_id.split("::")[-1].partition("[")[0]
-    source, said = _parts(failure.message)
+    source, error = _parts(failure.message)
     text = f"{number}. `{name}`"
     if source:
         text += " runs\n\n" + _fenced("python", source) + "\n\nand gets"
     else:
         text += " gets"
-    return text + "\n\n" + _fenced("text", said or "an error without a message")
+    return text + "\n\n" + _fenced("text", error or "an error without a message")
 
 
 def _parts(message: str) -> tuple[str, str]:
     """The test's lines down to the statement that failed, and what pytest says of it."""
     source: list[str] = []
-    said: list[str] = []
+    error_lines: list[str] = []
     marked = False
     for line in message.splitlines():
         if re.match(r"E(?: |$)", line):
-            said.append(line[4:])
-        elif not said:
+            error_lines.append(line[4:])
+        elif not error_lines:
             marked = marked or line.startswith(">")
             source.append(" " + line[1:] if line.startswith(">") else line)
     if not marked:
         source = []
     code = textwrap.dedent("\n".join(source[-_CONTEXT_LINES:])).strip("\n")
-    if len(said) > _SAID_LINES:
-        said = [*said[:_SAID_LINES], "…"]
-    return code, textwrap.dedent("\n".join(_short(line) for line in said)).strip("\n")
+    if len(error_lines) > _SAID_LINES:
+        error_lines = [*error_lines[:_SAID_LINES], "…"]
+    return code, textwrap.dedent("\n".join(_short(line) for line in error_lines)).strip("\n")
 
 
 def _short(line: str) -> str:

@@ -95,7 +95,7 @@ class _UnsupportedInstruction(Exception):
 
 def _instructions(text: str) -> list[tuple[int, str]]:
     """Each instruction on one line, with the number of the line it starts on; comments are gone."""
-    found: list[tuple[int, str]] = []
+    instructions: list[tuple[int, str]] = []
     parts: list[str] = []
     first = 0
     for number, line in enumerate(text.splitlines(), start=1):
@@ -106,20 +106,20 @@ def _instructions(text: str) -> list[tuple[int, str]]:
         open_ended = stripped.endswith("\\")
         parts.append(stripped[:-1].rstrip() if open_ended else stripped)
         if not open_ended:
-            found.append((first, re.sub(r"\t", " ", " ".join(parts), count=1)))
+            instructions.append((first, re.sub(r"\t", " ", " ".join(parts), count=1)))
             parts = []
     if parts:
-        found.append((first, " ".join(parts)))
-    return found
+        instructions.append((first, " ".join(parts)))
+    return instructions
 
 
 def _from(recipe: DockerfileRecipe, line: int, rest: str) -> None:
-    words = [word for word in rest.split() if not word.startswith("--platform=")]
+    arguments = [word for word in rest.split() if not word.startswith("--platform=")]
     if recipe.image:
         raise _UnsupportedInstruction(f"a second FROM: {_HINT}")
-    if not words or words[0].startswith("-") or "$" in words[0]:
+    if not arguments or arguments[0].startswith("-") or "$" in arguments[0]:
         raise _UnsupportedInstruction(f"FROM {rest}: expected the name of an image")
-    recipe.image = words[0]
+    recipe.image = arguments[0]
 
 
 def _workdir(recipe: DockerfileRecipe, line: int, rest: str) -> None:
@@ -145,12 +145,12 @@ def _env(recipe: DockerfileRecipe, line: int, rest: str) -> None:
 
 
 def _copy(recipe: DockerfileRecipe, line: int, rest: str) -> None:
-    words = _arguments(recipe, rest)
+    arguments = _arguments(recipe, rest)
     if rest.startswith("["):
-        words = _json_arguments(rest)
-    if words and words[0].startswith("--"):
-        raise _UnsupportedInstruction(f"{words[0]}: {_HINT}")
-    *sources, target = words
+        arguments = _json_arguments(rest)
+    if arguments and arguments[0].startswith("--"):
+        raise _UnsupportedInstruction(f"{arguments[0]}: {_HINT}")
+    *sources, target = arguments
     if not sources or any("<<" in source for source in sources):
         raise _UnsupportedInstruction("COPY: expected sources and a target")
     for source in sources:
@@ -159,8 +159,8 @@ def _copy(recipe: DockerfileRecipe, line: int, rest: str) -> None:
         if ".." in source.split("/"):
             raise _UnsupportedInstruction(f"{source}: leads out of the build context")
     slash = "/" if target.endswith(("/", "/.")) or target == "." or len(sources) > 1 else ""
-    place = posixpath.normpath(posixpath.join(recipe.workdir or "/", target))
-    recipe.steps.append(CopyStep(line, tuple(sources), place.rstrip("/") + slash))
+    absolute = posixpath.normpath(posixpath.join(recipe.workdir or "/", target))
+    recipe.steps.append(CopyStep(line, tuple(sources), absolute.rstrip("/") + slash))
 
 
 def _add(recipe: DockerfileRecipe, line: int, rest: str) -> None:
@@ -208,20 +208,20 @@ def _arguments(recipe: DockerfileRecipe, text: str) -> list[str]:
         return recipe.env[name]
 
     try:
-        words = shlex.split(text, posix=True)
+        tokens = shlex.split(text, posix=True)
     except ValueError as error:
         raise _UnsupportedInstruction(f"{text}: {error}") from error
-    return [re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, word) for word in words]
+    return [re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, word) for word in tokens]
 
 
 def _json_arguments(text: str) -> list[str]:
     try:
-        words: object = json.loads(text)
+        tokens: object = json.loads(text)
     except ValueError:
-        words = None
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):  # pyright: ignore[reportUnknownVariableType]
+        tokens = None
+    if not isinstance(tokens, list) or not all(isinstance(word, str) for word in tokens):  # pyright: ignore[reportUnknownVariableType]
         raise _UnsupportedInstruction(f"{text}: expected a JSON array of strings")
-    return [str(word) for word in words]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+    return [str(word) for word in tokens]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
 
 
 def _check_paths(recipe: DockerfileRecipe, path: Path) -> None:
@@ -229,15 +229,15 @@ def _check_paths(recipe: DockerfileRecipe, path: Path) -> None:
     for step in recipe.steps:
         match step:
             case CopyStep():
-                place, what = step.target, "COPY to"
+                directory, what = step.target, "COPY to"
             case RunStep():
-                place, what = step.cwd, "RUN in"
+                directory, what = step.cwd, "RUN in"
             case WorkdirStep():
                 # A directory on the way, or one that a later WORKDIR leaves unused, has nothing in it.
                 continue
-        if posixpath.commonpath([place, recipe.workdir]) != recipe.workdir:
+        if posixpath.commonpath([directory, recipe.workdir]) != recipe.workdir:
             raise TaskError(
-                f"{path}:{step.line}: {what} {place}, outside the last WORKDIR {recipe.workdir}: {_HINT}"
+                f"{path}:{step.line}: {what} {directory}, outside the last WORKDIR {recipe.workdir}: {_HINT}"
             )
 
 
@@ -329,24 +329,24 @@ def _apply_copy(step: CopyStep, recipe: DockerfileRecipe, dockerfile: Path, tree
     for pattern in step.sources:
         relative = pattern.strip("/") or "."
         try:
-            found = [context] if relative == "." else sorted(context.glob(relative))
+            matches = [context] if relative == "." else sorted(context.glob(relative))
         except ValueError as error:
             raise TaskError(f"{where}: {pattern!r}: {error}") from error
-        if not found:
+        if not matches:
             raise TaskError(f"{where}: {pattern!r} matches nothing in {context}")
-        for source in found:
+        for source in matches:
             real = source.resolve()
             if not real.is_relative_to(context):
                 raise TaskError(f"{where}: {source} leads out of the build context")
-            into = step.target.endswith("/") or len(found) > 1 or target.is_dir()
+            into = step.target.endswith("/") or len(matches) > 1 or target.is_dir()
             if real.is_dir():
                 _directory(target, tree, where)
                 for entry in sorted(real.iterdir()):
                     copy_entry(entry, target / entry.name)
             else:
-                place = target / source.name if into else target
-                _directory(place.parent, tree, where)
-                copy_entry(real, place)
+                destination = target / source.name if into else target
+                _directory(destination.parent, tree, where)
+                copy_entry(real, destination)
 
 
 async def _execute_runs(

@@ -111,11 +111,11 @@ async def load_folder(folder: Path, *, sandboxes: Sandboxes, environment: TaskEn
 
     Raises TaskError, naming the file, for whatever is missing, malformed or asks for more than a sandbox has.
     """
-    found = await asyncio.to_thread(_look, folder, sandboxes, cache)
-    folder, settings, home = found.path, found.settings, found.home
+    read = await asyncio.to_thread(_read_folder, folder, sandboxes, cache)
+    folder, settings, home = read.path, read.settings, read.home
     image = "" if sandboxes.host_programs else await asyncio.to_thread(_image, folder, settings, sandboxes)
-    if found.cached:
-        return found.cached
+    if read.cached:
+        return read.cached
     if image:
         await _keep_tests(folder, home)
         workdir, env = await asyncio.to_thread(_workdir, folder, image, sandboxes), dict[str, str]()
@@ -124,7 +124,7 @@ async def load_folder(folder: Path, *, sandboxes: Sandboxes, environment: TaskEn
     task = Task(
         instance_id=instance_id(folder),
         repo=settings.task.name or folder.name,
-        instruction=found.instruction,
+        instruction=read.instruction,
         source=ImageTree() if image else Directory(str(home / "tree")),
         image=image,
         checks=ScriptChecks(
@@ -157,12 +157,12 @@ def _image(folder: Path, settings: _FolderSettings, sandboxes: Sandboxes) -> str
 
 
 def _workdir(folder: Path, image: str, sandboxes: Sandboxes) -> str:
-    found = sandboxes.workdir_of(image)
-    if found in ("", "/"):
+    workdir = sandboxes.workdir_of(image)
+    if workdir in ("", "/"):
         raise TaskError(
             f"{folder}: its image {image} has no WORKDIR below /, and the task's tree is what lies in it"
         )
-    return found
+    return workdir
 
 
 async def _keep_tests(folder: Path, home: Path) -> None:
@@ -187,10 +187,10 @@ async def _make_home(
         raise TaskError(f"{folder}: expected either environment/Dockerfile or tree/, one of them")
     _text(folder / "tests" / "test.sh", "the script that decides")
     recipe = await asyncio.to_thread(dockerfile.read_dockerfile, recipe_path) if recipe_path.is_file() else None
-    found = (recipe.workdir, recipe.env) if recipe else (_DEFAULT_WORKDIR, dict[str, str]())
+    result = (recipe.workdir, recipe.env) if recipe else (_DEFAULT_WORKDIR, dict[str, str]())
     aside = await asyncio.to_thread(_aside, home)
     if aside is None:
-        return found
+        return result
     try:
         if recipe:
             await build_tree(
@@ -207,7 +207,7 @@ async def _make_home(
         await asyncio.to_thread(_settle, aside, home)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return found
+    return result
 
 
 async def _gold(
@@ -228,10 +228,10 @@ async def _gold(
         )
     git = git_program() if sandboxes.host_programs else "git"  # in an image that no agent has been in yet
     prepared = await asyncio.to_thread(prepare, task, cache, sandboxes)
-    with tempfile.TemporaryDirectory() as place:
-        await asyncio.to_thread(os.chmod, place, 0o755)
-        await asyncio.to_thread(copy_entry, script.parent, Path(place, "solution"))
-        mounts = (Mount(Path(place, "solution"), _SOLUTION),)
+    with tempfile.TemporaryDirectory() as directory:
+        await asyncio.to_thread(os.chmod, directory, 0o755)
+        await asyncio.to_thread(copy_entry, script.parent, Path(directory, "solution"))
+        mounts = (Mount(Path(directory, "solution"), _SOLUTION),)
         sandbox = await sandboxes.open(sandbox_spec(prepared, environment, mounts=mounts))
         try:
             done = await sandbox.run(
@@ -263,15 +263,15 @@ async def _gold(
 # --- the cache ------------------------------------------------------------------------------------------
 
 
-def _look(folder: Path, sandboxes: Sandboxes, cache: Path) -> _TaskFolder:
+def _read_folder(folder: Path, sandboxes: Sandboxes, cache: Path) -> _TaskFolder:
     folder = folder.absolute()
     settings = _settings(folder, images=not sandboxes.host_programs)
     instruction = _text(folder / "instruction.md", "what the agent is told")
     digest = _digest(folder, f"{_FORMAT} {folder.name} {sandboxes.name} {os.geteuid()}")
     home = cache.absolute() / "folders" / digest
     record = home / "task.json"
-    known = msgspec.json.decode(record.read_bytes(), type=Task) if record.is_file() else None
-    return _TaskFolder(folder, settings, instruction, home, known)
+    cached = msgspec.json.decode(record.read_bytes(), type=Task) if record.is_file() else None
+    return _TaskFolder(folder, settings, instruction, home, cached)
 
 
 def _aside(home: Path) -> Path | None:
@@ -352,10 +352,10 @@ def _settings(folder: Path, *, images: bool) -> _FolderSettings:
 
 
 def _meta(settings: _FolderSettings) -> dict[str, Any]:
-    found: dict[str, Any] = {"agent_timeout_s": settings.agent.timeout_sec} if settings.agent.timeout_sec else {}
+    meta: dict[str, Any] = {"agent_timeout_s": settings.agent.timeout_sec} if settings.agent.timeout_sec else {}
     if settings.metadata:
-        found["metadata"] = msgspec.to_builtins(settings.metadata)
-    return found
+        meta["metadata"] = msgspec.to_builtins(settings.metadata)
+    return meta
 
 
 def _env_command(env: dict[str, str]) -> tuple[str, ...]:

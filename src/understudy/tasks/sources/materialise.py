@@ -103,17 +103,17 @@ def archive_path(sdist: Sdist, cache: Path) -> Path:
     return cache.absolute() / "sdists" / sdist.sha256 / "file"
 
 
-def _download(sdist: Sdist, place: Path, cache: Path) -> Path:
+def _download(sdist: Sdist, directory: Path, cache: Path) -> Path:
     pin = f"{sdist.name}=={sdist.version}"
-    (place / "sitecustomize.py").write_text(_NO_BUILD, encoding="utf-8")
-    (place / "requirements.txt").write_text(f"{pin} --hash=sha256:{sdist.sha256}\n", encoding="utf-8")
+    (directory / "sitecustomize.py").write_text(_NO_BUILD, encoding="utf-8")
+    (directory / "requirements.txt").write_text(f"{pin} --hash=sha256:{sdist.sha256}\n", encoding="utf-8")
     python = Path(python_environment(cache).path_prefixes[0], "python")
     argv = [python, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    argv += ["--no-binary=:all:", "--no-build-isolation", "--require-hashes", "--dest", place / "got"]
+    argv += ["--no-binary=:all:", "--no-build-isolation", "--require-hashes", "--dest", directory / "got"]
     try:
         pip = subprocess.run(
-            [*argv, "-r", place / "requirements.txt"],
-            env={**os.environ, "PYTHONPATH": str(place), "UNDERSTUDY_SDIST": pin},
+            [*argv, "-r", directory / "requirements.txt"],
+            env={**os.environ, "PYTHONPATH": str(directory), "UNDERSTUDY_SDIST": pin},
             capture_output=True,
             text=True,
             timeout=_PIP_TIMEOUT_S,
@@ -123,15 +123,15 @@ def _download(sdist: Sdist, place: Path, cache: Path) -> Path:
         raise ConfigError(f"pip could not be run to fetch {pin}: {error}; run the same command again") from error
     if "DO NOT MATCH THE HASHES" in pip.stderr:
         raise TaskError(f"sdist {pin}: what the index has is not sha256 {sdist.sha256}; correct the pin")
-    found = sorted((place / "got").glob("*"))
-    if pip.returncode or len(found) != 1:
+    archives = sorted((directory / "got").glob("*"))
+    if pip.returncode or len(archives) != 1:
         raise ConfigError(
             f"pip could not fetch the source of {pin}; check name and version, the network and pip's own "
             f"settings, then run the same command again. pip said:\n{pip.stderr.strip()[-2000:]}"
         )
-    if (got := hashlib.sha256(found[0].read_bytes()).hexdigest()) != sdist.sha256:
+    if (got := hashlib.sha256(archives[0].read_bytes()).hexdigest()) != sdist.sha256:
         raise TaskError(f"sdist {pin}: got sha256 {got}, expected {sdist.sha256}; correct the pin")
-    return found[0]
+    return archives[0]
 
 
 def _unpack(archive: Path, into: Path) -> None:
@@ -196,31 +196,31 @@ def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, root: Path
     """
     root = root.resolve()
     path = PurePosixPath(name)
-    place = root / path
-    if place == root and member.isdir():
+    target = root / path
+    if target == root and member.isdir():
         return
-    if path.is_absolute() or ".." in path.parts or not place.parent.resolve().is_relative_to(root):
+    if path.is_absolute() or ".." in path.parts or not target.parent.resolve().is_relative_to(root):
         raise tarfile.TarError(f"{member.name!r} leads out of the tree")
     if member.isdir():
-        if place.is_symlink():
+        if target.is_symlink():
             raise tarfile.TarError(f"{member.name!r} is a link and a directory")
-        place.mkdir(parents=True, exist_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
         return
     if member.issym():
-        target = place.parent / member.linkname
+        target = target.parent / member.linkname
         if PurePosixPath(member.linkname).is_absolute() or not target.resolve().is_relative_to(root):
             raise tarfile.TarError(f"{member.name!r} is a link that leads out of the tree")
     elif not (member.isreg() or member.islnk()):
         raise tarfile.TarError(f"{member.name!r} is neither a file, a directory nor a link")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.unlink(missing_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
     if member.issym():
-        place.symlink_to(member.linkname)
+        target.symlink_to(member.linkname)
         return
     content = tar.extractfile(member)  # a hard link's content is that of its target in the archive
     if content is None:
         raise tarfile.TarError(f"{member.name!r} is a link to what is no file")
-    with content, place.open("xb") as file:
+    with content, target.open("xb") as file:
         shutil.copyfileobj(content, file)
-    place.chmod(0o755 if member.mode & 0o100 else 0o644)
-    os.utime(place, (member.mtime, member.mtime))
+    target.chmod(0o755 if member.mode & 0o100 else 0o644)
+    os.utime(target, (member.mtime, member.mtime))

@@ -1,0 +1,182 @@
+"""The gate: what of a patch may be applied when it is graded. It only reads the patch and runs nothing."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+
+from msgspec import Struct
+
+from understudy.checks.pytest_checks import deciding_files
+from understudy.errors import TaskError
+from understudy.grade.patch import MAX_PATCH_BYTES, NO_PATCH, show_path
+from understudy.types import PytestChecks, SuiteChecks, Task
+from understudy.util.diffs import DiffError, FileDiff, parse_diff
+
+# What decides how tests are found, run and imported is not the agent's to change, unless the right answer does.
+_PROTECTED = frozenset(
+    {
+        "conftest.py",
+        "pytest.ini",
+        ".pytest.ini",
+        "pytest.toml",
+        ".pytest.toml",
+        "tox.ini",
+        "setup.cfg",
+        "setup.py",
+        "pyproject.toml",
+        ".gitattributes",
+        "__pycache__",
+    }
+)
+_PROTECTED_LIKE = re.compile(
+    r"(?:site|user)customize(?:\..*)?|.*\.(?:pth|pyc|pyo|egg-link|egg-info|dist-info|so|pyd|dylib|dll)"
+)
+# New modules that would be found before the installed ones, from the root or a directory of tests.
+_SHADOWS = re.compile(r"(?:.*tests?/)?(?:pytest|_pytest|pluggy|iniconfig|unittest|nose|xdist)(?:\.py$|/.*)")
+_TEST_DIRECTORY = re.compile(r"((?:.*/)?(?:tests?|testing)/)[^/]*(?:/.*)?")
+_NAMED_AS_TEST = re.compile(r"(?:.*/)?(?:test_[^/]*|[^/]*_test)\.\w+")
+_FILE_MODES = frozenset({b"100644", b"100755"})
+_FORBIDDEN_MODES = {b"120000": "a symbolic link", b"160000": "a submodule"}
+
+
+class GatedPatch(Struct, frozen=True):
+    """A patch that has been through the gate.
+
+    `patch` is what may be applied; `dropped` are the paths whose changes were taken out of it. When `refused`
+    is not empty it says why nothing may be applied, and the reward is 0. `steering` are those of the dropped paths
+    that decide how tests run, as they are in the patch.
+    """
+
+    patch: bytes
+    dropped: tuple[str, ...] = ()
+    refused: str = ""
+    steering: tuple[str, ...] = ()
+
+
+def gate(patch: bytes, task: Task) -> GatedPatch:
+    """What of a patch may be applied when it is graded.
+
+    Links, submodules, other modes and paths out of the tree refuse the whole patch. Changes of files that decide
+    how tests run are dropped unless the gold patch changes the same file; so are changes of the checks' own files,
+    of all that lies in their directory of tests, which they may import, and new files that are named as tests.
+    """
+    if patch.startswith(NO_PATCH):
+        return GatedPatch(b"", refused=patch.removeprefix(NO_PATCH).decode(errors="replace").strip())
+    if len(patch) > MAX_PATCH_BYTES:
+        return GatedPatch(b"", refused=f"the patch is larger than {MAX_PATCH_BYTES} bytes")
+    try:
+        files = parse_diff(patch)
+    except DiffError as error:
+        return GatedPatch(b"", refused=f"the patch cannot be read: {error}")
+    if patch.strip() and not files:
+        return GatedPatch(b"", refused="the patch cannot be read: no file is changed in it")
+    allowed = gold_paths(task)
+    checks = _check_files(task)
+    programs = _programs(task) - allowed
+    tests = _test_directories(task)
+    parts: list[bytes] = []
+    dropped: list[str] = []
+    steering: list[str] = []
+    for file in files:
+        if refused := _refusal(file):
+            return GatedPatch(b"", refused=refused)
+        paths = [path.decode(errors="surrogateescape") for path in sorted(file.paths)]
+        of_checks = any(path in programs or _is_of_checks(path, checks) for path in paths)
+        of_tests = any(path not in allowed and path.startswith(tests) for path in paths) or (
+            file.is_new and any(path not in allowed and _NAMED_AS_TEST.fullmatch(path) for path in paths)
+        )
+        protected = [
+            path for path in paths if path not in allowed and (is_protected(path) or _shadows(path, file, allowed))
+        ]
+        if of_checks or of_tests or protected:
+            dropped += [show_path(path) for path in sorted(file.paths)]
+            steering += protected
+        else:
+            parts.append(file.text)
+    return GatedPatch(b"".join(parts), tuple(dropped), steering=tuple(steering))
+
+
+def _refusal(file: FileDiff) -> str:
+    """Why a change refuses the whole patch, or an empty string."""
+    name = show_path(min(file.paths))
+    for mode in sorted(file.modes - _FILE_MODES):
+        return f"{name} is {_FORBIDDEN_MODES.get(mode, f'of mode {mode.decode()}')}"
+    for path in file.paths:
+        parts = path.split(b"/")
+        if path.startswith(b"/") or b"\0" in path or any(part in (b"", b".", b"..") for part in parts):
+            return f"{show_path(path)} is not a path inside the tree"
+        if any(part.lower() == b".git" for part in parts):
+            return f"{show_path(path)} is inside a git directory"
+    return ""
+
+
+def is_protected(path: str) -> bool:
+    """Whether a path names what decides how tests are found, run and imported."""
+    return any(part in _PROTECTED or _PROTECTED_LIKE.fullmatch(part) for part in path.split("/"))
+
+
+def _shadows(path: str, file: FileDiff, allowed: frozenset[str]) -> bool:
+    """Whether a new file would be imported in place of what runs the tests, which the gold patch leaves alone."""
+    package = path.partition("/")[0] + "/"
+    own = any(other.startswith(package) for other in allowed)
+    return file.is_new and not own and _SHADOWS.fullmatch(path) is not None
+
+
+def _check_files(task: Task) -> frozenset[str]:
+    """The files that hidden tests are in, laid over the tree or already there."""
+    match task.checks:
+        case PytestChecks():
+            return frozenset(map(posixpath.normpath, (*task.checks.files, *deciding_files(task.checks))))
+        case SuiteChecks():
+            patched = paths_of(task.checks.test_patch, f"task {task.instance_id}: checks.test_patch")
+            return frozenset(map(posixpath.normpath, {*task.checks.files, *patched}))
+        case _:
+            return frozenset()
+
+
+def _test_directories(task: Task) -> tuple[str, ...]:
+    """The directories of tests that the deciding tests are in, each with a slash at its end: the innermost."""
+    checks = task.checks
+    match checks:
+        case PytestChecks():
+            files = {*checks.files, *deciding_files(checks)}
+        case SuiteChecks():
+            ids = (*checks.fail_to_pass, *checks.pass_to_pass)
+            files = {*checks.files, *(file for id in ids if (file := id.partition("::")[0]).endswith(".py"))}
+        case _:
+            return ()
+    matches = (_TEST_DIRECTORY.fullmatch(posixpath.normpath(file)) for file in files)
+    return tuple(sorted({match[1] for match in matches if match}))
+
+
+def _programs(task: Task) -> frozenset[str]:
+    """What of the tree a suite's commands name, as a runner of its own."""
+    if not isinstance(task.checks, SuiteChecks):
+        return frozenset()
+    tokens = f"{task.checks.before} {task.checks.install} {task.checks.command}".split()
+    named = (word.strip("'\"").removeprefix(task.workdir + "/").partition("::")[0] for word in tokens)
+    return frozenset(posixpath.normpath(name) for name in named if name)
+
+
+def _is_of_checks(path: str, checks: frozenset[str]) -> bool:
+    """Whether `path` is a file of the checks, lies below its name, or stands where its directory must be."""
+    return any(path == check or path.startswith(check + "/") or check.startswith(path + "/") for check in checks)
+
+
+def gold_paths(task: Task) -> frozenset[str]:
+    """The paths that the gold patch names. Raises TaskError when it cannot be read."""
+    return paths_of(task.gold_patch, f"task {task.instance_id}: gold_patch")
+
+
+def paths_of(patch: str, what: str, *, new: bool = False) -> frozenset[str]:
+    """The paths that a patch of the task's own names, or only those of new files.
+
+    Raises TaskError, saying `what` it is, when it cannot be read.
+    """
+    try:
+        files = parse_diff(patch.encode(errors="surrogateescape"))
+    except DiffError as error:
+        raise TaskError(f"{what} cannot be read: {error}") from error
+    selected = (file for file in files if file.is_new or not new)
+    return frozenset(path.decode(errors="surrogateescape") for file in selected for path in file.paths)
