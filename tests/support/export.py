@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from understudy.export.base import Exported
 from understudy.export.corpus import Corpus, Selection
@@ -24,7 +26,7 @@ from understudy.ingest.trace import (
 )
 from understudy.store import Store
 from understudy.trajectory.roles import ROLES, Role
-from understudy.types import Verdict
+from understudy.types import Call, Verdict
 
 from support import calc_task
 from support.trajectory import Session, assistant, text, tool_result, tool_use, user
@@ -177,6 +179,20 @@ def put_rollouts(directory: Path, *, tasks: int = 2, samples: int = 2, tokens: b
                 wait(store.append_call(call))
             verdict = Verdict(reward=1.0 - min(number, 1), reason="x", tests={"t.py::test": "passed"})
             wait(store.finish_attempt(attempt.id, "succeeded", "succeeded", patch=b"+x\n", verdict=verdict))
+
+
+def put_attempt(store: Store, calls: Iterable[Call], *, reward: float = 1.0) -> None:
+    """A run of one rollout, which made these calls."""
+    task = calc_task(0)
+    wait(store.put_run("run1", {"backend": "openai"}))
+    wait(store.put_tasks("run1", [task]))
+    wait(store.create_rollouts("run1", [("r0", task.instance_id, 0)]))
+    attempt = wait(store.start_attempt("r0"))
+    wait(store.begin_running(attempt.id))
+    for call in calls:
+        wait(store.append_call(msgspec.structs.replace(call, attempt_id=attempt.id)))
+    verdict = Verdict(reward=reward, reason="x")
+    wait(store.finish_attempt(attempt.id, "succeeded", "succeeded", patch=b"+x\n", verdict=verdict))
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

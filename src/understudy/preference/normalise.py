@@ -20,6 +20,7 @@ from understudy.ingest.trace import TurnAction
 from understudy.preference.known_tools import ALIASES, TOOLS, Kind, Known
 from understudy.preference.shell import canonical_command
 from understudy.util.shell import command_text
+from understudy.wire.arguments import UNPARSED_INPUT, unwrapped
 from understudy.wire.decoding import canonical, decoded
 
 LONGEST = 1_000_000
@@ -68,7 +69,7 @@ def of_name(name: Any, arguments: Any, place: Place = NOWHERE) -> Doing:
     called = ALIASES.get(called, called)
     read = _object(arguments)
     if read is None:
-        text = arguments if isinstance(arguments, str) else repr(arguments)
+        text = unwrapped(arguments) if isinstance(arguments, str) else repr(arguments)
         return _done(called, text, readable=False)
     known = TOOLS.get(called)
     try:
@@ -122,9 +123,13 @@ class _TooDeepError(Exception):
 
 
 def _object(arguments: Any) -> dict[str, Any] | None:
-    """The arguments as an object; None when they are none. No text at all is an empty one."""
+    """The arguments as an object; None when they are none. No text at all is an empty one.
+
+    Claude Code keeps the text of a call that is no JSON object as an object of its own, which is none either.
+    """
     if isinstance(arguments, dict):
-        return cast(dict[str, Any], arguments)
+        fields = cast(dict[str, Any], arguments)
+        return None if UNPARSED_INPUT in fields else fields
     if arguments is None:
         return {}
     if not isinstance(arguments, str) or len(arguments) > LONGEST:
@@ -135,7 +140,7 @@ def _object(arguments: Any) -> dict[str, Any] | None:
         value = decoded(_value, arguments.encode(errors="replace"))
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return None
-    return cast(dict[str, Any], value) if isinstance(value, dict) else None
+    return _object(cast(dict[str, Any], value)) if isinstance(value, dict) else None
 
 
 def _done(name: str, arguments: Any, *, readable: bool = True) -> Doing:

@@ -211,11 +211,12 @@ def test_subagents_of_sessions_are_named_by_the_call_that_started_them(tmp_path:
     assert found[reference["trajectory_path"]]["extra"]["parent"]["tool_use_id"] == "c1"
 
 
-def test_what_is_no_object_or_no_text_is_kept_beside():
+@pytest.mark.parametrize("written", ["not json", '{"__unparsedToolInput":{"raw":"not json","len":8}}'])
+def test_what_is_no_object_or_no_text_is_kept_beside(written: str):
     log = Log("x")
     image = {"type": "image_url", "image_url": {"url": "https://x.example/a.jpg"}}
     ask = log.user(-1, [{"type": "text", "text": "See."}, image, {"type": "audio"}])
-    first = log.answer(ask, None, [("c1", "Bash", "not json")])
+    first = log.answer(ask, None, [("c1", "Bash", written)])
     failed = log.say(first, {"role": "tool", "tool_call_id": "c1", "content": "no", "is_error": True})
     log.answer(failed, "Oh.")
     (document,) = of_session(log.trace, {}).values()

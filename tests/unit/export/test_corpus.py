@@ -17,8 +17,10 @@ from understudy.export.splits import split
 from understudy.ingest.trace import RequestShape, TraceOutcome, TurnSignals, expand, tool_call
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
+from understudy.wire.arguments import UNPARSED_INPUT
 
-from support.export import Log, put_rollouts, put_sessions, session
+from support.export import Log, put_attempt, put_rollouts, put_sessions, session
+from support.trajectory import Session, assistant, text, tool_result, tool_use, user
 
 REDACTOR = Redactor(bytes(32))
 
@@ -109,7 +111,9 @@ def test_what_is_nothing_to_learn_from_is_left_out(tmp_path: Path):
     log = Log("t", shape=RequestShape())
     ask = log.user(-1, [{"type": "text", "text": "See:"}, {"type": "image_url", "image_url": {"url": "data:,"}}])
     broken = log.answer(ask, "I try.", [("c1", "Bash", '{"command": "l')])
-    seen = log.result(broken, "c1", "no")
+    wrapped = '{"__unparsedToolInput": {"raw": "{\\"command\\": \\"l", "len": 14}}'
+    again = log.answer(log.result(broken, "c1", "no"), "I try.", [("c2", "Bash", wrapped)])
+    seen = log.result(again, "c2", "no")
     log.answer(seen, "  ")
     log.answer(seen, "Well.")
     put_sessions(tmp_path, [log.trace])
@@ -118,9 +122,9 @@ def test_what_is_nothing_to_learn_from_is_left_out(tmp_path: Path):
         (example,) = corpus.examples("conversation")
         assert corpus.tally.left_out == {
             "empty answers": 1,
-            "tool calls whose arguments are no JSON object": 1,
+            "tool calls whose arguments are no JSON object": 2,
         }
-        assert example.trained == (4,)
+        assert example.trained == (6,)
         assert example.messages[1]["content"] == "See:\n[image]"
         assert example.tools is None
         assert [e.example_id for e in corpus.examples("conversation")] == [example.example_id]
@@ -205,6 +209,44 @@ def test_rollouts_give_their_branches_and_their_calls(tmp_path: Path):
         assert (graded.verdict.reward, sample.policy_version) == (1.0, "3")
         with pytest.raises(ConfigError, match="no run 'other'"):
             list(Corpus(store, Selection(origins=("rollouts",), run="other")).examples())
+
+
+def test_a_broken_call_of_a_rollout_is_read_and_not_learned(tmp_path: Path):
+    broken = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {UNPARSED_INPUT: {"raw": '{"c', "len": 3}}}
+    session = Session("a1")
+    ask = user(text("Mend it."))
+    session.ask([ask], [text("I try."), broken])
+    session.ask([ask, assistant(text("I try."), broken), user(tool_result("t1", "no"))], [text("Done.")])
+    with Store.open(tmp_path) as store:
+        put_attempt(store, session.calls)
+        corpus = Corpus(store, Selection(origins=("rollouts",)))
+        (example,) = corpus.examples("conversation")
+        assert corpus.tally.left_out == {"tool calls whose arguments are no JSON object": 1}
+        *_, called, result, done = example.messages
+        assert UNPARSED_INPUT in called["tool_calls"][0]["function"]["arguments"]  # as the model was shown it
+        assert (result["content"], done["content"]) == ("no", "Done.")
+        assert example.trained == (len(example.messages) - 1,)
+        (turn,) = corpus.examples("turn")
+        assert turn.messages[-1]["content"] == "Done."
+
+
+def test_a_model_is_shown_its_calls_as_it_wrote_them(tmp_path: Path):
+    session = Session("a1")
+    ask = user(text("Mend it."))
+    session.ask([ask], [tool_use("t1", command="ls", timeout=5000.0)])
+    echo = {
+        "type": "tool_use",
+        "id": "t1",
+        "name": "Bash",
+        "input": {"timeout": 5000, "command": "ls", "x": False},
+    }
+    session.ask([ask, assistant(echo), user(tool_result("t1", "a.py"))], [text("Done.")])
+    with Store.open(tmp_path) as store:
+        put_attempt(store, session.calls)
+        _, turn = Corpus(store, Selection(origins=("rollouts",))).examples("turn")
+        assert (
+            turn.messages[-3]["tool_calls"][0]["function"]["arguments"] == '{"command": "ls", "timeout": 5000.0}'
+        )
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,10 @@ OTHER = {
     "in the background": (call("Bash", command="a", run_in_background=True), call("Bash", command="a")),
     "a word in quotes": (call("Bash", command='git commit -m "a b"'), call("Bash", command="git commit -m a b")),
     "another tool": (call("Read", file_path="a"), call("NotebookRead", notebook_path="a")),
+    "a broken call": (
+        call("X", __unparsedToolInput={"raw": "{", "len": 1}),
+        call("X", __unparsedToolInput={"raw": "[", "len": 1}),
+    ),
     "no JSON": ({"function": {"name": "X", "arguments": "{"}}, {"function": {"name": "X", "arguments": "{}"}}),
 }
 
@@ -109,6 +113,12 @@ def test_the_same_in_substance(name: str):
 def test_not_the_same_in_substance(name: str):
     one, other = OTHER[name]
     assert doing(one, HOME).key != doing(other, HOME).key
+
+
+def test_a_broken_call_is_unreadable_as_the_agent_keeps_it():
+    kept = call("X", __unparsedToolInput={"raw": '{"a', "len": 3})
+    assert unreadable(TurnAction(tool_calls=[kept]))
+    assert doing(kept) == doing({"function": {"name": "X", "arguments": '{"a'}})
 
 
 def test_windows_paths():

@@ -19,7 +19,7 @@ from understudy.errors import ConfigError
 from understudy.ingest import trace_store
 from understudy.ingest.trace import PlainRenderer, RequestShape, Trace, TraceNode, TraceTurn, state_id, tool_call
 from understudy.preference.base import Pair
-from understudy.preference.checks import Checks, Limits, Tally, in_turns
+from understudy.preference.checks import UNREADABLE, Checks, Limits, Tally, in_turns
 from understudy.preference.differences import differ
 from understudy.preference.normalise import Place
 from understudy.preference.pairs import replay_pairs
@@ -30,6 +30,7 @@ from understudy.redact.redactor import Redactor
 from understudy.store import Store
 from understudy.store.asks import Ask, AskKind
 from understudy.types import Call, Integrity, Verdict
+from understudy.wire.arguments import UNPARSED_INPUT
 
 from support import calc_task
 from support.trajectory import Block, Message, Session, assistant, text, tool_result, tool_use, user
@@ -360,6 +361,9 @@ def test_messages_in_turns():
 
 # --- rollouts ------------------------------------------------------------------------------------------
 
+BROKEN = "\u2026"
+"""Ends a command whose call the model did not finish."""
+
 Script = Sequence[tuple[str, str]]
 """What an agent does at each turn, and what comes of it."""
 
@@ -370,6 +374,8 @@ def converse(attempt_id: str, script: Script, *, date: str = "2026-11-21") -> li
     for number, (command, result) in enumerate(script):
         call_id = f"toolu_{attempt_id}_{number}"
         answer: list[Block] = [text(f"I try {attempt_id}."), tool_use(call_id, command=command)]
+        if command.endswith(BROKEN):
+            answer[1]["input"] = {UNPARSED_INPUT: {"raw": f'{{"command": "{command[:-1]}', "len": 9}}
         if not command:
             answer = [text(result)]
         session.ask(messages, answer)
@@ -435,6 +441,14 @@ def test_rollouts_that_cannot_be_compared_are_counted(store: Store):
         "no different action": 1,
         "the same pair as of other rollouts": 1,
     }
+
+
+def test_a_broken_call_is_never_chosen(store: Store):
+    broken = (f"sed -i{BROKEN}", "InputValidationError")
+    play(store, [(1.0, [*GOOD[:2], broken, *GOOD[2:]]), (0.0, BAD)])
+    tally = Tally()
+    assert list(rollout_pairs(store, tally=tally)) == []
+    assert tally.left_out == {UNREADABLE: 1}
 
 
 def test_what_solved_it_too_is_not_rejected(store: Store):

@@ -9,8 +9,9 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct, field
 
-from understudy.export.matching import arguments_of
+from understudy.export.matching import arguments_of, is_valid_call
 from understudy.ingest.trace import Message
+from understudy.wire.arguments import unwrapped
 
 Step = dict[str, Any]
 
@@ -101,10 +102,16 @@ def _agent(did: Did) -> Step:
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
     function = cast(dict[str, Any], call["function"])
-    arguments = arguments_of(call)
-    told = {"tool_call_id": call["id"], "function_name": function["name"], "arguments": arguments or {}}
+    step = {"tool_call_id": call["id"], "function_name": function["name"]}
+    if is_valid_call(call):
+        return {**step, "arguments": arguments_of(call) or {}}
     # ATIF has objects only: what the model wrote in their place is kept beside.
-    return told if arguments is not None else {**told, "extra": {"arguments": function.get("arguments")}}
+    return {**step, "arguments": {}, "extra": {"arguments": _written(function.get("arguments"))}}
+
+
+def _written(arguments: Any) -> Any:
+    """What the model wrote as arguments that are no JSON object."""
+    return unwrapped(arguments) if isinstance(arguments, str) else arguments
 
 
 def _observe(step: Step, message: Message, agents: Mapping[str, str]) -> None:
