@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from support import calc_task, docker_engine, require
 # Tests run side by side, and so do the processes that they start: with a thread a core in each of them, torch's
 # would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts jobs in the background (`nohup make test &`, as CI systems do) with SIGINT ignored, and a process
+# hands that on to all that it starts. The tests of Ctrl-C are about processes that heed it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples each time, and no verdict by the clock: a busy machine is not a bug.
 settings.register_profile("understudy", deadline=None, derandomize=True)

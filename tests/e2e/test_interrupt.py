@@ -70,3 +70,40 @@ def test_the_second_stops_at_once(calc_tasks: Path, tmp_path: Path):
     assert "same command" in stderr
     assert "Traceback" not in stderr
     assert set(statuses(out)) == {"queuing", "requeuing"}
+
+
+def test_draining_has_a_bound_and_the_same_command_continues(calc_tasks: Path, tmp_path: Path):
+    out, released = tmp_path / "out", tmp_path / "released"
+    agent = ("--agent", "shell", "--agent-command", f"test -e {released} || sleep 100")
+    sandbox = ("--sandbox", "unsafe-local")
+    arguments = ["run", *agent, *sandbox, "--tasks", str(calc_tasks), "-j", "2", "-o", str(out), "--json"]
+    process = start([*arguments, "--drain-timeout", "0.5"])
+    wait_for(lambda: statuses(out)["running"] > 0, process)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "stopping what still runs after 0.5 s" in stderr
+    assert set(statuses(out)) == {"queuing", "requeuing"}
+    released.touch()
+    done = understudy(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["unsolved"] == 4
+
+
+def test_a_run_in_the_background_is_not_stopped_by_sigint(calc_tasks: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    agent = ("--agent", "shell", "--agent-command", "sleep 2")
+    arguments = ["run", *agent, "--tasks", str(calc_tasks), "-j", "4", "-o", str(out), "--json"]
+    process = subprocess.Popen(
+        ["sh", "-c", 'trap "" INT; exec "$@"', "sh", UNDERSTUDY, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: statuses(out)["running"] > 0, process)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert json.loads(stdout)["unsolved"] == 4
