@@ -18,6 +18,7 @@ from msgspec import Raw, Struct
 
 from understudy.ingest.claude_code.records import DECODE_ERRORS
 from understudy.ingest.claude_code.render import value_of
+from understudy.ingest.log_reader import items, mapping
 from understudy.ingest.trace import RequestShape, TraceNode
 
 
@@ -80,15 +81,15 @@ class RequestLedger:
         results: dict[str | None, list[Any]] = {}
         together: list[Any] = []
         for line in lines:
-            record = _object(value_of(Raw(line)))
-            message = _object(record.get("message"))
+            record = mapping(value_of(Raw(line)))
+            message = mapping(record.get("message"))
             content = message.get("content")
             if record.get("type") == "user" and content is not None:
                 self._add_blob("user", content)
-                blocks = _list(content) or [{"type": "text", "text": content}]
+                blocks = items(content) or [{"type": "text", "text": content}]
                 together += blocks
                 self._add_blob("user", together)
-                for block in map(_object, blocks):
+                for block in map(mapping, blocks):
                     if (use := block.get("tool_use_id")) is not None:
                         those = results.setdefault(askers.get(str(use)), [])
                         those.append(block)
@@ -96,12 +97,12 @@ class RequestLedger:
             elif record.get("type") == "assistant":
                 together = []
                 key = str(message.get("id"))
-                blocks = _list(content)
+                blocks = items(content)
                 answers.setdefault(key, []).extend(blocks)
-                askers.update((str(block.get("id")), key) for block in map(_object, blocks))
+                askers.update((str(block.get("id")), key) for block in map(mapping, blocks))
         for whole in answers.values():
             self._add_blob("assistant", whole)
-            bare = [block for block in whole if _object(block).get("type") not in _THINKING]
+            bare = [block for block in whole if mapping(block).get("type") not in _THINKING]
             if len(bare) < len(whole):
                 self._add_blob("assistant", bare)
 
@@ -195,9 +196,9 @@ def _shape_of(shape: _LedgerShape) -> RequestShape:
     system: Any = shape.systemPrompt if shape.system is None else shape.system
     if isinstance(system, list):
         blocks = cast(list[Any], system)
-        texts: list[Any] = [block if isinstance(block, str) else _object(block).get("text") for block in blocks]
+        texts: list[Any] = [block if isinstance(block, str) else mapping(block).get("text") for block in blocks]
         system = "\n".join(text for text in texts if isinstance(text, str))
-    tools = None if shape.tools is None else [_tool(_object(tool)) for tool in _list(shape.tools)]
+    tools = None if shape.tools is None else [_tool(mapping(tool)) for tool in items(shape.tools)]
     return RequestShape(system if isinstance(system, str) else None, tools)
 
 
@@ -207,11 +208,3 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
         function["description"] = tool["description"]
     function["parameters"] = tool.get("input_schema") or {"type": "object", "properties": {}}
     return {"type": "function", "function": function}
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return cast(list[Any], value) if isinstance(value, list) else []

@@ -160,28 +160,11 @@ _block = msgspec.json.Decoder(ClaudeBlock | str).decode
 _envelope = msgspec.json.Decoder(ClaudeEnvelope).decode
 
 _LEDGER = ("api-request", "api-request-blob", "api-request-shape")
-_ASIDE = frozenset(
-    {
-        "summary",
-        "file-history-snapshot",
-        "file-history-delta",
-        "mode",
-        "permission-mode",
-        "ai-title",
-        "custom-title",
-        "agent-name",
-        "agent-color",
-        "agent-setting",
-        "pr-link",
-        "worktree-state",
-        "cost-state",
-        "tag",
-        "task-summary",
-        "atis-latch",
-        "relocated",
-        "tools-used",
-    }
-)
+_ASIDE_TEXT = """
+summary file-history-snapshot file-history-delta mode permission-mode ai-title custom-title agent-name
+agent-color agent-setting pr-link worktree-state cost-state tag task-summary atis-latch relocated tools-used
+"""
+_ASIDE = frozenset(_ASIDE_TEXT.split())
 """Types of records that are no part of the conversation."""
 
 _PARENT = re.compile(rb'"parentUuid": ?"([^"\\]{1,200})"')

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from understudy.ingest.formats.base import SingleFileFormat
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import file_name, parent_directory, read_text
 from understudy.ingest.trace import Trace
@@ -22,7 +23,7 @@ _VERSION = re.compile(r"Aider v(\S+)")
 _ASKING = re.compile(r"/(?:ask|code|architect|context|chat-mode)\s+", re.IGNORECASE)
 
 
-class AiderFormat:
+class AiderFormat(SingleFileFormat):
     """Reads chat histories of Aider."""
 
     name = "aider"
@@ -31,26 +32,21 @@ class AiderFormat:
         """Whether it is named as Aider names it, or begins as it begins."""
         return file_name(path).endswith(".aider.chat.history.md") or b"# aider chat started at " in head[:200]
 
-    def group(self, path: str) -> str:
-        """The file itself."""
-        return path
-
-    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+    def read_file(self, file: LogFile) -> Iterator[Trace]:
         """One trace of each chat in a file."""
-        for file in files:
-            losses: Counter[str] = Counter()
-            _, *chats = _BEGIN.split(content := read_text(file, losses))
-            first = content[: match.start()] if (match := _BEGIN.search(content)) else content
-            chats_of_file = [("", first)] if first.strip() else []
-            chats_of_file += list(zip(chats[::2], chats[1::2], strict=True))
-            seen: Counter[str] = Counter()
-            for started, text in chats_of_file:
-                started = started.strip()
-                seen[started] += 1
-                yield _trace(file, started, text, seen[started], losses)
-                losses = Counter()
-            if losses:
-                yield _trace(file, "", "", 1, losses)
+        losses: Counter[str] = Counter()
+        _, *chats = _BEGIN.split(content := read_text(file, losses))
+        first = content[: match.start()] if (match := _BEGIN.search(content)) else content
+        chats_of_file = [("", first)] if first.strip() else []
+        chats_of_file += list(zip(chats[::2], chats[1::2], strict=True))
+        seen: Counter[str] = Counter()
+        for started, text in chats_of_file:
+            started = started.strip()
+            seen[started] += 1
+            yield _trace(file, started, text, seen[started], losses)
+            losses = Counter()
+        if losses:
+            yield _trace(file, "", "", 1, losses)
 
 
 def _trace(file: LogFile, started: str, text: str, nth: int, losses: Counter[str]) -> Trace:

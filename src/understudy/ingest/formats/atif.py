@@ -6,10 +6,11 @@ Steps that are copied context, or that no model made, are part of the conversati
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from understudy.ingest.chat import content, think
+from understudy.ingest.formats.base import SingleFileFormat
 from understudy.ingest.formats.outcomes import outcome_from_extra
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import items, mapping, outline, read_document, string
@@ -19,7 +20,7 @@ from understudy.ingest.trace_builder import TraceBuilder, fingerprint
 _DEEPEST = 32
 
 
-class AtifFormat:
+class AtifFormat(SingleFileFormat):
     """Reads trajectories in ATIF."""
 
     name = "atif"
@@ -31,17 +32,12 @@ class AtifFormat:
             keys.get("agent") == "{" and keys.get("steps") == "["
         )
 
-    def group(self, path: str) -> str:
-        """The file itself."""
-        return path
-
-    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+    def read_file(self, file: LogFile) -> Iterator[Trace]:
         """The trace of each file, and those of the subagents in it."""
-        for file in files:
-            losses: Counter[str] = Counter()
-            log = mapping(read_document(file, losses))
-            session = string(log.get("session_id")) or fingerprint(file.path, items(log.get("steps"))[:2])
-            yield from _traces(log, file.path, session, "", None, losses)
+        losses: Counter[str] = Counter()
+        log = mapping(read_document(file, losses))
+        session = string(log.get("session_id")) or fingerprint(file.path, items(log.get("steps"))[:2])
+        yield from _traces(log, file.path, session, "", None, losses)
 
 
 def _traces(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -25,3 +26,20 @@ class LogFormat(Protocol):
     def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
         """The traces in the files of a group. Raises OSError when a file cannot be read."""
         ...
+
+
+class SingleFileFormat(ABC):
+    """A format whose files are read one by one."""
+
+    def group(self, path: str) -> str:
+        """The file itself."""
+        return path
+
+    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+        """The traces of each file. Raises OSError when one cannot be read."""
+        for file in files:
+            yield from self.read_file(file)
+
+    @abstractmethod
+    def read_file(self, file: LogFile) -> Iterator[Trace]:
+        """The traces of one file. Raises OSError when it cannot be read."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from understudy.ingest.formats.base import SingleFileFormat
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import outline, read_text
 from understudy.ingest.trace import Message, Trace, tool_call
@@ -51,7 +52,7 @@ _SHOWN = {
 _RENAMED = {"Update": "Edit", "Web Search": "WebSearch", "Fetch": "WebFetch"}
 
 
-class ClaudeTextFormat:
+class ClaudeTextFormat(SingleFileFormat):
     """Reads the text of terminal sessions."""
 
     name = "claude-text"
@@ -64,14 +65,9 @@ class ClaudeTextFormat:
         answer = any(_MODEL.match(line) for line in shown)
         return answer and any(_RESULT.match(line) or _USER.match(line) for line in shown)
 
-    def group(self, path: str) -> str:
-        """The file itself."""
-        return path
-
-    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+    def read_file(self, file: LogFile) -> Iterator[Trace]:
         """One trace of each file."""
-        for file in files:
-            yield _trace(file)
+        yield _trace(file)
 
 
 class _TextBlock(Struct):

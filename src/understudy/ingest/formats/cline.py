@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 from understudy.ingest.chat import blocks
+from understudy.ingest.formats.base import SingleFileFormat
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import (
     file_name,
@@ -26,7 +27,7 @@ _FILE = "api_conversation_history.json"
 _PROJECT = re.compile(r"Current (?:Working|Workspace) Directory \(([^)\n]+)\)")
 
 
-class ClineFormat:
+class ClineFormat(SingleFileFormat):
     """Reads conversations of Cline and of what grew out of it."""
 
     name = "cline"
@@ -37,14 +38,9 @@ class ClineFormat:
         ours = seen.keys.get("role") == "user" and seen.keys.get("content") in ("[", None)
         return seen.kind == "[" and (ours or file_name(path) == _FILE) and "parts" not in seen.keys
 
-    def group(self, path: str) -> str:
-        """The file itself."""
-        return path
-
-    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+    def read_file(self, file: LogFile) -> Iterator[Trace]:
         """One trace of each file."""
-        for file in files:
-            yield _trace(file)
+        yield _trace(file)
 
 
 def _trace(file: LogFile) -> Trace:

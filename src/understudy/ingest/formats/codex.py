@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from understudy.ingest.chat import ROLES, content
+from understudy.ingest.formats.base import SingleFileFormat
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import file_name, items, mapping, outline, read_document, read_records, string
 from understudy.ingest.trace import Message, Trace, TraceParent, text_of, tool_call
@@ -36,7 +37,7 @@ _CONTEXT = (
 )
 
 
-class CodexFormat:
+class CodexFormat(SingleFileFormat):
     """Reads rollouts of Codex CLI."""
 
     name = "codex"
@@ -50,14 +51,9 @@ class CodexFormat:
         oldest = seen.keys.get("session") == "{" and seen.keys.get("items") == "["
         return seen.kind == "{" and ({"timestamp", "type", "payload"} <= seen.keys.keys() or old or oldest)
 
-    def group(self, path: str) -> str:
-        """The file itself."""
-        return path
-
-    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+    def read_file(self, file: LogFile) -> Iterator[Trace]:
         """One trace of each file."""
-        for file in files:
-            yield _CodexRollout(file).read()
+        yield _CodexRollout(file).read()
 
 
 class _CodexRollout:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import import_module
 from io import BytesIO
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from understudy.errors import ConfigError
+from understudy.ingest.formats.base import SingleFileFormat
 from understudy.ingest.formats.outcomes import outcome_from
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import (
@@ -48,25 +49,20 @@ SCHEMAS = (
 )
 
 
-class RowFormat:
+class RowFormat(SingleFileFormat):
     """Reads rows of one data set's kind."""
 
     def __init__(self, schema: RowSchema) -> None:
         self.name = schema.format
         self.schema = schema
 
-    def group(self, path: str) -> str:
-        """The file itself."""
-        return path
-
-    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+    def read_file(self, file: LogFile) -> Iterator[Trace]:
         """One trace of each row."""
-        for file in files:
-            losses: Counter[str] = Counter()
-            for row in _json_rows(file, losses):
-                yield _row_trace(self.schema, row, file.path, take_losses(losses))
-            if losses:
-                yield TraceBuilder(self.name, file.path, fingerprint(file.path, None), losses=losses).finish()
+        losses: Counter[str] = Counter()
+        for row in _json_rows(file, losses):
+            yield _row_trace(self.schema, row, file.path, take_losses(losses))
+        if losses:
+            yield TraceBuilder(self.name, file.path, fingerprint(file.path, None), losses=losses).finish()
 
 
 def _json_rows(file: LogFile, losses: Counter[str]) -> Iterator[dict[str, Any]]:
@@ -82,7 +78,7 @@ def _json_rows(file: LogFile, losses: Counter[str]) -> Iterator[dict[str, Any]]:
             losses["not_an_object"] += 1
 
 
-class ParquetRowFormat:
+class ParquetRowFormat(SingleFileFormat):
     """Reads Parquet files of rows; which data set's they are, the columns tell."""
 
     name = "parquet"
@@ -91,25 +87,20 @@ class ParquetRowFormat:
         """Whether it begins as Parquet does."""
         return head.startswith(PARQUET)
 
-    def group(self, path: str) -> str:
-        """The file itself."""
-        return path
-
-    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+    def read_file(self, file: LogFile) -> Iterator[Trace]:
         """One trace of each row. Raises ConfigError when pyarrow is not installed."""
         try:
             arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
         except ImportError as missing:
             raise ConfigError(
-                f"{files[0].path} is a Parquet file, which is read with pyarrow, and that is not installed. "
+                f"{file.path} is a Parquet file: reading it needs pyarrow, which is not installed. "
                 'Install it: pip install "understudy[hf]"'
             ) from missing
-        for file in files:
-            losses: Counter[str] = Counter()
-            for schema, row in _parquet_rows(arrow, parquet, file, losses):
-                yield _row_trace(schema, row, file.path, take_losses(losses))
-            if losses:
-                yield TraceBuilder(self.name, file.path, fingerprint(file.path, None), losses=losses).finish()
+        losses: Counter[str] = Counter()
+        for schema, row in _parquet_rows(arrow, parquet, file, losses):
+            yield _row_trace(schema, row, file.path, take_losses(losses))
+        if losses:
+            yield TraceBuilder(self.name, file.path, fingerprint(file.path, None), losses=losses).finish()
 
 
 def _parquet_rows(

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from understudy.ingest.chat import content
+from understudy.ingest.formats.base import SingleFileFormat
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import (
     file_name,
@@ -32,7 +33,7 @@ _SILENT = frozenset(("info", "error", "warning"))
 _MARKS = frozenset(("$set", "$rewindTo"))
 
 
-class GeminiFormat:
+class GeminiFormat(SingleFileFormat):
     """Reads sessions of Gemini CLI."""
 
     name = "gemini"
@@ -47,14 +48,9 @@ class GeminiFormat:
             return True
         return any(_MARKS & row.keys() or (row.get("type") == "gemini" and "id" in row) for row in seen.rows)
 
-    def group(self, path: str) -> str:
-        """The file itself."""
-        return path
-
-    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+    def read_file(self, file: LogFile) -> Iterator[Trace]:
         """One trace of each file."""
-        for file in files:
-            yield _GeminiSession(file).read()
+        yield _GeminiSession(file).read()
 
 
 class _ReplyRenderer:

@@ -6,10 +6,11 @@ What 1.1 keeps of the Responses API are whole responses and `function_call_outpu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from understudy.ingest.formats.base import SingleFileFormat
 from understudy.ingest.formats.outcomes import instance_id as instance_of
 from understudy.ingest.formats.outcomes import outcome_from
 from understudy.ingest.log_files import LogFile
@@ -18,7 +19,7 @@ from understudy.ingest.trace import Trace
 from understudy.ingest.trace_builder import TraceBuilder, add_messages, fingerprint, repository
 
 
-class MiniSweAgentFormat:
+class MiniSweAgentFormat(SingleFileFormat):
     """Reads trajectories of mini-swe-agent."""
 
     name = "mini-swe-agent"
@@ -33,14 +34,9 @@ class MiniSweAgentFormat:
             return True
         return seen.keys.get("info") == "{" and seen.keys.get("messages") == "["
 
-    def group(self, path: str) -> str:
-        """The file itself."""
-        return path
-
-    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+    def read_file(self, file: LogFile) -> Iterator[Trace]:
         """One trace of each file."""
-        for file in files:
-            yield _trace(file)
+        yield _trace(file)
 
 
 def _trace(file: LogFile) -> Trace:

@@ -31,18 +31,10 @@ from understudy.ingest.trace_builder import TraceBuilder, fingerprint, repositor
 
 _EVENT_FILE = re.compile(r"events/\d+\.json$")
 # Events of the program itself, of which the model is told nothing.
-_SILENT = frozenset(
-    (
-        "change_agent_state",
-        "agent_state_changed",
-        "null",
-        "loop_detection_pause",
-        "recall",
-        "status",
-        "push",
-        "send_pr",
-    )
-)
+_SILENT_TEXT = """
+change_agent_state agent_state_changed null loop_detection_pause recall status push send_pr
+"""
+_SILENT = frozenset(_SILENT_TEXT.split())
 _CONDENSED = frozenset(("condensation", "condensation_request"))
 
 

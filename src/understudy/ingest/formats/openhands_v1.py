@@ -30,17 +30,11 @@ from understudy.ingest.trace_builder import TraceBuilder, fingerprint
 _EVENT_FILE = re.compile(r"events/event-\d+-[^/]*\.json$")
 _STATE_FILE = "base_state.json"
 # Events of the program itself, of which the model is told nothing.
-_SILENT = frozenset(
-    (
-        "ConversationStateUpdateEvent",
-        "CondensationRequest",
-        "PauseEvent",
-        "TokenEvent",
-        "ConversationErrorEvent",
-        "LLMCompletionLogEvent",
-        "StreamingDeltaEvent",
-    )
-)
+_SILENT_TEXT = """
+ConversationStateUpdateEvent CondensationRequest PauseEvent TokenEvent ConversationErrorEvent
+LLMCompletionLogEvent StreamingDeltaEvent
+"""
+_SILENT = frozenset(_SILENT_TEXT.split())
 
 
 class OpenHandsV1Format:

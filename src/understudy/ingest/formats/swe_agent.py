@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from understudy.ingest.chat import chat
+from understudy.ingest.formats.base import SingleFileFormat
 from understudy.ingest.formats.outcomes import instance_id as instance_of
 from understudy.ingest.formats.outcomes import outcome_from
 from understudy.ingest.log_files import LogFile
@@ -19,7 +20,7 @@ _NEAR = 64
 """How many steps further the one of an answer is looked for: those between were asked for again."""
 
 
-class SweAgentFormat:
+class SweAgentFormat(SingleFileFormat):
     """Reads trajectories of SWE-agent."""
 
     name = "swe-agent"
@@ -29,14 +30,9 @@ class SweAgentFormat:
         keys = outline(head).keys
         return keys.get("trajectory") == "[" and not keys.keys() - _OWN and outline(head).kind == "{"
 
-    def group(self, path: str) -> str:
-        """The file itself."""
-        return path
-
-    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+    def read_file(self, file: LogFile) -> Iterator[Trace]:
         """One trace of each file."""
-        for file in files:
-            yield _trace(file)
+        yield _trace(file)
 
 
 def _trace(file: LogFile) -> Trace:

@@ -23,24 +23,10 @@ _NAMES = re.compile(r"[\w.+-]{1,200}\.\w{1,12}|(?:Makefile|Dockerfile)")
 _WRITES = ("write", "open(", "replace(", "dump(", "unlink", "rename(", "save")
 
 # Programs that change the files they name.
-_CHANGES = frozenset(
-    [
-        "mv",
-        "cp",
-        "tee",
-        "truncate",
-        "patch",
-        "install",
-        "rsync",
-        "ln",
-        "ed",
-        "ex",
-        "dd",
-        "shred",
-        "unlink",
-        "sponge",
-    ]
-)
+_CHANGES_TEXT = """
+mv cp tee truncate patch install rsync ln ed ex dd shred unlink sponge
+"""
+_CHANGES = frozenset(_CHANGES_TEXT.split())
 _REMOVES = frozenset(["rm", "unlink", "trash", "del"])
 _IN_PLACE = frozenset(["sed", "gsed", "perl", "awk", "gawk", "ruby", "yq"])
 _SCRIPTED = re.compile(r"(?:python|pypy|py|node|ruby|perl|php|deno|bun)[\d.]*(?:\.exe)?")

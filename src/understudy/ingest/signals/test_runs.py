@@ -167,42 +167,12 @@ def result_from_output(text: str) -> SuiteResult | None:
 
 
 # Programs that run tests whatever their arguments are.
-_RUNS = frozenset(
-    [
-        "pytest",
-        "py.test",
-        "tox",
-        "nox",
-        "nosetests",
-        "nose2",
-        "trial",
-        "stestr",
-        "ctest",
-        "phpunit",
-        "pest",
-        "paratest",
-        "rspec",
-        "jest",
-        "vitest",
-        "mocha",
-        "ava",
-        "cypress",
-        "gotestsum",
-        "bats",
-        "busted",
-        "prove",
-        "testem",
-        "karma",
-        "wtr",
-        "jasmine",
-        "tap",
-        "lit",
-        "ginkgo",
-        "runtests.py",
-        "runtests",
-        "runtests.sh",
-    ]
-)
+_RUNS_TEXT = """
+pytest py.test tox nox nosetests nose2 trial stestr ctest phpunit pest paratest rspec jest vitest mocha
+ava cypress gotestsum bats busted prove testem karma wtr jasmine tap lit ginkgo runtests.py runtests
+runtests.sh
+"""
+_RUNS = frozenset(_RUNS_TEXT.split())
 # Programs that run tests when one of these words is their first (or, for the scripts of a package, behind `run`).
 _SUBCOMMANDS: dict[str, frozenset[str]] = {
     name: frozenset(subcommands.split())
@@ -254,31 +224,11 @@ _MODULES = frozenset(
 )
 _TEST_FILE = re.compile(r"(?:test_[\w.-]{0,100}|[\w.-]{0,100}_tests?|run_?tests?|tests?)\.py")
 # Words with which a program says what it could do, and runs nothing.
-_IDLE = frozenset(
-    [
-        "--help",
-        "-h",
-        "--version",
-        "-V",
-        "--collect-only",
-        "--co",
-        "--fixtures",
-        "--markers",
-        "--setup-plan",
-        "--listTests",
-        "--list-tests",
-        "-list",
-        "--list",
-        "--no-run",
-        "-DskipTests",
-        "--dry-run",
-        "--showConfig",
-        "-N",
-        "--listenvs",
-        "-l",
-        "--init",
-    ]
-)
+_IDLE_TEXT = """
+--help -h --version -V --collect-only --co --fixtures --markers --setup-plan --listTests --list-tests
+-list --list --no-run -DskipTests --dry-run --showConfig -N --listenvs -l --init
+"""
+_IDLE = frozenset(_IDLE_TEXT.split())
 _MAY_BE_MORE = frozenset(("-N", "-l", "-h", "-V", "--list", "-list"))  # mean something else to some programs
 
 # What says that no test was run at all.
