@@ -61,6 +61,8 @@ class Segment(Struct, frozen=True, kw_only=True):
     role: Role
     reason: Reason
     superseded: bool = False
+    malformed: tuple[tuple[int, int], ...] = ()
+    """Where completions with a malformed tool call stand, as ranges of tokens: nothing to imitate."""
 
 
 class Merged(Struct, frozen=True):
@@ -166,10 +168,13 @@ def _segment(chain: list[Node], reason: Reason) -> Segment:
     token_ids = (*(last.prompt_token_ids or ()), *(last.completion_token_ids or ()))
     mask = [0] * len(token_ids)
     logprobs: list[float | None] = [0.0] * len(token_ids)
+    malformed: list[tuple[int, int]] = []
     for node in chain:
         call = node.call
         start = len(call.prompt_token_ids or ())
         count = len(call.completion_token_ids or ())
+        if any(block.is_malformed for block in node.answer or ()):
+            malformed.append((start, start + count))
         known = call.logprobs if call.logprobs is not None and len(call.logprobs) == count else None
         mask[start : start + count] = [1] * count
         logprobs[start : start + count] = [None] * count if known is None else known
@@ -183,6 +188,7 @@ def _segment(chain: list[Node], reason: Reason) -> Segment:
         role=chain[-1].role,
         reason=reason,
         superseded=chain[-1].superseded,
+        malformed=tuple(malformed),
     )
 
 

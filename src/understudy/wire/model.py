@@ -16,7 +16,7 @@ from msgspec import Raw, Struct, field
 
 from understudy.errors import BackendError
 from understudy.types import PolicySpan, Usage
-from understudy.wire.arguments import UNPARSED_INPUT
+from understudy.wire.arguments import UNPARSED_INPUT, parse_object
 from understudy.wire.decoding import canonical
 
 Part = dict[str, Any]
@@ -66,6 +66,14 @@ class Block(Struct, frozen=True, gc=False):
             value = None
         inputs = cast(dict[str, Any], value) if isinstance(value, dict) else {}
         return {} if UNPARSED_INPUT in inputs else inputs
+
+    @property
+    def is_malformed(self) -> bool:
+        """Whether this is a tool call whose arguments are no JSON object: no tool could be run with them."""
+        if self.kind != "tool_use":
+            return False
+        arguments = parse_object(self.arguments)
+        return arguments is None or UNPARSED_INPUT in arguments
 
     @property
     def fingerprint(self) -> str:

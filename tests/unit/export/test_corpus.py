@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from understudy.errors import ConfigError
 from understudy.export.corpus import Corpus, Selection
 from understudy.export.examples import Example, desirable, trace_examples
-from understudy.export.formats.trl import trained_ranges
+from understudy.export.formats.trl import token_row, trained_ranges
 from understudy.export.matching import arguments_of, place, textual
 from understudy.export.splits import split
 from understudy.ingest.trace import RequestShape, TraceOutcome, TurnSignals, expand, tool_call
@@ -228,6 +228,23 @@ def test_a_broken_call_of_a_rollout_is_read_and_not_learned(tmp_path: Path):
         assert example.trained == (len(example.messages) - 1,)
         (turn,) = corpus.examples("turn")
         assert turn.messages[-1]["content"] == "Done."
+
+
+def test_the_tokens_of_a_broken_call_are_not_learned(tmp_path: Path):
+    broken = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {UNPARSED_INPUT: {"raw": '{"c', "len": 3}}}
+    session = Session("a1")
+    ask = user(text("Mend it."))
+    session.ask([ask], [broken], prompt=[1, 2], completion=[3, 4])
+    answered = [ask, assistant(broken), user(tool_result("t1", "no"))]
+    session.ask(answered, [text("Done.")], prompt=[1, 2, 3, 4, 5], completion=[6])
+    with Store.open(tmp_path) as store:
+        put_attempt(store, session.calls)
+        corpus = Corpus(store, Selection(origins=("rollouts",)))
+        ((graded, sample),) = corpus.samples()
+        assert sample.segment.loss_mask == (0, 0, 1, 1, 0, 1)  # what learns from rewards learns all of them
+        row = token_row(graded, sample)
+        assert row["assistant_masks"] == [0, 0, 0, 0, 0, 1]
+        assert row["labels"] == [-100, -100, -100, -100, -100, 6]
 
 
 def test_a_model_is_shown_its_calls_as_it_wrote_them(tmp_path: Path):

@@ -13,7 +13,7 @@ from understudy.export.base import Exported, Report, Traits, exporter, silent
 from understudy.export.corpus import Corpus, Unit
 from understudy.export.examples import Example
 from understudy.export.files import Writing
-from understudy.export.matching import arguments_of, textual
+from understudy.export.matching import INVALID_CALLS, arguments_of, textual
 from understudy.export.parquet import Parquet
 from understudy.ingest.trace import Message
 from understudy.preference.base import Pair
@@ -70,8 +70,9 @@ _SFT_ABOUT: dict[SftForm, str] = {
 }
 _TOKENS_ABOUT = (
     "Each row is a token sequence of one or more calls of a rollout, exactly as its tokens were sent and "
-    "sampled. `assistant_masks` is 1 on the sampled tokens, `labels` are those tokens and -100 elsewhere; TRL "
-    "takes the rows as they are. `logprobs` are those of the policy that sampled: 0 off the mask, null where the"
+    "sampled. `assistant_masks` is 1 on the sampled tokens, but for answers with a malformed tool call, which are "
+    "nothing to imitate; `labels` are the tokens where it is 1 and -100 elsewhere. TRL takes the rows as they "
+    "are. `logprobs` are those of the policy that sampled: 0 off the mask, null where the"
     " backend gave none. `policy_version` is the one that all of a row's calls share, `policy_versions` are "
     "those of its `call_ids`; `reward` is the whole rollout's; `reason` says why the sequence begins where it "
     "does. Use the tokenizer of the model that sampled."
@@ -139,7 +140,13 @@ def export_tokens(corpus: Corpus, output: Path, *, report: Report = silent) -> E
     """
     with _writing(corpus, output, "trl-tokens", TOKEN_COLUMNS, report) as writing:
         for graded, sample in corpus.samples():
-            writing.add(graded.rollout.task_id, token_row(graded, sample))
+            row = token_row(graded, sample)
+            if any(row["assistant_masks"]):
+                writing.add(graded.rollout.task_id, row)
+            else:
+                told = corpus.told(graded)
+                corpus.tally.count("rollout", told.source, told.licence, None, -1)
+                corpus.tally.left_out[INVALID_CALLS] += 1
         return writing.finish(_TOKENS_ABOUT, _load("SFT"))
 
 
@@ -196,11 +203,14 @@ def sft_rows(example: Example, form: SftForm) -> Iterator[dict[str, Any]]:
 def token_row(graded: Graded, sample: Sample) -> dict[str, Any]:
     """A sample as a row of `TOKEN_COLUMNS`."""
     segment = sample.segment
-    tokens = zip(segment.token_ids, segment.loss_mask, strict=True)
+    mask = list(segment.loss_mask)
+    for start, end in segment.malformed:
+        mask[start:end] = [0] * (end - start)
+    tokens = zip(segment.token_ids, mask, strict=True)
     return {
         "input_ids": list(segment.token_ids),
         "labels": [token if trained else IGNORED for token, trained in tokens],
-        "assistant_masks": list(segment.loss_mask),
+        "assistant_masks": mask,
         "logprobs": list(segment.logprobs),
         "reward": sample.reward,
         "policy_version": sample.policy_version,
