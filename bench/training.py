@@ -35,7 +35,7 @@ from msgspec import Struct
 from understudy.model.scripted.tokenizer import shipped
 from understudy.train.algorithms.forward import behaviours, masks, micro_batches, token_logprobs
 from understudy.train.algorithms.losses import policy_loss, tokens_of_rollouts
-from understudy.train.data.groups import Sequence
+from understudy.train.data.groups import TokenSequence
 from understudy.train.options import GRPOOptions
 from understudy.trajectory.samples import samples
 from understudy.trajectory.tree import build
@@ -54,8 +54,8 @@ WORDS = (
 class Sampled(Struct):
     """A rollout's calls one by one, and merged."""
 
-    calls: list[Sequence]
-    merged: list[Sequence]
+    calls: list[TokenSequence]
+    merged: list[TokenSequence]
 
 
 def prose(dice: random.Random, count: int) -> str:
@@ -92,7 +92,7 @@ def rollout(number: int, turns: int, compaction: bool) -> Sampled:
         messages = [*messages, said, user(tool_result(id, seen))]
         prompt = prompt + answer + tuple(tokenizer.encode("\n")) + turn("user", seen) + opening
     calls = [
-        Sequence(
+        TokenSequence(
             token_ids=(*(call.prompt_token_ids or ()), *(call.completion_token_ids or ())),
             loss_mask=(0,) * len(call.prompt_token_ids or ()) + (1,) * len(call.completion_token_ids or ()),
             logprobs=(0.0,) * len(call.prompt_token_ids or ()) + (call.logprobs or ()),
@@ -100,7 +100,7 @@ def rollout(number: int, turns: int, compaction: bool) -> Sampled:
         for call in session.calls
     ]
     merged = [
-        Sequence(
+        TokenSequence(
             token_ids=tuple(one.segment.token_ids),
             loss_mask=tuple(one.segment.loss_mask),
             logprobs=tuple(logprob or 0.0 for logprob in one.segment.logprobs),
@@ -110,7 +110,7 @@ def rollout(number: int, turns: int, compaction: bool) -> Sampled:
     return Sampled(calls, merged)
 
 
-def alone(model: Any, rows: list[Sequence]) -> torch.Tensor:
+def alone(model: Any, rows: list[TokenSequence]) -> torch.Tensor:
     """The logprobs of sampled tokens by a plain padded batch."""
     width = max(len(row.token_ids) for row in rows)
     tokens = torch.tensor([[*row.token_ids, *[0] * (width - len(row.token_ids))] for row in rows])
@@ -121,7 +121,7 @@ def alone(model: Any, rows: list[Sequence]) -> torch.Tensor:
     return torch.zeros(mask.shape).masked_scatter(mask, found)
 
 
-def by_length(sequences: list[Sequence], tokens: int) -> list[list[int]]:
+def by_length(sequences: list[TokenSequence], tokens: int) -> list[list[int]]:
     batches: list[list[int]] = []
     for index in sorted(range(len(sequences)), key=lambda one: -len(sequences[one].token_ids)):
         if not batches or (len(batches[-1]) + 1) * len(sequences[batches[-1][0]].token_ids) > tokens:
@@ -132,9 +132,9 @@ def by_length(sequences: list[Sequence], tokens: int) -> list[list[int]]:
 
 def step(
     model: Any,
-    rollouts: list[list[Sequence]],
-    batches: Callable[[list[Sequence], int], list[list[int]]],
-    logprobs: Callable[[Any, list[Sequence]], torch.Tensor],
+    rollouts: list[list[TokenSequence]],
+    batches: Callable[[list[TokenSequence], int], list[list[int]]],
+    logprobs: Callable[[Any, list[TokenSequence]], torch.Tensor],
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """The gradient of a GRPO step, and what it took."""
     options = GRPOOptions()

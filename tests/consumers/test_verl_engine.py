@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from understudy.errors import ConfigError
-from understudy.train.data.groups import Group, Sequence, TrainingRollout
+from understudy.train.data.groups import RolloutGroup, TokenSequence, TrainingRollout
 from understudy.train.engines import verl
 
 from support.tiny_model import write_tokenizer
@@ -26,10 +26,10 @@ PYTHON = os.environ.get("UNDERSTUDY_VERL_PYTHON", "")
 needs_it = pytest.mark.skipif(not PYTHON, reason="UNDERSTUDY_VERL_PYTHON names no python with verl")
 
 
-def sequence(mask: str, *, start: int = 10, logprobs: bool = True) -> Sequence:
+def sequence(mask: str, *, start: int = 10, logprobs: bool = True) -> TokenSequence:
     ones = tuple(int(each) for each in mask)
     told = tuple(-0.25 * one for one in ones) if logprobs else None
-    return Sequence(token_ids=tuple(range(start, start + len(mask))), loss_mask=ones, logprobs=told)
+    return TokenSequence(token_ids=tuple(range(start, start + len(mask))), loss_mask=ones, logprobs=told)
 
 
 def rollout(name: str, reward: float, *masks: str, logprobs: bool = True) -> TrainingRollout:
@@ -37,11 +37,11 @@ def rollout(name: str, reward: float, *masks: str, logprobs: bool = True) -> Tra
     return TrainingRollout(rollout_id=name, task_id="task_a", reward=reward, sequences=sequences)
 
 
-GROUP = Group(
+GROUP = RolloutGroup(
     task_id="task_a",
     rollouts=(rollout("r0", 1.0, "0011011", "001", "0001"), rollout("r1", 0.0, "01"), rollout("r2", 0.0, "0101")),
 )
-LENGTHS = verl.Lengths(4, 6)
+LENGTHS = verl.VerlLengths(4, 6)
 
 
 def test_a_sequence_is_divided_at_its_first_sampled_token():
@@ -53,9 +53,9 @@ def test_a_sequence_is_divided_at_its_first_sampled_token():
 
 def test_what_does_not_fit_is_left_out_and_counted():
     left_out = Counter[str]()
-    (kept,) = verl.rows(rollout("r", 1.0, "0011", "00001", "01111111"), verl.Lengths(2, 6), left_out)
+    (kept,) = verl.rows(rollout("r", 1.0, "0011", "00001", "01111111"), verl.VerlLengths(2, 6), left_out)
     assert kept.prompt == [10, 11] and left_out == {verl.TOO_LONG: 2}
-    assert verl.rows(rollout("r", 1.0, "0001"), verl.Lengths(2, 6), left_out) == []
+    assert verl.rows(rollout("r", 1.0, "0001"), verl.VerlLengths(2, 6), left_out) == []
     assert left_out[verl.NOTHING_LEFT] == 1
 
 

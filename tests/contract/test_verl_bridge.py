@@ -11,24 +11,24 @@ import pytest
 from understudy.errors import BackendError
 from understudy.gateway.backends.http import HttpClient
 from understudy.gateway.exact.token_servers import VLLMTokens
-from understudy.train.engines.verl_bridge import Answer, Bridge, Session
+from understudy.train.engines.verl_bridge import Bridge, BridgeResponse, BridgeSession
 from understudy.types import PolicySpan
 
 
 class Sampler:
     """Says what is scripted; keeps what it was asked."""
 
-    def __init__(self, *script: Answer) -> None:
+    def __init__(self, *script: BridgeResponse) -> None:
         self.script = list(script)
         self.seen: list[tuple[Sequence[int], dict[str, Any]]] = []
 
-    async def __call__(self, prompt: list[int], sampling: dict[str, Any]) -> Answer:
+    async def __call__(self, prompt: list[int], sampling: dict[str, Any]) -> BridgeResponse:
         self.seen.append((prompt, sampling))
         return self.script.pop(0)
 
 
 @asynccontextmanager
-async def asked(sampler: Sampler, context: int = 100) -> AsyncGenerator[tuple[VLLMTokens, Bridge, Session]]:
+async def asked(sampler: Sampler, context: int = 100) -> AsyncGenerator[tuple[VLLMTokens, Bridge, BridgeSession]]:
     async with Bridge("m", context) as bridge:
         session = bridge.open(sampler, {"temperature": 0.7, "top_k": -1})
         client = HttpClient(session.url, resend=False)
@@ -40,7 +40,8 @@ async def asked(sampler: Sampler, context: int = 100) -> AsyncGenerator[tuple[VL
 
 async def test_ids_logprobs_and_the_weights_come_through():
     sampler = Sampler(
-        Answer(ids=[5, 6], logprobs=[-0.5, 1e-9], step=7), Answer(ids=[5], logprobs=None, stopped=False, step=8)
+        BridgeResponse(ids=[5, 6], logprobs=[-0.5, 1e-9], step=7),
+        BridgeResponse(ids=[5], logprobs=None, stopped=False, step=8),
     )
     async with asked(sampler) as (server, _, session):
         assert await server.client.models(f"{server.client.base}/models") == ["m"]
@@ -56,7 +57,7 @@ async def test_ids_logprobs_and_the_weights_come_through():
 
 
 async def test_what_does_not_fit_what_was_aborted_and_who_is_not_known():
-    sampler = Sampler(Answer(ids=[], logprobs=None, aborted=True))
+    sampler = Sampler(BridgeResponse(ids=[], logprobs=None, aborted=True))
     async with asked(sampler, context=4) as (server, bridge, session):
         with pytest.raises(BackendError, match="maximum context length is 4 tokens") as refused:
             await server.generate([1, 2, 3, 4], {}, None)

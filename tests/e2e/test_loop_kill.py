@@ -19,7 +19,7 @@ import pytest
 from msgspec.structs import replace
 
 from understudy.store.store import Store
-from understudy.train.data.groups import Group, Sequence, TrainingRollout
+from understudy.train.data.groups import RolloutGroup, TokenSequence, TrainingRollout
 from understudy.train.data.load import read_groups
 from understudy.train.loop.runtime import LoopSummary
 from understudy.train.loop.state import LoopDirectory, LoopState, StepState
@@ -215,11 +215,11 @@ def command(order: Order, model: Path, root: Path) -> list[str | Path]:
     ]
 
 
-def rounded(path: Path) -> tuple[list[Group], list[float]]:
+def rounded(path: Path) -> tuple[list[RolloutGroup], list[float]]:
     """The groups in a file without their logprobs, and these."""
     groups, logprobs = read_groups(path), list[float]()
 
-    def bare(sequence: Sequence) -> Sequence:
+    def bare(sequence: TokenSequence) -> TokenSequence:
         logprobs.extend(sequence.logprobs or ())
         return replace(sequence, logprobs=None)
 

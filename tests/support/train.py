@@ -12,7 +12,7 @@ import tokenizers
 from msgspec import structs
 
 from understudy.store import Store
-from understudy.train.data.groups import Group, Sequence, TrainingRollout
+from understudy.train.data.groups import RolloutGroup, TokenSequence, TrainingRollout
 from understudy.types import Verdict
 
 from support import calc_task
@@ -64,9 +64,9 @@ def put_training_run(
 
 def make_groups(
     *, groups: int = 3, rollouts: int = 4, sequences: int = 2, prompt: int = 20, answer: int = 12
-) -> list[Group]:
+) -> list[RolloutGroup]:
     """Groups of rollouts of several sequences, tokens a function of where they are; rewards 0 and 1 in turn."""
-    made: list[Group] = []
+    made: list[RolloutGroup] = []
     for task in range(groups):
         members: list[TrainingRollout] = []
         for number in range(rollouts):
@@ -79,14 +79,14 @@ def make_groups(
                     sequences=tuple(parts),
                 )
             )
-        made.append(Group(task_id=f"t{task}", rollouts=tuple(members)))
+        made.append(RolloutGroup(task_id=f"t{task}", rollouts=tuple(members)))
     return made
 
 
-def _made(task: int, number: int, part: int, prompt: int, answer: int) -> Sequence:
+def _made(task: int, number: int, part: int, prompt: int, answer: int) -> TokenSequence:
     length = answer + number + 3 * part
     sampled = [(task * 31 + number * 17 + part * 7 + place * place) % 200 for place in range(length)]
-    return Sequence(
+    return TokenSequence(
         token_ids=(*[7 + place % 50 for place in range(prompt)], *sampled),
         loss_mask=(*[0] * prompt, *[1] * length),
         logprobs=(*[0.0] * prompt, *[-4.0 - 0.01 * place for place in range(length)]),

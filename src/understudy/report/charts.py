@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from understudy.report import formatting
-from understudy.report.figures import Figures, Point
+from understudy.report.figures import Point, ReportFigures
 from understudy.train.loop.state import step_number
 from understudy.util.statistics import ConfidenceInterval, MeanEstimate
 
@@ -76,7 +76,7 @@ class ForestChart(Struct, frozen=True, kw_only=True):
     bars: Sequence[Bar]
 
 
-def loop_charts(figures: Figures) -> list[LineChart]:
+def loop_charts(figures: ReportFigures) -> list[LineChart]:
     """Solve rate, reward, tokens and turns over the steps of a loop; none of anything else."""
     if figures.kind != "loop":
         return []
@@ -100,7 +100,7 @@ def loop_charts(figures: Figures) -> list[LineChart]:
     return [chart for chart in charts if chart.series]
 
 
-def training_charts(figures: Figures) -> list[LineChart]:
+def training_charts(figures: ReportFigures) -> list[LineChart]:
     """A chart for each number that the trainer reported: well-known ones first, others where they change."""
     values: dict[str, set[float]] = {}
     for step in figures.training:
@@ -125,7 +125,7 @@ def training_charts(figures: Figures) -> list[LineChart]:
     return charts
 
 
-def runs_chart(figures: Figures) -> ForestChart:
+def runs_chart(figures: ReportFigures) -> ForestChart:
     """The solve rates of all points, the last of them as the main one."""
     rated = [(point.label, point.solve_rate) for point in figures.points if point.solve_rate is not None]
     bars = [
@@ -136,7 +136,7 @@ def runs_chart(figures: Figures) -> ForestChart:
 
 
 def _over_steps(
-    figures: Figures,
+    figures: ReportFigures,
     name: str,
     title: str,
     *,

@@ -1,4 +1,4 @@
-"""What a report tells, as plain numbers: every page, picture and plot is made of one `Figures`."""
+"""What a report tells, as plain numbers: every page, picture and plot is made of one `ReportFigures`."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Headline(Struct, frozen=True, kw_only=True):
     strict: RateDifference
 
 
-class Figures(Struct, frozen=True, kw_only=True):
+class ReportFigures(Struct, frozen=True, kw_only=True):
     """A report in numbers.
 
     `points` are what is compared: the evaluations of a loop, or the runs that were given; `collected` are a

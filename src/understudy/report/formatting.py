@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from understudy.report.comparison import MIN_TASKS, SIGNIFICANT
-from understudy.report.figures import Figures, Headline, Point
+from understudy.report.figures import Headline, Point, ReportFigures
 from understudy.util.statistics import ConfidenceInterval
 
 NOTHING = "–"
@@ -72,7 +72,7 @@ def interval_bounds(interval: ConfidenceInterval) -> str:
     return f"{_hundredth(interval.low)}–{_hundredth(interval.high)}"
 
 
-def judged(figures: Figures) -> tuple[str, str]:
+def describe_judgement(figures: ReportFigures) -> tuple[str, str]:
     """How it went in a few words, and a class for colours: better, worse or open."""
     headline = figures.headline
     if headline is None:
@@ -93,7 +93,7 @@ def judged(figures: Figures) -> tuple[str, str]:
     return ("Worse, beyond chance", "worse")
 
 
-def sentence(figures: Figures) -> str:
+def sentence(figures: ReportFigures) -> str:
     """What the judgement rests on."""
     headline = figures.headline
     if headline is None:
@@ -130,7 +130,7 @@ def reasons(headline: Headline) -> list[tuple[bool, str]]:
     return lines
 
 
-def state(point: Point) -> str:
+def point_problems(point: Point) -> str:
     """What is not as it should be of a point, in words; empty where all is."""
     counts = [
         (point.pending, "pending"),
@@ -142,7 +142,7 @@ def state(point: Point) -> str:
     return ", ".join(parts if point.from_store else [*parts, "as the loop says: its store is gone"])
 
 
-def _alone(figures: Figures) -> str:
+def _alone(figures: ReportFigures) -> str:
     last = next((point for point in reversed(figures.points) if point.solve_rate), None)
     if last is None or last.solve_rate is None:
         if figures.kind == "training":

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from understudy import __version__
 from understudy.report import formatting
 from understudy.report.charts import Bar, ForestChart, LineChart, loop_charts, runs_chart, training_charts
-from understudy.report.figures import Figures, TaskRow
+from understudy.report.figures import ReportFigures, TaskRow
 from understudy.report.runs import gain
 from understudy.report.svg import forest_chart, line_chart, strip, text
 
@@ -29,9 +29,9 @@ _HOW = (
 )
 
 
-def page(figures: Figures) -> str:
+def page(figures: ReportFigures) -> str:
     """The whole document."""
-    verdict, mood = formatting.judged(figures)
+    verdict, mood = formatting.describe_judgement(figures)
     title = text(f"{figures.title}: {verdict}")
     parts = [
         _OPENING.replace("{title}", title),
@@ -56,7 +56,7 @@ def page(figures: Figures) -> str:
     return "".join(parts)
 
 
-def _head(figures: Figures) -> str:
+def _head(figures: ReportFigures) -> str:
     kinds = {"loop": "Training loop", "run": "Run", "runs": "Runs compared", "training": "Training"}
     return (
         f'<header><p class="eyebrow">{kinds[figures.kind]}</p><h1>{text(figures.title)}</h1>'
@@ -64,7 +64,7 @@ def _head(figures: Figures) -> str:
     )
 
 
-def _verdict(figures: Figures, verdict: str, mood: str) -> str:
+def _verdict(figures: ReportFigures, verdict: str, mood: str) -> str:
     headline = figures.headline
     big = body = ""
     if headline is not None:
@@ -96,7 +96,7 @@ def _forest(chart: ForestChart) -> str:
     return f'<div class="beside">{forest_chart(chart)}</div>'
 
 
-def _totals(figures: Figures) -> str:
+def _totals(figures: ReportFigures) -> str:
     every = [*figures.points, *figures.collected]
     if not every:
         return ""
@@ -146,7 +146,7 @@ def _grid(charts: Sequence[LineChart], *, small: bool = False) -> str:
     return f'<div class="grid{" small" if small else ""}">{"".join(cards)}</div>'
 
 
-def _skipped(figures: Figures) -> str:
+def _skipped(figures: ReportFigures) -> str:
     counted: dict[str, float] = {}
     for step in figures.training:
         for reason, count in step.skipped.items():
@@ -155,7 +155,7 @@ def _skipped(figures: Figures) -> str:
     return "" if not rows else "<h3>Skipped in training</h3>" + _table(("why", "how many"), rows)
 
 
-def _points(figures: Figures) -> str:
+def _points(figures: ReportFigures) -> str:
     head = ("", "policy", "solved", "rate [95 %]", "mean reward", "turns", "sampled tokens", "time", "")
     # Fewer than three are beside the judgement already.
     chart = _forest(runs_chart(figures)) if figures.kind == "runs" and len(figures.points) > 2 else ""
@@ -171,7 +171,7 @@ def _points(figures: Figures) -> str:
                 formatting.number(point.turns.estimate if point.turns else None),
                 formatting.number(point.sampled.estimate if point.sampled else None),
                 formatting.duration(point.seconds.estimate if point.seconds else None),
-                text(formatting.state(point)),
+                text(formatting.point_problems(point)),
             )
             for point in every
         ]
@@ -180,7 +180,7 @@ def _points(figures: Figures) -> str:
     return chart + "".join(tables)
 
 
-def _tasks(figures: Figures) -> str:
+def _tasks(figures: ReportFigures) -> str:
     if not figures.tasks:
         return ""
     rows = figures.tasks
@@ -215,7 +215,7 @@ def _task(row: TaskRow, several: bool) -> tuple[str, ...]:
     return (name, _of(row.tried[0]), _of(row.tried[-1]), shown, strip(row.tried), turns)
 
 
-def _unsolved(figures: Figures) -> str:
+def _unsolved(figures: ReportFigures) -> str:
     most = max(figures.unsolved.values(), default=0)
     rows = [
         (f"<code>{text(reason[:_LONG])}</code>", _measure(count / most), formatting.number(count))
@@ -225,7 +225,7 @@ def _unsolved(figures: Figures) -> str:
     return f'<p class="told">{text(where)}</p>' + _table(("why", "", "rollouts"), rows) if rows else ""
 
 
-def _failures(figures: Figures) -> str:
+def _failures(figures: ReportFigures) -> str:
     if not figures.boundaries:
         return '<p class="told">None: no attempt met a fault.</p>' if figures.points or figures.collected else ""
     most = max(row.attempts for row in figures.boundaries)
@@ -242,7 +242,7 @@ def _failures(figures: Figures) -> str:
     return _table(("boundary", "", "attempts", "rollouts given up", "most often"), rows)
 
 
-def _versions(figures: Figures) -> str:
+def _versions(figures: ReportFigures) -> str:
     rows = [
         (
             f"<code>{text(row.version or 'not known')}</code>",
@@ -258,7 +258,7 @@ def _versions(figures: Figures) -> str:
     return _table(head, rows) if rows else ""
 
 
-def _notes(figures: Figures) -> str:
+def _notes(figures: ReportFigures) -> str:
     return (
         "<ul>" + "".join(f"<li>{text(note[:2000])}</li>" for note in figures.notes) + "</ul>"
         if figures.notes
@@ -266,7 +266,7 @@ def _notes(figures: Figures) -> str:
     )
 
 
-def _about(figures: Figures) -> str:
+def _about(figures: ReportFigures) -> str:
     rows = [(text(name), f"<code>{text(value[:_LONG])}</code>") for name, value in figures.about.items()]
     return _table(("", ""), rows, "about") if rows else ""
 

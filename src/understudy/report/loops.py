@@ -13,7 +13,7 @@ from understudy.errors import StoreError
 from understudy.report.comparison import TaskCounts, rate
 from understudy.report.figures import Point, TrainingStep
 from understudy.report.metrics import read_steps
-from understudy.report.runs import RunFigures, gather
+from understudy.report.runs import RunFigures, read_run_figures
 from understudy.train.loop.state import Evaluation, LoopConfig, LoopDirectory, LoopState, StepState, read
 from understudy.train.metrics import FILE
 from understudy.util.statistics import wilson
@@ -25,7 +25,7 @@ _SHOWN = (
 """What of a loop's configuration is shown as it is; of its manner and its trainer, all plain values."""
 
 
-class Loop(Struct, frozen=True, kw_only=True):
+class LoopFigures(Struct, frozen=True, kw_only=True):
     """What a loop's directory holds: the evaluations and the steps that have ended, and what there is to know.
 
     `points` of steps whose store is gone are in the state's own words; `steps` has what was read of the others.
@@ -44,7 +44,7 @@ def is_loop(directory: Path) -> bool:
     return (directory / "loop.json").exists() or (directory / "state.json").exists()
 
 
-def read_loop(root: Path) -> Loop:
+def read_loop(root: Path) -> LoopFigures:
     """What a loop did so far. Raises StoreError for a state that cannot be read."""
     directory = LoopDirectory(root)
     config = read(root / "loop.json", LoopConfig)
@@ -71,7 +71,7 @@ def read_loop(root: Path) -> Loop:
         notes.append(f"{state.done} of {config.steps} steps are over: the loop goes on, or was stopped")
     if state.refused:
         notes.append(f"{len(state.refused)} tasks were refused: {', '.join(list(state.refused)[:5])}")
-    return Loop(
+    return LoopFigures(
         about=_about(config) if config else {},
         evaluations=tuple(evaluations),
         points=tuple(points),
@@ -134,7 +134,7 @@ def _step(directory: LoopDirectory, state: StepState, notes: list[str]) -> RunFi
 
 def _read(path: Path, label: str, step: int, version: str, name: str, notes: list[str]) -> RunFigures | None:
     try:
-        figures = gather(path, label, step=step, version=version)
+        figures = read_run_figures(path, label, step=step, version=version)
     except StoreError as error:
         notes.append(f"{name}: shown is what the loop's state says, for its store cannot be read: {error}")
         return None
@@ -147,7 +147,7 @@ def _unfinished(path: Path, name: str) -> list[str]:
     if not (path / "store.db").is_file():
         return []
     try:
-        point = gather(path, name).point
+        point = read_run_figures(path, name).point
     except StoreError as error:
         return [f"{name}: {error}"]
     return [

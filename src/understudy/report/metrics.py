@@ -21,7 +21,7 @@ _COUNTS = frozenset({"tokens", "groups", "rollouts", "sequences", "collected", "
 """What is meant also where a step changed nothing; of such a step the other numbers are no measurements."""
 
 
-class _Told(Struct):
+class _MetricsLine(Struct):
     step: Annotated[int, Meta(ge=0, lt=1 << 53)]
     version: str | None = None
     updated: bool = True
@@ -52,7 +52,7 @@ def read_steps(file: Path) -> tuple[tuple[TrainingStep, ...], tuple[str, ...]]:
     for line in filter(None, lines[:-1]):
         try:
             row: Any = json.loads(line)  # which takes NaN, unlike msgspec
-            metrics = msgspec.convert(row, _Told)
+            metrics = msgspec.convert(row, _MetricsLine)
         except (ValueError, RecursionError):
             lost += 1
             continue

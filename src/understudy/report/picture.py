@@ -9,7 +9,7 @@ from typing import Any
 from understudy.errors import ConfigError
 from understudy.report import formatting
 from understudy.report.charts import ForestChart, LineChart, loop_charts, runs_chart, training_charts
-from understudy.report.figures import Figures
+from understudy.report.figures import ReportFigures
 from understudy.util.atomic import atomic_path
 from understudy.util.text import visible
 
@@ -18,7 +18,7 @@ _MAIN, _SIDE, _SOFT, _LINE = "#2559c9", "#b07a1e", "#666b73", "#e3e1da"
 _MAX_BARS = 24
 
 
-def draw(figures: Figures, path: Path) -> None:
+def draw(figures: ReportFigures, path: Path) -> None:
     """Write a PNG: the judgement, the solve rates with their intervals, and what goes with them.
 
     Raises ConfigError where matplotlib is missing or the file cannot be written.
@@ -32,7 +32,7 @@ def draw(figures: Figures, path: Path) -> None:
     tall = 7.6 if small else 5.2
     drawn: Any = Figure(figsize=(11.0, tall), dpi=140, facecolor="white")
     FigureCanvasAgg(drawn)
-    verdict, mood = formatting.judged(figures)
+    verdict, mood = formatting.describe_judgement(figures)
     grid = drawn.add_gridspec(
         2 if small else 1,
         max(1, len(small)),
@@ -66,7 +66,7 @@ def draw(figures: Figures, path: Path) -> None:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def _chosen(figures: Figures) -> tuple[LineChart | ForestChart, list[LineChart]]:
+def _chosen(figures: ReportFigures) -> tuple[LineChart | ForestChart, list[LineChart]]:
     """The large chart, and up to three small ones below it."""
     charts = {chart.name: chart for chart in (*training_charts(figures), *loop_charts(figures))}
     if figures.kind == "loop":
@@ -130,7 +130,7 @@ def _forest(axes: Any, chart: ForestChart) -> None:
     axes.set_position([0.2, box.y0, 0.62, box.height])
 
 
-def _under(figures: Figures) -> list[str]:
+def _under(figures: ReportFigures) -> list[str]:
     """The title, and what speaks for the judgement, in up to two lines."""
     reasons = [line for _, line in formatting.reasons(figures.headline)] if figures.headline else []
     return ["  ·  ".join(line) for line in ([figures.title[:80], *reasons[:2]], reasons[2:]) if line]

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from understudy.errors import ConfigError
-from understudy.report.figures import Figures, Point
+from understudy.report.figures import Point, ReportFigures
 from understudy.report.loops import is_loop, read_loop
 from understudy.report.metrics import metrics_file, read_steps
 from understudy.report.runs import (
     boundary_rows,
-    gather,
     headline,
+    read_run_figures,
     task_rows,
     unsolved_reasons,
     version_rows,
 )
 
 
-def read(directories: Sequence[Path], labels: Sequence[str] = ()) -> Figures:
+def read(directories: Sequence[Path], labels: Sequence[str] = ()) -> ReportFigures:
     """The figures of a run, of a loop, or of several runs beside each other, in the order given.
 
     A directory that has nothing but a trainer's metrics gives those. `labels` are names of the runs, else they
@@ -51,11 +51,11 @@ def read(directories: Sequence[Path], labels: Sequence[str] = ()) -> Figures:
     )
 
 
-def _of_runs(directories: Sequence[Path], names: Sequence[str]) -> Figures:
-    runs = [gather(directory, name) for directory, name in zip(directories, names, strict=True)]
+def _of_runs(directories: Sequence[Path], names: Sequence[str]) -> ReportFigures:
+    runs = [read_run_figures(directory, name) for directory, name in zip(directories, names, strict=True)]
     several = len(runs) > 1
     notes = tuple(note for one in runs for note in one.notes)
-    return Figures(
+    return ReportFigures(
         title=f"{names[0]} → {names[-1]}" if several else names[0],
         kind="runs" if several else "run",
         directory=str(directories[-1]),
@@ -71,11 +71,11 @@ def _of_runs(directories: Sequence[Path], names: Sequence[str]) -> Figures:
     )
 
 
-def _of_loop(directory: Path) -> Figures:
+def _of_loop(directory: Path) -> ReportFigures:
     loop = read_loop(directory)
     evaluated = loop.evaluations
     everything = [*evaluated, *loop.steps]
-    return Figures(
+    return ReportFigures(
         title=directory.resolve().name,
         kind="loop",
         directory=str(directory),
@@ -93,9 +93,9 @@ def _of_loop(directory: Path) -> Figures:
     )
 
 
-def _of_trainer(directory: Path, metrics: Path) -> Figures:
+def _of_trainer(directory: Path, metrics: Path) -> ReportFigures:
     training, notes = read_steps(metrics)
-    return Figures(
+    return ReportFigures(
         title=directory.resolve().name,
         kind="training",
         directory=str(directory),

@@ -39,7 +39,9 @@ class RunFigures(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def gather(directory: Path, label: str, *, step: int | None = None, version: str | None = None) -> RunFigures:
+def read_run_figures(
+    directory: Path, label: str, *, step: int | None = None, version: str | None = None
+) -> RunFigures:
     """The newest run of the store in `directory`. Raises StoreError where there is no store that can be read.
 
     A store without a run gives a point without rollouts.

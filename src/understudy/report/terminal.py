@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from understudy.report import formatting
-from understudy.report.figures import Figures, Point
+from understudy.report.figures import Point, ReportFigures
 from understudy.report.runs import gain
 from understudy.util.text import visible
 
@@ -19,9 +19,9 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 _PLOT = 40
 
 
-def terminal(figures: Figures, *, width: int = _PLOT) -> RenderableType:
+def terminal(figures: ReportFigures, *, width: int = _PLOT) -> RenderableType:
     """What rich prints; nothing in it is markup, and nothing steers the terminal. `width` is the plot's own."""
-    verdict, mood = formatting.judged(figures)
+    verdict, mood = formatting.describe_judgement(figures)
     parts: list[RenderableType] = [
         Text(_plain(figures.title), style="bold"),
         Text(_plain(verdict), style=_MOODS[mood]),
@@ -91,7 +91,7 @@ def spark(values: Sequence[float], most: int = 60) -> str:
     return "".join(_SPARKS[round((value - low) / (high - low) * (len(_SPARKS) - 1))] for value in shown)
 
 
-def _lines(figures: Figures) -> list[Text]:
+def _lines(figures: ReportFigures) -> list[Text]:
     """Sums, what the trainer told, and failures: a line each."""
     every = [*figures.points, *figures.collected]
     lines: list[tuple[str, str]] = []

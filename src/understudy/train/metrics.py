@@ -13,14 +13,14 @@ from typing import Any, Self
 import msgspec
 
 from understudy.errors import ConfigError
-from understudy.train.requirements import need
+from understudy.train.requirements import require_packages
 
 FILE = "metrics.jsonl"
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 _WANTED_BY = {"wandb": ("WANDB_API_KEY", "WANDB_MODE"), "mlflow": ("MLFLOW_TRACKING_URI",)}
 
 
-def chosen(choice: str) -> tuple[str, ...]:
+def parse_trackers(choice: str) -> tuple[str, ...]:
     """The trackers that a person's word means: "auto", "none", or names with commas between them.
 
     auto: TensorBoard where it is installed; Weights & Biases and MLflow where they are installed and the
@@ -54,7 +54,7 @@ class Trackers:
 
     def __enter__(self) -> Self:
         if self._names:
-            need("accelerate")
+            require_packages("accelerate")
             from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
             # Not by an Accelerator: a process's first settles device and precision, and that is the trainer's.
@@ -83,7 +83,7 @@ class Trackers:
             tracker.log(numbers, step=step)
 
 
-class Metrics:
+class MetricsWriter:
     """Writes to `metrics.jsonl` in a directory, and to `trackers` through accelerate. To be used as a context.
 
     Steps from `start` on are written anew when training goes on from an earlier point. Raises ConfigError when

@@ -24,7 +24,9 @@ _REMEDY = "choose another --output"
 
 
 @contextmanager
-def claim(output: Path, *, resume: bool, overwrite: bool = False, needed: Iterable[Path] = ()) -> Generator[None]:
+def claim_output(
+    output: Path, *, resume: bool, overwrite: bool = False, needed: Iterable[Path] = ()
+) -> Generator[None]:
     """Make the output directory ready, and keep other trainings out of it while the context lasts.
 
     `needed` is what the training reads: a directory that holds some of it is not overwritten. Raises ConfigError
@@ -116,7 +118,7 @@ def install_model(model: Any, source: Path, output: Path, written: WeightsRecord
     final.rmdir()
 
 
-def finish(directory: Path) -> None:
+def remove_checkpoints(directory: Path) -> None:
     """Remove the checkpoints of a training that ended, and what was half written when it was killed."""
     for path in (directory / CHECKPOINTS, *directory.glob(".*.new"), *directory.glob(".*.old")):
         shutil.rmtree(path, ignore_errors=True)

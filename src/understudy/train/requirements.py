@@ -10,7 +10,7 @@ BASIC = ("torch", "transformers")
 FULL = (*BASIC, "accelerate", "datasets", "peft", "trl")
 
 
-def need(*modules: str) -> None:
+def require_packages(*modules: str) -> None:
     """Raise ConfigError where one of these modules (default: those that training stands on) is not installed."""
     missing = [module for module in modules or BASIC if find_spec(module) is None]
     if missing:

@@ -14,7 +14,7 @@ import msgspec
 
 from understudy.errors import ConfigError
 from understudy.train.options import LoraOptions, TrainOptions
-from understudy.train.requirements import need
+from understudy.train.requirements import require_packages
 from understudy.util.atomic import atomic_path
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def load_model(directory: Path, options: TrainOptions) -> Any:
     Weights that are trained are fp32, whatever they were saved as: small steps would vanish in bf16. Those under
     an adapter keep their type on a GPU. Raises ConfigError when there is no such model.
     """
-    need()
+    require_packages()
     check_model(directory)
     import torch
 
@@ -141,7 +141,7 @@ def check_vocabulary(directory: Path, model: Any) -> None:
         size = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab_size()
     except Exception as error:  # what `tokenizers` raises has no narrower class
         raise ConfigError(f"{directory / 'tokenizer.json'}: makes no sense ({error})") from error
-    rows = rows_of(model)
+    rows = vocabulary_size(model)
     if size > rows:
         raise ConfigError(
             f"{directory}: the tokenizer has {size} tokens and the model embeddings for {rows}; they do not "
@@ -149,12 +149,12 @@ def check_vocabulary(directory: Path, model: Any) -> None:
         )
 
 
-def rows_of(model: Any) -> int:
+def vocabulary_size(model: Any) -> int:
     """How many tokens a model has embeddings for."""
     return int(model.get_input_embeddings().weight.shape[0])
 
 
-def longest(model: Any, options: TrainOptions) -> int:
+def max_sequence_length(model: Any, options: TrainOptions) -> int:
     """How many tokens a sequence may have: what was said, and no more than the model was made for."""
     made_for: int | None = getattr(model.config, "max_position_embeddings", None)
     return min(options.max_tokens, made_for or options.max_tokens)
@@ -289,7 +289,7 @@ def _checkpoint_activations(model: Any) -> None:
 
 
 def _adapted(model: Any, lora: LoraOptions) -> Any:
-    need("torch", "transformers", "peft")
+    require_packages("torch", "transformers", "peft")
     import torch
     from peft import LoraConfig, get_peft_model
 

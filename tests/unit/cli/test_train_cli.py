@@ -12,9 +12,9 @@ pytest.importorskip("torch")
 from understudy.cli.commands.train import refuse_of_exports
 from understudy.cli.options import from_options
 from understudy.errors import ConfigError
-from understudy.train.metrics import Metrics, chosen, read_metrics
+from understudy.train.metrics import MetricsWriter, parse_trackers, read_metrics
 from understudy.train.options import GRPOOptions, LoraOptions, SFTOptions
-from understudy.train.output_dir import claim
+from understudy.train.output_dir import claim_output
 
 from support import understudy
 from support.export import put_rollouts
@@ -132,7 +132,7 @@ def test_an_output_is_not_written_over(tmp_path: Path):
     output = tmp_path / "out"
 
     def claimed(**options: bool) -> None:
-        with claim(output, **({"resume": False} | options)):
+        with claim_output(output, **({"resume": False} | options)):
             pass
 
     claimed()
@@ -157,16 +157,16 @@ def test_an_output_is_not_written_over(tmp_path: Path):
 
 
 def test_two_trainings_do_not_write_to_one_directory(tmp_path: Path):
-    with claim(tmp_path / "out", resume=False):
+    with claim_output(tmp_path / "out", resume=False):
         (tmp_path / "out" / "training" / "metrics.jsonl").touch()
         for options in ({"resume": False}, {"resume": True}, {"resume": False, "overwrite": True}):
             with (
                 pytest.raises(ConfigError, match="another training is writing"),
-                claim(tmp_path / "out", **options),
+                claim_output(tmp_path / "out", **options),
             ):
                 pass
         assert (tmp_path / "out" / "training" / "metrics.jsonl").exists()
-    with claim(tmp_path / "out", resume=True):
+    with claim_output(tmp_path / "out", resume=True):
         pass
 
 
@@ -180,11 +180,11 @@ def test_what_is_learned_from_is_not_overwritten(tmp_path: Path):
         needed = [tmp_path / "run", each]
         with (
             pytest.raises(ConfigError, match="is learned from; choose another"),
-            claim(model, resume=False, overwrite=True, needed=needed),
+            claim_output(model, resume=False, overwrite=True, needed=needed),
         ):
             pass
     assert (model / "config.json").exists()
-    with claim(tmp_path / "other", resume=False, overwrite=True, needed=[model]):
+    with claim_output(tmp_path / "other", resume=False, overwrite=True, needed=[model]):
         pass
 
 
@@ -193,11 +193,11 @@ def test_a_training_killed_while_its_model_was_put_in_place_is_gone_on_with(tmp_
     (output / "training" / "final").mkdir(parents=True)
     (output / "training" / "final" / "config.json").touch()
     (output / "model.safetensors").touch()
-    with pytest.raises(ConfigError, match="--resume"), claim(output, resume=False):
+    with pytest.raises(ConfigError, match="--resume"), claim_output(output, resume=False):
         pass
-    with claim(output, resume=True):
+    with claim_output(output, resume=True):
         assert (output / "model.safetensors").exists()
-    with claim(output, resume=False, overwrite=True):
+    with claim_output(output, resume=False, overwrite=True):
         assert not (output / "model.safetensors").exists() and not (output / "training" / "final").exists()
 
 
@@ -212,12 +212,12 @@ def test_options_that_choose_rollouts_are_refused_of_an_export(tmp_path: Path):
 
 
 def test_metrics_go_on_behind_the_step_that_is_gone_on_from(tmp_path: Path):
-    with Metrics(tmp_path) as metrics:
+    with MetricsWriter(tmp_path) as metrics:
         for step in range(1, 5):
             metrics.write(step, {"loss": float(step), "skipped": {"a b": step}})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')
-    with Metrics(tmp_path, start=3) as metrics:
+    with MetricsWriter(tmp_path, start=3) as metrics:
         metrics.write(3, {"loss": float("nan")})
     found = read_metrics(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in found] == [1, 2, 3] and found[2]["loss"] is None
@@ -225,7 +225,7 @@ def test_metrics_go_on_behind_the_step_that_is_gone_on_from(tmp_path: Path):
 
 def test_tensorboard_gets_the_numbers(tmp_path: Path):
     pytest.importorskip("tensorboard")
-    with Metrics(tmp_path, ("tensorboard",), name="named") as metrics:
+    with MetricsWriter(tmp_path, ("tensorboard",), name="named") as metrics:
         metrics.write(1, {"loss": 0.5, "version": "v1", "skipped": {"why": 2}})
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -239,7 +239,7 @@ def test_trackers_leave_device_and_precision_to_the_trainer(tmp_path: Path):
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state(reset_partial_state=True)
-    with Metrics(tmp_path, ("tensorboard",)) as metrics:
+    with MetricsWriter(tmp_path, ("tensorboard",)) as metrics:
         metrics.write(1, {"loss": 0.5})
         assert AcceleratorState._shared_state == {}
 
@@ -247,5 +247,5 @@ def test_trackers_leave_device_and_precision_to_the_trainer(tmp_path: Path):
 def test_trackers_that_report_elsewhere_are_asked_for(monkeypatch: pytest.MonkeyPatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
-    assert set(chosen("auto")) <= {"tensorboard"}
-    assert chosen("none") == ()
+    assert set(parse_trackers("auto")) <= {"tensorboard"}
+    assert parse_trackers("none") == ()

@@ -13,7 +13,7 @@ transformers: Any = pytest.importorskip("transformers")
 from understudy.model.causal.engine import Engine, Limits, Weights  # noqa: E402
 from understudy.model.causal.sampling import Drawing  # noqa: E402
 from understudy.train.algorithms.forward import behaviours, masks, micro_batches, token_logprobs  # noqa: E402
-from understudy.train.data.groups import Sequence  # noqa: E402
+from understudy.train.data.groups import TokenSequence  # noqa: E402
 
 from support.causal import ask, done, prompts  # noqa: E402
 
@@ -37,11 +37,11 @@ def test_the_trainers_logprobs_are_the_servers(
     finally:
         engine.close()
     assert all(outcome.cached for outcome in said_then)
-    sequences: list[Sequence] = []
+    sequences: list[TokenSequence] = []
     for first, then, one, two in zip(firsts, seconds, said, said_then, strict=True):
         between = len(then.prompt) - len(first.prompt) - len(one.ids)
         sequences.append(
-            Sequence(
+            TokenSequence(
                 token_ids=(*then.prompt, *two.ids),
                 loss_mask=(*[0] * len(first.prompt), *[1] * len(one.ids), *[0] * between, *[1] * len(two.ids)),
                 logprobs=(*[0.0] * len(first.prompt), *one.logprobs, *[0.0] * between, *two.logprobs),

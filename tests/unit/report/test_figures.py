@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from understudy.errors import ConfigError, StoreError
-from understudy.report.formatting import judged, sentence
+from understudy.report.formatting import describe_judgement, sentence
 from understudy.report.read import read
 from understudy.store.store import Store
 from understudy.types import PolicySpan
@@ -42,7 +42,7 @@ def test_a_run(tmp_path: Path):
     (row,) = figures.boundaries
     assert (row.boundary, row.attempts, row.given_up, row.example) == ("backend", 1, 1, "the backend broke")
     assert figures.about["model"] == "tiny" and figures.about["sampling"] == "temperature 0.7"
-    assert judged(figures) == ("50.0\u00a0% solved", "open")
+    assert describe_judgement(figures) == ("50.0\u00a0% solved", "open")
 
 
 def test_a_fault_that_was_mended_by_another_attempt_is_counted_and_is_no_failure(tmp_path: Path):
@@ -77,14 +77,14 @@ def test_runs_are_compared_first_with_last(tmp_path: Path):
     assert figures.headline is not None
     found = figures.headline.difference
     assert (found.value, found.judgement, found.common_tasks) == (pytest.approx(0.7), "better", 20)
-    assert judged(figures) == ("Better, beyond chance", "better")
+    assert describe_judgement(figures) == ("Better, beyond chance", "better")
     assert "80.0\u00a0% of rollouts solved (16 of 20, new), 10.0\u00a0% before (2 of 20, old)" in sentence(figures)
     assert figures.tasks[0].tried == ((0, 1), (1, 1), (1, 1))
-    assert judged(read(directories[::-1])) == ("Worse, beyond chance", "worse")
-    assert judged(read([directories[1], directories[2]])) == ("No difference beyond chance", "open")
+    assert describe_judgement(read(directories[::-1])) == ("Worse, beyond chance", "worse")
+    assert describe_judgement(read([directories[1], directories[2]])) == ("No difference beyond chance", "open")
     assert [point.label for point in read(directories[:2], ["x", "y"]).points] == ["x", "y"]
     few = [put_run(tmp_path / f"few{n}", solved({"a": (9 * n, 9), "b": (9 * n, 9)})) for n in range(2)]
-    assert judged(read(few)) == ("Too few tasks to tell", "open")
+    assert describe_judgement(read(few)) == ("Too few tasks to tell", "open")
 
 
 def test_a_gain_of_suspicious_patches_is_not_called_better(tmp_path: Path):
@@ -92,14 +92,14 @@ def test_a_gain_of_suspicious_patches_is_not_called_better(tmp_path: Path):
     figures = read([put_run(tmp_path / "a", WORSE), put_run(tmp_path / "b", cheated)])
     assert figures.headline is not None
     assert figures.headline.difference.judgement == "better" and figures.headline.strict.judgement == "open"
-    assert judged(figures)[1] == "worse" and "suspicious" in judged(figures)[0]
+    assert describe_judgement(figures)[1] == "worse" and "suspicious" in describe_judgement(figures)[0]
 
 
 def test_a_loop(tmp_path: Path):
     step = solved({"x": (2, 4), "y": (0, 4)})
     metrics = [{"step": 1, "version": "step-0001", "updated": True, "loss": 0.5, "mismatch_mean": 1e-5}]
     figures = read([put_loop(tmp_path / "loop", [WORSE, BETTER], [step], metrics=metrics)])
-    assert figures.kind == "loop" and judged(figures)[1] == "better"
+    assert figures.kind == "loop" and describe_judgement(figures)[1] == "better"
     assert [(point.step, point.version, point.solved) for point in figures.points] == [
         (0, "step-0000", 2),
         (1, "step-0001", 16),
@@ -117,12 +117,12 @@ def test_a_loop_that_has_not_begun_and_one_that_goes_on(tmp_path: Path):
     (empty / "loop.json").write_text(put_loop(tmp_path / "other", []).joinpath("loop.json").read_text())
     figures = read([empty])
     assert figures.points == () and "no evaluation" in figures.notes[0]
-    assert judged(figures) == ("Nothing is graded yet", "open")
+    assert describe_judgement(figures) == ("Nothing is graded yet", "open")
     going = put_loop(tmp_path / "going", [WORSE], [], planned=3)
     put_run(going / "evaluations" / "step-0001", {"a": [End(1.0), End(None)]})
     figures = read([going])
     assert len(figures.points) == 1 and figures.headline is None
-    assert judged(figures)[0] == "Nothing to compare with yet"
+    assert describe_judgement(figures)[0] == "Nothing to compare with yet"
     assert any(
         "step-0001 is not shown: 1 rollouts are graded, 1 solved, 1 pending" in note for note in figures.notes
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from understudy.report.figures import Figures
+from understudy.report.figures import ReportFigures
 from understudy.report.html import page
 from understudy.report.read import read
 from understudy.report.terminal import spark, terminal, whisker
@@ -78,7 +78,7 @@ def parsed(html: str) -> Reader:
     return reader
 
 
-def printed(figures: Figures) -> str:
+def printed(figures: ReportFigures) -> str:
     out = StringIO()
     Console(file=out, width=140, markup=False, highlight=False, emoji=False).print(terminal(figures))
     return out.getvalue()

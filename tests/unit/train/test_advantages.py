@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from understudy.train.algorithms.advantages import advantages, has_signal, overlong_penalty, with_signal
-from understudy.train.data.groups import Group, Sequence, TrainingRollout
+from understudy.train.data.groups import RolloutGroup, TokenSequence, TrainingRollout
 from understudy.train.options import Advantage
 
 KINDS: list[Advantage] = ["group", "mean", "leave-one-out", "rloo"]
@@ -60,9 +60,9 @@ def test_a_reward_that_is_no_number_is_refused(bad: float) -> None:
 
 
 def test_groups_without_signal_are_left_out() -> None:
-    def group(task: str, rewards: list[float]) -> Group:
-        one = Sequence(token_ids=(1, 2), loss_mask=(0, 1), logprobs=(0.0, -0.5))
-        return Group(
+    def group(task: str, rewards: list[float]) -> RolloutGroup:
+        one = TokenSequence(token_ids=(1, 2), loss_mask=(0, 1), logprobs=(0.0, -0.5))
+        return RolloutGroup(
             task_id=task,
             rollouts=tuple(
                 TrainingRollout(rollout_id=f"{task}-{at}", task_id=task, reward=reward, sequences=(one,))

@@ -13,7 +13,7 @@ from understudy.errors import ConfigError, StoreError
 from understudy.export.corpus import Corpus, Selection
 from understudy.store import Store
 from understudy.train.data import load
-from understudy.train.data.load import groups, read_groups, write_groups
+from understudy.train.data.load import load_groups, read_groups, write_groups
 from understudy.train.data.tokenizer_check import check_tokenizer_matches
 
 from support.export import put_rollouts, wait
@@ -38,7 +38,7 @@ def run(tmp_path: Path, model: Path) -> Path:
 
 def test_a_group_is_the_rollouts_of_a_task_and_a_sequence_their_merged_calls(run: Path, model: Path):
     encode = encoder(model)
-    found = list(groups([run]))
+    found = list(load_groups([run]))
     assert [len(group.rollouts) for group in found] == [4, 4]
     assert [rollout.reward for rollout in found[0].rollouts] == [1.0, 0.0, 1.0, 0.0]
     for number, rollout in enumerate(found[0].rollouts):
@@ -55,7 +55,7 @@ def test_an_export_of_tokens_gives_the_same_groups(run: Path, tmp_path: Path):
     with Store.open(run, create=False) as store:
         function = plugins.load("exports", "trl-tokens")
         function(Corpus(store, Selection(origins=("rollouts",), test_share=0.0)), tmp_path / "export")
-    assert list(groups([tmp_path / "export"])) == list(groups([run]))
+    assert list(load_groups([tmp_path / "export"])) == list(load_groups([run]))
 
 
 def exported(run: Path, output: Path) -> Path:
@@ -72,7 +72,7 @@ def test_rows_of_an_export_that_make_no_sense_are_said(run: Path, tmp_path: Path
 
     # A directory whose name pyarrow would make a column of, were it given the path.
     directory = exported(run, tmp_path / "reward=3")
-    assert list(groups([directory])) == list(groups([run]))
+    assert list(load_groups([directory])) == list(load_groups([run]))
     path = directory / "train.parquet"
     whole = parquet.ParquetFile(path).read()
     masks = whole.column_names.index("assistant_masks")
@@ -83,19 +83,19 @@ def test_rows_of_an_export_that_make_no_sense_are_said(run: Path, tmp_path: Path
     ):
         parquet.write_table(change, path)
         with pytest.raises(ConfigError, match=said):
-            list(groups([directory]))
+            list(load_groups([directory]))
     path.unlink()
     with pytest.raises(ConfigError, match=r"train\.parquet: cannot be read"):
-        list(groups([directory]))
+        list(load_groups([directory]))
 
 
 def test_rollouts_of_another_temperature_are_said(tmp_path: Path, model: Path):
     for number, (was, said) in enumerate(((0.5, "give --temperature 0.5"), (0, "collect with a temperature"))):
         put_training_run(tmp_path / str(number), model, sampling={"temperature": was})
         with pytest.raises(ConfigError, match=said):
-            list(groups([tmp_path / str(number)], temperature=1.0))
-        assert list(groups([tmp_path / str(number)]))
-    assert list(groups([tmp_path / "0"], temperature=0.5))
+            list(load_groups([tmp_path / str(number)], temperature=1.0))
+        assert list(load_groups([tmp_path / str(number)]))
+    assert list(load_groups([tmp_path / "0"], temperature=0.5))
 
 
 def test_an_export_without_tokens_says_which_has_them(tmp_path: Path):
@@ -104,29 +104,29 @@ def test_an_export_without_tokens_says_which_has_them(tmp_path: Path):
         function = plugins.load("exports", "openai")
         function(Corpus(store, Selection(origins=("rollouts",))), tmp_path / "export")
     with pytest.raises(ConfigError, match=r"openai.*understudy export trl-tokens"):
-        list(groups([tmp_path / "export"]))
+        list(load_groups([tmp_path / "export"]))
 
 
 def test_sequences_without_logprobs_serve_imitation_only(tmp_path: Path, model: Path):
     put_training_run(tmp_path / "run", model, logprobs=None)
     left_out = Counter[str]()
-    assert list(groups([tmp_path / "run"], left_out=left_out)) == []
+    assert list(load_groups([tmp_path / "run"], left_out=left_out)) == []
     assert left_out == {load.NO_LOGPROBS: 8, load.NOTHING_LEFT: 8}
-    found = list(groups([tmp_path / "run"], logprobs=False))
+    found = list(load_groups([tmp_path / "run"], logprobs=False))
     assert len(found) == 2 and found[0].rollouts[0].sequences[0].logprobs is None
 
 
 def test_calls_without_token_ids_are_counted(tmp_path: Path):
     put_rollouts(tmp_path / "run", tokens=False)
     left_out = Counter[str]()
-    assert list(groups([tmp_path / "run"], left_out=left_out)) == []
+    assert list(load_groups([tmp_path / "run"], left_out=left_out)) == []
     assert left_out == {load.NO_TOKENS: 8, load.NOTHING_LEFT: 4}
 
 
 def test_logprobs_that_are_no_numbers_are_left_out(tmp_path: Path, model: Path):
     put_training_run(tmp_path / "run", model, logprobs=-math.inf)
     left_out = Counter[str]()
-    assert list(groups([tmp_path / "run"], left_out=left_out)) == []
+    assert list(load_groups([tmp_path / "run"], left_out=left_out)) == []
     assert left_out[load.BAD_LOGPROBS] == 8
 
 
@@ -135,18 +135,18 @@ def test_a_suspicious_patch_is_left_out_unless_it_is_asked_for(run: Path):
         rollout = store.rollouts()[0]
         wait(store.review(store.attempts(rollout.id)[0].id, "suspicious", "it forges"))
     left_out = Counter[str]()
-    first = next(iter(groups([run], left_out=left_out)))
+    first = next(iter(load_groups([run], left_out=left_out)))
     assert rollout.id not in {each.rollout_id for each in first.rollouts}
-    assert list(groups([run], left_out=left_out)) and left_out[load.SUSPICIOUS] == 2
-    first = next(iter(groups([run], include_suspicious=True)))
+    assert list(load_groups([run], left_out=left_out)) and left_out[load.SUSPICIOUS] == 2
+    first = next(iter(load_groups([run], include_suspicious=True)))
     assert rollout.id in {each.rollout_id for each in first.rollouts}
 
 
 def test_what_is_no_store_is_said(tmp_path: Path, run: Path):
     with pytest.raises(StoreError, match="no store"):
-        list(groups([tmp_path / "nothing"]))
+        list(load_groups([tmp_path / "nothing"]))
     with pytest.raises(ConfigError, match="no run 'other'"):
-        list(groups([run], run="other"))
+        list(load_groups([run], run="other"))
 
 
 def test_groups_survive_a_file(tmp_path: Path):

@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from understudy.train.algorithms.forward import behaviours, masks, micro_batches, scores, token_logprobs
 from understudy.train.algorithms.losses import policy_loss, tokens_of_rollouts
-from understudy.train.data.groups import Sequence
+from understudy.train.data.groups import TokenSequence
 from understudy.train.options import GRPOOptions
 
 from support.losses import Batch, plain_policy_loss
@@ -44,7 +44,7 @@ def some_tokens(random: Random, count: int) -> tuple[int, ...]:
     return tuple(random.randrange(VOCABULARY) for _ in range(count))
 
 
-def conversation(random: Random, start: tuple[int, ...], turns: int) -> tuple[Sequence, list[Turn]]:
+def conversation(random: Random, start: tuple[int, ...], turns: int) -> tuple[TokenSequence, list[Turn]]:
     """A sequence of merged calls, and the same calls one by one."""
     tokens, mask, calls = start, [0] * len(start), list[Turn]()
     for _ in range(turns):
@@ -53,10 +53,10 @@ def conversation(random: Random, start: tuple[int, ...], turns: int) -> tuple[Se
         tokens = tokens + answer + told
         mask += [1] * len(answer) + [0] * len(told)
     logprobs = tuple(random.uniform(-6, -4) if one else 0.0 for one in mask)
-    return Sequence(token_ids=tokens, loss_mask=tuple(mask), logprobs=logprobs), calls
+    return TokenSequence(token_ids=tokens, loss_mask=tuple(mask), logprobs=logprobs), calls
 
 
-def some_rollouts(seed: int) -> list[tuple[int, Sequence, list[Turn]]]:
+def some_rollouts(seed: int) -> list[tuple[int, TokenSequence, list[Turn]]]:
     """Sequences of four rollouts that begin alike; two are of the same task, one has a branch of its own."""
     random = Random(seed)
     system = some_tokens(random, 40)
@@ -168,7 +168,7 @@ def test_only_sampled_tokens_are_targets(model: Any) -> None:
     sequence, _ = conversation(Random(3), some_tokens(Random(1), 20), 3)
     beside, _ = conversation(Random(6), sequence.token_ids[:20], 2)
 
-    def loss(one: Sequence) -> float:
+    def loss(one: TokenSequence) -> float:
         rows = [one, beside]
         with torch.no_grad():
             now = token_logprobs(model, rows)
@@ -184,7 +184,7 @@ def test_only_sampled_tokens_are_targets(model: Any) -> None:
         return float(found)
 
     for end in range(21, len(sequence.token_ids)):
-        until = Sequence(
+        until = TokenSequence(
             token_ids=sequence.token_ids[: end + 1],
             loss_mask=sequence.loss_mask[: end + 1],
             logprobs=None,
@@ -225,15 +225,15 @@ def test_with_gradient_checkpointing_nothing_is_kept_and_all_is_the_same(model: 
 
 
 def test_a_sequence_without_logprobs_leaves_none_for_the_batch() -> None:
-    one = Sequence(token_ids=(1, 2, 3), loss_mask=(0, 1, 1), logprobs=(0.0, -0.5, -0.25))
-    short = Sequence(token_ids=(1, 2), loss_mask=(0, 1), logprobs=(0.0, -1.0))
+    one = TokenSequence(token_ids=(1, 2, 3), loss_mask=(0, 1, 1), logprobs=(0.0, -0.5, -0.25))
+    short = TokenSequence(token_ids=(1, 2), loss_mask=(0, 1), logprobs=(0.0, -1.0))
     rows = behaviours([one, short])
     assert rows is not None and rows.tolist() == [[0.0, -0.5, -0.25], [0.0, -1.0, 0.0]]
     assert behaviours([one, structs.replace(short, logprobs=None)]) is None
 
 
 def test_a_first_token_has_nothing_to_predict_it(model: Any) -> None:
-    one = Sequence(token_ids=(5, 6, 7), loss_mask=(1, 1, 1), logprobs=(-1.0, -1.0, -1.0))
+    one = TokenSequence(token_ids=(5, 6, 7), loss_mask=(1, 1, 1), logprobs=(-1.0, -1.0, -1.0))
     assert masks([one]).tolist() == [[False, True, True]]
     with torch.no_grad():
         found = token_logprobs(model, [one])
@@ -249,11 +249,11 @@ def test_micro_batches_hold_every_sequence_once_and_the_budget(
     rows: list[tuple[int, int, bool]], budget: int
 ) -> None:
     start = tuple(range(100, 140))
-    sequences: list[Sequence] = []
+    sequences: list[TokenSequence] = []
     for number, (length, shared, sampled) in enumerate(rows):
         tokens = (start[:shared] + tuple(Random(number).choices(range(50), k=length)))[:length]
         mask = (0,) * (length - 1) + (int(sampled),)
-        sequences.append(Sequence(token_ids=tokens, loss_mask=mask, logprobs=None))
+        sequences.append(TokenSequence(token_ids=tokens, loss_mask=mask, logprobs=None))
     batches = micro_batches(sequences, budget)
     used = sorted(index for batch in batches for index in batch)
     assert used == [index for index, one in enumerate(sequences) if one.sampled]
@@ -267,7 +267,7 @@ def test_what_begins_alike_goes_together() -> None:
     random = Random(0)
     tasks = [some_tokens(random, 300), some_tokens(random, 300)]
     sequences = [
-        Sequence(
+        TokenSequence(
             token_ids=tasks[at % 2] + some_tokens(random, 20 + at),
             loss_mask=(0,) * 300 + (1,) * (20 + at),
             logprobs=None,

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from understudy.errors import ConfigError, StoreError, TaskError
-from understudy.train.data.groups import Group, Sequence, TrainingRollout
+from understudy.train.data.groups import RolloutGroup, TokenSequence, TrainingRollout
 from understudy.train.loop import batches
 from understudy.train.loop.batches import group_age
 from understudy.train.loop.curriculum import Rate
@@ -186,9 +186,9 @@ def test_versions_are_counted_where_an_age_is_asked_for():
     assert state.with_step(replace(third, phase="published")).behind(0) == 2
 
 
-def group(*versions: str | None) -> Group:
-    sequence = Sequence(token_ids=(1,), loss_mask=(1,), logprobs=(0.0,), policy_versions=versions)
-    return Group(
+def group(*versions: str | None) -> RolloutGroup:
+    sequence = TokenSequence(token_ids=(1,), loss_mask=(1,), logprobs=(0.0,), policy_versions=versions)
+    return RolloutGroup(
         task_id="a", rollouts=(TrainingRollout(rollout_id="r", task_id="a", reward=1.0, sequences=(sequence,)),)
     )
 
@@ -205,11 +205,11 @@ def test_a_wave_begins_as_many_groups_as_are_not_carried_over(tmp_path: Path):
     config = replace(CONFIG, groups=3)
     tasks = ["a", "b", "c", "d", "e"]
     state = START.with_step(begun(1, "a", "b", "c", phase="published", used=(GroupRef(1, "b"),)))
-    step = batches.begun(config, LoopDirectory(tmp_path), state, 2, tasks)
+    step = batches.start_step(config, LoopDirectory(tmp_path), state, 2, tasks)
     assert len(step.tasks) == 1 and step.tasks[0] in {"b", "d", "e"}
     none_left = replace(state, refused=dict.fromkeys(tasks, "its gold patch fails"))
     with pytest.raises(TaskError, match="a: its gold patch fails"):
-        batches.begun(config, LoopDirectory(tmp_path), none_left, 2, tasks)
+        batches.start_step(config, LoopDirectory(tmp_path), none_left, 2, tasks)
 
 
 def test_weights_that_wait_stay_and_what_a_kill_left_goes(tmp_path: Path):

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from understudy.errors import ConfigError
 from understudy.train.data.load import write_groups
-from understudy.train.loop.trainer_process import Trainer, start_trainer
+from understudy.train.loop.trainer_process import TrainerProcess, start_trainer
 from understudy.train.options import GRPOOptions
 from understudy.train.weights import read_weights_record
 
@@ -87,7 +87,7 @@ def test_a_death_long_before_the_next_order_is_said(tmp_path: Path):
     (tmp_path / "fleeting.py").write_text("print('no room', file=__import__('sys').stderr)")
 
     async def order() -> None:
-        async with Trainer.running("fleeting", [], {**os.environ, "PYTHONPATH": str(tmp_path)}) as trainer:
+        async with TrainerProcess.running("fleeting", [], {**os.environ, "PYTHONPATH": str(tmp_path)}) as trainer:
             await trainer._wait()
             await asyncio.sleep(0.1)  # until the pipe is closed, too
             await trainer.update(tmp_path / "groups", 1, "step-0001", tmp_path / "one")

@@ -14,7 +14,7 @@ from aiohttp import web
 from understudy.errors import BackendError, ConfigError
 from understudy.train.publish.base import PathMapping, Publisher
 from understudy.train.publish.choice import make_publisher
-from understudy.train.publish.vllm_transfer import Directory, SyncClient, TransferPublisher, vllm_engine
+from understudy.train.publish.vllm_transfer import SyncClient, TransferPublisher, WeightsDirectory, vllm_engine
 
 from fakes.control import FakeSGLangControl, FakeVLLMControl, Served
 
@@ -248,7 +248,7 @@ def tensors(directory: Path, **values: bytes) -> Path:
 class Sender:
     """What vLLM's sending end does, through a queue instead of NCCL: its orders, from its threads."""
 
-    def __init__(self, client: SyncClient, source: Directory, server: FakeVLLMControl, loop: Any) -> None:
+    def __init__(self, client: SyncClient, source: WeightsDirectory, server: FakeVLLMControl, loop: Any) -> None:
         self.client, self.source, self.server, self.loop = client, source, server, loop
         self.left = False
 
@@ -275,7 +275,7 @@ async def test_a_transfer_goes_through_vllms_four_phases(tmp_path: Path):
     async with FakeVLLMControl() as server:
         loop = asyncio.get_running_loop()
 
-        def connect(client: SyncClient, source: Directory, address: str, workers: int) -> Sender:
+        def connect(client: SyncClient, source: WeightsDirectory, address: str, workers: int) -> Sender:
             assert (address, workers) == ("127.0.0.1", 2)
             client.init_weight_transfer_engine({"master_address": address})
             source._device = "cpu"
@@ -299,4 +299,4 @@ def test_a_transfer_without_vllm_or_a_gpu_says_what_is_missing(tmp_path: Path):
     pytest.importorskip("torch")
     client = TransferPublisher("http://127.0.0.1:9")._client
     with pytest.raises(ConfigError, match="publish by disk"):
-        vllm_engine(client, Directory(tmp_path), "127.0.0.1", 1)
+        vllm_engine(client, WeightsDirectory(tmp_path), "127.0.0.1", 1)

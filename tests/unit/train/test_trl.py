@@ -26,9 +26,9 @@ from understudy.store import Store
 from understudy.train.algorithms import dpo
 from understudy.train.algorithms.dpo import preferences, train_dpo
 from understudy.train.algorithms.sft import train_sft
-from understudy.train.algorithms.trl import TrainingContext, configured
-from understudy.train.data.groups import Sequence
-from understudy.train.data.load import groups
+from understudy.train.algorithms.trl import TrainingContext, trl_config
+from understudy.train.data.groups import TokenSequence
+from understudy.train.data.load import load_groups
 from understudy.train.data.render import SMUGGLED, Renderer, sequences_from_export
 from understudy.train.metrics import read_metrics
 from understudy.train.options import DPOOptions, LoraOptions, SFTOptions
@@ -54,7 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     return directory
 
 
-def sequences() -> list[Sequence]:
+def sequences() -> list[TokenSequence]:
     return [each for group in make_groups() for rollout in group.rollouts for each in rollout.sequences]
 
 
@@ -67,7 +67,7 @@ def exported(run: Path, output: Path, name: str, **options: Any) -> Path:
     return output
 
 
-def mean_logprob(model: Path, given: list[Sequence]) -> float:
+def mean_logprob(model: Path, given: list[TokenSequence]) -> float:
     from understudy.train.algorithms.forward import token_logprobs
 
     with torch.no_grad():
@@ -107,7 +107,7 @@ def test_a_step_is_over_as_many_rows_as_it_was_told(tmp_path: Path, batch: int, 
     from trl.trainer.sft_config import SFTConfig
 
     quiet()  # as whoever has loaded a model has done
-    config = configured(SFTConfig, tmp_path, SFT, TrainingContext(), batch, fits)
+    config = trl_config(SFTConfig, tmp_path, SFT, TrainingContext(), batch, fits)
     assert config.per_device_train_batch_size == at_once
     assert config.train_batch_size * config.gradient_accumulation_steps == batch
 
@@ -315,7 +315,7 @@ def test_loss_and_gradient_of_dpo_are_those_of_its_formula(
     def totals(given: Any) -> torch.Tensor:
         answers = [(pair.prompt, answer) for pair in pairs for answer in (pair.chosen, pair.rejected)]
         rows = [
-            Sequence(
+            TokenSequence(
                 token_ids=(*prompt, *answer), loss_mask=(*[0] * len(prompt), *[1] * len(answer)), logprobs=None
             )
             for prompt, answer in answers
@@ -342,7 +342,7 @@ def test_store_and_export_of_tokens_train_the_same_model(run: Path, model: Path,
     for name, source in (("store", run), ("export", directory)):
         given = [
             each
-            for group in groups([source], logprobs=False)
+            for group in load_groups([source], logprobs=False)
             for rollout in group.rollouts
             for each in rollout.sequences
             if rollout.reward == 1.0

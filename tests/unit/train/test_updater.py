@@ -15,7 +15,7 @@ import torch
 from understudy.errors import ConfigError
 from understudy.train.algorithms import batch
 from understudy.train.algorithms.updater import NOT_FINITE, Updater
-from understudy.train.data.groups import Group, Sequence
+from understudy.train.data.groups import RolloutGroup, TokenSequence
 from understudy.train.options import GRPOOptions, LoraOptions
 from understudy.train.weights import (
     check_model,
@@ -32,7 +32,7 @@ OPTIONS = GRPOOptions(learning_rate=1e-2)
 COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-def changed(given: Group, change: dict[str, object]) -> Group:
+def changed(given: RolloutGroup, change: dict[str, object]) -> RolloutGroup:
     """The group with its first sequence changed."""
     first, *others = given.rollouts
     sequence, *rest = first.sequences
@@ -274,12 +274,12 @@ def test_sequences_of_older_weights_are_counted(model: Path):
 
 
 def test_of_versions_the_one_with_the_higher_number_is_the_later():
-    one = Sequence(token_ids=(1, 2), loss_mask=(0, 1), logprobs=None)
+    one = TokenSequence(token_ids=(1, 2), loss_mask=(0, 1), logprobs=None)
     rows = [structs.replace(one, policy_versions=(f"step-{n}",)) for n in (9999, 10000, 10000, 10000)]
-    assert batch.Batch(sequences=rows).stale == 1
-    assert batch.Batch(sequences=[one, structs.replace(one, policy_versions=(None,))]).stale == 0
+    assert batch.TrainingBatch(sequences=rows).stale == 1
+    assert batch.TrainingBatch(sequences=[one, structs.replace(one, policy_versions=(None,))]).stale == 0
     odd = [structs.replace(one, policy_versions=(name,)) for name in ("7", "v", "", "v2-rc1", "v10")]
-    assert batch.Batch(sequences=odd).stale == 4
+    assert batch.TrainingBatch(sequences=odd).stale == 4
 
 
 # --- bad models ----------------------------------------------------------------------------------------
@@ -334,4 +334,4 @@ def test_bf16_without_a_gpu_is_refused(model: Path):
 
 
 def test_a_sequence_is_data():
-    assert Sequence(token_ids=(1, 2), loss_mask=(0, 1), logprobs=None).sampled == 1
+    assert TokenSequence(token_ids=(1, 2), loss_mask=(0, 1), logprobs=None).sampled == 1

@@ -34,9 +34,9 @@ from understudy.tasks.datasets.images import ImageChoice
 from understudy.tasks.load import load_tasks
 from understudy.train.loop.runtime import LoopRuntime, LoopSummary, model_digest, run_loop
 from understudy.train.loop.state import LoopConfig, LoopSchedule
-from understudy.train.metrics import chosen
+from understudy.train.metrics import parse_trackers
 from understudy.train.options import GRPOOptions
-from understudy.train.requirements import need
+from understudy.train.requirements import require_packages
 from understudy.train.weights import check_model
 from understudy.types import Task
 from understudy.util.settings import option
@@ -90,8 +90,8 @@ def loop(
     finish, for --drain-timeout seconds; a second one stops at once.
     """
     _check(settings)
-    need()
-    runtime = msgspec.structs.replace(settings.runtime, trackers=chosen(settings.track))
+    require_packages()
+    runtime = msgspec.structs.replace(settings.runtime, trackers=parse_trackers(settings.track))
     settings = msgspec.structs.replace(settings, model=str(model_directory(settings.model)), runtime=runtime)
     raise_file_limit()
     collectors: list[RolloutCollector] = []

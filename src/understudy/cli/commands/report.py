@@ -11,7 +11,7 @@ from understudy.errors import ConfigError
 from understudy.util.atomic import atomic_write
 
 if TYPE_CHECKING:
-    from understudy.report.figures import Figures
+    from understudy.report.figures import ReportFigures
 
 _PAGE, _PICTURE = "report.html", ".png"
 
@@ -60,7 +60,7 @@ def report(
     typer.echo(f"\nwritten: {target}" + (f", {target.with_suffix(_PICTURE)}" if png else ""))
 
 
-def _place(figures: Figures, directory: Path) -> Path:
+def _place(figures: ReportFigures, directory: Path) -> Path:
     """Where the page is written unless told: what lies in a model's own directory would be taken for its part."""
     from understudy.report.metrics import metrics_file
 
@@ -68,7 +68,7 @@ def _place(figures: Figures, directory: Path) -> Path:
     return directory if metrics is None else metrics.parent
 
 
-def show(figures: Figures) -> None:
+def show(figures: ReportFigures) -> None:
     """Print a report's figures, as wide as the terminal is."""
     from understudy.cli.display.transcript import console
     from understudy.report.terminal import terminal

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from understudy.train.algorithms.trl import TrainingContext, TrainingSummary
-    from understudy.train.data.groups import Sequence
+    from understudy.train.data.groups import TokenSequence
     from understudy.train.engines.llamafactory import LlamaFactorySummary
     from understudy.trajectory.roles import Role
 
@@ -117,9 +117,9 @@ def sft(settings: SFTSettings, json_: _Json = False) -> None:
         _train_with_llamafactory(directory, settings, json_)
         return
     from understudy.train.algorithms.sft import train_sft
-    from understudy.train.requirements import FULL, need
+    from understudy.train.requirements import FULL, require_packages
 
-    need(*FULL)
+    require_packages(*FULL)
     progress = StepProgress("sft")
     course = _course(progress, settings)
     sequences = sequences_to_imitate(directory, settings, course.left_out)
@@ -136,9 +136,9 @@ def dpo(settings: DPOSettings, json_: _Json = False) -> None:
     From a run's output, or an export in the format trl-dpo, which may also hold what teachers prefer.
     """
     from understudy.train.algorithms.dpo import preferences, train_dpo
-    from understudy.train.requirements import FULL, need
+    from understudy.train.requirements import FULL, require_packages
 
-    need(*FULL)
+    require_packages(*FULL)
     _refuse_choices_in_exports(settings)
     progress = StepProgress("dpo")
     course = _course(progress, settings)
@@ -161,19 +161,19 @@ def grpo(settings: GRPOSettings, json_: _Json = False) -> None:
 
     From a run's output, or an export in the format trl-tokens, with token ids and logprobs.
     """
-    from understudy.train.data.load import groups
+    from understudy.train.data.load import load_groups
     from understudy.train.data.tokenizer_check import check_tokenizer_matches
-    from understudy.train.metrics import chosen
-    from understudy.train.requirements import need
+    from understudy.train.metrics import parse_trackers
+    from understudy.train.requirements import require_packages
 
-    need()
+    require_packages()
     _refuse_choices_in_exports(settings, settings.roles)
-    trackers = chosen(settings.track)
+    trackers = parse_trackers(settings.track)
     directory = model_directory(settings.model)
     check_tokenizer_matches(settings.sources, directory, settings.run)
     left_out = Counter[str]()
     loaded = list(
-        groups(
+        load_groups(
             settings.sources,
             run=settings.run,
             roles=roles_of(settings.roles),
@@ -217,9 +217,9 @@ app.command("loop", short_help="Collect, grade, update, publish, and again.")(lo
 def _course(progress: StepProgress, settings: TrainingSettings) -> TrainingContext:
     """How a training through TRL goes. Raises ConfigError for an unknown tracker."""
     from understudy.train.algorithms.trl import TrainingContext
-    from understudy.train.metrics import chosen
+    from understudy.train.metrics import parse_trackers
 
-    trackers = chosen(settings.track)
+    trackers = parse_trackers(settings.track)
     return TrainingContext(
         resume=settings.resume_from, trackers=trackers, on_step=progress, save_steps=settings.save_steps
     )
@@ -227,10 +227,12 @@ def _course(progress: StepProgress, settings: TrainingSettings) -> TrainingConte
 
 def _claim(settings: TrainingSettings, model: Path) -> AbstractContextManager[None]:
     """The output as this training's own."""
-    from understudy.train.output_dir import claim
+    from understudy.train.output_dir import claim_output
 
     needed = [model, *settings.sources, *([settings.checkpoint] if settings.checkpoint else [])]
-    return claim(settings.output, resume=bool(settings.resume_from), overwrite=settings.overwrite, needed=needed)
+    return claim_output(
+        settings.output, resume=bool(settings.resume_from), overwrite=settings.overwrite, needed=needed
+    )
 
 
 def _steps_and_loss(result: TrainingSummary | LlamaFactorySummary) -> str:
@@ -287,13 +289,13 @@ def refuse_of_exports(sources: Many[Path], options: Mapping[str, object]) -> Non
         )
 
 
-def sequences_to_imitate(model: Path, settings: SFTSettings, left_out: Counter[str]) -> list[Sequence]:
+def sequences_to_imitate(model: Path, settings: SFTSettings, left_out: Counter[str]) -> list[TokenSequence]:
     """The sequences to imitate, from stores and exports. Raises ConfigError when there are none."""
-    from understudy.train.data.load import export_format, format_counts, groups
+    from understudy.train.data.load import export_format, format_counts, load_groups
     from understudy.train.data.render import sequences_from_export
     from understudy.train.data.tokenizer_check import check_tokenizer_matches
 
-    sequences: list[Sequence] = []
+    sequences: list[TokenSequence] = []
     exact: list[Path] = []
     for source in settings.sources:
         if export_format(source) == "trl-sft":
@@ -303,7 +305,7 @@ def sequences_to_imitate(model: Path, settings: SFTSettings, left_out: Counter[s
         else:
             exact.append(source)
     check_tokenizer_matches(exact, model, settings.run)
-    loaded = groups(
+    loaded = load_groups(
         exact,
         run=settings.run,
         roles=roles_of(settings.roles),

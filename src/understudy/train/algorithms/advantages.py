@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
-from understudy.train.data.groups import Group
+from understudy.train.data.groups import RolloutGroup
 from understudy.train.options import Advantage
 
 EQUAL = 1e-9
@@ -40,7 +40,7 @@ def has_signal(rewards: Sequence[float]) -> bool:
     return all(map(math.isfinite, rewards)) and len(rewards) > 1 and max(rewards) - min(rewards) > EQUAL
 
 
-def with_signal(groups: Iterable[Group]) -> list[Group]:
+def with_signal(groups: Iterable[RolloutGroup]) -> list[RolloutGroup]:
     """The groups whose rewards differ (dynamic sampling, DAPO, arXiv 2503.14476), in their order."""
     return [group for group in groups if has_signal([rollout.reward for rollout in group.rollouts])]
 

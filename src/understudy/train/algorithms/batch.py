@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence
 from random import Random
 
 from msgspec import Struct, field
 
 from understudy.train.algorithms.advantages import advantages, has_signal, overlong_penalty
-from understudy.train.data.groups import Group, Sequence
+from understudy.train.data.groups import RolloutGroup, TokenSequence
 from understudy.train.options import GRPOOptions
 
 NO_SIGNAL = "groups whose rewards are all equal"
@@ -24,10 +23,10 @@ NO_LOGPROBS = "sequences without logprobs"
 BAD_LOGPROBS = "sequences whose logprobs are not numbers"
 
 
-class Batch(Struct):
+class TrainingBatch(Struct):
     """Sequences, the number of the rollout that each is of, and an advantage for each rollout."""
 
-    sequences: list[Sequence] = field(default_factory=list[Sequence])
+    sequences: list[TokenSequence] = field(default_factory=list[TokenSequence])
     rollouts: list[int] = field(default_factory=list[int])
     advantages: list[float] = field(default_factory=list[float])
     groups: int = 0
@@ -46,13 +45,13 @@ class Batch(Struct):
 
 
 def build_batch(
-    groups: Many[Group], options: GRPOOptions, *, vocabulary: int, longest: int, skipped: Counter[str]
-) -> Batch:
+    groups: Sequence[RolloutGroup], options: GRPOOptions, *, vocabulary: int, longest: int, skipped: Counter[str]
+) -> TrainingBatch:
     """What can be learned from in `groups`; what cannot is counted in `skipped` by why.
 
     `vocabulary` is how many tokens the model has, `longest` how many a sequence may have.
     """
-    batch = Batch()
+    batch = TrainingBatch()
     for group in groups:
         rewards = group_rewards(group, options)
         if not all(map(math.isfinite, rewards)):
@@ -65,7 +64,7 @@ def build_batch(
         before = len(batch.advantages)
         # A rollout that is too long to learn from still tells how good the others are.
         for rollout, gain in zip(group.rollouts, advantages(rewards, options.advantage), strict=True):
-            usable: list[Sequence] = []
+            usable: list[TokenSequence] = []
             for sequence in rollout.sequences:
                 if why := _defect(sequence, options, vocabulary, longest):
                     skipped[why] += 1
@@ -79,7 +78,7 @@ def build_batch(
     return batch
 
 
-def plan(batch: Batch, options: GRPOOptions, random: Random) -> Iterator[list[int]]:
+def plan(batch: TrainingBatch, options: GRPOOptions, random: Random) -> Iterator[list[int]]:
     """The sequences that each optimizer step learns from, a rollout's together; every epoch in another order."""
     of_rollout: dict[int, list[int]] = {}
     for index, rollout in enumerate(batch.rollouts):
@@ -99,7 +98,7 @@ def _order(version: str) -> list[tuple[int, str]]:
     return [(len(part) if place % 2 else 0, part) for place, part in enumerate(parts)]
 
 
-def group_rewards(group: Group, options: GRPOOptions) -> list[float]:
+def group_rewards(group: RolloutGroup, options: GRPOOptions) -> list[float]:
     """The rewards of a group's rollouts, lower for those that sampled too much."""
     rewards = [rollout.reward for rollout in group.rollouts]
     if options.overlong_tokens is None:
@@ -111,7 +110,7 @@ def group_rewards(group: Group, options: GRPOOptions) -> list[float]:
     ]
 
 
-def _defect(sequence: Sequence, options: GRPOOptions, vocabulary: int, longest: int) -> str | None:
+def _defect(sequence: TokenSequence, options: GRPOOptions, vocabulary: int, longest: int) -> str | None:
     if not any(sequence.loss_mask[1:]):
         return NOTHING_SAMPLED
     if len(sequence.token_ids) > longest:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,20 @@ from understudy.store import Store
 from understudy.train.algorithms.trl import (
     TrainingContext,
     TrainingSummary,
-    configured,
     nothing_to_learn,
     run_trl_training,
+    trl_config,
 )
 from understudy.train.data.load import export_format
 from understudy.train.data.render import PairTokens, decoded_rows, pairs_from_rows
 from understudy.train.options import DPOOptions
-from understudy.train.weights import TRAINING, load_chat_tokenizer, load_model, longest, rows_of
+from understudy.train.weights import (
+    TRAINING,
+    load_chat_tokenizer,
+    load_model,
+    max_sequence_length,
+    vocabulary_size,
+)
 
 _NUMBERS = ("loss", "grad_norm", "learning_rate", "epoch", "rewards/accuracies", "rewards/margins")
 _ADVICE = "pairs need solved and unsolved rollouts of one task: run it with --samples 4 or more"
@@ -47,7 +52,11 @@ def preferences(
 
 
 def train_dpo(
-    model: Path, pairs: Many[PairTokens], output: Path, options: DPOOptions, course: TrainingContext | None = None
+    model: Path,
+    pairs: Sequence[PairTokens],
+    output: Path,
+    options: DPOOptions,
+    course: TrainingContext | None = None,
 ) -> TrainingSummary:
     """Train the model in the directory `model` on preference pairs; write the new one to `output`.
 
@@ -86,8 +95,10 @@ def _rows(
                     yield dpo_row(pair)
 
 
-def _fitting(pairs: Many[PairTokens], options: DPOOptions, model: Any, left_out: Counter[str]) -> list[PairTokens]:
-    most, vocabulary = longest(model, options), rows_of(model)
+def _fitting(
+    pairs: Sequence[PairTokens], options: DPOOptions, model: Any, left_out: Counter[str]
+) -> list[PairTokens]:
+    most, vocabulary = max_sequence_length(model, options), vocabulary_size(model)
     usable: list[PairTokens] = []
     for pair in pairs:
         if _length(pair) > most:
@@ -133,7 +144,7 @@ def _trainer(
 
     # A pair is two sequences.
     fits = max(1, options.micro_batch_tokens // (2 * max(map(_length, rows))))
-    config = configured(
+    config = trl_config(
         DPOConfig,
         output / TRAINING,
         options,

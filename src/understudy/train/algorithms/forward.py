@@ -8,7 +8,7 @@ and gradients are those of each sequence alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from msgspec import Struct
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
-from understudy.train.data.groups import Sequence
+from understudy.train.data.groups import TokenSequence
 
 _SHARED = 16
 """Tokens that rows must have in common before it pays to compute them apart."""
@@ -35,7 +35,7 @@ class Scores(Struct, frozen=True):
     """Of the distribution that each was sampled from, in nats; with a gradient only where that was asked for."""
 
 
-def micro_batches(sequences: Many[Sequence], tokens: int) -> list[list[int]]:
+def micro_batches(sequences: Sequence[TokenSequence], tokens: int) -> list[list[int]]:
     """Indices of `sequences` in batches of at most `tokens` tokens, padding included; the largest first.
 
     Every sequence with sampled tokens is in one batch; one longer than `tokens` is alone in its own. Of the ways
@@ -49,7 +49,7 @@ def micro_batches(sequences: Many[Sequence], tokens: int) -> list[list[int]]:
     return sorted(batches, key=lambda batch: -len(batch) * max(len(rows[index]) for index in batch))
 
 
-def masks(sequences: Many[Sequence], device: torch.device | str = "cpu") -> Tensor:
+def masks(sequences: Sequence[TokenSequence], device: torch.device | str = "cpu") -> Tensor:
     """Where tokens were sampled: bool [sequences, length of the longest].
 
     Never at a sequence's first token, which has nothing before it that could predict it.
@@ -59,7 +59,7 @@ def masks(sequences: Many[Sequence], device: torch.device | str = "cpu") -> Tens
     return rows
 
 
-def behaviours(sequences: Many[Sequence], device: torch.device | str = "cpu") -> Tensor | None:
+def behaviours(sequences: Sequence[TokenSequence], device: torch.device | str = "cpu") -> Tensor | None:
     """The logprobs of the policy that sampled, [sequences, length of the longest]; None if a sequence has none."""
     rows = [sequence.logprobs for sequence in sequences]
     if any(row is None for row in rows):
@@ -67,7 +67,7 @@ def behaviours(sequences: Many[Sequence], device: torch.device | str = "cpu") ->
     return _rectangle(cast("list[tuple[float, ...]]", rows), 0.0, torch.float32, device)
 
 
-def token_logprobs(model: nn.Module, sequences: Many[Sequence], temperature: float = 1.0) -> Tensor:
+def token_logprobs(model: nn.Module, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> Tensor:
     """The logprob of each sampled token given all before it, at `temperature`: [sequences, length of the longest].
 
     0 where no token was sampled. One micro-batch: `micro_batches` says which sequences to give.
@@ -76,7 +76,11 @@ def token_logprobs(model: nn.Module, sequences: Many[Sequence], temperature: flo
 
 
 def scores(
-    model: nn.Module, sequences: Many[Sequence], temperature: float = 1.0, *, entropy_gradient: bool = False
+    model: nn.Module,
+    sequences: Sequence[TokenSequence],
+    temperature: float = 1.0,
+    *,
+    entropy_gradient: bool = False,
 ) -> Scores:
     """The logprobs of `token_logprobs`, and the entropies beside them.
 
@@ -192,6 +196,8 @@ def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
     return low
 
 
-def _rectangle(rows: Many[Many[float]], fill: float, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+def _rectangle(
+    rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype, device: torch.device | str
+) -> Tensor:
     width = max(map(len, rows))
     return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype, device=device)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -15,12 +14,12 @@ from msgspec import Struct, field, structs
 from understudy.errors import ConfigError
 from understudy.train.algorithms.advantages import with_signal
 from understudy.train.algorithms.updater import Updater, UpdateReport
-from understudy.train.data.groups import Group
+from understudy.train.data.groups import RolloutGroup
 from understudy.train.data.load import format_counts
-from understudy.train.metrics import Metrics
+from understudy.train.metrics import MetricsWriter
 from understudy.train.options import GRPOOptions
-from understudy.train.output_dir import CHECKPOINTS, finish, install_model, last_checkpoint
-from understudy.train.requirements import need
+from understudy.train.output_dir import CHECKPOINTS, install_model, last_checkpoint, remove_checkpoints
+from understudy.train.requirements import require_packages
 from understudy.train.weights import TRAINING, WeightsRecord
 
 _KEPT = 2
@@ -51,14 +50,14 @@ def silent(report: UpdateReport, of: int) -> None:
 
 def train_grpo(
     model: Path,
-    groups: Many[Group],
+    groups: Sequence[RolloutGroup],
     output: Path,
     options: GRPOOptions,
     *,
     groups_per_update: int = 0,
     left_out: Counter[str] | None = None,
     resume: bool | Path = False,
-    trackers: Many[str] = (),
+    trackers: Sequence[str] = (),
     watch: OnUpdate = silent,
     save_steps: int = 0,
 ) -> GRPOSummary:
@@ -68,7 +67,7 @@ def train_grpo(
     none but the last) to `output/training/checkpoints`; `resume` goes on from the last of them, or from the one
     named, to the same weights. Raises ConfigError when nothing can be learned from the groups.
     """
-    need()
+    require_packages()
     counts = Counter[str]() if left_out is None else left_out
     _check(groups, options, counts)
     directory = output / TRAINING
@@ -77,7 +76,7 @@ def train_grpo(
     updater = Updater(model, options, resume=checkpoint)
     plan = _plan(groups, groups_per_update, options.seed)
     reports: list[UpdateReport] = []
-    with Metrics(directory, trackers, start=updater.step + 1, name="understudy-grpo") as metrics:
+    with MetricsWriter(directory, trackers, start=updater.step + 1, name="understudy-grpo") as metrics:
         for step, update_groups in enumerate(plan, 1):
             if step <= updater.step:
                 continue
@@ -98,7 +97,7 @@ def train_grpo(
         )
     written = WeightsRecord(version=f"step-{updater.step:04d}", step=updater.step, base=str(model))
     install_model(updater.model, model, output, written)
-    finish(directory)
+    remove_checkpoints(directory)
     tokens = sum(report.tokens for report in reports)
     return GRPOSummary(
         output=str(output),
@@ -114,7 +113,7 @@ def train_grpo(
     )
 
 
-def _check(groups: Many[Group], options: GRPOOptions, counts: Counter[str]) -> None:
+def _check(groups: Sequence[RolloutGroup], options: GRPOOptions, counts: Counter[str]) -> None:
     why = format_counts(counts)
     if not groups:
         raise ConfigError(
@@ -129,7 +128,7 @@ def _check(groups: Many[Group], options: GRPOOptions, counts: Counter[str]) -> N
         )
 
 
-def _plan(groups: Many[Group], size: int, seed: int) -> list[list[Group]]:
+def _plan(groups: Sequence[RolloutGroup], size: int, seed: int) -> list[list[RolloutGroup]]:
     order = list(groups)
     Random(f"grpo {seed}").shuffle(order)
     size = size or len(order)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,13 @@ from understudy.train.algorithms.batch import NOTHING_SAMPLED, TOO_LONG, UNKNOWN
 from understudy.train.algorithms.trl import (
     TrainingContext,
     TrainingSummary,
-    configured,
     nothing_to_learn,
     run_trl_training,
+    trl_config,
 )
-from understudy.train.data.groups import Sequence
+from understudy.train.data.groups import TokenSequence
 from understudy.train.options import SFTOptions
-from understudy.train.weights import TRAINING, load_chat_tokenizer, longest, rows_of
+from understudy.train.weights import TRAINING, load_chat_tokenizer, max_sequence_length, vocabulary_size
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +28,7 @@ _NUMBERS = ("loss", "grad_norm", "learning_rate", "epoch")
 
 def train_sft(
     model: Path,
-    sequences: Many[Sequence],
+    sequences: Sequence[TokenSequence],
     output: Path,
     options: SFTOptions,
     course: TrainingContext | None = None,
@@ -53,9 +52,11 @@ def train_sft(
     )
 
 
-def _fitting(sequences: Many[Sequence], options: SFTOptions, model: Any, left_out: Counter[str]) -> list[Sequence]:
-    most, vocabulary = longest(model, options), rows_of(model)
-    usable: list[Sequence] = []
+def _fitting(
+    sequences: Sequence[TokenSequence], options: SFTOptions, model: Any, left_out: Counter[str]
+) -> list[TokenSequence]:
+    most, vocabulary = max_sequence_length(model, options), vocabulary_size(model)
+    usable: list[TokenSequence] = []
     for each in sequences:
         if not any(each.loss_mask[1:]):
             left_out[NOTHING_SAMPLED] += 1
@@ -73,7 +74,7 @@ def _fitting(sequences: Many[Sequence], options: SFTOptions, model: Any, left_ou
 def _trainer(
     model: Any,
     source: Path,
-    rows: list[Sequence],
+    rows: list[TokenSequence],
     output: Path,
     options: SFTOptions,
     course: TrainingContext,
@@ -96,7 +97,7 @@ def _trainer(
         def compute_loss(
             self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
         ) -> Any:
-            batch: list[Sequence] = inputs["sequences"]
+            batch: list[TokenSequence] = inputs["sequences"]
             total = token_logprobs(model, batch).sum()
             if num_items_in_batch is None:
                 return -total / sum(sum(each.loss_mask[1:]) for each in batch)
@@ -108,7 +109,7 @@ def _trainer(
         return {"sequences": selected, "labels": _labels(selected)}
 
     fits = max(1, options.micro_batch_tokens // max(len(each.token_ids) for each in rows))
-    config = configured(
+    config = trl_config(
         SFTConfig,
         output / TRAINING,
         options,
@@ -139,11 +140,11 @@ def _trainer(
     return trainer
 
 
-def _learned(row: Sequence) -> list[int]:
+def _learned(row: TokenSequence) -> list[int]:
     return [token if learned else _IGNORED for token, learned in zip(row.token_ids, row.loss_mask, strict=True)]
 
 
-def _labels(rows: Many[Sequence]) -> torch.Tensor:
+def _labels(rows: Sequence[TokenSequence]) -> torch.Tensor:
     """What the trainer counts the learned tokens of a batch by."""
     import torch
 

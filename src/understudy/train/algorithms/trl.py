@@ -15,10 +15,10 @@ from msgspec import Struct, field
 
 from understudy.errors import ConfigError
 from understudy.train.data.load import format_counts
-from understudy.train.metrics import Metrics
+from understudy.train.metrics import MetricsWriter
 from understudy.train.options import TrainOptions
-from understudy.train.output_dir import CHECKPOINTS, finish, install_model, last_checkpoint
-from understudy.train.requirements import FULL, need
+from understudy.train.output_dir import CHECKPOINTS, install_model, last_checkpoint, remove_checkpoints
+from understudy.train.requirements import FULL, require_packages
 from understudy.train.weights import TRAINING, WeightsRecord, explain_out_of_memory, load_model, seed, uses_bf16
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ def run_trl_training(
     `fit` gives the rows that the loaded model can learn from, `make` the trainer over them; it is given what makes
     a callback of names of numbers, for the trainer to have. Raises ConfigError.
     """
-    need(*FULL)
+    require_packages(*FULL)
     directory = output / TRAINING
     checkpoint = last_checkpoint(directory, course.resume)
     seed(options.seed)
@@ -85,7 +85,7 @@ def run_trl_training(
         loaded = load_model(model, options)
         rows = fit(loaded)
         start = 0 if checkpoint is None else _checkpoint_step(checkpoint) + 1
-        with Metrics(directory, course.trackers, start=start, name=f"understudy-{name}") as metrics:
+        with MetricsWriter(directory, course.trackers, start=start, name=f"understudy-{name}") as metrics:
             trainer = make(loaded, rows, partial(_callback, metrics=metrics, on_step=course.on_step))
             trainer._save_checkpoint = _checkpoint_saver(trainer._save_checkpoint, directory / CHECKPOINTS)
             began = time.monotonic()
@@ -98,7 +98,7 @@ def run_trl_training(
         )
     steps = int(trainer.state.global_step)
     install_model(loaded, model, output, WeightsRecord(version="", step=steps, base=str(model)))
-    finish(directory)
+    remove_checkpoints(directory)
     return TrainingSummary(
         output=str(output),
         rows=len(rows),
@@ -111,7 +111,7 @@ def run_trl_training(
     )
 
 
-def configured(
+def trl_config(
     kind: Callable[..., Any],
     directory: Path,
     options: TrainOptions,
@@ -187,7 +187,7 @@ def nothing_to_learn(what: str, left_out: Counter[str], advice: str) -> ConfigEr
     return ConfigError(f"there are no {what} to learn from; left out: {format_counts(left_out)}; {advice}")
 
 
-def _callback(names: Iterable[str], metrics: Metrics, on_step: Told) -> Any:
+def _callback(names: Iterable[str], metrics: MetricsWriter, on_step: Told) -> Any:
     """A callback of transformers that tells these numbers of every step, by the last part of their names."""
     from transformers import TrainerCallback
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from random import Random
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field, structs
 
 from understudy.errors import ConfigError
-from understudy.train.algorithms.batch import Batch, build_batch, plan
-from understudy.train.data.groups import Group, Sequence
+from understudy.train.algorithms.batch import TrainingBatch, build_batch, plan
+from understudy.train.data.groups import RolloutGroup, TokenSequence
 from understudy.train.options import GRPOOptions
 from understudy.train.weights import (
     WeightsRecord,
@@ -23,12 +23,12 @@ from understudy.train.weights import (
     is_adapted,
     load_model,
     load_state,
-    longest,
+    max_sequence_length,
     read_weights_record,
-    rows_of,
     save_model,
     seed,
     uses_bf16,
+    vocabulary_size,
 )
 
 if TYPE_CHECKING:
@@ -116,15 +116,15 @@ class Updater:
                 self.step = written.step
             self._reference = self._load_reference(reference)
         self._autocast = uses_bf16(options)
-        self._vocabulary = rows_of(self.model)
-        self._longest = longest(self.model, options)
+        self._vocabulary = vocabulary_size(self.model)
+        self._longest = max_sequence_length(self.model, options)
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.model.parameters()).device
 
-    def update(self, groups: Many[Group], step: int, version: str | None = None) -> UpdateReport:
+    def update(self, groups: Sequence[RolloutGroup], step: int, version: str | None = None) -> UpdateReport:
         """Learn from groups of rollouts once; `step` is the number of this update, from 1.
 
         What cannot be learned from is skipped and counted. When a loss or gradient is not a number, nothing of
@@ -179,7 +179,9 @@ class Updater:
         model.requires_grad_(False)
         return model.eval()
 
-    def _learn(self, batch: Batch, report: UpdateReport, skipped: Counter[str], random: Random) -> UpdateReport:
+    def _learn(
+        self, batch: TrainingBatch, report: UpdateReport, skipped: Counter[str], random: Random
+    ) -> UpdateReport:
         """The optimizer steps of an update, each over all micro-batches of its mini-batch."""
         from understudy.train.algorithms.losses import Sums
 
@@ -210,7 +212,7 @@ class Updater:
             **named,
         )
 
-    def _old(self, batch: Batch) -> list[torch.Tensor]:
+    def _old(self, batch: TrainingBatch) -> list[torch.Tensor]:
         """The logprobs of all sequences under the weights that the update begins with."""
         import torch
 
@@ -228,7 +230,7 @@ class Updater:
         return logprobs
 
     def _optimizer_step(
-        self, batch: Batch, indexes: list[int], old: list[torch.Tensor] | None, rate: float
+        self, batch: TrainingBatch, indexes: list[int], old: list[torch.Tensor] | None, rate: float
     ) -> tuple[Sums, float | None]:
         """One step; the gradient's norm is None where nothing was learned for want of numbers."""
         import torch
@@ -286,7 +288,7 @@ class Updater:
         self.optimizer_steps += 1
         return total, norm
 
-    def _reference_logprobs(self, rows: list[Sequence]) -> torch.Tensor:
+    def _reference_logprobs(self, rows: list[TokenSequence]) -> torch.Tensor:
         import torch
 
         from understudy.train.algorithms.forward import token_logprobs

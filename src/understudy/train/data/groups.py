@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Sequence(Struct, frozen=True, kw_only=True):
+class TokenSequence(Struct, frozen=True, kw_only=True):
     """One segment of a rollout's trajectory.
 
     `loss_mask` is 1 exactly on sampled tokens. `logprobs` are the behaviour policy's, after temperature, 0.0 off
@@ -30,10 +30,10 @@ class TrainingRollout(Struct, frozen=True, kw_only=True):
     rollout_id: str
     task_id: str
     reward: float
-    sequences: tuple[Sequence, ...]
+    sequences: tuple[TokenSequence, ...]
 
 
-class Group(Struct, frozen=True, kw_only=True):
+class RolloutGroup(Struct, frozen=True, kw_only=True):
     """The rollouts of one task by which each other's advantage is measured."""
 
     task_id: str

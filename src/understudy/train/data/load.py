@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from understudy.errors import ConfigError
 from understudy.export.corpus import WORK
 from understudy.export.files import read_manifest
 from understudy.store import Store
-from understudy.train.data.groups import Group, Sequence, TrainingRollout
+from understudy.train.data.groups import RolloutGroup, TokenSequence, TrainingRollout
 from understudy.trajectory.graded import graded
 from understudy.trajectory.roles import Role
 from understudy.trajectory.samples import Sample, samples
@@ -38,7 +37,7 @@ NOTHING_LEFT = "rollouts of which no sequence is left"
 BAD_REWARD = "rollouts whose reward is not a number"
 
 
-class _Row(msgspec.Struct):
+class _ExportedSequence(msgspec.Struct):
     """A sequence as the format trl-tokens has it."""
 
     input_ids: tuple[int, ...]
@@ -54,7 +53,7 @@ class _Row(msgspec.Struct):
             raise ValueError("there are not as many masks and logprobs as tokens")
 
 
-def groups(
+def load_groups(
     sources: Iterable[Path],
     *,
     run: str | None = None,
@@ -63,7 +62,7 @@ def groups(
     logprobs: bool = True,
     temperature: float | None = None,
     left_out: Counter[str] | None = None,
-) -> Iterator[Group]:
+) -> Iterator[RolloutGroup]:
     """The groups of `sources`: directories of stores, and exports in the format trl-tokens.
 
     A group is made of the rollouts of one task in one run (of one task, in an export). With `logprobs` a sequence
@@ -98,8 +97,8 @@ def groups_from_store(
     temperature: float | None = None,
     left_out: Counter[str] | None = None,
     tasks: Collection[str] | None = None,
-) -> Iterator[Group]:
-    """The groups of an open store, or only those of these `tasks`; see `groups`."""
+) -> Iterator[RolloutGroup]:
+    """The groups of an open store, or only those of these `tasks`; see `load_groups`."""
     counts = Counter[str]() if left_out is None else left_out
     run_ids: list[str | None] = [each.id for each in store.runs()]
     for run_id in (run_ids or [None]) if run is None else [run]:
@@ -125,7 +124,7 @@ def groups_from_store(
                 if rollout is not None:
                     rollouts.append(rollout)
             if rollouts:
-                yield Group(task_id=task_id, rollouts=tuple(rollouts))
+                yield RolloutGroup(task_id=task_id, rollouts=tuple(rollouts))
     _tidy(counts)
 
 
@@ -144,7 +143,7 @@ def export_format(directory: Path) -> str | None:
     return None if manifest is None else str(manifest.get("format"))
 
 
-def write_groups(path: Path, groups: Iterable[Group]) -> None:
+def write_groups(path: Path, groups: Iterable[RolloutGroup]) -> None:
     """Write groups to a file, whole or not at all. Raises ConfigError when it cannot be written."""
     try:
         with atomic_path(path) as fresh:
@@ -155,10 +154,10 @@ def write_groups(path: Path, groups: Iterable[Group]) -> None:
         ) from error
 
 
-def read_groups(path: Path) -> list[Group]:
+def read_groups(path: Path) -> list[RolloutGroup]:
     """The groups in a file that `write_groups` wrote. Raises ConfigError when it is none."""
     try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=list[Group])
+        return msgspec.msgpack.decode(path.read_bytes(), type=list[RolloutGroup])
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except msgspec.MsgspecError as error:
@@ -181,13 +180,13 @@ def _check_temperature(calls: Iterable[Call], temperature: float) -> None:
             )
 
 
-def _sequence(sample: Sample, counts: Counter[str]) -> Sequence | None:
+def _sequence(sample: Sample, counts: Counter[str]) -> TokenSequence | None:
     segment = sample.segment
     if segment.superseded:
         counts[SUPERSEDED] += 1
         return None
     values = [value for value in segment.logprobs if value is not None]
-    return Sequence(
+    return TokenSequence(
         token_ids=segment.token_ids,
         loss_mask=segment.loss_mask,
         logprobs=tuple(values) if len(values) == len(segment.logprobs) else None,
@@ -199,14 +198,14 @@ def _rollout(
     rollout_id: str,
     task_id: str,
     reward: float,
-    sequences: Many[Sequence],
+    sequences: Sequence[TokenSequence],
     logprobs: bool,
     counts: Counter[str],
 ) -> TrainingRollout | None:
     if not math.isfinite(reward):
         counts[BAD_REWARD] += 1
         return None
-    usable: list[Sequence] = []
+    usable: list[TokenSequence] = []
     for sequence in sequences:
         why = _defect(sequence, logprobs)
         if why:
@@ -219,7 +218,7 @@ def _rollout(
     return TrainingRollout(rollout_id=rollout_id, task_id=task_id, reward=reward, sequences=tuple(usable))
 
 
-def _defect(sequence: Sequence, logprobs: bool) -> str | None:
+def _defect(sequence: TokenSequence, logprobs: bool) -> str | None:
     if not sequence.sampled:
         return NOTHING_SAMPLED
     if logprobs and sequence.logprobs is None:
@@ -229,7 +228,7 @@ def _defect(sequence: Sequence, logprobs: bool) -> str | None:
     return None
 
 
-def _exported(directory: Path, *, logprobs: bool, left_out: Counter[str]) -> Iterator[Group]:
+def _exported(directory: Path, *, logprobs: bool, left_out: Counter[str]) -> Iterator[RolloutGroup]:
     """The groups of the part "train" of an export; sequences of a rollout, and rollouts of a task, together."""
     name = export_format(directory)
     if name != TOKENS:
@@ -239,14 +238,14 @@ def _exported(directory: Path, *, logprobs: bool, left_out: Counter[str]) -> Ite
         )
     path = directory / "train.parquet"
     try:
-        rows = msgspec.convert(read_rows(path, _Row.__struct_fields__), list[_Row])
+        rows = msgspec.convert(read_rows(path, _ExportedSequence.__struct_fields__), list[_ExportedSequence])
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: is no export in the format {TOKENS} ({error}); export it again") from error
-    sequences: dict[str, dict[str, list[Sequence]]] = {}
+    sequences: dict[str, dict[str, list[TokenSequence]]] = {}
     rewards: dict[str, float] = {}
     for row in rows:
         values = [value for value in row.logprobs if value is not None]
-        sequence = Sequence(
+        sequence = TokenSequence(
             token_ids=row.input_ids,
             loss_mask=row.assistant_masks,
             logprobs=tuple(values) if len(values) == len(row.logprobs) else None,
@@ -259,11 +258,11 @@ def _exported(directory: Path, *, logprobs: bool, left_out: Counter[str]) -> Ite
             _rollout(each, task_id, rewards[each], parts, logprobs, left_out) for each, parts in members.items()
         ]
         if complete := tuple(rollout for rollout in rollouts if rollout is not None):
-            yield Group(task_id=task_id, rollouts=complete)
+            yield RolloutGroup(task_id=task_id, rollouts=complete)
     _tidy(left_out)
 
 
-def read_rows(path: Path, columns: Many[str] | None = None) -> list[dict[str, Any]]:
+def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """The rows of a file of an export, or some columns of them. Raises ConfigError when it cannot be read."""
     from understudy.export.parquet import installed
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from msgspec import Struct
 
 from understudy.errors import ConfigError
-from understudy.train.data.groups import Sequence
+from understudy.train.data.groups import TokenSequence
 from understudy.train.data.load import read_rows
-from understudy.train.requirements import need
+from understudy.train.requirements import require_packages
 from understudy.train.weights import check_model, load_chat_tokenizer
 
 SMUGGLED = "conversations in which a special token is spelled out"
@@ -39,7 +38,7 @@ class Renderer:
     """A model's tokenizer and chat template. Raises ConfigError when its directory has none."""
 
     def __init__(self, model: Path) -> None:
-        need("torch", "transformers")
+        require_packages("torch", "transformers")
         check_model(model)
         self._tokenizer: Any = load_chat_tokenizer(model)
         self._model = model
@@ -48,7 +47,7 @@ class Renderer:
         self._ends = self._end_ids()
 
     def answer(
-        self, before: Many[Message], answer: Many[Message], tools: Any, left_out: Counter[str]
+        self, before: Sequence[Message], answer: Sequence[Message], tools: Any, left_out: Counter[str]
     ) -> tuple[list[int], list[int]] | None:
         """The tokens of a prompt and of the answer behind it, up to the end of its turn.
 
@@ -74,7 +73,7 @@ class Renderer:
         last = max(ends, default=len(completion) - 1)
         return prompt, completion[: last + 1]
 
-    def _render(self, messages: Many[Message], tools: Any, *, generation_prompt: bool) -> list[int]:
+    def _render(self, messages: Sequence[Message], tools: Any, *, generation_prompt: bool) -> list[int]:
         text: str = self._tokenizer.apply_chat_template(
             list(messages), tools=tools or None, add_generation_prompt=generation_prompt, tokenize=False
         )
@@ -91,14 +90,14 @@ class Renderer:
         return {each for each in (*ids, self._tokenizer.eos_token_id) if isinstance(each, int)}
 
 
-def sequences_from_export(directory: Path, model: Path, left_out: Counter[str]) -> list[Sequence]:
+def sequences_from_export(directory: Path, model: Path, left_out: Counter[str]) -> list[TokenSequence]:
     """The conversations of the part "train" of an export in the format trl-sft, each chosen message learned once.
 
     Messages whose prompt goes on from the one before are one sequence. Raises ConfigError when the export or the
     model cannot be read.
     """
     renderer = Renderer(model)
-    sequences: list[Sequence] = []
+    sequences: list[TokenSequence] = []
     for row in decoded_rows(directory):
         sequences += _of_row(row, renderer, left_out)
     return sequences
@@ -135,7 +134,7 @@ def decoded_rows(directory: Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _of_row(row: dict[str, Any], renderer: Renderer, left_out: Counter[str]) -> Iterator[Sequence]:
+def _of_row(row: dict[str, Any], renderer: Renderer, left_out: Counter[str]) -> Iterator[TokenSequence]:
     if "messages" in row:
         messages, learned = row["messages"], set(row["trained"])
     else:
@@ -152,12 +151,12 @@ def _of_row(row: dict[str, Any], renderer: Renderer, left_out: Counter[str]) -> 
             continue
         prompt, completion = pair
         if ids and prompt[: len(ids)] != ids:
-            yield Sequence(token_ids=tuple(ids), loss_mask=tuple(mask), logprobs=None)
+            yield TokenSequence(token_ids=tuple(ids), loss_mask=tuple(mask), logprobs=None)
             ids, mask = [], []
         mask += [0] * (len(prompt) - len(ids)) + [1] * len(completion)
         ids = [*prompt, *completion]
     if ids:
-        yield Sequence(token_ids=tuple(ids), loss_mask=tuple(mask), logprobs=None)
+        yield TokenSequence(token_ids=tuple(ids), loss_mask=tuple(mask), logprobs=None)
 
 
 def _tools(row: dict[str, Any]) -> Any:

@@ -13,8 +13,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +70,14 @@ class _Config(Struct):
     model_type: str = ""
 
 
-class _Step(Struct):
+class _LoggedStep(Struct):
     loss: float | None = None
     current_steps: int = 0
 
 
 def train(
     model: Path,
-    sources: Many[Path],
+    sources: Sequence[Path],
     output: Path,
     options: SFTOptions,
     *,
@@ -172,7 +171,7 @@ def _template(model: Path) -> str:
 
 def _data(
     model: Path,
-    sources: Many[Path],
+    sources: Sequence[Path],
     chosen: Selection,
     output: Path,
     template: str,
@@ -209,7 +208,7 @@ def _data(
 
 
 def _config(
-    model: Path, directory: Path, names: Many[str], template: str, options: SFTOptions, output: Path
+    model: Path, directory: Path, names: Sequence[str], template: str, options: SFTOptions, output: Path
 ) -> str:
     """The config of a training: what an export proposes, with what was asked for."""
     proposed = exporting.training_config(
@@ -318,12 +317,12 @@ def _run(order: list[str], log: Path, on_line: Callable[[str], None] | None) -> 
     )
 
 
-def _steps(model: Path) -> list[_Step]:
+def _steps(model: Path) -> list[_LoggedStep]:
     """What it logged of its steps."""
     log = model / "trainer_log.jsonl"
     lines = log.read_text("utf-8").splitlines() if log.is_file() else []
     # Python's JSON, which has NaN.
-    return [msgspec.convert(json.loads(line), _Step) for line in lines if line.strip()]
+    return [msgspec.convert(json.loads(line), _LoggedStep) for line in lines if line.strip()]
 
 
 def _put_in_place(produced: Path, model: Path, output: Path) -> None:

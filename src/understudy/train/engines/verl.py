@@ -17,20 +17,20 @@ from typing import Any
 from msgspec import Struct
 
 from understudy.errors import ConfigError
-from understudy.train.data.groups import Group, Sequence, TrainingRollout
+from understudy.train.data.groups import RolloutGroup, TokenSequence, TrainingRollout
 
 TOO_LONG = "sequences longer than verl's prompt and response lengths"
 NOTHING_LEFT = "rollouts of which no sequence is left"
 
 
-class Lengths(Struct, frozen=True):
+class VerlLengths(Struct, frozen=True):
     """The most tokens that verl takes of a sequence: before its first sampled one, and from there on."""
 
     prompt: int
     response: int
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class VerlRow(Struct, frozen=True, kw_only=True):
     """A sequence, divided as verl has it: `response` begins with the first sampled token."""
 
     prompt: list[int]
@@ -39,11 +39,11 @@ class Row(Struct, frozen=True, kw_only=True):
     logprobs: list[float] | None
 
 
-def row(sequence: Sequence) -> Row:
+def row(sequence: TokenSequence) -> VerlRow:
     """A sequence in which something was sampled, divided."""
     first = sequence.loss_mask.index(1)
     logprobs = sequence.logprobs
-    return Row(
+    return VerlRow(
         prompt=list(sequence.token_ids[:first]),
         response=list(sequence.token_ids[first:]),
         mask=list(sequence.loss_mask[first:]),
@@ -51,7 +51,7 @@ def row(sequence: Sequence) -> Row:
     )
 
 
-def rows(rollout: TrainingRollout, lengths: Lengths, left_out: Counter[str]) -> list[Row]:
+def rows(rollout: TrainingRollout, lengths: VerlLengths, left_out: Counter[str]) -> list[VerlRow]:
     """The sequences of a rollout that fit; of those that do not it is counted how many."""
     divided = [row(each) for each in rollout.sequences if any(each.loss_mask)]
     fitting = [
@@ -65,7 +65,7 @@ def rows(rollout: TrainingRollout, lengths: Lengths, left_out: Counter[str]) -> 
 
 
 def outputs(
-    rollout: TrainingRollout, lengths: Lengths, *, steps: tuple[int, int] = (0, 0), seconds: float = 0.0
+    rollout: TrainingRollout, lengths: VerlLengths, *, steps: tuple[int, int] = (0, 0), seconds: float = 0.0
 ) -> list[Any]:
     """A rollout as what a verl agent loop's `run` returns: an AgentLoopOutput a sequence, all with its reward.
 
@@ -107,7 +107,7 @@ def outputs(
 
 
 def data_proto(
-    groups: Iterable[Group], lengths: Lengths, *, pad_id: int, left_out: Counter[str] | None = None
+    groups: Iterable[RolloutGroup], lengths: VerlLengths, *, pad_id: int, left_out: Counter[str] | None = None
 ) -> Any:
     """Groups as one DataProto, with the tensors that verl's trainer has when its rollouts have ended.
 
@@ -162,8 +162,8 @@ def data_proto(
 
 
 def _keyed(
-    groups: Iterable[Group], lengths: Lengths, left_out: Counter[str]
-) -> Iterator[tuple[str, TrainingRollout, Row]]:
+    groups: Iterable[RolloutGroup], lengths: VerlLengths, left_out: Counter[str]
+) -> Iterator[tuple[str, TrainingRollout, VerlRow]]:
     for group in groups:
         for session, rollout in enumerate(group.rollouts):
             for index, each in enumerate(rows(rollout, lengths, left_out)):

@@ -32,7 +32,7 @@ from understudy.errors import BackendError, ConfigError
 from understudy.train.data import load
 from understudy.train.data.groups import TrainingRollout
 from understudy.train.engines import verl
-from understudy.train.engines.verl_bridge import Answer, Bridge, Session
+from understudy.train.engines.verl_bridge import Bridge, BridgeResponse, BridgeSession
 
 _RUN = "from understudy.cli.main import main; main()"
 _LAST_WORDS = 2000
@@ -67,7 +67,7 @@ class UnderstudyLoop(AgentLoopBase):
         self._keep = keep
         rollout = self.rollout_config
         self._model = str(self.config.actor_rollout_ref.model.path)
-        self._lengths = verl.Lengths(int(rollout.prompt_length), int(rollout.response_length))
+        self._lengths = verl.VerlLengths(int(rollout.prompt_length), int(rollout.response_length))
         self._context = int(rollout.get("max_model_len") or 0) or sum(
             (self._lengths.prompt, self._lengths.response)
         )
@@ -100,12 +100,12 @@ class UnderstudyLoop(AgentLoopBase):
     def _generate(self, request_id: str) -> Any:
         """Sampling by verl's servers; one id a rollout, so that its turns find their cache on one of them."""
 
-        async def generate(prompt: list[int], sampling: dict[str, Any]) -> Answer:
+        async def generate(prompt: list[int], sampling: dict[str, Any]) -> BridgeResponse:
             limit = sampling["max_tokens"]
             output = await self.server_manager.generate(
                 request_id=request_id, prompt_ids=prompt, sampling_params={**sampling, "logprobs": True}
             )
-            return Answer(
+            return BridgeResponse(
                 ids=list(output.token_ids),
                 logprobs=list(output.log_probs) if output.log_probs else None,
                 stopped=len(output.token_ids) < limit,
@@ -122,7 +122,7 @@ class UnderstudyLoop(AgentLoopBase):
             self._bridges[loop] = asyncio.create_task(Bridge(self._model, self._context).__aenter__())
         return await asyncio.shield(self._bridges[loop])
 
-    async def _collect(self, instance: str, session: Session, directory: Path, seed: int) -> None:
+    async def _collect(self, instance: str, session: BridgeSession, directory: Path, seed: int) -> None:
         """Run one rollout into `place`. Raises BackendError with the last words of a run that failed."""
         await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
         config = directory / "gateway.toml"
@@ -167,7 +167,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 def read(directory: Path, instance: str) -> TrainingRollout:
     """The graded rollout in a run's output. Raises ConfigError when there is none that can be trained on."""
     left_out = Counter[str]()
-    rollouts = [each for group in load.groups([directory], left_out=left_out) for each in group.rollouts]
+    rollouts = [each for group in load.load_groups([directory], left_out=left_out) for each in group.rollouts]
     if len(rollouts) != 1:
         raise ConfigError(
             f"{directory}: expected one rollout of {instance} to learn from, got {len(rollouts)}; {dict(left_out)}"

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 _BODY_LIMIT = 64 << 20
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class BridgeResponse(Struct, frozen=True, kw_only=True):
     """What was sampled: `stopped` tells that it ended by itself, `aborted` that it was cut off from outside.
 
     `step` is the number of the weights, if it is known.
@@ -30,11 +30,11 @@ class Answer(Struct, frozen=True, kw_only=True):
     step: int | None = None
 
 
-Generate = Callable[[list[int], dict[str, Any]], Awaitable[Answer]]
+Generate = Callable[[list[int], dict[str, Any]], Awaitable[BridgeResponse]]
 """Samples from a prompt, with sampling parameters by vLLM's names."""
 
 
-class Session:
+class BridgeSession:
     """What one rollout has asked for: where it asks, and the steps of the weights that answered it."""
 
     def __init__(self, generate: Generate, sampling: dict[str, Any]) -> None:
@@ -45,7 +45,7 @@ class Session:
         self.url = ""
 
 
-class _Request(Struct):
+class _BridgeRequest(Struct):
     token_ids: list[int]
     sampling_params: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -56,7 +56,7 @@ class Bridge:
     def __init__(self, model: str, context: int) -> None:
         self._model = model
         self._context = context
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, BridgeSession] = {}
         self._base = ""
 
     async def __aenter__(self) -> Self:
@@ -73,14 +73,14 @@ class Bridge:
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
 
-    def open(self, generate: Generate, sampling: dict[str, Any]) -> Session:
+    def open(self, generate: Generate, sampling: dict[str, Any]) -> BridgeSession:
         """A session under an address that nobody guesses."""
         name = secrets.token_urlsafe(16)
-        session = self._sessions[name] = Session(generate, sampling)
+        session = self._sessions[name] = BridgeSession(generate, sampling)
         session.url = f"{self._base}/{name}/v1"
         return session
 
-    def close(self, session: Session) -> None:
+    def close(self, session: BridgeSession) -> None:
         """Answer that session no more."""
         self._sessions = {name: each for name, each in self._sessions.items() if each is not session}
 
@@ -89,7 +89,7 @@ class Bridge:
         if session is None:
             return _refused(404, "no such session")
         try:
-            asked = msgspec.json.decode(await request.read(), type=_Request)
+            asked = msgspec.json.decode(await request.read(), type=_BridgeRequest)
         except msgspec.DecodeError as error:
             return _refused(400, f"not understood: {error}")
         room = self._context - len(asked.token_ids)
@@ -113,7 +113,7 @@ class Bridge:
         return web.json_response({"object": "list", "data": [card]})
 
 
-def _answered(prompt: list[int], answer: Answer, limit: int) -> dict[str, Any]:
+def _answered(prompt: list[int], answer: BridgeResponse, limit: int) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": 0,
         "token_ids": answer.ids,

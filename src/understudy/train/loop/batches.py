@@ -15,7 +15,7 @@ from understudy.run.collector import TaskFigures
 from understudy.store import Store
 from understudy.train.algorithms.advantages import has_signal
 from understudy.train.algorithms.batch import NO_SIGNAL, group_rewards
-from understudy.train.data.groups import Group
+from understudy.train.data.groups import RolloutGroup
 from understudy.train.data.load import NO_VERDICT, groups_from_store
 from understudy.train.loop.curriculum import choose
 from understudy.train.loop.state import GroupRef, LoopConfig, LoopDirectory, LoopState, StepState, step_number
@@ -35,14 +35,14 @@ class GroupSelection(Struct, frozen=True, kw_only=True):
     used: tuple[GroupRef, ...]
     dropped: tuple[GroupRef, ...]
     held: tuple[GroupRef, ...] = ()
-    groups: tuple[Group, ...]
+    groups: tuple[RolloutGroup, ...]
     counted: tuple[GroupRef, ...]
     reward: float
     staleness: int
     skipped: dict[str, int]
 
 
-def begun(
+def start_step(
     config: LoopConfig, directory: LoopDirectory, state: LoopState, number: int, tasks: Iterable[str]
 ) -> StepState:
     """A new step with the tasks of its wave: as many groups as a step has, less those that are carried over.
@@ -88,7 +88,7 @@ def harvest(
     Raises StoreError.
     """
     skipped = Counter[str]()
-    groups: dict[GroupRef, Group] = {}
+    groups: dict[GroupRef, RolloutGroup] = {}
     for number in sorted({ref.wave for ref in ready}):
         wanted = {ref.task for ref in ready if ref.wave == number}
         with Store.open(directory.run(number), create=False) as store:
@@ -161,7 +161,7 @@ def derive_seed(seed: int, *what: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) >> 1
 
 
-def group_age(group: Group, ref: GroupRef, state: LoopState) -> int:
+def group_age(group: RolloutGroup, ref: GroupRef, state: LoopState) -> int:
     """How many versions the oldest token of a group is behind.
 
     A call of which no version is told, or more than one, may be as old as its wave.

@@ -21,9 +21,9 @@ from msgspec.structs import replace
 from understudy.errors import TaskError
 from understudy.run.collector import RolloutBatch, RolloutCollector, TaskFigures
 from understudy.train.algorithms.updater import UpdateReport
-from understudy.train.data.groups import Group
+from understudy.train.data.groups import RolloutGroup
 from understudy.train.data.load import write_groups
-from understudy.train.loop.batches import begun, derive_seed, select_enough_groups, usable
+from understudy.train.loop.batches import derive_seed, select_enough_groups, start_step, usable
 from understudy.train.loop.curriculum import Rate
 from understudy.train.loop.retention import prune
 from understudy.train.loop.state import (
@@ -33,7 +33,7 @@ from understudy.train.loop.state import (
     LoopDirectory,
     LoopState,
     StepState,
-    settle,
+    make_durable,
     step_number,
     version_name,
 )
@@ -134,7 +134,7 @@ class Loop:
         step = self.state.step(number)
         if step is None:
             self._stop_if_draining()
-            step = begun(self.config, self.directory, self.state, number, self._tasks)
+            step = start_step(self.config, self.directory, self.state, number, self._tasks)
             self._save(self.state.with_step(step))
         if step.phase == "collecting":
             step = await self._gather(step)
@@ -177,7 +177,7 @@ class Loop:
         state = replace(self.state.with_step(step), rates=dict(sorted(rates.items())))
         if self._overlaps(step.step) and step.step < self.config.steps:
             # The next wave goes on while the update runs. It is in the state before it begins.
-            state = state.with_step(begun(self.config, self.directory, state, step.step + 1, self._tasks))
+            state = state.with_step(start_step(self.config, self.directory, state, step.step + 1, self._tasks))
         self._save(state)
         return step
 
@@ -195,7 +195,7 @@ class Loop:
             groups_file = self.directory.groups(number)
             report = await self._unless_a_batch_fails(self._trainer.update(groups_file, number, version, weights))
         if report.updated:
-            await asyncio.to_thread(settle, weights)
+            await asyncio.to_thread(make_durable, weights)
         else:
             version = self.state.version
             await asyncio.to_thread(shutil.rmtree, weights, ignore_errors=True)
@@ -324,11 +324,11 @@ class Loop:
                 each.cancel()
             await asyncio.gather(task, *going, return_exceptions=True)
 
-    def _write_groups(self, number: int, groups: Sequence[Group]) -> None:
+    def _write_groups(self, number: int, groups: Sequence[RolloutGroup]) -> None:
         path = self.directory.groups(number)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_groups(path, groups)
-        settle(path)
+        make_durable(path)
 
     # --- evaluation ------------------------------------------------------------------------------------
 

@@ -140,9 +140,9 @@ async def run_loop(
             state = LoopState(version=version_name(0), weights=config.model)
             directory.save(state)
         async with contextlib.AsyncExitStack() as stack:
-            weights = _kept(directory, state.weights)
+            weights = _existing_weights(directory, state.weights)
             # Those that wait to be published have been learned all the same.
-            resume = None if state.trained is None else _kept(directory, state.trained)
+            resume = None if state.trained is None else _existing_weights(directory, state.trained)
             watching = stack.enter_context(TrackingWatcher(watcher, root, runtime.trackers))
             trainer = await stack.enter_async_context(
                 trainers(Path(config.model), options, resume=resume, threads=runtime.threads)
@@ -242,7 +242,7 @@ def _check_publish_method(config: LoopConfig, runtime: LoopRuntime, options: GRP
         )
 
 
-def _kept(directory: LoopDirectory, weights: str) -> Path:
+def _existing_weights(directory: LoopDirectory, weights: str) -> Path:
     """Weights that the state has. Raises ConfigError when they are gone."""
     path = directory.absolute(weights)
     if not path.is_dir():

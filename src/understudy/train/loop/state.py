@@ -366,7 +366,7 @@ def replace_file(path: Path, content: bytes) -> None:
         raise _unwritten(path, error) from error
 
 
-def settle(path: Path) -> None:
+def make_durable(path: Path) -> None:
     """Have a file, or a directory with all that is in it, outlive a power cut. Raises StoreError."""
     try:
         sync_tree(path)

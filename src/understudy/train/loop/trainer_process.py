@@ -13,23 +13,23 @@ import msgspec
 
 from understudy.errors import ConfigError, UnderstudyError
 from understudy.train.algorithms.updater import UpdateReport
-from understudy.train.loop.worker import Ready
+from understudy.train.loop.worker import TrainerReady
 from understudy.train.options import GRPOOptions
 from understudy.types import ErrorInfo
 from understudy.util.child_process import Child
 
 
-class Trainer(Child):
+class TrainerProcess(Child):
     """A running worker. `ready` is what it said when its model was loaded."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         super().__init__(process)
         self._turn = asyncio.Lock()
-        self.ready = Ready(False, 0, 0, 0, "")
+        self.ready = TrainerReady(False, 0, 0, 0, "")
 
     async def start(self) -> None:
         """Wait until the model is loaded. Raises ConfigError when it cannot be."""
-        self.ready = msgspec.convert(await self._answer(), Ready)
+        self.ready = msgspec.convert(await self._answer(), TrainerReady)
 
     async def update(self, groups: Path, step: int, version: str, weights: Path) -> UpdateReport:
         """Learn from the groups in a file that `data.write_groups` wrote, and save the weights to a directory.
@@ -76,7 +76,7 @@ async def start_trainer(
     reference: Path | None = None,
     threads: int = 0,
     environment: Mapping[str, str] | None = None,
-) -> AsyncGenerator[Trainer]:
+) -> AsyncGenerator[TrainerProcess]:
     """Run a worker while the context lasts; it never outlives this process.
 
     `resume` is a directory that an earlier update saved its weights to. `threads` of the CPU (0: as torch takes).
@@ -88,6 +88,6 @@ async def start_trainer(
     variables = dict(os.environ if environment is None else environment)
     if threads:
         variables["OMP_NUM_THREADS"] = str(threads)
-    async with Trainer.running("understudy.train.loop.worker", arguments, variables) as trainer:
+    async with TrainerProcess.running("understudy.train.loop.worker", arguments, variables) as trainer:
         await trainer.start()
         yield trainer

@@ -31,7 +31,7 @@ from understudy.types import ErrorInfo, info_of
 _THREADS = "OMP_NUM_THREADS"
 
 
-class Ready(Struct, frozen=True):
+class TrainerReady(Struct, frozen=True):
     """What a worker says when its model is loaded. `step` is the last that the weights saw, 0: none."""
 
     ready: bool
@@ -41,7 +41,7 @@ class Ready(Struct, frozen=True):
     device: str
 
 
-class Order(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TrainerCommand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a worker is told to do."""
 
     op: str
@@ -75,11 +75,11 @@ def main(arguments: list[str]) -> int:
     parameters: list[Any] = list(updater.model.parameters())
     counted = sum(each.numel() for each in parameters)
     trained = sum(each.numel() for each in parameters if each.requires_grad)
-    _say(answers, Ready(True, updater.step, counted, trained, str(updater.device)))
+    _say(answers, TrainerReady(True, updater.step, counted, trained, str(updater.device)))
     while True:
         line = orders.get()
         try:
-            order = msgspec.json.decode(line, type=Order)
+            order = msgspec.json.decode(line, type=TrainerCommand)
             _say(answers, _done(updater, order))
         except msgspec.MsgspecError as error:
             _say(answers, {"error": ErrorInfo("config", "ConfigError", f"an order makes no sense: {error}")})
@@ -88,9 +88,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _load(model: Path, options: GRPOOptions, resume: Path | None, reference: Path | None) -> Any:
-    from understudy.train.requirements import need
+    from understudy.train.requirements import require_packages
 
-    need()
+    require_packages()
     import torch
 
     from understudy.train.algorithms.updater import Updater
@@ -100,7 +100,7 @@ def _load(model: Path, options: GRPOOptions, resume: Path | None, reference: Pat
     return Updater(model, options, resume=resume, reference=reference)
 
 
-def _done(updater: Any, order: Order) -> dict[str, Any]:
+def _done(updater: Any, order: TrainerCommand) -> dict[str, Any]:
     from understudy.train.data.load import read_groups
 
     if order.op != "update":

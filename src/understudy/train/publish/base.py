@@ -10,8 +10,8 @@ from msgspec import Struct
 from understudy.errors import BackendError, ConfigError
 from understudy.train.publish.control import TIMEOUT_S, ControlClient
 
-Kind = Literal["full", "lora"]
-Way = Literal["disk", "sleep", "lora"]
+WeightsKind = Literal["full", "lora"]
+PublishMethod = Literal["disk", "sleep", "lora"]
 """How a server takes weights from a disk: whole in place, whole on waking, or an adapter."""
 
 ADAPTER = "policy"
@@ -27,7 +27,7 @@ class PublisherCapabilities(Struct, frozen=True, kw_only=True):
     frees the server's GPU memory for a trainer beside it.
     """
 
-    kind: Kind = "full"
+    kind: WeightsKind = "full"
     drained: bool = False
     model: str | None = None
     releases: bool = False
@@ -85,7 +85,7 @@ class DiskPublisher:
     `adapter` names what is loaded by "lora".
     """
 
-    ways: tuple[Way, ...]
+    ways: tuple[PublishMethod, ...]
     missing: str
 
     def __init__(
@@ -93,7 +93,7 @@ class DiskPublisher:
         base_url: str,
         *,
         api_key: str | None = None,
-        method: Way = "disk",
+        method: PublishMethod = "disk",
         adapter: str = ADAPTER,
         seen_as: PathMapping | None = None,
         timeout_s: float = TIMEOUT_S,
@@ -101,17 +101,17 @@ class DiskPublisher:
         if method not in self.ways:
             raise ConfigError(f"this server takes no weights by {method!r}; give one of {', '.join(self.ways)}")
         self.orders = ControlClient(base_url, api_key, missing=self.missing, timeout_s=timeout_s)
-        self._method: Way = method
+        self._method: PublishMethod = method
         self._adapter = adapter
         self._seen_as = seen_as
 
     def _seen(self, weights: Path) -> str:
         """The path at which the server finds the weights. Raises ConfigError where they are none for this way."""
-        path = checked(weights, "lora" if self._method == "lora" else "full")
+        path = check_weights(weights, "lora" if self._method == "lora" else "full")
         return str(self._seen_as.of(path) if self._seen_as else path)
 
 
-def checked(weights: Path, kind: Kind) -> Path:
+def check_weights(weights: Path, kind: WeightsKind) -> Path:
     """The absolute path of a directory that holds what `kind` says. Raises ConfigError when it does not."""
     path = weights.resolve()
     if kind == "lora":

@@ -19,13 +19,13 @@ _UNTOLD = "default"
 """What SGLang calls weights whose version it was not told."""
 
 
-class _Done(Struct):
+class _CommandResult(Struct):
     success: bool
     message: str = ""
     error_message: str | None = None
 
 
-class _Info(Struct):
+class _SGLangInfo(Struct):
     weight_version: str | int | None = None
 
 
@@ -69,7 +69,7 @@ class SGLangPublisher(DiskPublisher):
 
     async def current(self) -> str | None:
         """See Publisher."""
-        version = (await self.orders.get("/model_info", _Info)).weight_version
+        version = (await self.orders.get("/model_info", _SGLangInfo)).weight_version
         return None if version is None or version == _UNTOLD else str(version)
 
     async def release(self) -> None:
@@ -96,7 +96,7 @@ class SGLangPublisher(DiskPublisher):
         await self._order("/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
     async def _order(self, path: str, order: object) -> None:
-        done = self.orders.decode(path, await self.orders.post(path, order), _Done)
+        done = self.orders.decode(path, await self.orders.post(path, order), _CommandResult)
         if not done.success:
             reason = done.error_message or done.message or "it does not say why"
             raise BackendError(f"POST {self.orders.base}{path}: not done: {reason}", status=200)

@@ -24,7 +24,7 @@ _UNTOLD = "default"
 """What vLLM calls weights whose version it was not told."""
 
 
-class _Info(Struct):
+class _VLLMInfo(Struct):
     weight_version: str | None = None
 
 
@@ -74,7 +74,7 @@ class VLLMPublisher(DiskPublisher):
 
     async def current(self) -> str | None:
         """See Publisher."""
-        version = (await self.orders.get("/weight_info", _Info)).weight_version
+        version = (await self.orders.get("/weight_info", _VLLMInfo)).weight_version
         return None if version == _UNTOLD else version
 
     async def release(self) -> None:

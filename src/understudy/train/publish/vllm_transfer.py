@@ -22,7 +22,7 @@ from msgspec import Struct
 from yarl import URL
 
 from understudy.errors import BackendError, ConfigError, UnderstudyError
-from understudy.train.publish.base import PublisherCapabilities, checked
+from understudy.train.publish.base import PublisherCapabilities, check_weights
 from understudy.train.publish.control import TIMEOUT_S
 from understudy.train.publish.vllm import VLLMPublisher
 
@@ -33,7 +33,7 @@ class _World(Struct):
     world_size: int
 
 
-class Engine(Protocol):
+class TransferEngine(Protocol):
     """The sending end, as vLLM has it."""
 
     def send_weights(self) -> None:
@@ -77,7 +77,7 @@ class SyncClient:
         asyncio.run(self._orders.post(path, body))
 
 
-class Directory:
+class WeightsDirectory:
     """The weights in a model directory, which may change from one sending to the next."""
 
     def __init__(self, path: Path, device: str = DEVICE) -> None:
@@ -115,7 +115,7 @@ class Directory:
         return files
 
 
-Connect = Callable[[SyncClient, Directory, str, int], Engine]
+Connect = Callable[[SyncClient, WeightsDirectory, str, int], TransferEngine]
 """Makes the sending end: from the client, the weights, our address and the number of the server's workers."""
 
 
@@ -138,8 +138,8 @@ class TransferPublisher:
         self._client = SyncClient(self._server)
         self._address = address
         self._connect = connect or vllm_engine
-        self._engine: Engine | None = None
-        self._source: Directory | None = None
+        self._engine: TransferEngine | None = None
+        self._source: WeightsDirectory | None = None
 
     @property
     def capabilities(self) -> PublisherCapabilities:
@@ -148,12 +148,12 @@ class TransferPublisher:
 
     async def publish(self, weights: Path, version: str) -> None:
         """See Publisher."""
-        path = checked(weights, "full")
+        path = check_weights(weights, "full")
         await self._server.hold()
         self._client.version = version
         try:
             if self._engine is None or self._source is None:
-                self._source = Directory(path)
+                self._source = WeightsDirectory(path)
                 world = await self._server.orders.get("/get_world_size", _World)
                 address = self._address or _own_address(self._server.orders.base)
                 # Of a sender that was killed the server may still hold the other end.
@@ -188,7 +188,7 @@ class TransferPublisher:
             await asyncio.to_thread(engine.shutdown)
 
 
-def vllm_engine(client: SyncClient, source: Directory, address: str, workers: int) -> Engine:
+def vllm_engine(client: SyncClient, source: WeightsDirectory, address: str, workers: int) -> TransferEngine:
     """vLLM's own sending end. Raises ConfigError where the package or a GPU is missing."""
     try:
         import torch

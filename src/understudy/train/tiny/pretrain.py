@@ -65,7 +65,7 @@ class Pace(Struct, frozen=True):
 _PACE = Pace()
 
 
-class Batch(Struct, frozen=True):
+class PretrainBatch(Struct, frozen=True):
     """Conversations as tokens: `ids` and `weights` are of shape (conversations, tokens), padded at their ends."""
 
     ids: Tensor
@@ -105,7 +105,7 @@ def read_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
     return reader.from_pretrained(directory)
 
 
-def batches(reader: PreTrainedTokenizerFast, seed: int, first: int, steps: int) -> Iterator[Batch]:
+def batches(reader: PreTrainedTokenizerFast, seed: int, first: int, steps: int) -> Iterator[PretrainBatch]:
     """The batches of `steps` steps from step `first` on: drills, then conversations."""
     start = 0
     for until, kind, count in _DRILLS:
@@ -157,7 +157,7 @@ def _encoded(
     return encoding.ids, spoken
 
 
-def _padded(rows: Sequence[tuple[list[int], list[int]]], others: float = _OTHERS_WEIGHT) -> Batch:
+def _padded(rows: Sequence[tuple[list[int], list[int]]], others: float = _OTHERS_WEIGHT) -> PretrainBatch:
     longest = max(len(ids) for ids, _ in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     weights = torch.zeros(len(rows), longest)
@@ -166,10 +166,10 @@ def _padded(rows: Sequence[tuple[list[int], list[int]]], others: float = _OTHERS
         ids[number, : len(row)] = torch.tensor(row)
         spoken[number, : len(mask)] = torch.tensor(mask, dtype=torch.bool)
         weights[number, : len(row)] = torch.where(spoken[number, : len(row)], 1.0, others)
-    return Batch(ids, weights, spoken)
+    return PretrainBatch(ids, weights, spoken)
 
 
-def losses(model: Qwen3ForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
+def losses(model: Qwen3ForCausalLM, batch: PretrainBatch) -> tuple[Tensor, Tensor]:
     """The weighted sum of the negative log-likelihoods, and each token's own (0 for the first)."""
     # What is behind a conversation's end cannot be seen from within: padding needs no mask.
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -244,7 +244,7 @@ def pretrain(
         size = max(1, _MICRO_TOKENS // batch.ids.shape[1])
         for start in range(0, len(batch.ids), size):
             rows = slice(start, start + size)
-            part: Any = losses(model, Batch(batch.ids[rows], batch.weights[rows], batch.spoken[rows]))[0]
+            part: Any = losses(model, PretrainBatch(batch.ids[rows], batch.weights[rows], batch.spoken[rows]))[0]
             mean = part / batch.weights[:, 1:].sum()
             mean.backward()
             loss += mean.item()
