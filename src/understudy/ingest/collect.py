@@ -1,7 +1,7 @@
-"""Reads all logs below some paths, and puts their states into one file or into a store.
+"""Reads all logs below some paths, and writes their states into one file or into a store.
 
-A file is whole or not there: everything is written beside it first. What was read before and is as it was is not
-read again: its part of the file that is there is copied, its states are in the store already.
+A file is complete or not there: everything is written beside it first. Logs that did not change are not read
+again: their part of the existing file is copied, or their states are in the store already.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LOCK = "lock"
 
 
 class FoundLogs(Struct):
-    """The logs below some paths; `skipped` counts by reason the files that are none."""
+    """The logs below some paths; `skipped` counts the other files by the reason why they are skipped."""
 
     batches: list[LogBatch]
     files: int
@@ -52,9 +52,10 @@ class FoundLogs(Struct):
 def find_logs(
     paths: Sequence[Path], only: LogFormat | None, output: Path | None, report: ProgressCallback
 ) -> FoundLogs:
-    """The logs at and below the paths. With `only` those of one format; a file given itself is taken for one.
+    """The logs at and below the paths.
 
-    Raises ConfigError when a path cannot be read, or `output` is one of the logs.
+    With `only`, those of one format; a path that is a file is taken to be of that format without detection. Raises
+    ConfigError when a path cannot be read, or `output` is one of the logs.
     """
     skipped: Counter[str] = Counter()
     progress = IngestProgress()
@@ -64,7 +65,7 @@ def find_logs(
     def seen() -> Iterator[LogFile]:
         for file in walk_logs(paths, skipped):
             if own is not None and _identity(Path(file.path.partition(INSIDE)[0])) == own:
-                raise ConfigError(f"--output: {output} is one of the files to be read; give another one.")
+                raise ConfigError(f"--output: {output} is one of the logs to read; choose another file")
             progress.files += 1
             report(progress)
             yield file
@@ -88,7 +89,7 @@ def find_logs(
 
 
 def count_states(logs: FoundLogs, selection: StateSelection, jobs: int, report: ProgressCallback) -> IngestSummary:
-    """What the states are that are wanted; nothing is written."""
+    """Count the selected states; nothing is written."""
     total = IngestSummary(skipped=logs.skipped.copy())
     progress = _progress(logs)
     seen: set[bytes] = set()
@@ -108,16 +109,16 @@ def collect_to_file(
     report: ProgressCallback,
     key: bytes | None = None,
 ) -> IngestSummary:
-    """Write the states that are wanted to `output`, each once, in the order of the logs, readable by its owner.
+    """Write the selected states to `output`, each once, in the order of the logs.
 
-    One that ends in `.parquet` is Parquet, else each state is a line of JSON. With the `key` of pseudonyms they
-    are redacted, and what was replaced where is told in `OUTPUT.redaction.json`. `jobs` processes read. A file
-    that is there stays as it is until the new one is whole, and where all logs are as they were when it was
-    written. Raises ConfigError when it cannot be written.
+    Only its owner may read the file. It is Parquet where its name ends in `.parquet`, else JSON lines. With a
+    `key` for pseudonyms the states are redacted, and `OUTPUT.redaction.json` lists what was replaced where. `jobs`
+    processes read. An existing file is replaced when the new one is complete; it stays untouched where no log
+    changed since it was written. Raises ConfigError when the file cannot be written.
     """
     output = output.resolve()
     if output.exists() and not output.is_file():
-        raise ConfigError(f"--output: {output} is there and is no regular file; give the name of a file.")
+        raise ConfigError(f"--output: {output} exists and is not a regular file; choose another file")
     job = IngestJob(selection, "parquet" if output.suffix == ".parquet" else "lines", key)
     now = [_identities(batch) for batch in logs.batches]
     before = manifest.load(output, job)
@@ -153,26 +154,26 @@ def collect_to_file(
 
 
 class _JsonlOutput:
-    """The new file of lines, of the old one and of parts."""
+    """The new file of JSON lines, copied together from the old one and the parts of processes."""
 
     def __init__(self, directory: Path, old: Path) -> None:
         self.file = PrivateFile(directory / _WHOLE)
         self._old = old
 
     def take(self, read: BatchResult, source: Path | None, dropped: set[int]) -> tuple[int, int]:
-        """Write a batch, from a part or else the old file, but for the states `dropped`; where it is, how long."""
+        """Copy a batch, from a part or else the old file, without the states `dropped`: its offset and size."""
         at = self.file.tell()
         return at, self.file.copy(source or self._old, read.at, read.size, dropped)
 
 
 class _ParquetOutput:
-    """The new file of Parquet, of parts."""
+    """The new Parquet file, copied together from the parts of processes."""
 
     def __init__(self, directory: Path) -> None:
         self.file = ParquetWriter(directory / _WHOLE)
 
     def take(self, read: BatchResult, source: Path | None, dropped: set[int]) -> tuple[int, int]:
-        """Write a batch but for the states `dropped`."""
+        """Copy a batch without the states `dropped`. Offsets have no meaning in Parquet, so (0, 0) is returned."""
         if read.size and source is not None:
             self.file.copy(part_path(source, read.at), dropped)
         return 0, 0
@@ -190,7 +191,7 @@ def _write(
     total: IngestSummary,
     replaced: Replaced | None,
 ) -> list[IngestedBatch]:
-    """Write all batches, those that are in the `old` file from there; what is to be remembered of them."""
+    """Write all batches, unchanged ones from the `old` file. Returns what the manifest keeps of them."""
     progress = _progress(logs)
     progress.read = sum(len(earlier.files) for earlier in old if earlier is not None)
     fresh = [batch for batch, earlier in zip(logs.batches, old, strict=True) if earlier is None]
@@ -217,7 +218,7 @@ def _write(
 
 
 def _add(total: IngestSummary, earlier: IngestedBatch, seen: set[bytes]) -> set[int]:
-    """Count what was written before."""
+    """Count a batch that is unchanged. Returns the positions of states that were seen before."""
     total.unchanged += len(earlier.files)
     total.duplicates += len(earlier.dropped) // ID_BYTES
     return total.add(earlier.read, seen)
@@ -229,10 +230,10 @@ def _add(total: IngestSummary, earlier: IngestedBatch, seen: set[bytes]) -> set[
 def collect_to_store(
     logs: FoundLogs, selection: StateSelection, directory: Path, jobs: int, report: ProgressCallback
 ) -> IngestSummary:
-    """Put the states that are wanted into the store of a directory, which is made where there is none.
+    """Put the selected states into the store of a directory, which is created where it does not exist.
 
-    Logs that were read before and are as they were are left alone. Stopped at any moment, whole traces are in the
-    store, and the same again goes on. Raises ConfigError and StoreError.
+    Logs that did not change since they were read are skipped. The store holds complete traces at any moment; after
+    an interruption the same call continues. Raises ConfigError and StoreError.
     """
     job = IngestJob(selection, "rows")
     _make(directory)
@@ -268,14 +269,16 @@ def collect_to_store(
 
 
 def _make(directory: Path) -> None:
-    """A directory that nobody else may read, and that git leaves alone: it will hold private text."""
+    """Create a directory that only the owner may read and that git ignores: it will hold private text."""
     try:
         directory.mkdir(mode=0o700, parents=True)
         (directory / ".gitignore").write_text("*\n")
     except FileExistsError:
         return
     except OSError as error:
-        raise ConfigError(f"--dir: {directory} cannot be made: {error.strerror}; give another.") from error
+        raise ConfigError(
+            f"--dir: cannot create {directory}: {error.strerror}; choose another directory"
+        ) from error
 
 
 # --- both ----------------------------------------------------------------------------------------------
@@ -286,7 +289,7 @@ def _progress(logs: FoundLogs) -> IngestProgress:
 
 
 def _unread(read: BatchResult) -> bool:
-    """Whether a file could not be read, which may be other next time though the file is not."""
+    """Whether a file could not be read. That may change although the file does not, so it is tried again."""
     return bool(read.skipped)
 
 
@@ -299,14 +302,13 @@ def _identities(batch: LogBatch) -> list[manifest.LogIdentity] | None:
 
 @contextmanager
 def _workplace(parent: Path, prefix: str) -> Generator[Path]:
-    """A directory for parts, gone afterwards. Raises ConfigError where it cannot be made."""
+    """A temporary directory for parts. Raises ConfigError where it cannot be created."""
     _sweep(parent, prefix)
     try:
         directory = Path(tempfile.mkdtemp(prefix=prefix, suffix=_SUFFIX, dir=parent))
     except OSError as error:
         raise ConfigError(
-            f"nothing can be written in {parent} ({error.strerror}); give a place in a directory that is there "
-            "and is yours."
+            f"cannot write in {parent}: {error.strerror}; choose an existing directory that you may write in"
         ) from error
     try:
         with locked(directory / _LOCK):
@@ -317,7 +319,7 @@ def _workplace(parent: Path, prefix: str) -> Generator[Path]:
 
 
 def _sweep(parent: Path, prefix: str) -> None:
-    """Remove what was left by a process that was killed: it holds private text."""
+    """Remove the directories of processes that were killed: they hold private text."""
     for left in parent.glob(f"{glob.escape(prefix)}*{_SUFFIX}"):
         status = left.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():

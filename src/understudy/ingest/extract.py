@@ -1,4 +1,4 @@
-"""States out of a store: one after the other as lines, or into a file, which is whole or not there."""
+"""States out of a store: one at a time, or written to a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from understudy.util.atomic import atomic_path
 def stored_states(
     library: TraceSource, where: str | None, limit: int | None, redactor: Redactor | None
 ) -> Iterator[tuple[TraceState, Trace]]:
-    """The states that `where` is true of, each with its trace, redacted where there is a redactor."""
+    """The states for which `where` is true, each with its trace; redacted where a redactor is passed."""
     for trace in traces(library, where, limit=limit):
         clean = redact_trace(trace, redactor) if redactor else trace
         for state in expand(clean):
@@ -28,15 +28,16 @@ def stored_states(
 def extract_states(
     library: TraceSource, output: Path, where: str | None, limit: int | None, redactor: Redactor | None
 ) -> int:
-    """Write states to a file that only its owner can read: Parquet by its name, else lines of JSON; how many.
+    """Write states to a file that only its owner can read: Parquet where its name says so, else JSON lines.
 
-    What is there is replaced when the new file is whole. Raises ConfigError when it cannot be written.
+    Returns how many. An existing file is replaced when the new one is complete. Raises ConfigError when the file
+    cannot be written.
     """
     parquet = output.suffix == ".parquet"
     if parquet:
         require_pyarrow(output)
     if output.exists() and not output.is_file():
-        raise ConfigError(f"--output: {output} is there and is no regular file; give the name of a file.")
+        raise ConfigError(f"--output: {output} exists and is not a regular file; choose another file")
     number = 0
     try:
         with atomic_path(output) as path:

@@ -1,4 +1,4 @@
-"""States as lines of JSON, and the files that they are written to."""
+"""States as JSON lines, and the files that they are written to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PIECE = 1 << 20
 
 
 def state_record(state: TraceState, trace: Trace) -> dict[str, Any]:
-    """What is written of a state: all the keys, always."""
+    """A state as a JSON object. All keys are always there."""
     action = state.student_action
     return {
         "state_id": state.state_id,
@@ -54,25 +54,25 @@ def state_line(state: TraceState, trace: Trace) -> bytes:
     try:
         return msgspec.json.encode(value) + b"\n"
     except UnicodeEncodeError:
-        # The name of a file may be no UTF-8, and an id may come from it.
+        # Ids may come from file names, which need not be valid UTF-8.
         text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False, separators=(",", ":"))
         return text.encode(errors="replace") + b"\n"
 
 
 def with_turns(trace: Trace, wanted: Sequence[int]) -> Trace:
-    """The trace with the wanted of its turns."""
+    """The trace with only the turns at the indexes `wanted`."""
     if len(wanted) == len(trace.turns):
         return trace
     return msgspec.structs.replace(trace, turns=[trace.turns[index] for index in wanted])
 
 
 def unwritable_error(path: Path, error: OSError) -> ConfigError:
-    """What to raise when a file cannot be written."""
-    return ConfigError(f"{path} cannot be written: {error.strerror}; make room, or write elsewhere.")
+    """The error to raise when a file cannot be written."""
+    return ConfigError(f"{path} cannot be written: {error.strerror}; free some space, or write elsewhere")
 
 
 class PrivateFile:
-    """A new file that nobody else may read; its errors are ConfigErrors."""
+    """A new file that only its owner may read. Its methods raise ConfigError when they cannot write."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -84,7 +84,7 @@ class PrivateFile:
         self._stream = open(descriptor, "wb", buffering=1 << 20)  # noqa: PTH123, SIM115
 
     def tell(self) -> int:
-        """How much was written."""
+        """The number of bytes that were written."""
         return self._at
 
     def write(self, line: bytes) -> None:
@@ -95,7 +95,7 @@ class PrivateFile:
             raise unwritable_error(self.path, error) from error
 
     def roll_back(self, position: int) -> None:
-        """Cut the file. Raises ConfigError."""
+        """Cut the file at a position that `tell` returned. Raises ConfigError."""
         try:
             self._stream.seek(position)
             self._stream.truncate()
@@ -104,7 +104,7 @@ class PrivateFile:
         self._at = position
 
     def copy(self, source: Path, at: int, size: int, without: Set[int] = frozenset()) -> int:
-        """Write a part of another file, but for the lines `without`; how much it was. Raises ConfigError."""
+        """Copy a part of another file without some of its lines. Returns the bytes written. Raises ConfigError."""
         before = self._at
         try:
             with source.open("rb") as stream:
@@ -122,7 +122,7 @@ class PrivateFile:
         return self._at - before
 
     def close(self) -> None:
-        """Write what is still held. Raises ConfigError."""
+        """Write what is buffered, and close the file. Raises ConfigError."""
         try:
             self._stream.close()
         except OSError as error:
@@ -130,10 +130,10 @@ class PrivateFile:
 
 
 class JsonlSink(PrivateFile):
-    """States, a line each."""
+    """A file of states, one JSON line each."""
 
     def write_turns(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
-        """Write some of a trace's turns. Raises ConfigError."""
+        """Write the turns at some indexes. Raises ConfigError."""
         for state in expand(with_turns(trace, wanted)):
             self.write(state_line(state, trace))
             tick()

@@ -1,7 +1,7 @@
-"""Finds logs: in a file, a directory tree, a zip, or compressed with gzip. What lies in archives is hostile input.
+"""Finds logs: files, directory trees, zip archives, gzip. Archives are hostile input.
 
-Nothing is ever unpacked to the disk: a log in an archive is a stream, so no name in it can lead anywhere. Streams
-end with an error where they grow beyond what their compressed size can honestly give.
+Nothing is unpacked to the disk: a log in an archive is a stream, so no name in it can lead anywhere. A stream ends
+with an error where it grows beyond what its compressed size can honestly give.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEAD_BYTES = 64 * 1024
 """Bytes at the beginning of a file by which its format is detected."""
 
 INSIDE = "!/"
-"""Between the path of a zip and the name of a log in it."""
+"""Stands between the path of a zip and the name of a log in it."""
 
 _BUFFER = 1 << 16
 _DISK_BUFFER = 1 << 18  # most lines of a log fit into it many times
@@ -41,7 +41,7 @@ _LEFT_OUT = frozenset((".git", "node_modules", "__pycache__", ".venv"))
 
 
 class LogFile(Struct, frozen=True):
-    """A log wherever it lies. `path` names it (`archive.zip!/inner/path` inside an archive), `size` is in bytes.
+    """A log on disk or in an archive. `path` may be `archive.zip!/inner/path`; `size` is in bytes.
 
     `open` gives a binary stream from the beginning, decompressed.
     """
@@ -57,19 +57,19 @@ class LogFile(Struct, frozen=True):
 
 
 class OversizedLog(OSError):
-    """A compressed log that grows beyond what it can honestly hold, or an archive with too much in it."""
+    """A compressed log that unpacks to implausibly much, or an archive with too many members."""
 
 
 def walk_logs(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[LogFile]:
     """The files at and below the paths in the order of their names, those in zips too.
 
-    No symbolic link is followed but a path given itself. What is left out is counted in `skipped` by its reason.
-    Raises ConfigError when a path does not exist or cannot be read.
+    Symbolic links are not followed, unless they are one of the paths. Files that are left out are counted in
+    `skipped` by reason. Raises ConfigError when a path does not exist or cannot be read.
     """
     seen: set[str] = set()
     here = Path.cwd()
     for file in _walk(paths, skipped):
-        # Paths may be given that lie in one another.
+        # One of the paths may lie inside another.
         own = os.path.join(here, file.path)  # noqa: PTH118 (of very many paths)
         if own in seen:
             continue
@@ -83,18 +83,20 @@ def _walk(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[LogFile]:
             mode = path.stat().st_mode
         except OSError as error:
             raise ConfigError(
-                f"{path} cannot be read ({error.strerror}); give a log, a directory or a zip."
+                f"cannot read {path}: {error.strerror}; expected a log, a directory of logs or a zip archive"
             ) from error
         if stat.S_ISDIR(mode):
             yield from _tree(path, skipped)
         elif stat.S_ISREG(mode):
             yield from _file(str(path), skipped)
         else:
-            raise ConfigError(f"{path} is neither a file nor a directory; give a log, a directory or a zip.")
+            raise ConfigError(
+                f"cannot read {path}: expected a log, a directory of logs or a zip archive, got a special file"
+            )
 
 
 def log_file_at(path: str) -> LogFile:
-    """The log that `path` names, as `LogFile.path` has it. Raises OSError where there is none."""
+    """The log at `path`, which is in the form of `LogFile.path`. Raises OSError where there is none."""
     archive, inside, member = path.partition(INSIDE)
     if inside and archive.lower().endswith(".zip"):
         info = _member(archive, member)
@@ -170,7 +172,7 @@ def _file(path: str, skipped: Counter[str]) -> Iterator[LogFile]:
 
 
 def _refused(info: zipfile.ZipInfo, seen: set[str]) -> str | None:
-    """Why a member of a zip is not read, None where it is."""
+    """The reason why a member of a zip is left out, None where it is read."""
     if info.flag_bits & 0x1:
         return "encrypted_member"
     if stat.S_ISLNK(info.external_attr >> 16):
@@ -203,22 +205,24 @@ def _state(archive: str) -> tuple[str, int, int]:
 
 @lru_cache(maxsize=4)
 def _archive(archive: str, size: int, changed: int) -> zipfile.ZipFile:
-    """The open zip, kept for the next member; its directory is bounded before it is read."""
+    """The open zip, cached for the next member. The size of its directory is checked before it is read."""
     with Path(archive).open("rb") as stream:
         stream.seek(max(0, size - _END_SEARCHED))
         tail = stream.read()
     at = tail.rfind(_END_RECORD)
     if at >= 0 and (directory := int.from_bytes(tail[at + 12 : at + 16], "little")) != 0xFFFFFFFF:
         if directory > _LARGEST_DIRECTORY:
-            raise OversizedLog(f"{archive}: its directory alone has {directory} bytes")
+            raise OversizedLog(
+                f"{archive}: its central directory has {directory} bytes, expected at most {_LARGEST_DIRECTORY}"
+            )
     elif size > _LARGEST_DIRECTORY:
-        # A directory in the form for large archives tells its size elsewhere; the archive bounds it.
+        # A zip64 archive has the size of its directory in another record.
         at64 = tail.rfind(b"PK\x06\x06")
         if at64 < 0 or int.from_bytes(tail[at64 + 40 : at64 + 48], "little") > _LARGEST_DIRECTORY:
-            raise OversizedLog(f"{archive}: its directory is too large")
+            raise OversizedLog(f"{archive}: its central directory has more than {_LARGEST_DIRECTORY} bytes")
     opened = zipfile.ZipFile(archive)
     if len(opened.filelist) > _MOST_MEMBERS:
-        raise OversizedLog(f"{archive} has more than {_MOST_MEMBERS} members")
+        raise OversizedLog(f"{archive}: more than {_MOST_MEMBERS} members")
     return opened
 
 
@@ -232,11 +236,11 @@ def _member(archive: str, member: str) -> zipfile.ZipInfo:
 
 
 def _open_plain(path: str) -> BinaryIO:
-    # It may have become a pipe or a device since it was found: neither is waited for.
+    # The file may have been replaced by a pipe or a device since it was listed; opening must not wait for one.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path} is no regular file any more")
+        raise OSError(f"{path} is not a regular file any more")
     return open(descriptor, "rb", buffering=_BUFFER)  # noqa: PTH123
 
 
@@ -247,7 +251,7 @@ def _open_gzip(path: str) -> BinaryIO:
 
 
 class _Unpacked(gzip.GzipFile):
-    """What a gzip file holds; it closes the file too."""
+    """A gzip stream that closes the file below it too."""
 
     def __init__(self, packed: BinaryIO) -> None:
         super().__init__(fileobj=packed)
@@ -276,7 +280,7 @@ def _allowed(compressed: int) -> int:
 
 
 class _Bounded(RawIOBase):
-    """A stream that fails when it gives more than it is allowed to; its own faults are OSErrors."""
+    """A stream that fails after `allowed` bytes; errors of decompression become OSErrors."""
 
     def __init__(self, stream: BinaryIO, allowed: int, path: str) -> None:
         self._stream = stream
@@ -288,13 +292,13 @@ class _Bounded(RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         try:
-            # At once, so that what comes before a fault is not lost with it.
+            # One read at a time, so that what comes before an error is not lost.
             data: bytes = getattr(self._stream, "read1", self._stream.read)(len(buffer))
         except (EOFError, zlib.error, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
             raise OSError(f"{self._path} cannot be unpacked: {error}") from error
         self._left -= len(data)
         if self._left < 0:
-            raise OversizedLog(f"{self._path} unpacks to far more than its size promises; it is not read further")
+            raise OversizedLog(f"{self._path}: unpacks to far more than its compressed size allows")
         buffer[: len(data)] = data
         return len(data)
 
@@ -312,7 +316,10 @@ _PIECE = 1 << 20
 
 
 def readable_files(files: Sequence[LogFile], skipped: Counter[str], broken: Counter[str]) -> list[LogFile]:
-    """The files that can be read; one that breaks off ends there."""
+    """The files that can be read; one that cannot be read to its end is cut off there.
+
+    Files of which nothing can be read are counted in `skipped`, the others that break off in `broken`.
+    """
     readable: list[LogFile] = []
     for file in files:
         held = 0
@@ -336,7 +343,7 @@ def _cut(file: LogFile, size: int) -> LogFile:
 
 
 class _Beginning(RawIOBase):
-    """The first bytes of a stream."""
+    """The first `size` bytes of a stream."""
 
     def __init__(self, stream: BinaryIO, size: int) -> None:
         self._stream = stream

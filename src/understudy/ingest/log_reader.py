@@ -1,4 +1,4 @@
-"""Reads what a log is made of: JSON documents and lines, of any length, however broken, each loss counted."""
+"""Reads the JSON documents, JSON lines and texts that logs are made of, however broken, and counts each loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from understudy.ingest.log_files import LogFile
 
 LONGEST_LINE = 64 * 1024 * 1024
 LARGEST_DOCUMENT = 128 * 1024 * 1024
-"""Beyond these a line or a document is not read but counted: memory stays bounded whatever a log holds."""
+"""Longer lines and larger documents are counted and left out, so that memory stays bounded."""
 
 _CHUNK = 1024 * 1024
 _MARK = b"\xef\xbb\xbf"
@@ -27,7 +27,7 @@ _ROWS_SEEN = 40
 
 @contextmanager
 def garbage_collection_paused() -> Generator[None]:
-    """No search for garbage meanwhile: reading makes very many objects, and no circles of them."""
+    """Pause the garbage collector: reading makes very many objects and no reference cycles."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -38,7 +38,7 @@ def garbage_collection_paused() -> Generator[None]:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """The value where it is an object, else an empty one."""
+    """The value where it is a JSON object, else an empty one."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
@@ -48,14 +48,14 @@ def items(value: Any) -> list[Any]:
 
 
 def string(value: Any) -> str | None:
-    """The value where it is a text that is not empty, else None."""
+    """The value where it is a string that is not empty, else None."""
     return value if isinstance(value, str) and value else None
 
 
 def parse_json(data: bytes, losses: Counter[str]) -> Any:
-    """The JSON value in `data`, None (and `bad_json` counted) where there is none.
+    """The JSON value in `data`; None, and a count of `bad_json`, where it is malformed.
 
-    Bytes that are no UTF-8 and halves of surrogate pairs are replaced, which is counted as `bad_text`.
+    Invalid UTF-8 and half surrogate pairs are replaced, which is counted as `bad_text`.
     """
     try:
         return orjson.loads(data)
@@ -72,14 +72,14 @@ def parse_json(data: bytes, losses: Counter[str]) -> Any:
 
 
 def take_losses(losses: Counter[str]) -> Counter[str]:
-    """What was counted so far, to be the next trace's; the counter begins anew."""
+    """The counts so far, for the next trace; the counter is cleared."""
     own = losses.copy()
     losses.clear()
     return own
 
 
 def read_document(file: LogFile, losses: Counter[str]) -> Any:
-    """The one JSON value that a file is, None where it is none or too large (`large_document`)."""
+    """The JSON value of a whole file; None where it is malformed or too large (`large_document`)."""
     data = _whole(file, losses)
     if not data.strip():
         losses["empty_file"] += 1
@@ -138,8 +138,8 @@ def _whole(file: LogFile, losses: Counter[str]) -> bytes:
 
 
 def _chunks(stream: BinaryIO, losses: Counter[str]) -> Iterator[bytes]:
-    """What a stream gives; where it breaks off (a cut archive), that is counted as `unreadable_rest`."""
-    # One piece at a time, so that a break loses only what comes after it.
+    """The stream in chunks. Where it breaks off, as in a truncated archive, `unreadable_rest` is counted."""
+    # `read1` returns what is there, so that an error loses only what comes after it.
     read = getattr(stream, "read1", stream.read)
     while True:
         try:
@@ -163,10 +163,10 @@ def read_records(file: LogFile, losses: Counter[str]) -> Iterator[dict[str, Any]
 
 
 class Outline:
-    """What the beginning of a file shows. `kind` is `{` or `[` where it begins as JSON, else "".
+    """The outline of a JSON file by its first bytes, which may be cut off anywhere.
 
-    `keys` are the keys of the first object (of the list's first element, where it is a list): to each its value
-    where that is a scalar, else `{` or `[`.
+    `kind` is `{` or `[` where the file begins as JSON, else "". `keys` are the keys of the first object (in a
+    list, of its first element), each with its value as text, or with `{` or `[` for a nested value.
     """
 
     def __init__(self, start: bytes) -> None:
@@ -176,7 +176,7 @@ class Outline:
 
     @cached_property
     def rows(self) -> tuple[dict[str, Any], ...]:
-        """The whole objects among the first lines, read when they are first asked for."""
+        """The complete objects among the first lines."""
         rows: list[dict[str, Any]] = []
         for line in self._start.split(b"\n", _ROWS_SEEN)[:_ROWS_SEEN]:
             if line.startswith(b"{"):
@@ -188,7 +188,7 @@ class Outline:
 
 @lru_cache(maxsize=4)
 def outline(head: bytes) -> Outline:
-    """The outline of a file by its first bytes, cut anywhere."""
+    """The outline of a file by its first bytes. Cached: every format asks for it."""
     return Outline(head.removeprefix(_MARK).lstrip())
 
 
@@ -227,5 +227,5 @@ def parent_directory(path: str) -> str:
 
 
 def file_name(path: str) -> str:
-    """The last part of a log's path, without what says that it is compressed."""
+    """The last part of a log's path, without `.gz`."""
     return path.replace("\\", "/").rpartition("/")[2].removesuffix(".gz")

@@ -1,4 +1,4 @@
-"""Which family of models a name belongs to: what a turn's author and a teacher must not share."""
+"""The family that a model belongs to, by its name. A teacher must be of another family than the turn's author."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from functools import lru_cache
 
 _FAMILIES: tuple[tuple[str, str], ...] = (
-    # A distillation is of the family that taught it as well as of the one it was made of; the name that stands
-    # first here wins, so that the rarer word decides over the base model's.
+    # The name of a distilled model may hold two families: its teacher's and its base model's. The family that is
+    # listed first here wins, so that the teacher decides.
     ("claude", r"claude|anthropic|opus|sonnet|haiku"),
     ("gpt", r"gpt(?!-?(?:j|neo))|chatgpt|codex|davinci|o[1345](?![a-z0-9])"),
     ("gemini", r"gemini|gemma|palm"),
@@ -28,14 +28,14 @@ _FAMILIES: tuple[tuple[str, str], ...] = (
     ("starcoder", r"starcoder"),
     ("yi", r"yi(?=-)"),
 )
-# A name is matched from the beginning of a word; digits and letters may follow at once (glm5, llama3).
+# A match begins at the beginning of a word; digits and letters may follow directly (glm5, llama3).
 _PATTERN = re.compile("|".join(f"(?P<{name}>(?<![a-z0-9])(?:{pattern}))" for name, pattern in _FAMILIES))
 _ORDER = {name: at for at, (name, _) in enumerate(_FAMILIES)}
 
 
 def model_family(model: str | None) -> str | None:
-    """The family of a model by its name ("anthropic/claude-opus-4-7" → "claude"), None where none is known."""
-    # Few names, very many turns; a log may have anything for a name, though.
+    """The family of a model by its name ("anthropic/claude-opus-4-7" → "claude"), None where it is unknown."""
+    # There are few names and very many turns, so results are cached; but a hostile log may have huge names.
     return None if not model else _family(model) if len(model) > _LONG else _remembered(model)
 
 

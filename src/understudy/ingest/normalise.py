@@ -1,4 +1,4 @@
-"""Messages in the order in which a chat template wants them, whatever order a log has them in."""
+"""Messages in the order that chat templates require, whatever order a log has them in."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 MISSING_RESULT = "[Tool result missing due to internal error]"
-"""What stands for a result that a log does not hold. Claude Code sends these words when it has none itself."""
+"""Stands for a result that a log does not hold. Claude Code sends the same text when it has none."""
 
 
 def normalise_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with neighbours of one role joined, and each run of tool results before the user's words.
+    """The messages with neighbours of one role joined, and tool results before the user's text.
 
-    Every tool call has one result: one that is not there is `MISSING`, and one without its call is the user's
-    words. Nothing is lost but empty messages, and the mark `is_error` of results. The messages given are not
-    changed.
+    Afterwards every tool call has exactly one result: a missing one is `MISSING_RESULT`, and a result without its
+    call becomes text of the user's. Only empty messages and the `is_error` of results are lost. The messages
+    passed in are not changed.
     """
     done: list[dict[str, Any]] = []
     users: list[dict[str, Any]] = []
@@ -25,7 +25,7 @@ def normalise_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any
             users.append(message)
         elif role == "tool":
             if message.get("tool_call_id") in calls:
-                # One that comes late is put before what the user said since the answer.
+                # A late result goes before what the user wrote since the response.
                 calls.remove(message["tool_call_id"])
                 done.append({key: value for key, value in message.items() if key != "is_error"})
             else:
@@ -33,7 +33,8 @@ def normalise_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any
         elif message.get("content") or message.get("tool_calls"):
             joins = role == "assistant" and not users and bool(done) and done[-1]["role"] == "assistant"
             if not joins or (calls and message.get("content")):
-                # Calls may come one by one; words behind a call are another answer, which had its result.
+                # Calls may come in several messages. Text behind a call begins another response, which was sent
+                # with that call's result.
                 _flush(done, users, calls)
             if role == "assistant" and done and done[-1]["role"] == "assistant":
                 done[-1] = _joined(done[-1], message)

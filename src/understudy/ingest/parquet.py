@@ -18,25 +18,25 @@ from understudy.errors import ConfigError
 from understudy.ingest.jsonl import state_record, unwritable_error, with_turns
 from understudy.ingest.trace import Message, Trace, TraceOutcome, TraceParent, TraceState, TurnSignals, expand
 
-_HELD = 8 << 20  # bytes of text that are held before they are written
+_HELD = 8 << 20  # bytes of text that are buffered before they become a table
 _GROUP = 64 << 20  # bytes of a row group
 _USUAL = frozenset({"role", "content", "tool_calls", "tool_call_id"})
 
 
 def require_pyarrow(path: str | Path) -> None:
-    """Raises ConfigError when pyarrow, which `path` is written with, is not installed."""
+    """Raise ConfigError when pyarrow, which writing `path` needs, is not installed."""
     _frugal()
     try:
         import_module("pyarrow.parquet")
     except ImportError as missing:
         raise ConfigError(
-            f"{path} is to be Parquet, which is written with pyarrow, and that is not installed. "
+            f"{path}: writing Parquet needs pyarrow, which is not installed. "
             'Install it: pip install "understudy[hf]"'
         ) from missing
 
 
 def _frugal() -> None:
-    """Has pyarrow, if it is not loaded yet, use the system's allocator: its own keeps 150 MB of what was freed."""
+    """Let pyarrow use the system's allocator: its own holds on to 150 MB of freed memory."""
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 
@@ -113,7 +113,7 @@ _COLUMNS = (
 
 
 class ParquetWriter:
-    """A new file of states that nobody else may read; row groups are written as they fill."""
+    """A new Parquet file of states that only its owner may read; row groups are written as they fill."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -122,7 +122,7 @@ class ParquetWriter:
         self._schema = schema()
         try:
             parquet: Any = import_module("pyarrow.parquet")
-            # pyarrow takes no path that is no Unicode.
+            # pyarrow cannot open paths that are not valid Unicode.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             self._sink = os.fdopen(descriptor, "wb")
             self._writer = parquet.ParquetWriter(self._sink, self._schema, compression="zstd")
@@ -140,7 +140,7 @@ class ParquetWriter:
             self._flush()
 
     def copy(self, source: Path, without: Set[int]) -> None:
-        """Write the rows of another such file, but for those `without`. Raises ConfigError."""
+        """Copy the rows of another such file, without some of them. Raises ConfigError."""
         parquet: Any = import_module("pyarrow.parquet")
         first = 0
         with source.open("rb") as file, parquet.ParquetFile(file) as read:
@@ -156,7 +156,7 @@ class ParquetWriter:
                     self._write()
 
     def close(self) -> None:
-        """Write what is still held. Raises ConfigError."""
+        """Write what is buffered, and close the file. Raises ConfigError."""
         self._flush()
         self._write()
         try:
@@ -187,7 +187,7 @@ class ParquetWriter:
 
 
 class ParquetSink:
-    """A directory with a file of each batch that has states: a batch can be taken back."""
+    """A directory with one file for each batch that has states, so that a batch can be rolled back."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -199,12 +199,12 @@ class ParquetSink:
             raise unwritable_error(path, error) from error
 
     def tell(self) -> int:
-        """The number of the next file; the last one is whole then."""
+        """The number of the next file. Completes the current one."""
         self.close()
         return self._number
 
     def write_turns(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
-        """Write some of a trace's turns. Raises ConfigError."""
+        """Write the turns at some indexes. Raises ConfigError."""
         if self._file is None:
             self._file = ParquetWriter(part_path(self.path, self._number))
             self._number += 1
@@ -213,21 +213,21 @@ class ParquetSink:
             tick()
 
     def roll_back(self, position: int) -> None:
-        """Take back the files from a number on."""
+        """Remove the files from a number on."""
         self.close()
         for number in range(position, self._number):
             part_path(self.path, number).unlink()
         self._number = position
 
     def close(self) -> None:
-        """Make the last file whole. Raises ConfigError."""
+        """Complete the current file. Raises ConfigError."""
         if self._file is not None:
             file, self._file = self._file, None
             file.close()
 
 
 def part_path(directory: Path, number: int) -> Path:
-    """The file of that number among parts."""
+    """The path of the file with a number in a directory of parts."""
     return directory / f"{number}.parquet"
 
 
@@ -238,7 +238,7 @@ def _size(message: Mapping[str, Any]) -> int:
 
 
 def _unicode(value: Any) -> Any:
-    """The value with all that is no Unicode replaced."""
+    """The value with invalid Unicode in its strings replaced."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Reads batches in several processes. Each writes parts of its own, which come back in the order of the logs."""
+"""Reads batches in several processes. Each writes parts of its own; they come back in the order of the logs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SINKS: dict[Form, Callable[[Path], StateSink]] = {"lines": JsonlSink, "parquet"
 
 
 class IngestProgress(Struct):
-    """Where the reading stands: files found so far, then files read of those, and bytes written."""
+    """How far the reading is: files discovered, logs among them (`total`), logs read, bytes written."""
 
     files: int = 0
     read: int = 0
@@ -44,7 +44,7 @@ ProgressCallback = Callable[[IngestProgress], None]
 
 
 class IngestJob(Struct, frozen=True):
-    """What is done with each batch. Without a `form` states are only counted; `key` is that of pseudonyms."""
+    """What to do with each batch. Without a `form` states are only counted; with a `key` they are redacted."""
 
     selection: StateSelection
     form: Form | None = None
@@ -59,9 +59,9 @@ def read_batches(
     progress: IngestProgress,
     report: ProgressCallback,
 ) -> Generator[tuple[BatchResult, Path | None]]:
-    """What each batch gave, in their order, and the file with its states: there until the next is asked for.
+    """The result of each batch, in order, with the file of its states, which is removed before the next one.
 
-    The files are written in `directory`. Raises ConfigError where they cannot be, or a process is killed.
+    The files are written in `directory`. Raises ConfigError when one cannot be written or a process is killed.
     """
     units = list(_units(batches))
     parts = [directory / f"part-{at}" if directory else None for at in range(len(units))]
@@ -110,12 +110,12 @@ def _in_processes(
     report: ProgressCallback,
 ) -> Generator[list[BatchResult]]:
     others = set(multiprocessing.active_children())
-    # Not by fork: this process may have threads.
+    # A fork of a process that has threads may deadlock.
     context = multiprocessing.get_context("spawn")
     executor = ProcessPoolExecutor(min(jobs, len(units)), mp_context=context, initializer=_begin)
     try:
         waiting: dict[Future[list[BatchResult]], int] = {}
-        # A Ctrl-C is for this process alone to hear; the others inherit that they do not.
+        # Only this process handles Ctrl-C. The others inherit the blocked signal and are terminated below.
         with signals_blocked(signal.SIGINT):
             for at in sorted(range(len(units)), key=lambda at: -_size(units[at])):
                 waiting[executor.submit(_work, units[at], job, parts[at])] = at
@@ -139,7 +139,7 @@ def _in_processes(
             child.terminate()
         if isinstance(error, BrokenProcessPool):
             raise ConfigError(
-                "a process that was reading logs was killed, perhaps for want of memory; try again with --jobs 1."
+                "a process that read logs was killed, perhaps because memory ran out; retry with --jobs 1"
             ) from error
         raise
     finally:
@@ -147,7 +147,7 @@ def _in_processes(
 
 
 def _begin() -> None:
-    """What a process does first: see to it that it ends when the one that started it is killed."""
+    """Runs first in a worker process: ends the process when its parent is killed."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -183,7 +183,7 @@ def _work(
 
 
 def _units(batches: Iterable[LogBatch]) -> Iterator[list[LogBatch]]:
-    """The batches, small neighbours together."""
+    """The batches in units of work: small neighbours are read in one call."""
     unit: list[LogBatch] = []
     size = 0
     for batch in batches:
@@ -217,7 +217,7 @@ def _remove(part: Path) -> None:
 
 @contextmanager
 def signals_blocked(*signals: signal.Signals) -> Generator[None]:
-    """Hold signals back meanwhile."""
+    """Block signals; they are delivered afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

@@ -1,7 +1,8 @@
-"""What every log format gives: traces, their turns, and the states that they expand into.
+"""The model of a trace: what every log format is read into, and the states that it expands into.
 
-A trace is a tree of nodes, each stored once; a turn names the node it ended at and the nodes of its action, so
-that a conversation of n turns, with all its branches, costs O(n). `states` expands it lazily.
+A trace is a tree of nodes, each stored once; a turn names the last node that the model saw and the nodes of its
+response. So a conversation of n turns with all its branches costs O(n), though each state repeats all that came
+before. `expand` makes the states one at a time.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ Message = dict[str, Any]
 
 `role` is system, user, assistant or tool; `content` a string, a list of parts (`text`, `image_url`) or None;
 `tool_calls` are `{id, type: "function", function: {name, arguments: JSON text}}`; a `tool` message has its
-`tool_call_id`. What a format renders may also have `is_error: True` in a tool message; a state's messages do not.
+`tool_call_id`. A renderer may also give `is_error: True` in a tool message; the messages of a state never have it.
 """
 
 Fidelity = Literal["ledger", "exact", "repaired", "lossy"]
-"""How sure it is that the messages are what the model saw.
+"""How sure we are that the messages are what the model saw.
 
 `ledger`: the log itself holds the request. `exact`: rebuilt from a whole log. `repaired`: rebuilt, but something
-was missing or is known to be unlike what was sent. `lossy`: the format does not hold all of it.
+is missing or known to differ from what was sent. `lossy`: the format does not hold all of it.
 """
 
 SYSTEM_PROMPT = (
@@ -38,11 +39,11 @@ SYSTEM_PROMPT = (
     "search, edit and run code. Look before you change anything, keep to what was asked, check your work by "
     "running it, and say briefly and plainly what you did."
 )
-"""What stands first in a state whose log does not hold the real system prompt."""
+"""The system prompt of states whose log does not hold the real one."""
 
 
 class TraceParent(Struct, frozen=True):
-    """What started a subagent: the session, the tool call (None where the log does not tell), the depth from 1."""
+    """What started a subagent: the session, the tool call (None where it is unknown), and the depth from 1."""
 
     session_id: str
     tool_use_id: str | None = None
@@ -57,9 +58,9 @@ class RequestShape(Struct, frozen=True):
 
 
 class TraceNode(Struct, frozen=True, gc=False):
-    """A piece of a conversation behind its `parent` (index of a node, -1 for the beginning).
+    """A piece of a conversation that follows the node with index `parent` (-1: it is the first).
 
-    What `body` is, the format's renderer knows.
+    `body` is anything that the trace's renderer makes messages of.
     """
 
     parent: int
@@ -67,12 +68,13 @@ class TraceNode(Struct, frozen=True, gc=False):
 
 
 class TurnSignals(Struct, kw_only=True, gc=False, frozen=True):
-    """What became of a turn, as far as the log tells: columns to choose states by.
+    """What became of a turn, as far as the log shows: columns to choose states by.
 
-    `tool_errors` and `denied` (by the user) are of its `tool_calls`. `interrupted`: the user stopped it, or what
-    it had started. `tests` is how the tests that it ran ended, None where it ran none or the log does not tell.
-    `edits_survived` counts its `edits` that no later one of the trace undid, None where that cannot be told.
-    `commits` are git commits made. `feedback` is what the user said of it next: praise, thumbs, a correction.
+    `tool_errors` and `denied` count those of its `tool_calls` that failed and that the user refused.
+    `interrupted`: the user stopped the turn or one of its calls. `tests` is the result of the tests that it ran,
+    None where it ran none or the result is unknown. `edits_survived` counts those of its `edits` that nothing
+    undid later, None where that is unknown of one. `commits` counts git commits. `feedback` is how the user's next
+    message judges the turn.
     """
 
     tool_calls: int = 0
@@ -87,9 +89,9 @@ class TurnSignals(Struct, kw_only=True, gc=False, frozen=True):
 
 
 class TraceOutcome(Struct, frozen=True, kw_only=True):
-    """How a conversation ended, where its log says: whether its task was solved, and the reward.
+    """How a conversation ended, where its log says so: whether its task was solved, and the reward.
 
-    `task` is the instance's id, `exit_status` the harness's own word.
+    `task` is the id of the task or instance, `exit_status` is as the harness writes it.
     """
 
     resolved: bool | None = None
@@ -99,11 +101,11 @@ class TraceOutcome(Struct, frozen=True, kw_only=True):
 
 
 class TraceTurn(Struct, kw_only=True, gc=False):
-    """One answer of the model. `context` is the last node before it (-1: none), `action` the nodes it is made of.
+    """One response of the model. `context` is the last node that it was sent (-1: none), `action` its own nodes.
 
-    `message_id` is unique in the trace. `branch` is "active" where the turn lies on the path of the trace's last
-    turn. `notes` are short names of what makes the fidelity less than exact. `shape` where it differs from the
-    trace's. `signals` once they were looked for (`signals.annotate`).
+    `message_id` is unique in the trace. `branch` is "active" for turns on the path to the trace's last turn, and
+    "branch" for those that were rewound. `notes` name the reasons why the fidelity is less than exact. `shape` is
+    set where it differs from the trace's, `signals` after `signals.annotate`.
     """
 
     message_id: str
@@ -119,7 +121,7 @@ class TraceTurn(Struct, kw_only=True, gc=False):
 
 
 class TurnAction(Struct, kw_only=True, omit_defaults=True):
-    """What the model did in one turn. `thinking_hidden`: it thought, but the log holds nothing of it."""
+    """What the model did in one turn. `thinking_hidden`: it thought, but the log does not hold the text."""
 
     content: str | None = None
     thinking: str | None = None
@@ -128,24 +130,24 @@ class TurnAction(Struct, kw_only=True, omit_defaults=True):
 
 
 class TraceRenderer(Protocol):
-    """Makes messages of the bodies of a format's nodes, when they are asked for."""
+    """Makes messages of the bodies of a format's nodes. It is called only for nodes that are needed."""
 
     def history(self, body: Any) -> list[Message]:
-        """The messages of a node as later turns see them: without thinking."""
+        """The messages of a node as later turns see them, without thinking."""
         ...
 
     def action(self, bodies: Sequence[Any]) -> TurnAction:
-        """What the model did, of the bodies of a turn's action."""
+        """What the model did; `bodies` are those of the turn's action nodes."""
         ...
 
 
 class Trace(Struct, kw_only=True, eq=False):
-    """One conversation of one agent, with all its branches. `source` is the file it was read from.
+    """One conversation of one agent, with all its branches. `source` is the path of the log.
 
-    `project` is the directory that the agent worked in, `agent` its kind where the log names one (of a subagent),
-    `version` that of the program. `role` is main, subagent, or what an agent was for that the program started for
-    itself (warmup, compact, prompt_suggestion): nothing to learn from. `losses` counts by kind what could not be
-    read, was unknown or was left out.
+    `project` is the directory that the agent worked in, `agent` the type of a subagent where the log names it,
+    `version` the program's. `role` is main, subagent, or the purpose of an agent that the program started for
+    itself (warmup, compact, prompt_suggestion), from which there is nothing to learn. `losses` counts by kind what
+    could not be read, was unknown or was left out.
     """
 
     trace_id: str
@@ -189,7 +191,7 @@ class TraceState(Struct, kw_only=True):
 
 
 class PlainRenderer:
-    """The renderer of formats whose node bodies are messages already, thinking in `reasoning_content`."""
+    """The renderer of formats whose node bodies are messages, with thinking in `reasoning_content`."""
 
     def history(self, body: Message) -> list[Message]:
         """The message without its thinking."""
@@ -219,9 +221,9 @@ def text_of(content: Any) -> str:
 
 
 def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
-    """A tool call in OpenAI form; arguments that are no text yet are written as JSON.
+    """A tool call in OpenAI's form; arguments that are not a string yet become JSON.
 
-    Halves of surrogate pairs, which no JSON in UTF-8 can hold, become question marks there.
+    Half surrogate pairs, which UTF-8 cannot hold, become question marks there.
     """
     text = arguments if isinstance(arguments, str) else _json(arguments)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
@@ -235,20 +237,20 @@ def _json(value: Any) -> str:
 
 
 def state_id(trace_id: str, message_id: str) -> str:
-    """The id of a state: 32 hex digits that stay the same when the log grows."""
+    """The id of a state: 32 hex digits, which stay the same when the log grows."""
     return state_id_bytes(trace_id, message_id).hex()
 
 
 def state_id_bytes(trace_id: str, message_id: str) -> bytes:
-    """The 16 bytes that the id of a state is written of."""
+    """The 16 bytes of a state's id."""
     return _blake2b(f"{trace_id}\0{message_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[TraceState]:
-    """The states of a trace, one a turn, in its order.
+    """The states of a trace, one for each turn, in the order of the turns.
 
-    The real system prompt stands first where the log holds it, else `system` unless it is None. The messages are
-    made anew for each state; those of different states share their parts and must not be changed.
+    The first message is the real system prompt where the log holds it, else `system`, unless that is None. States
+    share messages, so the messages must not be changed.
     """
     rendered: dict[int, list[Message]] = {}
     path: list[int] = []
@@ -286,7 +288,10 @@ def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[Trac
 
 
 def _path(nodes: Sequence[TraceNode], end: int, last: list[int]) -> list[int]:
-    """The nodes from the beginning to `end`. Cheap where they go on from those of `last`."""
+    """The nodes from the beginning to `end`. `last` is the path of the turn before.
+
+    Mostly the new path continues the last one: then only the difference is walked, which keeps expansion linear.
+    """
     steps: list[int] = []
     position = {node: at for at, node in enumerate(last[-64:], max(len(last) - 64, 0))}
     while end >= 0 and end not in position:

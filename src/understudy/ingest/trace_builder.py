@@ -1,4 +1,4 @@
-"""Grows a trace message by message: what the readers of chat-like logs have in common."""
+"""Builds a trace message by message: what the readers of chat-like logs have in common."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MOST_REPEATED = 10
 
 
 class TraceBuilder:
-    """A trace in the making. What is added follows `tip`, which may be set back to grow a branch.
+    """A trace under construction. New nodes follow `tip`, which may be set back to begin a branch.
 
-    A compaction starts a new path with `fresh`, and the turns before it still belong to the active one.
+    A compaction begins a new path with `continue_from`; the turns before it still belong to the active branch.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class TraceBuilder:
         fidelity: Fidelity = "exact",
         notes: tuple[str, ...] = (),
     ) -> None:
-        """`fidelity` and `notes` are those of turns that have none of their own."""
+        """`fidelity` and `notes` are for turns that are added without their own."""
         self.trace = Trace(
             trace_id=f"{format}:{trace_id or session_id}",
             session_id=session_id,
@@ -58,7 +58,7 @@ class TraceBuilder:
         self._shared: dict[tuple[int, bytes], int] = {}
 
     def add(self, body: Any) -> int:
-        """The index of a new node with the message (or what the trace's renderer takes), which is the tip now."""
+        """Add a node at the tip with a message, or what the trace's renderer takes. Returns the new tip."""
         nodes = self.trace.nodes
         nodes.append(TraceNode(self.tip, body))
         self.tip = len(nodes) - 1
@@ -68,14 +68,15 @@ class TraceBuilder:
         return self.tip
 
     def continue_from(self, tip: int = -1) -> None:
-        """What follows goes on after `tip`, though it is a continuation of what stood before."""
+        """Let new nodes follow `tip`, as a continuation of the conversation that ends at the tip now."""
         self._fresh = self.tip if self._fresh is None else self._fresh
         self.tip = tip
 
     def may_repeat(self) -> bool:
-        """Whether a compaction may be carried out that adds messages again. One that may not is counted.
+        """Whether a compaction that adds messages again may be applied; a refused one is counted.
 
-        A log that wants more of it than any conversation does means harm; the turns after it are lossy.
+        A log with far more of them than real conversations have is hostile: it would grow without bound. The turns
+        after a refused compaction are lossy.
         """
         if self._repeated <= _MOST_REPEATED * (len(self.trace.nodes) - self._repeated + 1_000):
             return True
@@ -84,11 +85,11 @@ class TraceBuilder:
         return False
 
     def count_repeated(self, count: int) -> None:
-        """So many messages are added again by a compaction."""
+        """Note that a compaction adds `count` messages again."""
         self._repeated += count
 
     def shared_path(self, messages: Iterable[Message]) -> int:
-        """The last node of a path from the beginning with these messages, shared with other such paths."""
+        """The last node of a path from the beginning with these messages; such paths share equal beginnings."""
         at = -1
         for message in messages:
             key = (at, hashlib.blake2b(msgspec.json.encode(message), digest_size=16).digest())
@@ -111,9 +112,9 @@ class TraceBuilder:
         notes: tuple[str, ...] = (),
         shape: RequestShape | None = None,
     ) -> TraceTurn:
-        """A turn of these nodes, added at the tip; `context` where it is another node than the tip.
+        """Add a turn whose action are these bodies, at the tip. `context` is the tip unless it is passed.
 
-        An id that was there already is made unique, and counted as `repeated_id`.
+        A repeated id is made unique and counted as `repeated_id`.
         """
         own = message_id
         while message_id in self._ids:
@@ -136,19 +137,19 @@ class TraceBuilder:
         return turn
 
     def add_system(self, prompt: str | None) -> None:
-        """Adds to the system prompt that stands first."""
+        """Append to the system prompt."""
         if prompt:
             shape = self.trace.shape
             self.trace.shape = RequestShape(f"{shape.system}\n\n{prompt}" if shape.system else prompt, shape.tools)
 
     def set_tools(self, tools: Sequence[Any]) -> None:
-        """Sets the tools, those that are in OpenAI's form."""
+        """Set the tools; those that are not in OpenAI's form are counted and left out."""
         good = [tool for raw in tools if mapping((tool := mapping(raw)).get("function"))]
         self.losses["unknown_tool"] += len(tools) - len(good)
         self.trace.shape = RequestShape(self.trace.shape.system, good or None)
 
     def finish(self) -> Trace:
-        """The trace, its turns marked as of the active path or of a branch."""
+        """The trace, with each turn marked as on the active path or on a branch."""
         trace = self.trace
         active: set[int] = set()
         at = trace.turns[-1].action[-1] if trace.turns and trace.turns[-1].action else -1
@@ -169,9 +170,9 @@ def add_messages(
     models: Any = None,
     timestamps: Any = None,
 ) -> None:
-    """Adds a list of chat messages: those of the assistant are turns, named by their place in the list.
+    """Add a list of chat messages; those of the assistant become turns, named by their index in the list.
 
-    `models` and `timestamps` are functions of a raw message that give a turn's own model and time, or None.
+    `models` and `timestamps` are functions of a raw message that return a turn's own model and time, or None.
     """
     started = False
     for at, raw in enumerate(messages):
@@ -198,7 +199,7 @@ def repository(instance: str | None) -> str | None:
 
 
 def fingerprint(path: str, beginning: Any) -> str:
-    """An id for a log that has none: by its name, its directory's, and what it begins with."""
+    """An id for a log that has none: a hash of its name, its directory's name and its beginning."""
     last = "/".join(path.replace("\\", "/").split("/")[-2:])
     data = last.encode(errors="replace") + b"\0" + msgspec.json.encode(beginning)
     return hashlib.blake2b(data, digest_size=12).hexdigest()

@@ -1,6 +1,6 @@
-"""The rules of Betterleaks, where `pybetterleaks` is installed (the extra `redact`): some hundreds more than ours.
+"""The rules of Betterleaks, some hundreds more than ours, where `pybetterleaks` is installed (the extra `redact`).
 
-Nothing is asked of the network: validation, which would, is off.
+Nothing is sent over the network: validation, which would, is off.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from understudy.errors import ConfigError
 
-_BATCH = 48_000  # its time grows faster than a text, and each call costs 10 ms
+_BATCH = 48_000  # its time grows faster than the text, and each call costs 10 ms
 _OVERLAP = 4_000
 _GAP = "\n\n\n"
 _GUESS = "generic-api-key"
@@ -25,15 +25,15 @@ _PUBLIC = re.compile(
 
 @cache
 def is_installed() -> bool:
-    """Whether `pybetterleaks` is there."""
+    """Whether `pybetterleaks` is installed."""
     return find_spec("pybetterleaks") is not None
 
 
 def find_leaks(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The rule and the secret of all that is found in the texts. Raises ConfigError when the library fails.
+    """The rule and the secret of each finding in the texts. Raises ConfigError when the library fails.
 
-    It is slow, so it is shown only the lines with what could be a token: sixteen characters with a digit among
-    them, or thirty. What it knows by several lines, as private keys, is left to our own rules.
+    The library is slow, so it gets only lines that could hold a token: sixteen characters with a digit among them,
+    or thirty characters. Secrets of several lines, as private keys, are left to our own rules.
     """
     for batch in _batches(filter(None, map(_lines, texts))):
         yield from _scanned(batch)
@@ -65,15 +65,17 @@ def _scanned(text: str) -> Iterator[tuple[str, str]]:
         from pybetterleaks import scan_text
         from pybetterleaks.exceptions import PyBetterleaksError
     except ImportError as error:
-        raise ConfigError(f"pybetterleaks cannot be imported ({error}); install understudy[redact]") from error
+        raise ConfigError(
+            f"cannot import pybetterleaks: {error}; install it: pip install 'understudy[redact]'"
+        ) from error
     try:
-        # Half surrogate pairs and NUL have no place in what it takes.
+        # The library takes neither half surrogate pairs nor NUL.
         result = scan_text(
             text.encode(errors="replace").decode().replace("\0", "\n"), validation=False, redact=False
         )
     except PyBetterleaksError as error:
         raise ConfigError(
-            f"pybetterleaks does not work here: {error}; uninstall it, or install another version"
+            f"pybetterleaks does not run on this system: {error}; uninstall it, or install another version"
         ) from error
     if result.errors:
         raise ConfigError(
@@ -96,6 +98,6 @@ def _scanned(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _before(text: str, match: str) -> str:
-    """What was matched with the few words before it."""
+    """The match with the 24 characters before it."""
     position = text.find(match)
     return text[max(position - 24, 0) : max(position, 0)] + match

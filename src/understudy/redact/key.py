@@ -1,4 +1,4 @@
-"""The key under which pseudonyms are made: a file of the user's own, made at its first use."""
+"""The key for pseudonyms: a file of the user's, created when it is first needed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ SIZE = 32
 
 
 def key_path() -> Path:
-    """Where the key lies: `redaction.key` in Understudy's directory of the user's data (`XDG_DATA_HOME`)."""
+    """The path of the key: `understudy/redaction.key` in the user's data directory (`XDG_DATA_HOME`)."""
     home = os.environ.get("XDG_DATA_HOME", "")
-    # The specification has a path that is not absolute ignored.
+    # The XDG specification says to ignore relative paths.
     base = Path(home) if home.startswith("/") else Path.home() / ".local" / "share"
     return base / "understudy" / "redaction.key"
 
 
 def load_key(path: Path | None = None) -> bytes:
-    """The user's key; made, readable by the user alone, where there is none yet.
+    """The user's key. It is created, readable by the user alone, where there is none yet.
 
-    Raises ConfigError when the file cannot be made or read, can be read by others, or holds no key.
+    Raises ConfigError when the file cannot be created or read, can be read by others, or is malformed.
     """
     path = path or key_path()
     try:
@@ -37,12 +37,12 @@ def load_key(path: Path | None = None) -> bytes:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise ConfigError(f"{path}: the key of redaction is no file; move away what is there")
+        raise ConfigError(f"{path}: expected a file with the redaction key; move away what is there")
     with os.fdopen(descriptor, encoding="ascii", errors="replace") as file:
         if mode & 0o077:
             raise ConfigError(
-                f"{path}: the key of redaction can be read by others (mode {stat.S_IMODE(mode):o}); "
-                f"make it yours alone: chmod 600 {path}"
+                f"{path}: the redaction key can be read by others (mode {stat.S_IMODE(mode):o}); "
+                f"run: chmod 600 {path}"
             )
         try:
             text = file.read(4 * SIZE).strip()
@@ -54,14 +54,14 @@ def load_key(path: Path | None = None) -> bytes:
         key = b""
     if len(key) != SIZE:
         raise ConfigError(
-            f"{path}: holds no key of redaction, which is {2 * SIZE} hex digits; restore it, or remove it to have "
-            "a new one made (pseudonyms will be others then)"
+            f"{path}: invalid redaction key, expected {2 * SIZE} hex digits; restore it, or remove the file to "
+            "get a new key (pseudonyms will differ then)"
         )
     return key
 
 
 def _create(path: Path) -> bytes:
-    """A new key, in place whole or not at all; that of another process where it was quicker."""
+    """Create a key: complete or not at all. Where another process creates one first, that is returned."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -76,12 +76,12 @@ def _create(path: Path) -> bytes:
         finally:
             draft.unlink(missing_ok=True)
     except OSError as error:
-        raise _trouble(path, "made", error) from error
+        raise _trouble(path, "created", error) from error
     return load_key(path)
 
 
 def _trouble(path: Path, done: str, error: OSError) -> ConfigError:
     return ConfigError(
-        f"{path}: the key of redaction cannot be {done}: {error.strerror}; "
-        "set XDG_DATA_HOME to a directory of yours"
+        f"{path}: the redaction key cannot be {done}: {error.strerror}; "
+        "set XDG_DATA_HOME to a directory that you may write in"
     )

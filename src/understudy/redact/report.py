@@ -1,4 +1,4 @@
-"""What was replaced where."""
+"""The report of a redaction: what was replaced where."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from understudy.errors import ConfigError
 from understudy.util.atomic import atomic_write
 
 ReportPlace = tuple[str, str, str, int]
-"""Where, by which rule, which pseudonym, and how often."""
+"""Where something was replaced, by which rule and pseudonym, and how often."""
 
 MAX_PLACES = 100_000
-"""How many places a report names; what is found beyond them is only counted."""
+"""How many places a report lists; replacements in further places are only counted."""
 
 
 class RedactionReport:
-    """Counts by rule, and the places: where, which rule, which pseudonym. Never the secret.
+    """Counts by rule, and a list of places: where, which rule, which pseudonym. Never the secret.
 
-    The same place told twice, as when the same text is redacted again, counts once while there is room for places.
+    A place that is added twice, as when a text is redacted again, counts once as long as places are listed.
     """
 
     def __init__(self, places: int = MAX_PLACES) -> None:
@@ -30,7 +30,7 @@ class RedactionReport:
         self._unplaced: Counter[str] = Counter()
 
     def add(self, where: str, rule: str, pseudonym: str, times: int = 1) -> None:
-        """Note that `rule` put `pseudonym` so many times into the text that `where` names."""
+        """Record that `rule` put `pseudonym` into the text named `where`, `times` times."""
         position = (where, rule, pseudonym)
         if position in self._places or len(self._places) < self._room:
             self._places[position] = times
@@ -38,18 +38,18 @@ class RedactionReport:
             self._unplaced[rule] += times
 
     def merge(self, places: Iterable[ReportPlace], more: Counter[str]) -> None:
-        """Take over what the report of another process says: its places, and what it only counted."""
+        """Add the report of another process: its places, and its counts of further places."""
         for position in places:
             self.add(*position)
         self._unplaced.update(more)
 
     def places(self) -> Iterator[ReportPlace]:
-        """The places, in the order in which they were found."""
+        """The places, in the order in which they were added."""
         return ((*position, times) for position, times in self._places.items())
 
     @property
     def more(self) -> Counter[str]:
-        """How many replacements each rule made in places that are not named."""
+        """How many replacements each rule made in places that are not listed."""
         return self._unplaced.copy()
 
     @property
@@ -79,19 +79,19 @@ class RedactionReport:
         }
 
     def write(self, path: Path) -> None:
-        """Write it as JSON, whole, for its owner alone. Raises ConfigError when the file cannot be written."""
+        """Write it as JSON, atomically and for its owner alone. Raises ConfigError when it cannot be written."""
         text = json.dumps(self.to_json(), indent=1, ensure_ascii=True) + "\n"
         try:
             atomic_write(path, text.encode("ascii"), mode=0o600)
         except OSError as error:
-            raise ConfigError(f"{path}: the report of redaction cannot be written: {error.strerror}") from error
+            raise ConfigError(f"{path}: the redaction report cannot be written: {error.strerror}") from error
 
 
 def write_report_beside(output: Path, report: RedactionReport | None) -> Path | None:
-    """Write the report of a file as `FILE.redaction.json`, and return its path.
+    """Write the report on a file as `FILE.redaction.json`, and return its path.
 
-    Without a report, as of a file that was not redacted, one that is left there of an earlier file is removed.
-    Raises ConfigError when that cannot be done.
+    Without a report, because the file was not redacted, the report of an earlier file is removed. Raises
+    ConfigError when that fails.
     """
     path = output.with_name(f"{output.name}.redaction.json")
     if report is not None:
@@ -100,5 +100,7 @@ def write_report_beside(output: Path, report: RedactionReport | None) -> Path | 
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError(f"{path}: is of an earlier file, and cannot be removed: {error.strerror}") from error
+        raise ConfigError(
+            f"{path}: the report of an earlier file cannot be removed: {error.strerror}; remove it"
+        ) from error
     return None

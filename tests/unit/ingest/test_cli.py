@@ -181,7 +181,7 @@ def test_a_format_can_be_chosen(tmp_path: Path):
     odd = tmp_path / "terminal.log"
     shutil.copy(DATA / "claude_terminal.txt", odd)
     assert "by format: 5 claude-text" in ingest(odd, "--format", "claude-text", "--dry-run").stdout
-    assert "the formats are: " in ingest(logs, "--format", "nonsense", "--dry-run", code=2).stderr
+    assert "expected one of: " in ingest(logs, "--format", "nonsense", "--dry-run", code=2).stderr
 
 
 def test_what_cannot_be_read_is_counted_and_the_rest_is_read(tmp_path: Path):
@@ -242,11 +242,11 @@ def test_the_default_is_the_users_claude_code_directory(tmp_path: Path):
         (["logs", "--output", "out.jsonl", "--dir", "store"], "give one of them"),
         (["logs", "--redact"], "--redact is for --output FILE"),
         (["logs", "--output", "out.jsonl", "--since", "yesterday"], "'yesterday' is no date"),
-        (["logs", "--output", "none/out.jsonl"], "nothing can be written in"),
-        (["logs", "--output", "logs"], "no regular file"),
-        (["logs", "--output", "logs/s1.jsonl"], "one of the files to be read"),
+        (["logs", "--output", "none/out.jsonl"], "cannot write in"),
+        (["logs", "--output", "logs"], "not a regular file"),
+        (["logs", "--output", "logs/s1.jsonl"], "one of the logs to read"),
         (["other", "--output", "out.jsonl"], "no logs were found in other (1 unknown format)"),
-        (["none", "--output", "out.jsonl"], "none cannot be read"),
+        (["none", "--output", "out.jsonl"], "cannot read none"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_is_changed(

@@ -68,7 +68,7 @@ def test_what_is_no_log_is_claimed_by_no_format() -> None:
 def test_a_format_is_found_by_its_name() -> None:
     assert format_named("codex").name == "codex"
     assert len({format.name for format in FORMATS}) == len(FORMATS)
-    with pytest.raises(ConfigError, match=r"'klingon' is no log format; .*codex"):
+    with pytest.raises(ConfigError, match=r"unknown log format 'klingon'; .*codex"):
         format_named("klingon")
 
 

@@ -54,10 +54,10 @@ def test_a_path_that_is_given_may_be_a_link(tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no-such cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot read .*no-such"):
         list(walk_logs([tmp_path / "no-such"], Counter()))
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="neither a file nor a directory"):
+    with pytest.raises(ConfigError, match="got a special file"):
         list(walk_logs([tmp_path / "pipe"], Counter()))
 
 

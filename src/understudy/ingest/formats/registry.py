@@ -1,4 +1,4 @@
-"""The log formats, which of them a file is of, and which files belong together."""
+"""The table of log formats, detection of a file's format, and which files must be read together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from understudy.ingest.formats.openhands_v1 import OpenHandsV1Format
 from understudy.ingest.formats.swe_agent import SweAgentFormat
 from understudy.ingest.log_files import LogFile, read_head
 
-# The first that claims a file has it; those that look for more come before those that look for less.
+# A file belongs to the first format that detects it, so the formats with stricter tests come first.
 FORMATS: tuple[LogFormat, ...] = (
     ClaudeCodeFormat(),
     GeminiFormat(),
@@ -43,7 +43,7 @@ FORMATS: tuple[LogFormat, ...] = (
 
 
 class LogBatch(Struct, frozen=True):
-    """Files of one format that must be read together, in the order in which they were found."""
+    """Files of one format that must be read together, in the order of the search."""
 
     format: LogFormat
     key: str
@@ -56,20 +56,20 @@ def format_named(name: str) -> LogFormat:
         if format.name == name:
             return format
     names = ", ".join(format.name for format in FORMATS)
-    raise ConfigError(f"{name!r} is no log format; the formats are: {names}.")
+    raise ConfigError(f"unknown log format {name!r}; expected one of: {names}")
 
 
 def detect(path: str, head: bytes) -> LogFormat | None:
-    """The format of a file by its path and its first 64 KB, None where none claims it."""
+    """The format of a file by its path and its first 64 KB, None where no format detects it."""
     return next((format for format in FORMATS if format.detect(path, head)), None)
 
 
 def group_batches(
     files: Iterable[LogFile], skipped: Counter[str], only: LogFormat | None = None
 ) -> list[LogBatch]:
-    """The files by what must be read together; `only`: all are of this format.
+    """The files in groups that must be read together. With `only` all are taken to be of that format.
 
-    Files that no format claims are counted in `skipped` as `unknown_format`, those that cannot be read as
+    Files of no format are counted in `skipped` as `unknown_format`, those that cannot be read as
     `unreadable_file`, empty ones as `empty_file`.
     """
     groups: dict[tuple[str, str], LogBatch] = {}
