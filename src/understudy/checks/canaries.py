@@ -1,4 +1,4 @@
-"""Tests of our own among a suite's: some must pass and some must fail, or what the suite says is not believed.
+"""Canaries: our own tests among a suite's. Some must pass and some must fail, or the suite is not believed.
 
 A patch that makes failing tests look like passing ones has to know which tests those are. The canaries stand in
 a file of their own beside the suite's, under names that nobody could know when the patch was written.
@@ -172,7 +172,7 @@ def plant_canaries(checks: SuiteChecks) -> Canaries | None:
 
 
 def canary_problem(canaries: Canaries, reading: ParsedLog) -> str:
-    """What the log says of the canaries that it must not; empty when all is as it has to be."""
+    """What is wrong with the canaries' results in the log; empty when all ended as they must."""
     if not any(canaries.token in id for id in reading.tests):
         return NONE_SEEN
     wrong: list[str] = []
@@ -190,7 +190,7 @@ def _files_of_ids(checks: SuiteChecks) -> Iterable[str]:
 
 
 def _target(command: str, siblings: list[str], token: str) -> tuple[str, str]:
-    """Where the canaries' file goes, and the command with it among what is tested.
+    """The path of the canaries' file, and the command that tests it too.
 
     Where the command names a sibling, in whatever form, they are named in the same form after all others; else
     they are found as the sibling is.

@@ -227,14 +227,14 @@ PARSERS: dict[str, Parser] = {
 
 
 class LoggedTest(Struct):
-    """How often each status was seen of one test id, and the last one, which is what SWE-bench goes by."""
+    """How often each status was logged for one test id, and the last one, which decides in SWE-bench."""
 
     last: str = ""
     counts: dict[str, int] = field(default_factory=dict[str, int])
 
 
 class ParsedLog(Struct):
-    """What a log says of the tests that were asked for.
+    """What a log contains about the wanted tests.
 
     `found` tells that any test was found, asked for or not, `failures` that one failed, and `ran` that there is a
     sign that tests ran at all.

@@ -19,7 +19,7 @@ _REWARD_BYTES = 64 << 10
 
 
 class ScriptResult(Struct):
-    """What a check script said: its reward, or None when it gave none that can be read, and its output's end."""
+    """How a check script ended: its reward (None when it is invalid, see `complaint`) and its output's end."""
 
     reward: float | None
     exit_code: int | None
@@ -36,7 +36,7 @@ async def run_script(sandbox: Sandbox, checks: ScriptChecks, *, env: dict[str, s
     """
     if sandbox.locate(checks.target) != checks.target:
         raise ConfigError(
-            f"a check script writes to {checks.reward_file}, which without isolation is a file of this machine; "
+            f"a check script writes to {checks.reward_file}, which is a file of this machine without isolation; "
             "run this task with --sandbox local"
         )
     await sandbox.run(["mkdir", "-p", REWARDS], timeout_s=30)

@@ -154,7 +154,7 @@ def judge_suite(
             checks.parser, run.log, ids, containing=canaries.token if canaries else "", instance=instance
         )
     except UnreadableLog as error:
-        return failed_result(f"the output of the tests cannot be read: {error}", run.log)
+        return failed_result(f"the output of the tests cannot be parsed: {error}", run.log)
     logged = {id: find_test(id, parsed.tests) for id in ids}
     tests: dict[str, TestOutcome] = {id: _outcome(test) for id, test in logged.items()}
     verdict = Verdict(reward=0.0, reason="", tests=tests, log=log_tail(run.log))
@@ -213,24 +213,24 @@ def _unsolved_reason(
 
 def _contradiction(conflicts: Collection[str]) -> str:
     some = ", ".join(list(conflicts)[:3])
-    return f"{len(conflicts)} tests are said to have passed and failed: {some}" if conflicts else ""
+    return f"{len(conflicts)} tests both passed and failed in the output: {some}" if conflicts else ""
 
 
 def _unloaded(log: str, ids: Collection[str]) -> str:
-    """What is wrong when tests are said to have passed whose module unittest could not import."""
+    """The problem when tests passed by the output whose module unittest could not import; else empty."""
     modules = {match[1] for match in _NOT_LOADED.finditer(log)}
     for id in ids if modules else ():
         parts = id.partition("(")[2].rstrip(")").split(".")
         if any(".".join(parts[:end]) in modules for end in range(1, len(parts) + 1)):
-            return f"{id} is said to have passed, but what it is in could not be imported"
+            return f"{id} passed by the output, but its module could not be imported"
     return ""
 
 
 def _disagreement(run: SuiteRun, parsed: ParsedLog, canaries: Canaries | None) -> str:
     if canaries is not None and run.exit_code != FAILED_CODE:
-        return f"the tests ended with exit code {run.exit_code}, where canaries fail it is {FAILED_CODE}"
+        return f"the tests ended with exit code {run.exit_code}, expected {FAILED_CODE} because canaries fail"
     if canaries is None and run.exit_code != 0 and parsed.any_test and not parsed.failures:
-        return f"the tests ended with exit code {run.exit_code}, but none is said to have failed"
+        return f"the tests ended with exit code {run.exit_code}, but none failed by their output"
     return ""
 
 

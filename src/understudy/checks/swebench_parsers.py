@@ -1,4 +1,4 @@
-"""The parsers of the `swebench` package, for what is not Python's: run in a process of their own, within bounds.
+"""The parsers of the `swebench` package, for other languages: run in a process of their own, within limits.
 
 Importing the package's harness loads a container client and more that no parser needs, so the process steps round
 that; and what it reads is hostile, so it has little time and memory and none of ours.
@@ -46,7 +46,7 @@ sys.stdout.write(json.dumps(answer))
 
 
 class UnreadableLog(Exception):
-    """A log on which a parser failed that is otherwise in order: the doing of whoever wrote the log."""
+    """A log on which a working parser failed: the fault of the tested code, which wrote the log."""
 
 
 class _ParserReply(Struct):

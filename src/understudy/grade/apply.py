@@ -1,4 +1,4 @@
-"""Laying a patch upon the tree of a fresh sandbox, by git and the ways round it that SWE-bench knows.
+"""Apply a patch to the tree of a fresh sandbox: by git, and by the fallbacks that SWE-bench uses.
 
 Everything is done inside the sandbox: by this machine's git where its programs are those of this machine, else by
 the image's own. Byte for byte first; then as the tree's own attributes have it, for patches made elsewhere; then
@@ -105,14 +105,14 @@ async def apply_patch(sandbox: Sandbox, prepared: PreparedTask, patch: bytes, *,
         raise TaskError(f"task {task.instance_id}: checks.test_patch does not apply to the task's tree: {message}")
     if done.exit_code == _NO_GIT:
         raise GraderError(
-            f"the image {task.image} has no git, which patches are applied with; put git into the image"
+            f"the image {task.image} has no git, which is needed to apply patches; install git in the image"
         )
     if done.exit_code != 0:
         raise GraderError(f"the patch could not be applied (exit code {done.exit_code}): {message}")
     expected = {path for file in changed for path in file.paths}
     beside = {path + suffix for path in expected for suffix in (b".orig", b".rej")}  # which `patch` leaves
     if not _numstat_paths(done.stdout) <= expected | beside:
-        return "patch refused: git reads other files in it than the gate"
+        return "patch refused: git and the gate read different files in it"
     return ""
 
 

@@ -1,10 +1,12 @@
-"""Reading a patch for what is not meant to mend anything, but to deceive whoever grades it.
+"""The audit: does a patch contain code that is meant to deceive the grader rather than to fix anything?
 
-Code under test runs in the process of the tests, so no grader can rule out that it forges one aimed-at result.
-What such code has to do is seldom done by anything else, though. What is found here changes no reward; it marks
-the patch, so that nothing learns from it unasked.
+Code under test runs in the process of the tests, so no grader can rule out that it forges the result of a test it
+knows. But what such code has to do is rarely done by anything else. Evidence changes no reward; it marks the patch
+as suspicious, so that exports leave it out unless asked.
 
-Only lines that a patch adds count, in files that are code; and what the gold patch does too is honest.
+To add a rule, add an `AuditRule` to RULES.
+
+Only added lines of source files count, and a rule that the gold patch meets too is ignored for its task.
 """
 
 from __future__ import annotations
@@ -193,7 +195,7 @@ class _AddedLine(Struct, frozen=True):
 
 
 def audit(patch: bytes, task: Task, gated: GatedPatch, verdict: Verdict) -> Integrity:
-    """What in a patch looks made to deceive, with what `verdict` has to say of its tests already.
+    """The integrity of a patch: the verdict's own evidence, and that found in the lines the patch adds.
 
     `gated` is what the gate let through of it. A patch that cannot be read was refused, and is not looked at.
     """
@@ -202,14 +204,14 @@ def audit(patch: bytes, task: Task, gated: GatedPatch, verdict: Verdict) -> Inte
         gold = list(_added(task.gold_patch.encode(errors="surrogateescape")))
     except DiffError:
         return verdict.integrity
-    honest = {evidence.rule for evidence in _suspicions(gold, task)}
+    honest = {each.rule for each in _suspicions(gold, task)}
     passed = {
         path.decode(errors="surrogateescape"): file.is_new
         for file in parse_diff(gated.patch)
         for path in file.paths
     }
     evidence = [*verdict.integrity.evidence, *_unexpected_xfails(task, verdict), *_steering(added, gated)]
-    evidence += [evidence for evidence in _suspicions(added, task, passed) if evidence.rule not in honest]
+    evidence += [each for each in _suspicions(added, task, passed) if each.rule not in honest]
     if not evidence:
         return verdict.integrity
     first = evidence[0]

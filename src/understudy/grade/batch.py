@@ -1,4 +1,4 @@
-"""Many predictions at once: each graded and reported, those that have a report left as they are."""
+"""Grade many predictions concurrently; each gets a report, and existing reports are reused."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def _grade_prediction(
     if reason := bench.refused.get(row.instance_id):
         return failed_outcome("task", reason)
     if (task := bench.tasks.get(row.instance_id)) is None:
-        return failed_outcome("task", f"{row.where}: there is no task {row.instance_id!r}")
+        return failed_outcome("task", f"{row.where}: no task has the id {row.instance_id!r}")
     if row.empty:
         return GradingOutcome("empty", "empty patch")
     directory = instance_dir(bench.output, bench.run_id, row.model, row.instance_id)
@@ -142,7 +142,7 @@ async def _grade_prediction(
 
 
 async def _prepare(bench: GradingSetup, task: Task, patch: PredictedPatch) -> PreparedTask:
-    """The task as far as is known how it has to be graded, with a sandbox on its way where one will be needed."""
+    """The task with the grading options found so far; a sandbox is announced where one will be needed."""
     prepared = await asyncio.to_thread(prepare, task, bench.cache, bench.sandboxes)
     validated = as_validated(prepared, sandboxes=bench.sandboxes, environment=bench.environment, cache=bench.cache)
     if (await asyncio.to_thread(gate, patch.data, task)).patch:

@@ -124,7 +124,7 @@ def _shadows(path: str, file: FileDiff, allowed: frozenset[str]) -> bool:
 
 
 def _check_files(task: Task) -> frozenset[str]:
-    """The files that hidden tests are in, laid over the tree or already there."""
+    """The files of the hidden tests, whether copied over the tree or part of it."""
     match task.checks:
         case PytestChecks():
             return frozenset(map(posixpath.normpath, (*task.checks.files, *deciding_files(task.checks))))
@@ -151,7 +151,7 @@ def _test_directories(task: Task) -> tuple[str, ...]:
 
 
 def _programs(task: Task) -> frozenset[str]:
-    """What of the tree a suite's commands name, as a runner of its own."""
+    """The paths that a suite's commands name, as a test runner in the tree."""
     if not isinstance(task.checks, SuiteChecks):
         return frozenset()
     tokens = f"{task.checks.before} {task.checks.install} {task.checks.command}".split()
@@ -160,7 +160,7 @@ def _programs(task: Task) -> frozenset[str]:
 
 
 def _is_of_checks(path: str, checks: frozenset[str]) -> bool:
-    """Whether `path` is a file of the checks, lies below its name, or stands where its directory must be."""
+    """Whether `path` is a file of the checks, is below its name, or replaces one of its parent directories."""
     return any(path == check or path.startswith(check + "/") or check.startswith(path + "/") for check in checks)
 
 

@@ -161,7 +161,7 @@ def _write_predictions(
     with path.open("w", encoding="ascii") as file:
         for row in predictions.rows.values():
             if row.instance_id not in gradable:
-                skipped.setdefault(row.instance_id, f"{row.where}: there is no task {row.instance_id!r}")
+                skipped.setdefault(row.instance_id, f"{row.where}: no task has the id {row.instance_id!r}")
                 continue
             patch = predictions.patch(row).data
             if patch.startswith(NO_PATCH):
@@ -191,7 +191,7 @@ def _longest(tasks: Sequence[Task]) -> float:
 
 
 def _engine() -> str:
-    """Where the container engine is, in the form of DOCKER_HOST. Raises ConfigError when there is none."""
+    """The container engine's address in the form of DOCKER_HOST. Raises ConfigError when there is none."""
     from understudy.sandbox.docker.engine import find_engine
 
     with contextlib.closing(find_engine()) as engine:

@@ -28,10 +28,10 @@ from understudy.sandbox.base import Sandbox, TreeChanges
 from understudy.tasks.prepare import GIT_MOUNT, git_program
 
 MAX_PATCH_BYTES = 16 << 20
-"""The largest patch, and the largest changed file, that is taken."""
+"""The size limit of a patch, and of each changed file."""
 
 NO_PATCH = b"understudy: no patch: "
-"""How bytes begin that say why there is no patch."""
+"""The start of bytes that stand in place of a patch and say why there is none."""
 
 _EXTRACT_TIMEOUT_S = 60.0
 _LARGE = 65  # what the script exits with when there are large files; it then lists them, and all that changed
@@ -96,7 +96,7 @@ async def extract_patch(sandbox: Sandbox, pristine: Path) -> bytes:
 
 
 async def _extract_inside(sandbox: Sandbox) -> bytes:
-    """The patch, taken by this machine's git where the sandbox shows it."""
+    """The patch, made by this machine's git inside a sandbox that shows it."""
     git = git_program()
     pristine = sandbox.locate(GIT_MOUNT)
     for limit in (MAX_PATCH_BYTES, 1 << 62):
@@ -118,14 +118,14 @@ async def _extract_inside(sandbox: Sandbox) -> bytes:
         return _no_patch("the changes fill the sandbox's disk")
     if done.exit_code:
         message = done.stderr.decode(errors="replace").strip()
-        raise GraderError(f"the patch could not be taken (exit code {done.exit_code}): {message[-2000:]}")
+        raise GraderError(f"the patch could not be extracted (exit code {done.exit_code}): {message[-2000:]}")
     if done.truncated or len(done.stdout) > MAX_PATCH_BYTES:
         return _no_patch(f"the patch is larger than {MAX_PATCH_BYTES} bytes")
     return done.stdout
 
 
 def scratch_name() -> str:
-    """A new name for a directory in a sandbox, which nothing in there can have taken before."""
+    """An unguessable name for a directory in a sandbox, so nothing there can exist under it."""
     return f"understudy-{secrets.token_hex(16)}"
 
 
@@ -246,7 +246,7 @@ class PristineRepository:
             ) as git:
                 return _output_of(git, stdin, fine, limit)
         except OSError as error:
-            raise GraderError(f"the patch could not be taken: git does not start: {error}") from error
+            raise GraderError(f"the patch could not be extracted: git does not start: {error}") from error
 
 
 def _output_of(git: subprocess.Popen[bytes], stdin: bytes, fine: tuple[int, ...], limit: int | None) -> bytes:
@@ -277,7 +277,9 @@ def _output_of(git: subprocess.Popen[bytes], stdin: bytes, fine: tuple[int, ...]
         raise GitTimeout(f"git did not end in {_EXTRACT_TIMEOUT_S:.0f} s")
     if git.returncode not in fine:
         message = errors.decode(errors="replace").strip()
-        raise GraderError(f"the patch could not be taken (git's exit code {git.returncode}): {message[-2000:]}")
+        raise GraderError(
+            f"the patch could not be extracted (git's exit code {git.returncode}): {message[-2000:]}"
+        )
     return output
 
 

@@ -47,7 +47,7 @@ class PredictedPatch(Struct, frozen=True):
 
 
 class RejectedPredictions(Struct):
-    """Rows that are no predictions: how many, and the first of them with their places and what is wrong."""
+    """Invalid rows: how many, and messages with place and error of the first of them."""
 
     count: int = 0
     messages: list[str] = field(default_factory=list[str])
@@ -100,7 +100,7 @@ def open_predictions(name: str, tasks: Iterable[Task], wanted: Collection[str] |
     except OSError as error:
         raise ConfigError(f"{path}: the predictions cannot be read: {error.strerror}") from error
     if not predictions.rows and not predictions.rejected.count:
-        raise ConfigError(f"{path}: there is no prediction in it" + (" of these instances" if wanted else ""))
+        raise ConfigError(f"{path}: expected at least one prediction" + (" of these instances" if wanted else ""))
     return predictions
 
 
@@ -143,7 +143,7 @@ class _FilePredictions:
             return None
         if other := self.rows.get(row.instance_id):
             raise ConfigError(
-                f"{where}: {row.instance_id!r} has a prediction already, at {other.where}; leave one of them"
+                f"{where}: {row.instance_id!r} has a prediction already, at {other.where}; remove one of them"
             )
         empty, size = first in (b'""', b"nu"), len(memoryview(content))
         self.rows[row.instance_id] = Prediction(row.instance_id, model, where, empty, start, size)
@@ -156,7 +156,7 @@ class _FilePredictions:
         try:
             data = b"" if row.empty else _text(raw).encode()
         except (msgspec.MsgspecError, UnicodeError) as error:
-            return PredictedPatch(NO_PATCH + f"it is no text: {error}".encode(errors="replace"), digest)
+            return PredictedPatch(NO_PATCH + f"it is not valid text: {error}".encode(errors="replace"), digest)
         return PredictedPatch(data, digest)
 
 
@@ -182,10 +182,10 @@ class _JsonlPredictions(_FilePredictions):
                 if again.instance_id == row.instance_id:
                     return self._decoded(row, memoryview(again.model_patch))
         except OSError as error:
-            raise ConfigError(f"{row.where}: cannot be read any more: {error.strerror}") from error
+            raise ConfigError(f"{row.where}: can no longer be read: {error.strerror}") from error
         except (msgspec.MsgspecError, UnicodeDecodeError):
             pass  # as when another row stands there
-        raise ConfigError(f"{row.where}: the file changed while it was graded; give the same command again")
+        raise ConfigError(f"{row.where}: the file changed while it was graded; run the same command again")
 
 
 class _JsonPredictions(_FilePredictions):
@@ -195,8 +195,8 @@ class _JsonPredictions(_FilePredictions):
         super().__init__(path, wanted)
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ConfigError(
-                f"{path}: larger than {MAX_JSON_BYTES} bytes; give predictions as many as these one a line, in a "
-                f".jsonl file, which is never whole in memory (jq -c '.[]' {path.name} makes one)"
+                f"{path}: larger than {MAX_JSON_BYTES} bytes; convert it to one prediction a line in a "
+                f".jsonl file, which is read in parts (jq -c '.[]' {path.name} makes one)"
             )
         self._patches: dict[str, msgspec.Raw] = {}
         for number, content in enumerate(_items(path), start=1):

@@ -93,7 +93,7 @@ def name_part(name: str) -> str:
 
 
 def instance_report(task: Task, patch: bytes | None, verdict: Verdict) -> dict[str, Any]:
-    """The harness's report of one instance: its id mapped to what is known."""
+    """The report of one instance in the harness's format: its id mapped to an object."""
     entry: dict[str, Any] = {
         "patch_is_None": patch is None,
         "patch_exists": bool(patch),
@@ -139,7 +139,7 @@ def write_report(
 
 
 def read_verdict(directory: Path, key: str) -> Verdict | None:
-    """The verdict that a report with this key was made of; None when there is none such, or it is not whole."""
+    """The stored verdict with this key; None when there is none, or it is incomplete."""
     try:
         if not (directory / REPORT).exists():
             return None
@@ -150,7 +150,7 @@ def read_verdict(directory: Path, key: str) -> Verdict | None:
 
 
 def write_failure(directory: Path, task: Task, patch: bytes | None, message: str) -> None:
-    """Write what is known of an instance that could not be judged: no report, so that it is tried again.
+    """Write the inputs and the error of an instance that could not be graded; without a report, it is tried again.
 
     Raises ConfigError when it cannot be written.
     """
@@ -272,7 +272,7 @@ def _inputs(task: Task, patch: bytes | None, log: Sequence[str]) -> dict[str, by
 
 
 def _commands(task: Task) -> str:
-    """What the grader runs, as a script to be read: each line is a phase of its own there."""
+    """The grader's commands as a script for people; the grader runs each line as a phase of its own."""
     match task.checks:
         case SuiteChecks() as checks:
             steps = [checks.activate, checks.before, "git apply patch.diff", checks.install, checks.command]

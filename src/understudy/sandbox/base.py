@@ -107,7 +107,7 @@ class Sandbox(Protocol):
 
     @property
     def home(self) -> str:
-        """A writable home directory, as commands inside see it; empty at open."""
+        """A writable home directory as commands inside see it; empty when the sandbox opens."""
         ...
 
     def locate(self, target: str) -> str:
@@ -180,9 +180,9 @@ class Sandboxes(Protocol):
         ...
 
     def image_id(self, image: str, *, fetch: bool) -> str:
-        """What tells an image from others that had its name; "" when it is not here, and without `fetch`.
+        """Identify the image that has this name now; "" when it is not on this machine and `fetch` is false.
 
-        Raises TaskError when it is to be fetched and there is none; kinds that run no images say "".
+        Raises TaskError when it cannot be fetched; kinds that run no images return "".
         """
         ...
 
@@ -201,11 +201,11 @@ class Sandboxes(Protocol):
         ...
 
     def expect(self, spec: SandboxSpec) -> None:
-        """A sandbox on this spec is likely to be opened soon; kinds that can do so make it ready meanwhile."""
+        """Announce that a sandbox on this spec is likely to be opened soon; a kind may prepare it in advance."""
         ...
 
     async def aclose(self) -> None:
-        """Drop what was made ready and not opened. Never raises; the kind may be used again afterwards."""
+        """Drop what was prepared and not opened. Never raises; the kind can be used again afterwards."""
         ...
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
@@ -213,12 +213,12 @@ class Sandboxes(Protocol):
         ...
 
     def prepare_tree(self, tree: Path) -> None:
-        """Give a freshly made tree the ownership that sandboxes of this kind need. Called once per tree."""
+        """Give a new tree the ownership that sandboxes of this kind need. Called once for each tree."""
         ...
 
 
 class HostProgramSandboxes:
-    """What kinds share whose sandboxes show this machine's programs."""
+    """Methods shared by the kinds whose sandboxes show this machine's programs, and run no images."""
 
     host_programs: ClassVar[bool] = True
 
@@ -241,17 +241,20 @@ class HostProgramSandboxes:
 
     def workdir_of(self, image: str) -> str:
         """Raises ConfigError: there are no images here."""
-        raise ConfigError(f"the container image {image} is of no use to a sandbox of this machine's own programs")
+        raise ConfigError(
+            f"the container image {image} is unsupported in a sandbox of this machine's own programs; "
+            "use --sandbox docker"
+        )
 
     def expect(self, spec: SandboxSpec) -> None:
-        """Nothing to do: they open at once."""
+        """Nothing to do: such sandboxes open at once."""
 
     async def aclose(self) -> None:
-        """Nothing to do: nothing is made ready."""
+        """Nothing to do: nothing is prepared."""
 
 
 def load_sandboxes(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
-    """The kind of sandbox called `name`, with options of its own.
+    """The kind of sandbox called `name`, constructed with `options`.
 
     Raises ConfigError when there is none, or when it cannot work here.
     """
@@ -269,7 +272,7 @@ def below(path: str, base: str) -> bool:
 def check_spec(
     spec: SandboxSpec, *, writable: Sequence[str], taken: Sequence[str], needs_tree: bool = True
 ) -> None:
-    """Raise SandboxError for a spec that cannot be opened as it stands.
+    """Raise SandboxError for an invalid spec.
 
     `writable` are the directories besides the workdir that commands may write to; `taken` those that the workdir
     must not hold. `needs_tree`: the tree is taken from this machine.
@@ -298,9 +301,11 @@ def _check_mount(mount: Mount, spec: SandboxSpec, writable: Sequence[str]) -> No
             "that does not hide the workdir"
         )
     if not mount.source.exists():
-        raise SandboxError(f"cannot mount {mount.source} at {mount.target}: there is no such file on this machine")
+        raise SandboxError(
+            f"cannot mount {mount.source} at {mount.target}: the file does not exist on this machine"
+        )
     if mount.private and any(below(mount.target, area) for area in (spec.workdir, *writable)):
         raise SandboxError(
             f"cannot mount {mount.source} at {mount.target} as private: commands may write there, so they could "
-            "prepare a trap; choose a target outside of the workdir, the home and /tmp"
+            "tamper with it; choose a target outside of the workdir, the home and /tmp"
         )

@@ -67,7 +67,7 @@ def kill_group(leader: int) -> None:
 async def _reap(
     transport: asyncio.SubprocessTransport, watch: _OutputCollector, kill: Callable[[int], None]
 ) -> None:
-    """Kill what is left, reap the leader and close the pipes."""
+    """Kill what is still running, reap the leader and close the pipes."""
     kill(transport.get_pid())
     try:
         await asyncio.wait_for(watch.exited.wait(), GRACE_S)

@@ -83,7 +83,9 @@ class UnsafeSandbox:
         """The host path of `path`, which must lie in this sandbox's directory."""
         host_path = Path(self._host(str(PurePosixPath(self.workdir, path))))
         if not host_path.resolve().is_relative_to(self._root.resolve()):
-            raise SandboxError(f"{path}: unsafe-local writes only below its own {self._root}; this lies outside")
+            raise SandboxError(
+                f"{path}: unsafe-local writes only below its own {self._root}; expected a path below it"
+            )
         return host_path
 
     def _env(self, extra: Mapping[str, str] | None) -> dict[str, str]:
@@ -142,7 +144,7 @@ class UnsafeSandbox:
             raise SandboxError(f"cannot read {path}: {error.strerror}") from error
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise SandboxError(f"cannot read {path}: it is no regular file")
+            raise SandboxError(f"cannot read {path}: expected a regular file")
         with os.fdopen(descriptor, "rb") as file:
             data = await asyncio.to_thread(file.read, limit + 1)
         if len(data) > limit:

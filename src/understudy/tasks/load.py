@@ -1,4 +1,4 @@
-"""From what a person names to tasks: files of records or rows, a dataset's name, task folders, the smoke set."""
+"""Load tasks from what a user names: files of records or rows, datasets, task folders, the smoke set."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def load_source(
     for is_kind, read_it in _KINDS:
         if is_kind(path):
             return await read_it(request)
-    raise TaskError(f"{spec}: is none of these; expected {_EXPECTED}")
+    raise TaskError(f"{spec}: is unsupported; expected {_EXPECTED}")
 
 
 def _locate(spec: str) -> tuple[Path, str] | rows.HubName:
@@ -103,7 +103,9 @@ async def load_tasks(
         refused += loaded.refused
         for task in loaded.tasks:
             if other := origins.get(task.instance_id):
-                raise TaskError(f"task {task.instance_id} is in {other} and in {spec}; give it once")
+                raise TaskError(
+                    f"task {task.instance_id} is in {other} and in {spec}; name it in one of them only"
+                )
             origins[task.instance_id] = spec
             tasks.append(task)
     existing = {*origins, *(refusal.instance_id for refusal in refused)}

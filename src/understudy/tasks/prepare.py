@@ -169,7 +169,7 @@ def _make_once(home: Path, make: Callable[[Path], None]) -> Path:
                     aside.rename(home)
                 except OSError as error:
                     raise ConfigError(
-                        f"{aside}: the task cannot be prepared: {error}; make room in the cache"
+                        f"{aside}: the task cannot be prepared: {error}; check the cache's disk and permissions"
                     ) from error
                 finally:
                     shutil.rmtree(aside, ignore_errors=True)

@@ -159,10 +159,12 @@ def load(path: Path) -> list[Task]:
             raise TaskError(f"{where}: not a task record: {error}") from error
         task = record(decoded, where, path.absolute().parent)
         if task.instance_id in tasks:
-            raise TaskError(f"{where}: instance_id: {task.instance_id!r} is there twice; give each task its own")
+            raise TaskError(
+                f"{where}: instance_id: {task.instance_id!r} is duplicate; give each task an id of its own"
+            )
         tasks[task.instance_id] = task
     if not tasks:
-        raise TaskError(f"{path}: no task in it; expected one JSON object a line")
+        raise TaskError(f"{path}: no task found; expected one JSON object a line")
     return list(tasks.values())
 
 

@@ -480,7 +480,7 @@ async def test_hidden_tests_are_not_overwritten_under_a_name_read_in_two_ways(
     lines = difflib.unified_diff(before, EASY.splitlines(keepends=True), n=0)
     patch = f"--- a/{path}{end}\n+++ b/{path}{end}\n" + "".join(list(lines)[2:])
     verdict = await weakened(prepared, patch.encode(), frozenset({GATE}), sandboxes, environment)
-    assert (verdict.reward, verdict.reason) == (0.0, "patch refused: git reads other files in it than the gate")
+    assert (verdict.reward, verdict.reason) == (0.0, "patch refused: git and the gate read different files in it")
 
 
 def test_a_hunk_ends_where_patch_thinks_it_does() -> None:

@@ -86,8 +86,8 @@ def test_many_bad_rows_are_counted_and_some_shown(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("p.jsonl", "", "there is no prediction"),
-        ("p.json", "[]", "there is no prediction"),
+        ("p.jsonl", "", "expected at least one prediction"),
+        ("p.json", "[]", "expected at least one prediction"),
         ("p.json", "{", "expected a JSON list of predictions or an object"),
         ("p.json", '{"instance_id": "a"}\n{"instance_id": "b"}', "belong in a .jsonl file"),
         ("p.csv", "a,b", "expected a .jsonl or .json file"),
@@ -116,7 +116,7 @@ def test_a_file_that_changes_while_it_is_graded(tmp_path: Path):
     with pytest.raises(ConfigError, match="the file changed"):
         found.patch(found.rows["a"])
     (tmp_path / "p.jsonl").unlink()
-    with pytest.raises(ConfigError, match="cannot be read any more"):
+    with pytest.raises(ConfigError, match="can no longer be read"):
         found.patch(found.rows["a"])
 
 

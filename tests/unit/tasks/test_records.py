@@ -92,7 +92,7 @@ def test_lines_that_are_not_json(tmp_path: Path, line: bytes) -> None:
 
 
 def test_repeated_ids_are_refused_but_instructions_may_be_alike(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r":2: instance_id: 'a-1' is there twice"):
+    with pytest.raises(TaskError, match=r":2: instance_id: 'a-1' is duplicate"):
         records.load(written(tmp_path / "t.jsonl", raw(), raw(instruction="Other.")))
     assert len(records.load(written(tmp_path / "t.jsonl", raw(), raw(instance_id="b")))) == 2
 
@@ -100,7 +100,7 @@ def test_repeated_ids_are_refused_but_instructions_may_be_alike(tmp_path: Path) 
 def test_empty_missing_or_a_directory(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("\n\n")
     for place, said in (
-        (tmp_path / "t.jsonl", "no task in it"),
+        (tmp_path / "t.jsonl", "no task found"),
         (tmp_path / "u", "cannot be read"),
         (tmp_path, "read"),
     ):

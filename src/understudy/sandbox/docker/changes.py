@@ -1,6 +1,6 @@
-"""What differs in a container below a directory: listed by the engine, taken out in as few archives as will do.
+"""What changed in a container below a directory: listed by the engine, read in as few archives as possible.
 
-The engine's list is only believed to be complete: what a path now is, the archive says. Nothing of the container
+The list only tells which paths changed; what a path is now is read from the archive. Nothing of the container
 runs meanwhile. The list is made by comparing size, mode, owner and time: a file that was changed and has the size
 and, to the second, the time that it had before is not in it.
 """
@@ -34,11 +34,11 @@ _FEW_OF_ONE = 4
 
 
 class _ChangesRefused(Exception):
-    """The changes cannot be taken; says why."""
+    """The changes cannot be read; the message is the reason."""
 
 
 class _ChangeCollector:
-    """The entries found so far, within their limits."""
+    """Collects changed files within limits of time and size."""
 
     def __init__(self, file_limit: int) -> None:
         self.entries: dict[bytes, ChangedFile] = {}
@@ -63,7 +63,7 @@ class _ChangeCollector:
             raise _ChangesRefused(f"the changes are more than {MAX_TOTAL_BYTES} bytes")
 
     def take(self, path: bytes, member: tarfile.TarInfo, tar: tarfile.TarFile, directory: bytes) -> None:
-        """Keep a member of the archive of `directory` as what is at `path` now."""
+        """Record a member of the archive of `directory` as what is at `path` now."""
         if member.isdir():
             self.directories.add(path)
         elif member.issym():
@@ -176,7 +176,7 @@ def _add_parents(path: bytes, directories: set[bytes]) -> None:
 
 
 def _fetch_plan(wanted: set[bytes]) -> Iterator[bytes | tuple[bytes, set[bytes]]]:
-    """Paths to fetch alone, and directories to fetch whole with what is wanted of them."""
+    """Paths to fetch alone, and directories to fetch whole with the wanted paths in them."""
     if len(wanted) <= _FEW:
         yield from sorted(wanted)
         return

@@ -80,13 +80,13 @@ class DockerSandbox:
         """The target itself. Raises SandboxError when no mount was declared there."""
         if all(mount.target != target for mount in self._spec.mounts):
             raise SandboxError(
-                f"no mount has the target {target!r}; there are: {[m.target for m in self._spec.mounts]}"
+                f"no mount has the target {target!r}; declared: {[m.target for m in self._spec.mounts]}"
             )
         return target
 
     def _absolute(self, path: str) -> str:
         if "\0" in path:
-            raise SandboxError(f"cannot use the path {path!r}: there is a NUL byte in it")
+            raise SandboxError(f"cannot use the path {path!r}: it contains a NUL byte")
         return posixpath.normpath(posixpath.join(self.workdir, path))
 
     def _check_open(self) -> None:
@@ -107,7 +107,7 @@ class DockerSandbox:
         where = self._absolute(cwd or "")
         environment = specs.environment(self._spec, self._prepared, env)
         if any("\0" in word for word in (*argv, *environment)):
-            raise SandboxError(f"cannot run {argv[0]!r}: there is a NUL byte in an argument or its environment")
+            raise SandboxError(f"cannot run {argv[0]!r}: an argument or its environment contains a NUL byte")
         command = {"cmd": list(argv), "environment": environment, "workdir": where}
         async with self._turn:
             self._check_open()
@@ -345,16 +345,18 @@ class DockerSandbox:
         await self._ensure_running()
         if not await self._call("hide what was shown", hide_mounts, self._engine, self._container, shown):
             await self.close()
-            raise SandboxError("what a run was shown could not be hidden again, so the sandbox was closed")
+            raise SandboxError(
+                "the files revealed to a run could not be removed again, so the sandbox was closed; open a new one"
+            )
 
     async def read(self, path: str, *, limit: int = 64 << 20) -> bytes:
-        """The content of a regular file, taken out by the engine. Links lead nowhere out of the container."""
+        """The content of a regular file, read by the engine. Links cannot lead out of the container."""
         self._check_open()
         absolute = self._absolute(path)
         return await self._call(f"read {path}", files.read, self._engine, self._container, absolute, limit=limit)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Write a file, laid there by the engine."""
+        """Write a file through the engine."""
         self._check_open()
         await self._call(
             f"write {path}",

@@ -16,7 +16,7 @@ IDLE = "while :; do read -r line || exit; done"
 
 
 def check(spec: SandboxSpec) -> None:
-    """Raise SandboxError for a spec that cannot be opened as it stands."""
+    """Raise SandboxError for an invalid spec."""
     check_spec(
         spec, writable=(HOME, "/tmp"), taken=(HOME, "/tmp", "/etc", "/proc"), needs_tree=not spec.tree_in_image
     )

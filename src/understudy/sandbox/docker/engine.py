@@ -114,7 +114,7 @@ class ContainerEngine:
 
 @contextlib.contextmanager
 def engine_errors(what: str) -> Generator[None]:
-    """Turn what the library raises into SandboxError, "cannot `what`: …"; what is not there passes as it is."""
+    """Convert the library's errors to SandboxError, "cannot `what`: …"; EngineNotFound passes unchanged."""
     try:
         yield
     except (EngineNotFound, FileNotFoundError):
@@ -133,14 +133,14 @@ def _describe(error: Exception) -> str:
     if _FULL in message.lower():
         return f"the container engine's disk is full ({message}); make room there, as: docker system prune"
     if isinstance(error, requests.ConnectionError | urllib3.exceptions.ProtocolError | ConnectionError):
-        return f"the container engine does not answer ({message}); is it still running?"
+        return f"the container engine does not answer ({message}); start it, as: systemctl start docker"
     if isinstance(error, requests.Timeout | urllib3.exceptions.TimeoutError):
-        return f"the container engine did not answer in time ({message})"
+        return f"the container engine timed out ({message}); retry when the machine is less busy"
     return message
 
 
 def engine_message(error: Exception) -> str:
-    """What the engine said, without what the library says about it."""
+    """The engine's own message, without what the library adds."""
     message = str(getattr(error, "explanation", None) or error)
     with contextlib.suppress(ValueError, TypeError, KeyError):
         message = str(json.loads(message)["message"])
@@ -148,12 +148,12 @@ def engine_message(error: Exception) -> str:
 
 
 def find_engine() -> ContainerEngine:
-    """The engine that answers first. Raises ConfigError when none does, saying what to do."""
+    """The first engine that answers. Raises ConfigError with what to do when none does."""
     refused: list[str] = []
     for url in sockets():
         if not url.startswith("unix://"):
             raise ConfigError(
-                f"DOCKER_HOST is {url}, but containers are given files and a socket of this machine: the engine "
+                f"DOCKER_HOST is {url}, but containers need files and a socket of this machine: the engine "
                 "must run here and DOCKER_HOST be unset or unix:///path/to/its.sock"
             )
         try:
@@ -173,8 +173,8 @@ def find_engine() -> ContainerEngine:
             f"no container engine answers: {'; '.join(refused)}. Start it, as: systemctl start docker"
         )
     raise ConfigError(
-        "there is no container engine here: install Docker (Debian: apt-get install docker.io) or Podman "
-        "(apt-get install podman; systemctl --user start podman.socket), or name its socket in DOCKER_HOST"
+        "no container engine found: install Docker (Debian: apt-get install docker.io) or Podman "
+        "(apt-get install podman; systemctl --user start podman.socket), or set DOCKER_HOST to its socket"
     )
 
 

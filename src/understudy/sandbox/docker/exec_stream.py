@@ -109,7 +109,9 @@ async def start_exec(socket: str, execution: str) -> ExecStream:
             raise ExecNotStarted(reply.decode(errors="replace").strip())
     except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, IndexError) as error:
         await attached.close()
-        raise SandboxError(f"the container engine broke off when a command was to start: {error}") from error
+        raise SandboxError(
+            f"the connection to the container engine was lost while a command was starting: {error}"
+        ) from error
     except BaseException:
         await attached.close()
         raise

@@ -74,15 +74,15 @@ def read(engine: ContainerEngine, container: str, path: str, *, limit: int) -> b
         else:
             raise SandboxError(f"cannot read {path} in the sandbox: too many links")
         if mode & (_DIRECTORY | _OTHER):
-            raise SandboxError(f"cannot read {path} in the sandbox: it is no regular file")
+            raise SandboxError(f"cannot read {path} in the sandbox: expected a regular file")
         try:
             with archive(engine, container, path) as tar:
                 member = tar.next()
                 file = tar.extractfile(member) if member is not None and member.isreg() else None
                 if member is None or file is None:
-                    raise SandboxError(f"cannot read {path} in the sandbox: it is no regular file")
+                    raise SandboxError(f"cannot read {path} in the sandbox: expected a regular file")
                 if member.size > limit:
-                    raise SandboxError(f"cannot read {path} in the sandbox: it has more than {limit} bytes")
+                    raise SandboxError(f"cannot read {path} in the sandbox: it is larger than {limit} bytes")
                 return file.read()
         except EngineNotFound as error:
             raise FileNotFoundError(2, "no such file in the sandbox", path) from error
@@ -95,14 +95,14 @@ def write(engine: ContainerEngine, container: str, path: str, data: bytes, *, mo
     with engine_errors(f"write {path} in the sandbox"):
         status = engine.stat(container, path)
         if status is not None and int(status["mode"]) & (_DIRECTORY | _OTHER):
-            raise SandboxError(f"cannot write {path} in the sandbox: there is something else than a file")
+            raise SandboxError(f"cannot write {path} in the sandbox: expected a regular file at this path")
         new_directories: list[str] = []
         parent = posixpath.dirname(path)
         while (parent_status := engine.stat(container, parent)) is None and parent != "/":
             new_directories.insert(0, posixpath.basename(parent))
             parent = posixpath.dirname(parent)
         if parent_status is not None and not int(parent_status["mode"]) & (_DIRECTORY | _LINK):
-            raise SandboxError(f"cannot write {path} in the sandbox: {parent} is no directory")
+            raise SandboxError(f"cannot write {path} in the sandbox: {parent} is not a directory")
         output = io.BytesIO()
         with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for depth in range(1, len(new_directories) + 1):

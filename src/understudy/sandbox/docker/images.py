@@ -81,9 +81,9 @@ class ImageStore:
         self._trees: dict[Path, str] = {}
 
     def ensure(self, image: str) -> Mapping[str, Any]:
-        """What the engine knows of an image, which is fetched when it is not there.
+        """The engine's details of an image, which is fetched when it is missing.
 
-        Raises TaskError when there is none, SandboxError when it cannot be had now.
+        Raises TaskError when no registry has it, SandboxError when it cannot be fetched now.
         """
         with self._guard:
             lock = self._locks.setdefault(image, threading.Lock())
@@ -104,7 +104,7 @@ class ImageStore:
                 return self._engine.api.inspect_image(image)
 
     def inspect(self, image: str) -> Mapping[str, Any] | None:
-        """What the engine knows of an image, or None when it is not there. Raises SandboxError."""
+        """The engine's details of an image, or None when it is missing. Raises SandboxError."""
         try:
             with engine_errors(f"look for the image {image}"):
                 return self._engine.api.inspect_image(image)
@@ -168,7 +168,7 @@ class ImageStore:
                 self._engine.api.commit(container, REPOSITORY, tag, pause=False, changes=changes)
         except EngineNotFound as error:
             raise SandboxError(
-                f"cannot prepare the image {image}: what it is made of has gone: {error}"
+                f"cannot prepare the image {image}: its base image or container is gone, retry: {error}"
             ) from error
         finally:
             remove_container(self._engine, container)
@@ -197,7 +197,7 @@ class ImageStore:
             )["Id"]
 
     def _run(self, container: str, image: str) -> tuple[int, str]:
-        """Run a made container to its end; its exit code and the end of what it said."""
+        """Run a created container to its end; returns its exit code and the end of its output."""
         try:
             self._engine.api.start(container)
         except EngineNotFound as error:
@@ -224,7 +224,7 @@ class ImageStore:
             actual = output.split("\n", 1)[0].strip()
             raise TaskError(
                 f"the repository at {path} of the image {image} is at {actual}, which is neither the task's base "
-                f"commit {base_commit} nor made upon it; the image and the task are not of one version"
+                f"commit {base_commit} nor a descendant of it; use the image of this version of the task"
             )
 
     def _tree_digest(self, tree: Path) -> str:
@@ -257,11 +257,11 @@ class ImageStore:
                         raise
 
     def stop(self) -> None:
-        """Call off what is being fetched."""
+        """Cancel what is being fetched."""
         self._puller.stop()
 
     def close(self) -> None:
-        """Wait until nothing is being made any more."""
+        """Wait until no image is being prepared any more."""
         self._pool.shutdown(wait=True)
 
     def drop_all(self, image_too: Callable[[str], bool]) -> None:
@@ -283,8 +283,8 @@ def no_shell(image: str, error: Exception) -> SandboxError:
 def _failure(code: int, output: str, image: str, workdir: str) -> TaskError | SandboxError:
     reasons = {
         NO_DIRECTORY: f"the image {image} has no directory {workdir}; check the task's workdir and image",
-        NO_GIT: f"the image {image} has a repository at {workdir} but no git to look at it with",
-        NO_COMMIT: f"the repository at {workdir} of the image {image} has no commit; it is not usable",
+        NO_GIT: f"the image {image} has a repository at {workdir} but no git; install git in the image",
+        NO_COMMIT: f"the repository at {workdir} of the image {image} has no commit; expected at least one",
     }
     if code in reasons:
         return TaskError(reasons[code])
@@ -303,7 +303,7 @@ def _check_volumes(config: Mapping[str, Any], spec: SandboxSpec, image: str) -> 
         for directory in (spec.workdir, HOME):
             if Path(directory).is_relative_to(volume) or Path(volume).is_relative_to(directory):
                 raise TaskError(
-                    f"the image {image} declares the volume {volume}, where the task's {directory} is to be; "
+                    f"the image {image} declares the volume {volume}, where the task needs {directory}; "
                     "use another workdir, or an image without that volume"
                 )
 
@@ -439,7 +439,7 @@ def build_image(
             output = (output + str(event.get("stream") or ""))[-_SAID_CHARS:]
             if failed := event.get("error"):
                 raise TaskError(
-                    f"{context / 'Dockerfile'}: cannot be built: {failed}; the end of what it said:\n{output}"
+                    f"{context / 'Dockerfile'}: the build failed: {failed}; the end of its output:\n{output}"
                 )
             if time.monotonic() > ends:
                 raise _too_slow(context, timeout_s, output)
@@ -472,14 +472,14 @@ def _events(engine: ContainerEngine, context: Path, name: str, timeout_s: float)
             raise _too_slow(context, timeout_s, "") from error
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             raise SandboxError(
-                f"cannot build {context}: the container engine broke off: {engine_message(error)}"
+                f"cannot build {context}: the connection to the container engine was lost: {engine_message(error)}"
             ) from error
 
 
 def _too_slow(context: Path, timeout_s: float, output: str) -> TaskError:
     return TaskError(
-        f"{context / 'Dockerfile'}: was not built in {timeout_s:.0f} s (environment.build_timeout_sec of "
-        f"task.toml); the end of what it said:\n{output}"
+        f"{context / 'Dockerfile'}: the build timed out after {timeout_s:.0f} s (environment.build_timeout_sec of "
+        f"task.toml); the end of its output:\n{output}"
     )
 
 
@@ -494,7 +494,7 @@ def export_tree(
     images.ensure(image)
     if base_commit:
         images.check_ancestry(image, path, base_commit)
-    with engine_errors(f"take {path} out of the image {image}"):
+    with engine_errors(f"export {path} from the image {image}"):
         container = engine.api.create_container_from_config(
             {
                 "Image": image,
@@ -506,7 +506,7 @@ def export_tree(
             }
         )["Id"]
     try:
-        with engine_errors(f"take {path} out of the image {image}"):
+        with engine_errors(f"export {path} from the image {image}"):
             status = engine.stat(container, path)
             if status is None or not files.is_plain_directory(status):
                 raise TaskError(f"the image {image} has no directory {path}; check the task's workdir and image")
@@ -516,7 +516,7 @@ def export_tree(
             except tarfile.TarError as error:
                 raise TaskError(f"the tree at {path} of the image {image} cannot be read: {error}") from error
     except EngineNotFound as error:
-        raise SandboxError(f"cannot take {path} out of the image {image}: {error}") from error
+        raise SandboxError(f"cannot export {path} from the image {image}: {error}") from error
     finally:
         remove_container(engine, container)
 

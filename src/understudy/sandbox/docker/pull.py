@@ -19,7 +19,7 @@ from understudy.sandbox.docker.engine import (
 )
 
 PullProgress = Callable[[str], None]
-"""Told in one line how far a pull is, at most once a second."""
+"""Called with one line on how far a pull is, at most once a second."""
 
 _TRIES = 5
 _LONGEST_WAIT_S = 600.0
@@ -33,7 +33,7 @@ _log = logging.getLogger("understudy.sandbox.docker")
 
 
 def log_progress(line: str) -> None:
-    """The observer where nobody gave one."""
+    """The default progress callback."""
     _log.info("%s", line)
 
 
@@ -54,7 +54,7 @@ class ImagePuller:
         self._stop = threading.Event()
 
     def stop(self) -> None:
-        """Call off what is being fetched, and whatever would be."""
+        """Cancel what is being fetched, and refuse to fetch more."""
         self._stop.set()
 
     def pull(self, image: str) -> None:
@@ -76,7 +76,7 @@ class ImagePuller:
                 wait = min(pause if error.wait_s is None else error.wait_s, _LONGEST_WAIT_S)
                 self._progress(f"{image}: the registry limits pulls; trying again in {wait:.0f} s")
                 if self._stop.wait(wait):
-                    raise SandboxError(f"fetching the image {image} was called off") from error
+                    raise SandboxError(f"fetching the image {image} was cancelled") from error
                 pause *= 2
 
     def _pull(self, image: str) -> None:
@@ -86,7 +86,7 @@ class ImagePuller:
         try:
             for event in self._engine.api.pull(name, tag=tag, stream=True, decode=True):
                 if self._stop.is_set():
-                    raise SandboxError(f"fetching the image {image} was called off")
+                    raise SandboxError(f"fetching the image {image} was cancelled")
                 if message := event.get("error"):
                     _raise_refusal(image, str(message))
                 _note(layers, event)
@@ -120,7 +120,7 @@ def _raise_refusal(image: str, message: str, cause: Exception | None = None) -> 
 
 def _absent(image: str, message: str) -> TaskError:
     return TaskError(
-        f"there is no image {image!r} here, and its registry gives none ({message}); check the name, namespace "
+        f"image {image!r} not found on this machine or in its registry ({message}); check the name, namespace "
         "and tag, log in with `docker login` when it is private, or build it under this name"
     )
 

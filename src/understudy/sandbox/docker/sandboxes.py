@@ -1,4 +1,4 @@
-"""The kind of sandbox called `docker`: finds the engine, prepares images, keeps containers ready, cleans up."""
+"""The kind of sandbox called `docker`: finds the engine, prepares images and containers, cleans up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from understudy.sandbox.docker.pull import log_progress
 CacheLevel = Literal["none", "base", "env", "instance"]
 
 WARM = 4
-"""How many containers are kept ready at most."""
+"""The most containers that are prepared in advance."""
 
 _MAKERS = 8
 _QUOTA_DRIVERS = frozenset({"btrfs", "zfs"})
@@ -133,7 +133,7 @@ class _EngineResources:
         await self.engine.do("remove a container", self._remove, container)
 
     def close(self) -> None:
-        """Drop what was made ready; what is being fetched is called off."""
+        """Drop prepared containers and cancel what is being fetched."""
         self.images.stop()
         with self._guard:
             ready, self._ready = self._ready, []
@@ -211,7 +211,7 @@ class DockerSandboxes:
         return [] if system == "linux" else [f"the container engine runs {system} containers; expected linux ones"]
 
     def _imaged(self, spec: SandboxSpec) -> SandboxSpec:
-        """The spec with an image. Raises TaskError when nobody names one."""
+        """The spec with an image. Raises TaskError when neither the task nor `image` names one."""
         from msgspec.structs import replace
 
         if spec.image:
@@ -235,7 +235,7 @@ class DockerSandboxes:
         return details["Id"] if details else ""
 
     def build_image(self, context: Path, name: str, *, timeout_s: float) -> None:
-        """Build the image of a Dockerfile unless it is there. Raises TaskError, SandboxError, ConfigError."""
+        """Build the image of a Dockerfile unless it exists. Raises TaskError, SandboxError, ConfigError."""
         home = self._in_use()
         with engine_errors(f"look for the image {name}"):
             there = bool(home.engine.api.images(name, quiet=True))
@@ -248,7 +248,7 @@ class DockerSandboxes:
         return config.get("WorkingDir") or ""
 
     def expect(self, spec: SandboxSpec) -> None:
-        """Make a container for this spec in the background; what goes wrong is told when it is opened."""
+        """Make a container for this spec in the background; errors are raised when it is opened."""
         with contextlib.suppress(UnderstudyError):
             spec = self._imaged(spec)
             specs.check(spec)
@@ -266,7 +266,7 @@ class DockerSandboxes:
         return DockerSandbox(spec, home, container, prepared)
 
     async def aclose(self) -> None:
-        """Drop what was made ready, and the images that are not to be kept."""
+        """Drop prepared containers, and the images that the cache level does not keep."""
         with self._guard:
             home, self._resources = self._resources, None
         if home is not None:

@@ -81,7 +81,7 @@ def _sweep(parent: Path) -> None:
 
 
 def reserve(parent: Path) -> Path:
-    """A path for a new group, which nobody else takes. Nothing is made yet."""
+    """A unique path for a new group, which is not created yet."""
     return parent / f"{PREFIX}-{_stamp(os.getpid())}-{next(_numbers)}"
 
 
@@ -94,7 +94,7 @@ def create(group: Path, memory_bytes: int) -> None:
                 (group / name).write_text(str(memory_bytes if value is None else value))
     except OSError as error:
         remove(group)
-        raise SandboxError(f"cannot bound the memory of a sandbox at {memory_bytes} bytes: {error}") from error
+        raise SandboxError(f"cannot limit the memory of a sandbox to {memory_bytes} bytes: {error}") from error
 
 
 def remove(group: Path) -> None:

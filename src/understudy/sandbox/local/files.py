@@ -84,11 +84,11 @@ def read(root: int, path: str, limit: int, user: int | None) -> bytes:
         raise SandboxError(f"cannot read {path} in the sandbox: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise SandboxError(f"cannot read {path} in the sandbox: it is no regular file")
+        raise SandboxError(f"cannot read {path} in the sandbox: expected a regular file")
     with os.fdopen(descriptor, "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise SandboxError(f"cannot read {path} in the sandbox: it has more than {limit} bytes")
+        raise SandboxError(f"cannot read {path} in the sandbox: it is larger than {limit} bytes")
     return data
 
 
@@ -134,7 +134,7 @@ def write(root: int, path: str, data: bytes, mode: int, user: int | None) -> Non
             descriptor = open_in(root, path, flags, mode)
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 os.close(descriptor)
-                raise SandboxError(f"cannot write {path} in the sandbox: there is something else than a file")
+                raise SandboxError(f"cannot write {path} in the sandbox: expected a regular file at this path")
             with os.fdopen(descriptor, "wb") as file:
                 os.fchmod(descriptor, mode)
                 file.truncate(0)

@@ -103,7 +103,7 @@ def _child(pid: int) -> int:
     """The only child of a process. Raises SandboxError when it has none."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     if not children:
-        raise SandboxError("the sandbox ended as soon as it was open; something killed it")
+        raise SandboxError("the sandbox was killed as soon as it was open; retry, and check the machine's memory")
     return int(children[0])
 
 
@@ -140,7 +140,7 @@ async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes
         async with asyncio.timeout(START_S):
             await watch.answered.wait()
         if not watch.ready:
-            message = watch.output[2].decode(errors="replace").strip() or "a helper ended without a word"
+            message = watch.output[2].decode(errors="replace").strip() or "a helper program ended without output"
             raise SandboxError(f"cannot make the mounts of a sandbox: {message}; see `understudy doctor`")
         return MountHolder(transport, watch, group, depth=1 if group is None else 2)
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""What a local sandbox consists of, as arguments for bubblewrap.
+"""The mounts of a local sandbox, as arguments for bubblewrap.
 
 There are two bubbles, one in the other. The outer one lives as long as the sandbox and holds every mount: the
 tree, what the spec declares, a tmpfs for all that is written, and under `BOX` the root file system that commands
@@ -61,7 +61,7 @@ read -r _
 
 
 def check(spec: SandboxSpec) -> None:
-    """Raise SandboxError for a spec that cannot be opened as it stands."""
+    """Raise SandboxError for an invalid spec."""
     check_spec(spec, writable=AREAS, taken=AREAS)
     for mount in spec.mounts:
         if below(mount.target, spec.workdir):
@@ -105,7 +105,7 @@ def etc() -> dict[str, bytes]:
 
 
 def private_path(index: int) -> str:
-    """Where the outer bubble keeps the spec's mount number `index` when it is private."""
+    """Where the outer bubble mounts the spec's private mount number `index`."""
     return f"/private/{index}"
 
 

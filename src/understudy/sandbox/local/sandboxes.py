@@ -70,7 +70,7 @@ class _SandboxRun:
         os.close(self.options)
 
     def reported(self, key: str) -> int | None:
-        """What bubblewrap said about `key` so far."""
+        """The value that bubblewrap has written for `key`, None before it does."""
         for line in os.pread(self.status, 1 << 16, 0).splitlines(keepends=True):
             if line.endswith(b"\n") and key in (record := json.loads(line)):
                 return record[key]
@@ -113,7 +113,7 @@ class _SandboxRun:
 
 
 class LocalSandbox:
-    """An open sandbox: a holder, and what is needed to enter it."""
+    """An open sandbox: its holder process, and how to enter its namespaces."""
 
     def __init__(self, spec: SandboxSpec, kind: LocalSandboxes, holder: MountHolder) -> None:
         self._spec = spec
@@ -135,14 +135,14 @@ class LocalSandbox:
         """The target itself. Raises SandboxError when no mount was declared there."""
         if all(mount.target != target for mount in self._spec.mounts):
             raise SandboxError(
-                f"no mount has the target {target!r}; there are: {[m.target for m in self._spec.mounts]}"
+                f"no mount has the target {target!r}; declared: {[m.target for m in self._spec.mounts]}"
             )
         return target
 
     def _root(self) -> int:
         """The root that commands see. Raises SandboxError when the sandbox is gone."""
         if not self._holder.alive:
-            raise SandboxError("the sandbox is closed, or something killed it; open a new one")
+            raise SandboxError("the sandbox is closed or was killed; open a new one")
         return self._holder.box
 
     def _absolute(self, path: str) -> str:
@@ -174,7 +174,7 @@ class LocalSandbox:
     ) -> Completed:
         """Run a command. An exit code of 128 + n, a shell's word for signal n, is returned as -n."""
         if any("\0" in word for word in argv):
-            raise SandboxError(f"cannot run {argv[0]!r}: there is a NUL byte in an argument")
+            raise SandboxError(f"cannot run {argv[0]!r}: an argument contains a NUL byte")
         where = self._absolute(cwd or "")
         environment = mounts.environment(self._spec, env)
         self._check_program(argv[0], path=environment["PATH"], cwd=where, reveal=reveal)
@@ -223,7 +223,7 @@ class LocalSandbox:
             run.close()
 
     def _make_private_targets(self) -> None:
-        """Give every private mount a place to be seen at. Only now, for until now nobody was to know of it."""
+        """Create the mount points of private mounts; until a run reveals them, even their names are hidden."""
         for mount in self._spec.mounts:
             if mount.private:
                 files.make_mount_point(self._root(), mount.target, directory=mount.source.is_dir())
@@ -333,13 +333,15 @@ class LocalSandboxes(HostProgramSandboxes):
         return holder
 
     def _furnish(self, holder: MountHolder, spec: SandboxSpec) -> None:
-        """Give the sandbox's user what it may write, and write what is not taken from this machine."""
+        """Give the sandbox's user its writable directories, and write the generated files of /etc."""
         try:
             if self.user is not None:
                 for area in (*mounts.AREAS, spec.workdir):
                     os.chown(area.lstrip("/"), self.user, self.user, dir_fd=holder.box, follow_symlinks=False)
         except OSError as error:
-            raise SandboxError(f"cannot give a sandbox to user {self.user}: {error}") from error
+            raise SandboxError(
+                f"cannot change the owner of a sandbox's files to user {self.user}: {error}"
+            ) from error
         for name, content in mounts.etc().items():
             files.write(holder.box, f"/etc/{name}", content, 0o644, None)
 

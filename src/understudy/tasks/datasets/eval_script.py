@@ -1,8 +1,8 @@
-"""Taking SWE-bench's evaluation scripts apart into the phases that a grader runs one by one.
+"""Split SWE-bench's evaluation scripts into the phases that a grader runs one by one.
 
 A script activates an environment, does some bookkeeping with git, installs the program, lays the test patch over
-it and runs the tests between two markers. Each statement is told by its words; one that cannot be told is refused,
-for a phase that ran at another time than in the script could change a verdict.
+it and runs the tests between two markers. Each statement is classified by its words; one that cannot be
+classified is an error, because a phase that runs at another time than in the script could change a verdict.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Statement(Struct, frozen=True):
 
 
 def split_script(script: str, workdir: str) -> ScriptPhases:
-    """The phases of a script that runs in `workdir`. Raises TaskError for whatever cannot be told apart."""
+    """Split a script that runs in `workdir` into phases. Raises TaskError for a statement that fits none."""
     lines = script.split("\n")
     activate = [PIPEFAIL]
     before: list[str] = []
@@ -125,7 +125,7 @@ def split_script(script: str, workdir: str) -> ScriptPhases:
                 cwd = _destination(statement, cwd) or cwd
         elif part == "other":
             before.append(_whole(statement, lines))
-    raise TaskError(f"eval_script: has no line that says {START!r}; expected one before and one after the tests")
+    raise TaskError(f"eval_script: has no line with {START!r}; expected one before and one after the tests")
 
 
 def _cannot(statement: _Statement, why: str) -> TaskError:
@@ -144,12 +144,12 @@ def _statements(lines: Sequence[str]) -> Iterator[_Statement]:
         count += 1
         if count > _MAX_STATEMENTS:
             raise TaskError(
-                f"eval_script: has more than {_MAX_STATEMENTS} statements; is it a script of SWE-bench?"
+                f"eval_script: has more than {_MAX_STATEMENTS} statements; expected a script of SWE-bench"
             )
         while text.endswith("\\") or len(text) > _MAX_CHARS or _open(text):
             if index == len(lines) or index - first > 500 or len(text) > _MAX_CHARS:
                 raise TaskError(
-                    f"eval_script: line {first + 1} begins a statement that does not end: {text[:120]!r}"
+                    f"eval_script: line {first + 1} starts a statement that never ends: {text[:120]!r}"
                 )
             text = _joined(text, lines[index].strip())
             index += 1
@@ -159,7 +159,7 @@ def _statements(lines: Sequence[str]) -> Iterator[_Statement]:
             while index < len(lines) and lines[index] != word:
                 index += 1
             if index == len(lines):
-                raise TaskError(f"eval_script: line {first + 1} begins a here-document that {word} never ends")
+                raise TaskError(f"eval_script: line {first + 1} starts a here-document without its end {word}")
             document = "\n".join(lines[start:index])
             index += 1
         yield _Statement(text, document, first, index - 1)
@@ -207,7 +207,7 @@ def _part(statement: _Statement, workdir: str, *, patched: bool) -> Part:
         return "other"
     parts = {_part_of(command, statement) for command in commands}
     if "forbidden" in parts:
-        raise _cannot(statement, "changes the tree in a way that a grader does not repeat")
+        raise _cannot(statement, "changes the tree in a way that grading cannot reproduce")
     if "patch" in parts and len(parts - {"nothing"}) > 1:
         raise _cannot(statement, "applies a patch and does something else as well")
     moved = parts > {"environment"} and any(command[0] in ("cd", "pushd", "popd") for command in commands)
@@ -242,7 +242,7 @@ def _destination(statement: _Statement, cwd: str) -> str | None:
     directory = None
     for command in _commands(statement.text):
         if command[0] in ("pushd", "popd") or (command[0] == "cd" and (len(command) != 2 or "$" in command[1])):
-            raise _cannot(statement, "changes to a directory that cannot be told")
+            raise _cannot(statement, "changes to a directory that cannot be determined")
         if command[0] == "cd":
             directory = posixpath.normpath(posixpath.join(directory or cwd, command[1]))
     return directory
@@ -265,6 +265,6 @@ def _command(lines: Sequence[str]) -> str:
             if not command.strip():
                 raise TaskError("eval_script: has no command between its markers")
             if START in command:
-                raise TaskError(f"eval_script: says {START!r} twice")
+                raise TaskError(f"eval_script: has {START!r} twice")
             return command
-    raise TaskError(f"eval_script: has no line that says {END!r} after the tests")
+    raise TaskError(f"eval_script: has no line with {END!r} after the tests")

@@ -1,4 +1,6 @@
-"""The formats that rows come in: told by their keys, each row alone, and made into tasks."""
+"""Formats of dataset rows: each row's format is recognised by its keys, and the row becomes a task.
+
+To add a format, add a `TaskRowFormat` to FORMATS."""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from understudy.tasks.records import LoadedTasks, RefusedRow, summarise_refusals
 from understudy.types import Task
 
 
-class RowFormat(Struct, frozen=True):
-    """How rows of one kind are told, and how one becomes a task; `task` raises TaskError without the place."""
+class TaskRowFormat(Struct, frozen=True):
+    """The keys that identify a format, and how its rows become tasks. `task` raises TaskError without location."""
 
     name: str
     keys: tuple[str, ...]
@@ -32,24 +34,24 @@ def _unsupported(what: str) -> Callable[[DatasetRow, ImageChoice], Task]:
     return refuse
 
 
-FORMATS: tuple[RowFormat, ...] = (
-    RowFormat(
+FORMATS: tuple[TaskRowFormat, ...] = (
+    TaskRowFormat(
         "R2E-Gym",
         ("expected_output_json",),
         _unsupported("R2E-Gym rows are not supported: their tests and how they are read are inside its images"),
     ),
-    RowFormat(
+    TaskRowFormat(
         "SWE-bench Pro",
         ("before_repo_set_cmd", "selected_test_files_to_run"),
         _unsupported(
             "SWE-bench Pro rows are not supported: the scripts that run and read its tests are not in them"
         ),
     ),
-    RowFormat("Multi-SWE-bench", ("org", "number", "fix_patch"), multi.task),
-    RowFormat("SWE-rebench", ("install_config", "test_patch"), rebench.task),
-    RowFormat("SWE-bench-Live", ("test_cmds", "log_parser"), live.task),
-    RowFormat("SWE-bench", ("base_commit", "test_patch"), swebench.task),
-    RowFormat("SWE-smith", ("image_name", "patch", "FAIL_TO_PASS"), swesmith.task),
+    TaskRowFormat("Multi-SWE-bench", ("org", "number", "fix_patch"), multi.task),
+    TaskRowFormat("SWE-rebench", ("install_config", "test_patch"), rebench.task),
+    TaskRowFormat("SWE-bench-Live", ("test_cmds", "log_parser"), live.task),
+    TaskRowFormat("SWE-bench", ("base_commit", "test_patch"), swebench.task),
+    TaskRowFormat("SWE-smith", ("image_name", "patch", "FAIL_TO_PASS"), swesmith.task),
 )
 """The first whose keys a row has is its format."""
 
@@ -64,7 +66,9 @@ def task_of(data: dict[str, Any], choice: ImageChoice = ImageChoice()) -> Task: 
             records.check(task, format.name)
             return task
     expected = "; ".join(f"{format.name}: {', '.join(format.keys)}" for format in FORMATS)
-    raise TaskError(f"is in no known format; expected the keys of one of them ({expected}; or a task record's)")
+    raise TaskError(
+        f"has an unsupported format; expected the keys of one of these ({expected}; or a task record's)"
+    )
 
 
 def load_rows(
@@ -96,20 +100,20 @@ def load_rows(
             task = records.record(row, where, base)
             if task.instance_id in tasks:
                 raise TaskError(
-                    f"{where}: instance_id: {task.instance_id!r} is there twice; give each task its own"
+                    f"{where}: instance_id: {task.instance_id!r} is duplicate; give each task an id of its own"
                 )
         else:
             try:
                 task = task_of(row, choice)
                 if task.instance_id in tasks:
-                    raise TaskError("instance_id: is there twice; the first counts")
+                    raise TaskError("instance_id: is duplicate; the first row is used")
             except TaskError as error:
                 refused.append(RefusedRow(name[:150], where, str(error)))
                 continue
         if wanted is None or task.instance_id in wanted:
             tasks[task.instance_id] = task
     if empty:
-        raise TaskError(f"{source}: no task in it; expected one JSON object a line")
+        raise TaskError(f"{source}: no task found; expected one JSON object a line")
     if not tasks and refused:
-        raise TaskError("\n".join([f"{source}: none of its rows can be a task", *summarise_refusals(refused)]))
+        raise TaskError("\n".join([f"{source}: none of its rows can become a task", *summarise_refusals(refused)]))
     return LoadedTasks(list(tasks.values()), tuple(refused))

@@ -17,7 +17,7 @@ _IMAGE = re.compile(
 
 
 class ImageChoice(Struct, frozen=True):
-    """Where instance images are taken from; what is None is as the row or its dataset has it.
+    """Where instance images come from; None leaves what the row or its dataset says.
 
     A `namespace` of "none" or "" means images that were built on this machine, which have none. Making one raises
     ConfigError when a name cannot be one of an image.
@@ -34,7 +34,7 @@ class ImageChoice(Struct, frozen=True):
             )
         if self.instance_image_tag is not None and not _TAG.fullmatch(self.instance_image_tag):
             raise ConfigError(
-                f"instance image tag {self.instance_image_tag!r} is none; expected letters, digits and ._-"
+                f"instance image tag {self.instance_image_tag!r} is invalid; expected letters, digits and ._-"
             )
 
 
@@ -49,7 +49,9 @@ def instance_image(instance_id: str, choice: ImageChoice, namespace: str = "sweb
 def named_image(image: str, choice: ImageChoice) -> str:
     """An image that a row names, with another namespace and tag where these were chosen. Raises TaskError."""
     if not _IMAGE.fullmatch(image):
-        raise TaskError(f"image: {image[:80]!r} is not the name of a container image")
+        raise TaskError(
+            f"image: invalid name of a container image: {image[:80]!r}; expected as in registry/name:tag"
+        )
     if choice.namespace is None and choice.instance_image_tag is None:
         return image
     registry, slash, name = image.partition("@")[0].rpartition("/")

@@ -25,7 +25,7 @@ def task(row: DatasetRow, choice: ImageChoice) -> Task:
     """
     org, name, number = row.text("org"), row.text("repo"), row.data.get("number")
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise TaskError(f"number: expected the number of a pull request, found {json_type(number)}")
+        raise TaskError(f"number: expected the number of a pull request, got {json_type(number)}")
     for key, value in (("org", org), ("repo", name)):
         if not _NAME.fullmatch(value):
             raise TaskError(f"{key}: expected letters, digits and ._-, found {value[:80]!r}")
@@ -36,11 +36,11 @@ def task(row: DatasetRow, choice: ImageChoice) -> Task:
         )
     fail_to_pass = [id for key in _NOT_PASSED_BEFORE for id in _ids(row, key)]
     if not fail_to_pass:
-        raise TaskError("f2p_tests: is empty, so nothing would tell a solved task from an unsolved one")
+        raise TaskError("f2p_tests: is empty, expected at least one test that the solution fixes")
     test_patch, workdir = row.text("test_patch"), f"/home/{name}"
     statement = "\n\n".join(_issues(row)) or row.text("title", "")
     if not statement.strip():
-        raise TaskError("resolved_issues: have no text, so there is nothing to tell the agent")
+        raise TaskError("resolved_issues: have no text, expected a problem statement for the agent")
     repo, base = f"{org}/{name}", row.object("base")
     return Task(
         instance_id=f"{org}__{name}-{number}",
@@ -73,9 +73,7 @@ def _issues(row: DatasetRow) -> list[str]:
     try:
         issues = msgspec.convert(value, list[dict[str, Any]])
     except msgspec.ValidationError as error:
-        raise TaskError(
-            f"resolved_issues: expected a list of objects, found {json_type(value)}: {error}"
-        ) from error
+        raise TaskError(f"resolved_issues: expected a list of objects, got {json_type(value)}: {error}") from error
     texts: list[str] = []
     for issue in map(DatasetRow, issues):
         parts = [issue.text(key, "") for key in ("title", "body")]

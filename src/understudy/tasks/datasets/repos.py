@@ -151,11 +151,11 @@ def find_recipe(repo: str, version: str) -> tuple[str, SuiteRecipe]:
     """The parser and the recipe of a version. Raises TaskError when the table does not have it."""
     if repo not in REPOSITORIES:
         raise TaskError(
-            f"repo: {repo[:80]!r} is not one of SWE-bench's Python repositories, and the row does not say how it "
-            "is tested; use a dataset whose rows have eval_script and log_parser"
+            f"repo: {repo[:80]!r} is not one of SWE-bench's Python repositories, and the row has no test "
+            "commands; use a dataset whose rows have eval_script and log_parser"
         )
     repository = REPOSITORIES[repo]
     for candidate, versions in repository.recipes:
         if version in versions.split():
             return repository.parser, candidate
-    raise TaskError(f"version: {repo} has no version {version[:40]!r} in the table of how it is tested")
+    raise TaskError(f"version: {repo} has no version {version[:40]!r} in the table of test commands")

@@ -1,4 +1,4 @@
-"""A row of a dataset: keys and values that nobody vouches for, read with a type in mind."""
+"""A row of a dataset: untrusted keys and values, read with an expected type."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgspec
 from understudy.errors import TaskError
 
 _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (bool, "a truth value"),
-    (str, "a text"),
+    (bool, "a boolean"),
+    (str, "a string"),
     ((int, float), "a number"),
     (Mapping, "an object"),
     ((list, tuple), "a list"),
@@ -33,7 +33,7 @@ class DatasetRow:
         self.data = data
 
     def has(self, key: str) -> bool:
-        """Whether the key is there with a value; empty texts and lists count as absent."""
+        """Whether the key has a value; empty strings and lists count as absent."""
         return self.data.get(key) not in (None, "", [], {})
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -42,7 +42,7 @@ class DatasetRow:
         if value is None and default is not None:
             return default
         if not isinstance(value, str):
-            raise TaskError(f"{key}: expected a text, found {json_type(value)}")
+            raise TaskError(f"{key}: expected a text, got {json_type(value)}")
         if not value.strip() and default is None:
             raise TaskError(f"{key}: is empty; expected a text")
         return value
@@ -57,15 +57,15 @@ class DatasetRow:
                 return tuple(msgspec.json.decode(value, type=list[str]))
             except (msgspec.MsgspecError, RecursionError) as error:
                 raise TaskError(
-                    f"{key}: expected a list of texts, or one as JSON, found a text that is none"
+                    f"{key}: expected a list of texts, or one as JSON, got a text that is not"
                 ) from error
         try:
             return tuple(msgspec.convert(value, list[str]))
         except (msgspec.ValidationError, RecursionError) as error:
-            raise TaskError(f"{key}: expected a list of texts, found {json_type(value)}: {error}") from error
+            raise TaskError(f"{key}: expected a list of texts, got {json_type(value)}: {error}") from error
 
     def lines(self, key: str) -> tuple[str, ...]:
-        """Commands: a text as it stands, or a list of them; empty where the key is absent or null."""
+        """Commands: one string or a list of strings; empty where the key is absent or null."""
         value = self.data.get(key)
         return ((value,) if value.strip() else ()) if isinstance(value, str) else self.texts(key)
 
@@ -76,11 +76,11 @@ class DatasetRow:
             try:
                 value = msgspec.json.decode(value)
             except (msgspec.MsgspecError, RecursionError) as error:
-                raise TaskError(f"{key}: expected an object, or one as JSON, found neither") from error
+                raise TaskError(f"{key}: expected an object, or one as JSON, got neither") from error
         if value is None or value == "":
             return DatasetRow({})
         if not isinstance(value, Mapping):
-            raise TaskError(f"{key}: expected an object, found {json_type(value)}")
+            raise TaskError(f"{key}: expected an object, got {json_type(value)}")
         return DatasetRow({str(name): entry for name, entry in value.items()})  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
 
     def metadata(self, *keys: str) -> dict[str, Any]:

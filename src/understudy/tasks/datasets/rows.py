@@ -20,7 +20,7 @@ _SPLIT_FILE = re.compile(r"(?P<split>.+?)(?:-[0-9]+-of-[0-9]+(?:-[0-9a-f]+)?)?\.
 _SAVED = ("dataset_dict.json", "dataset_info.json")
 
 LocatedRow = tuple[str, Any]
-"""Where a row stands, for a person, and the row: whatever JSON can be."""
+"""A row's location for messages, and the row: any JSON value."""
 
 
 def read_rows(path: Path, split: str = "") -> Iterator[LocatedRow]:
@@ -56,7 +56,7 @@ def parquet_files(path: Path) -> list[Path]:
 
 
 def choose_split(name: str, splits: list[str], asked: str) -> str:
-    """The split asked for, else `test`, else the only one. Raises ConfigError when there is none such."""
+    """The requested split, else `test`, else the only one. Raises ConfigError when there is none."""
     if asked in splits:
         return asked
     if not asked:
@@ -65,9 +65,9 @@ def choose_split(name: str, splits: list[str], asked: str) -> str:
         if len(splits) == 1:
             return splits[0]
     available = ", ".join(splits) or "none"
-    problem = f"has no split {asked!r}" if asked else "has several splits, none of them test"
+    problem = f"has no split {asked!r}" if asked else "has several splits and no test split"
     raise ConfigError(
-        f"{name}: {problem}; there are: {available}; name one as {name}:{splits[0] if splits else 'SPLIT'}"
+        f"{name}: {problem}; available: {available}; select one as {name}:{splits[0] if splits else 'SPLIT'}"
     )
 
 
@@ -115,7 +115,7 @@ def _list(path: Path) -> Iterator[LocatedRow]:
     except OSError as error:
         raise _unreadable(path, error) from error
     if not isinstance(document, list):
-        raise TaskError(f"{path}: expected a list of objects, found {json_type(document)}")
+        raise TaskError(f"{path}: expected a list of objects, got {json_type(document)}")
     entries: list[Any] = document  # pyright: ignore[reportUnknownVariableType]
     for number, row in enumerate(entries, start=1):
         yield f"{path}[{number}]", row
@@ -127,7 +127,7 @@ def _parquet(path: Path) -> Iterator[LocatedRow]:
         from pyarrow import parquet
     except ImportError as error:
         raise ConfigError(
-            f"{path}: Parquet is read with pyarrow, which is not installed; run: pip install 'understudy[hf]'"
+            f"{path}: pyarrow, which reads Parquet, is missing; install it: pip install 'understudy[hf]'"
         ) from error
     library: Any = parquet
     arrow: Any = pyarrow
@@ -158,7 +158,7 @@ class HubName(Struct, frozen=True):
 
 
 def parse_hub_name(spec: str) -> HubName | None:
-    """A spec of the form ORG/NAME[:SPLIT][@REVISION]; None when it is none."""
+    """Parse a spec of the form ORG/NAME[:SPLIT][@REVISION]; None when it has another form."""
     match = _NAME.fullmatch(spec)
     return HubName(match["name"], match["split"] or "", match["revision"] or "") if match else None
 
@@ -171,8 +171,8 @@ def hub_rows(wanted: HubName) -> Iterator[LocatedRow]:
         dataset = library.load_dataset(wanted.name, revision=revision)
     except _failures(library) as error:
         raise ConfigError(
-            f"{wanted.name}: the dataset cannot be had: {str(error).strip() or type(error).__name__}; check the "
-            "name, the network and HF_ENDPOINT, or give the path of a file that was downloaded elsewhere"
+            f"{wanted.name}: the dataset cannot be loaded: {str(error).strip() or type(error).__name__}; "
+            "check the name, the network and HF_ENDPOINT, or give the path of a downloaded file"
         ) from error
     yield from _rows_of_split(wanted.name, dataset, wanted.split)
 
@@ -192,7 +192,7 @@ def _library(name: str) -> Any:
         import datasets
     except ImportError as error:
         raise ConfigError(
-            f"{name}: it is read with the library datasets, which is not installed; run: pip install "
+            f"{name}: the library datasets is missing; install it: pip install "
             "'understudy[hf]', or give the path of a JSONL file"
         ) from error
     return datasets

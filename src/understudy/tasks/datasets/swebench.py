@@ -58,7 +58,7 @@ def make_task(
 ) -> Task:
     """A task of a row that has SWE-bench's common fields. Raises TaskError."""
     if not checks.fail_to_pass:
-        raise TaskError("FAIL_TO_PASS: is empty, so nothing would tell a solved task from an unsolved one")
+        raise TaskError("FAIL_TO_PASS: is empty, expected at least one test that the solution fixes")
     repo = row.text("repo")
     meta: dict[str, Any] = {"dataset": dataset, **row.metadata(*_ABOUT)}
     if isinstance(source, Sdist):  # a row of ours
@@ -113,14 +113,14 @@ def directives(repo: str, test_patch: str) -> list[str]:
 
 
 def test_files(test_patch: str) -> tuple[str, ...]:
-    """The files with tests that are there when the patch is laid."""
+    """The test files that exist after the patch is applied."""
     gone = set(_DELETED.findall(test_patch))
     files = (file for file in _TESTED.findall(test_patch) if not file.endswith(_NO_TESTS) and file not in gone)
     return tuple(dict.fromkeys(file for file in files if posixpath.normpath(file) == file))
 
 
 def _checks_by_script(row: DatasetRow, test_patch: str) -> tuple[SuiteChecks, str | list[str]]:
-    """The checks, and the script to keep: in two parts where the row's own test patch stands between them."""
+    """The checks, and the script to store: in two parts where the row's own test patch separates them."""
     script = row.text("eval_script")
     phases = eval_script.split_script(script, WORKDIR)
     if phases.test_patch is None:
@@ -164,7 +164,7 @@ def _checks_by_table(row: DatasetRow, test_patch: str) -> SuiteChecks:
 
 
 def _source(row: DatasetRow) -> Sdist | None:
-    """Where the tree of a row of ours comes from, which has no image of its own."""
+    """The source of the tree for our own rows, which have no image."""
     if not row.has("source"):
         return None
     try:

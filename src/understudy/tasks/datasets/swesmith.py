@@ -22,10 +22,10 @@ def task(row: DatasetRow, choice: ImageChoice) -> Task:
     except ValueError as error:
         raise TaskError(f"patch: cannot be reversed: {error}") from error
     if not row.text("problem_statement", "").strip():
-        raise TaskError("problem_statement: is empty, so there is nothing to tell the agent")
+        raise TaskError("problem_statement: is empty, expected a problem statement for the agent")
     fail_to_pass, pass_to_pass = row.texts("FAIL_TO_PASS"), row.texts("PASS_TO_PASS")
     if not fail_to_pass:
-        raise TaskError("FAIL_TO_PASS: is empty, so nothing would tell a solved task from an unsolved one")
+        raise TaskError("FAIL_TO_PASS: is empty, expected at least one test that the solution fixes")
     files = dict.fromkeys(id.partition("::")[0] for id in (*fail_to_pass, *pass_to_pass))
     if not all(file.endswith(".py") for file in files):
         raise TaskError(

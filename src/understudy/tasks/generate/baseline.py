@@ -1,4 +1,4 @@
-"""What a package's own tests do while it is whole: which pass every time, and which lines they reach."""
+"""The baseline of an unmodified package: which of its tests always pass, and which lines each file reaches."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def modules(package: Package, tree: Path) -> list[str]:
 def _python_files(tree: Path, starts: tuple[str, ...], skip: tuple[str, ...], pattern: str) -> list[str]:
     files: list[str] = []
     for start in starts:
-        start = tree / start
-        paths = [start] if start.is_file() else sorted(start.rglob(pattern))
+        root = tree / start
+        paths = [root] if root.is_file() else sorted(root.rglob(pattern))
         files += [path.relative_to(tree).as_posix() for path in paths if path.is_file() and not path.is_symlink()]
     return sorted(path for path in files if not any(path == out or path.startswith(f"{out}/") for out in skip))

@@ -61,4 +61,4 @@ def package(name: str) -> Package:
     if entry := CATALOG.get(name):
         return entry
     there = ", ".join(sorted(CATALOG))
-    raise TaskError(f"no package {name!r} to make tasks of; there are: {there}; and functions")
+    raise TaskError(f"unknown package {name!r}; expected one of {there}, or functions")

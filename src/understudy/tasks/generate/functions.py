@@ -25,7 +25,7 @@ SPLITS: tuple[Split, ...] = ("train", "held-out")
 REPO = "functions"
 
 _HELD_OUT_SHARE = 4
-"""One word of so many is kept for the held-out split."""
+"""One name in this many belongs to the held-out split."""
 
 _ONSETS = (
     "b",

@@ -1,4 +1,4 @@
-"""Taking tests out of a test file, every other character kept."""
+"""Remove tests from a test file and leave every other character as it is."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def hide_tests(text: str, node_ids: Iterable[str]) -> str:
     for node_id in sorted({function_of(node_id) for node_id in node_ids}):
         definitions = _defined(places, bases, tuple(node_id.split("::")[1:]))
         if not definitions:
-            raise TaskError(f"{node_id}: no such test function in its file; it may be generated or imported")
+            raise TaskError(
+                f"{node_id}: no such test function in its file; expected one that is defined there, "
+                "not generated or imported"
+            )
         doomed |= {id(definition[1]): definition for definition in definitions}
     _add_callers(module.tree, places, doomed)
     edits: list[tuple[int, int, str]] = []
@@ -96,7 +99,7 @@ def _add_callers(tree: ast.Module, definitions: list[_Definition], doomed: dict[
         doomed |= callers
     inside = {id(node) for _, test, _ in definitions for node in ast.walk(test)}
     if used := _used(tree, without=inside) & names:
-        raise TaskError(f"{min(used)}: code outside of functions uses this test, so it cannot be taken out")
+        raise TaskError(f"{min(used)}: code outside of functions uses this test, so it cannot be removed")
 
 
 def _used(root: ast.AST, without: Collection[int] = ()) -> set[str]:
@@ -125,7 +128,7 @@ def _extent(module: ParsedModule, test: _Test) -> tuple[int, int]:
     before = module.text[module.lines(test.lineno, test.lineno)[0] : own_start].strip()
     behind = module.text[own_end : module.lines(test.end_lineno, test.end_lineno)[1]].strip()
     if before not in ("", "async") or (behind and not behind.startswith("#")):
-        raise TaskError(f"line {test.lineno}: the test shares a line with other code and cannot be taken out")
+        raise TaskError(f"line {test.lineno}: the test shares a line with other code and cannot be removed")
     return start, end
 
 

@@ -101,8 +101,8 @@ async def make_mutated(
                 pending.append(asyncio.create_task(attempt(mutant)))
             if not pending:
                 raise TaskError(
-                    f"{package}: only {len(tasks)} of {count} tasks after {tried} mutants with seed {seed}; "
-                    f"ask for fewer, or make the rest with another seed or package"
+                    f"{package}: found only {len(tasks)} of {count} tasks after {tried} mutants with seed {seed}; "
+                    f"use a smaller --count, another --seed or another package"
                 )
             task = await pending.popleft()
             tried += 1
@@ -207,7 +207,7 @@ async def _try(
 
 
 def _failures(report: PytestReport, broken: list[str], sandbox: Sandbox) -> list[FailedCheck]:
-    """What pytest says of the broken tests, without what is different in every run."""
+    """Pytest's messages for the broken tests, without what differs from run to run."""
     return [
         FailedCheck(node_id, normalise_message(report.messages.get(node_id, ""), sandbox.workdir))
         for node_id in broken

@@ -1,4 +1,4 @@
-"""Small bugs for a Python module: where one fits, and the module with it, every other character kept.
+"""Mutations: small bugs for a Python module. Lists where one fits, and applies it without touching anything else.
 
 A site is one concrete change: a span of the source and what takes its place. Sites lie in function bodies and
 defaults only: never in docstrings, annotations, decorators, error messages or what runs at import.

@@ -1,4 +1,4 @@
-"""The text of a mutated task: what goes wrong as its tests see it, and nothing of where the fault lies."""
+"""The instruction of a mutated task: what fails, as its tests show it, without where the fault is."""
 
 from __future__ import annotations
 

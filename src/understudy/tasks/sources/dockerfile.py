@@ -1,4 +1,6 @@
-"""Reading the part of a Dockerfile that a local sandbox can honour; everything else is refused by line."""
+"""The subset of Dockerfiles that a local sandbox supports: reading it, and running its steps on a tree.
+
+Everything else is an error that names the line."""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from understudy.sandbox.base import Completed, Sandboxes, SandboxLimits, Sandbox
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.sources.materialise import extract
 
-_HINT = "a local sandbox cannot honour it; run it with --sandbox docker"
+_HINT = "unsupported in a local sandbox; use --sandbox docker"
 
 
 class CopyStep(Struct, frozen=True):
@@ -43,7 +45,7 @@ class RunStep(Struct, frozen=True):
 
 
 class WorkdirStep(Struct, frozen=True):
-    """WORKDIR: the directory is made when it is not there."""
+    """WORKDIR: the directory is created when it is missing."""
 
     line: int
     path: str
@@ -84,13 +86,13 @@ def read_dockerfile(path: Path) -> DockerfileRecipe:
     if not recipe.image:
         raise TaskError(f"{path}: no FROM; expected a Dockerfile")
     if recipe.workdir in ("", "/"):
-        raise TaskError(f"{path}: no WORKDIR below /; the task's tree is what lies in it, so one is needed")
+        raise TaskError(f"{path}: no WORKDIR below /; the task's tree is its content; add one")
     _check_paths(recipe, path)
     return recipe
 
 
 class _UnsupportedInstruction(Exception):
-    """Why an instruction is not taken; becomes a TaskError with its place."""
+    """An unsupported instruction; becomes a TaskError with file and line."""
 
 
 def _instructions(text: str) -> list[tuple[int, str]]:
@@ -157,7 +159,7 @@ def _copy(recipe: DockerfileRecipe, line: int, rest: str) -> None:
         if re.match(r"[a-z][a-z0-9+.-]*://|git@", source):
             raise _UnsupportedInstruction(f"{source}: sandboxes have no network: {_HINT}")
         if ".." in source.split("/"):
-            raise _UnsupportedInstruction(f"{source}: leads out of the build context")
+            raise _UnsupportedInstruction(f"{source}: is outside of the build context")
     slash = "/" if target.endswith(("/", "/.")) or target == "." or len(sources) > 1 else ""
     absolute = posixpath.normpath(posixpath.join(recipe.workdir or "/", target))
     recipe.steps.append(CopyStep(line, tuple(sources), absolute.rstrip("/") + slash))
@@ -197,7 +199,7 @@ _HANDLERS: dict[str, Callable[[DockerfileRecipe, int, str], None]] = {
 
 
 def _arguments(recipe: DockerfileRecipe, text: str) -> list[str]:
-    """The words of an instruction: quotes taken off, variables of earlier ENV lines put in."""
+    """The arguments of an instruction: unquoted, with the variables of earlier ENV lines substituted."""
     if "$" in text and ("'" in text or "\\$" in text):
         raise _UnsupportedInstruction(f"{text}: quoted dollar signs are not read; write it without them")
 
@@ -296,7 +298,7 @@ def copy_entry(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
         target.chmod(0o755 if mode & 0o100 else 0o644)
     else:
-        raise TaskError(f"{source}: is neither a file, a directory nor a link; take it out of the task")
+        raise TaskError(f"{source}: is not a file, directory or link; remove it from the task")
 
 
 def describe_end(done: Completed) -> str:
@@ -313,7 +315,7 @@ def _inside(tree: Path, recipe: DockerfileRecipe, path: str) -> Path:
 def _directory(path: Path, tree: Path, where: str) -> None:
     """Make a directory below the tree; no link on the way may lead out of it."""
     if not path.resolve().is_relative_to(tree.resolve()):
-        raise TaskError(f"{where}: {path.relative_to(tree)} leads out of the working directory through a link")
+        raise TaskError(f"{where}: {path.relative_to(tree)} leads outside of the working directory through a link")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -324,7 +326,7 @@ def _apply_copy(step: CopyStep, recipe: DockerfileRecipe, dockerfile: Path, tree
     where = f"{dockerfile}:{step.line}"
     context = dockerfile.parent.resolve()
     if (context / ".dockerignore").exists():
-        raise TaskError(f"{where}: a .dockerignore is there, which is not read; take it out of {context}")
+        raise TaskError(f"{where}: .dockerignore is unsupported here; remove it from {context}")
     target = _inside(tree, recipe, step.target)
     for pattern in step.sources:
         relative = pattern.strip("/") or "."
@@ -337,7 +339,7 @@ def _apply_copy(step: CopyStep, recipe: DockerfileRecipe, dockerfile: Path, tree
         for source in matches:
             real = source.resolve()
             if not real.is_relative_to(context):
-                raise TaskError(f"{where}: {source} leads out of the build context")
+                raise TaskError(f"{where}: {source} is outside of the build context")
             into = step.target.endswith("/") or len(matches) > 1 or target.is_dir()
             if real.is_dir():
                 _directory(target, tree, where)
@@ -399,4 +401,4 @@ def _unpack(archive: bytes, tree: Path, where: str) -> None:
             for member in tar:
                 extract(tar, member, member.name, tree)
     except (tarfile.TarError, OSError, KeyError) as error:
-        raise TaskError(f"{where}: what RUN left cannot be kept: {error}") from error
+        raise TaskError(f"{where}: the result of RUN cannot be unpacked: {error}") from error

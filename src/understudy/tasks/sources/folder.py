@@ -53,17 +53,17 @@ cd "$work"
 """
 
 
-class _VerifierSettings(Struct, frozen=True):
+class _VerifierSection(Struct, frozen=True):
     timeout_sec: float = 300.0
     env: dict[str, str] = {}
     environment_mode: str | None = None
 
 
-class _AgentSettings(Struct, frozen=True):
+class _AgentSection(Struct, frozen=True):
     timeout_sec: float | None = None
 
 
-class _EnvironmentSettings(Struct, frozen=True):
+class _EnvironmentSection(Struct, frozen=True):
     build_timeout_sec: float = 600.0
     env: dict[str, str] = {}
     docker_image: str | None = None
@@ -71,7 +71,7 @@ class _EnvironmentSettings(Struct, frozen=True):
     mcp_servers: list[Any] = []
 
 
-class _SolutionSettings(Struct, frozen=True):
+class _SolutionSection(Struct, frozen=True):
     env: dict[str, str] = {}
 
 
@@ -84,15 +84,15 @@ class _FolderSettings(Struct, frozen=True):
 
     task: _TaskSection = _TaskSection()
     metadata: dict[str, Any] = {}
-    verifier: _VerifierSettings = _VerifierSettings()
-    agent: _AgentSettings = _AgentSettings()
-    environment: _EnvironmentSettings = _EnvironmentSettings()
-    solution: _SolutionSettings = _SolutionSettings()
+    verifier: _VerifierSection = _VerifierSection()
+    agent: _AgentSection = _AgentSection()
+    environment: _EnvironmentSection = _EnvironmentSection()
+    solution: _SolutionSection = _SolutionSection()
     steps: list[Any] = []
 
 
 class _TaskFolder(Struct, frozen=True):
-    """A folder as it was read; `known` is its task when it was taken in before."""
+    """A folder as it was read; `cached` is its task when it was loaded before."""
 
     path: Path
     settings: _FolderSettings
@@ -160,13 +160,13 @@ def _workdir(folder: Path, image: str, sandboxes: Sandboxes) -> str:
     workdir = sandboxes.workdir_of(image)
     if workdir in ("", "/"):
         raise TaskError(
-            f"{folder}: its image {image} has no WORKDIR below /, and the task's tree is what lies in it"
+            f"{folder}: its image {image} has no WORKDIR below /, whose content is the task's tree; set one"
         )
     return workdir
 
 
 async def _keep_tests(folder: Path, home: Path) -> None:
-    """Make `home` with `tests` unless it is there."""
+    """Create `home` with `tests` unless it exists."""
     _text(folder / "tests" / "test.sh", "the script that decides")
     aside = await asyncio.to_thread(_aside, home)
     if aside is None:
@@ -181,7 +181,7 @@ async def _keep_tests(folder: Path, home: Path) -> None:
 async def _make_home(
     folder: Path, settings: _FolderSettings, home: Path, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> tuple[str, dict[str, str]]:
-    """Make `home` with `tree` and `tests` unless it is there; return the working directory and its variables."""
+    """Create `home` with `tree` and `tests` unless it exists; returns the working directory and variables."""
     recipe_path, tree = folder / "environment" / "Dockerfile", folder / "tree"
     if recipe_path.is_file() == tree.is_dir():
         raise TaskError(f"{folder}: expected either environment/Dockerfile or tree/, one of them")
@@ -224,7 +224,7 @@ async def _gold(
         return _text(patch, "a unified diff")
     if not script.is_file():
         raise TaskError(
-            f"{folder}: neither gold.patch nor solution/solve.sh; a task needs a solution to be checked with"
+            f"{folder}: neither gold.patch nor solution/solve.sh; add one: the solution validates the task"
         )
     git = git_program() if sandboxes.host_programs else "git"  # in an image that no agent has been in yet
     prepared = await asyncio.to_thread(prepare, task, cache, sandboxes)
@@ -251,7 +251,7 @@ async def _gold(
         finally:
             await sandbox.close()
     if taken.exit_code != 0 or taken.truncated:
-        raise TaskError(f"{script}: what it changed cannot be read: git {describe_end(taken)}")
+        raise TaskError(f"{script}: its changes cannot be read: git {describe_end(taken)}")
     try:
         return taken.stdout.decode()
     except UnicodeDecodeError as error:
@@ -275,7 +275,7 @@ def _read_folder(folder: Path, sandboxes: Sandboxes, cache: Path) -> _TaskFolder
 
 
 def _aside(home: Path) -> Path | None:
-    """A fresh directory beside `home` to make it in; None when `home` is there."""
+    """A new directory beside `home` to build its content in; None when `home` exists."""
     if home.is_dir():
         return None
     try:
@@ -329,7 +329,7 @@ def _settings(folder: Path, *, images: bool) -> _FolderSettings:
     }
     for key, refused in refusals.items():
         if refused:
-            raise TaskError(f"{path}: {key}: a {'docker' if images else 'local'} sandbox cannot honour it")
+            raise TaskError(f"{path}: {key}: unsupported in a {'docker' if images else 'local'} sandbox")
     for seconds, key in (
         (settings.verifier.timeout_sec, "verifier.timeout_sec"),
         (settings.agent.timeout_sec, "agent.timeout_sec"),
@@ -345,8 +345,8 @@ def _settings(folder: Path, *, images: bool) -> _FolderSettings:
         for name, value in env.items():
             if "${" in value or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
                 raise TaskError(
-                    f"{path}: {key}.env.{name}: only plain values are taken: nothing of this machine's own enters "
-                    f"a sandbox"
+                    f"{path}: {key}.env.{name}: expected a plain value: variables of this machine are not "
+                    f"passed to sandboxes"
                 )
     return settings
 

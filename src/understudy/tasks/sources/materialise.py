@@ -1,4 +1,4 @@
-"""Getting a task's source: a pinned sdist, a directory of the host, or files given in place."""
+"""Get a task's source: a pinned sdist, a directory of this machine, or files from its record."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def materialise(source: Source, into: Path, cache: Path) -> None:
         case Files():
             _write(source.files, into)
         case ImageTree():
-            raise TaskError("what is in a container image can be the source of a task, but not of its checks")
+            raise TaskError(
+                "a container image can be the source of a task, but not of its checks; use files or a directory"
+            )
 
 
 def fetch(sdist: Sdist, cache: Path) -> Path:
@@ -86,7 +88,7 @@ def fetch(sdist: Sdist, cache: Path) -> Path:
         (sdist.sha256, _SHA256, "sha256 must be 64 lower-case hex digits"),
     ):
         if not pattern.fullmatch(value):
-            raise TaskError(f"sdist {sdist.name!r} {sdist.version!r}: found {value!r}; {expected}")
+            raise TaskError(f"sdist {sdist.name!r} {sdist.version!r}: got {value!r}; {expected}")
     archive = archive_path(sdist, cache)
     home = archive.parent
     if not archive.exists():
@@ -122,11 +124,11 @@ def _download(sdist: Sdist, directory: Path, cache: Path) -> Path:
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(f"pip could not be run to fetch {pin}: {error}; run the same command again") from error
     if "DO NOT MATCH THE HASHES" in pip.stderr:
-        raise TaskError(f"sdist {pin}: what the index has is not sha256 {sdist.sha256}; correct the pin")
+        raise TaskError(f"sdist {pin}: the index has another file than sha256 {sdist.sha256}; correct the pin")
     archives = sorted((directory / "got").glob("*"))
     if pip.returncode or len(archives) != 1:
         raise ConfigError(
-            f"pip could not fetch the source of {pin}; check name and version, the network and pip's own "
+            f"pip could not fetch the source of {pin}; check name and version, the network and pip's "
             f"settings, then run the same command again. pip said:\n{pip.stderr.strip()[-2000:]}"
         )
     if (got := hashlib.sha256(archives[0].read_bytes()).hexdigest()) != sdist.sha256:
@@ -166,9 +168,9 @@ def _copy(source: Path, into: Path) -> None:
             elif stat.S_ISDIR(mode):
                 (there / name).mkdir()
             elif not stat.S_ISREG(mode):
-                raise TaskError(f"{origin}: is neither a file, a directory nor a link; take it out of the source")
+                raise TaskError(f"{origin}: is not a file, directory or link; remove it from the source")
             elif not os.access(origin, os.R_OK):
-                raise TaskError(f"{origin}: cannot be read; make it readable or take it out of the source")
+                raise TaskError(f"{origin}: cannot be read; make it readable or remove it from the source")
             else:
                 shutil.copy2(origin, there / name)
 
@@ -191,7 +193,7 @@ def _write(files: dict[str, str], into: Path) -> None:
 def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, root: Path) -> None:
     """Write a member to the path `name` below the directory `root`: a file, a directory or a link.
 
-    Does what tarfile's own data filter does, which Python has from 3.11.4 on only; Debian 12 has 3.11.2.
+    Does what tarfile's own data filter does, which Python has since 3.11.4; Debian 12 has 3.11.2.
     Raises tarfile.TarError for a member that leads out of `root` or is anything else.
     """
     root = root.resolve()
@@ -207,11 +209,11 @@ def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, root: Path
         target.mkdir(parents=True, exist_ok=True)
         return
     if member.issym():
-        target = target.parent / member.linkname
-        if PurePosixPath(member.linkname).is_absolute() or not target.resolve().is_relative_to(root):
+        destination = target.parent / member.linkname
+        if PurePosixPath(member.linkname).is_absolute() or not destination.resolve().is_relative_to(root):
             raise tarfile.TarError(f"{member.name!r} is a link that leads out of the tree")
     elif not (member.isreg() or member.islnk()):
-        raise tarfile.TarError(f"{member.name!r} is neither a file, a directory nor a link")
+        raise tarfile.TarError(f"{member.name!r} is not a file, directory or link")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     if member.issym():
@@ -219,7 +221,7 @@ def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, root: Path
         return
     content = tar.extractfile(member)  # a hard link's content is that of its target in the archive
     if content is None:
-        raise tarfile.TarError(f"{member.name!r} is a link to what is no file")
+        raise tarfile.TarError(f"{member.name!r} is a hard link whose target is not a file")
     with content, target.open("xb") as file:
         shutil.copyfileobj(content, file)
     target.chmod(0o755 if member.mode & 0o100 else 0o644)
