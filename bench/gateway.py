@@ -140,7 +140,7 @@ def soak(model: str, directory: Path, *, streaming: bool) -> dict[str, Any]:
         seen, cpu = measured(stack, spec)
         peak = stack.peak_mb()
     with Store.open(directory, create=False) as store:
-        kept = Counter(call.id for attempt in store.clients() for call in store.calls(attempt.id))
+        kept = Counter(call.id for attempt in store.keys.clients() for call in store.calls.of_attempt(attempt.id))
     answered = ["call_" + message.removeprefix("msg_") for message in seen.ids]
     return {
         "agents": SOAK_AGENTS,

@@ -53,12 +53,12 @@ def attempts(output: Path) -> tuple[list[dict[str, float]], list[list[Call]], fl
     parts: list[dict[str, float]] = []
     calls: list[list[Call]] = []
     with Store.open(output, create=False) as store:
-        every = [store.attempts(rollout.id)[-1] for rollout in store.rollouts()]
+        every = [store.runs.attempts(rollout.id)[-1] for rollout in store.runs.rollouts()]
         for attempt in every:
-            verdict = store.verdict(attempt.id)
+            verdict = store.runs.verdict(attempt.id)
             assert verdict is not None
             parts.append({**attempt.timings, "checks_s": verdict.checks_s})
-            calls.append(list(store.calls(attempt.id)))
+            calls.append(list(store.calls.of_attempt(attempt.id)))
         wall = max(attempt.ended_at or 0.0 for attempt in every) - min(attempt.started_at for attempt in every)
     return parts, calls, wall
 
@@ -102,7 +102,7 @@ async def gateway_ms(calls: list[Call], directory: Path) -> float:
     port = server.addresses[0][1]
     backend, keys = VLLMBackend(f"http://127.0.0.1:{port}/v1", "m"), Keys()
     with Store.open(directory / "gateway") as store:
-        gateway = Gateway(ModelRouter(backend), store, keys)
+        gateway = Gateway(ModelRouter(backend), store.calls, keys)
         url = await gateway.start_tcp("127.0.0.1", 0)
         async with aiohttp.ClientSession() as session:
             for number in range(10):
@@ -120,11 +120,11 @@ async def gateway_ms(calls: list[Call], directory: Path) -> float:
 def attempt_in(store: Store, number: int) -> str:
     """The id of a new running attempt."""
     task = Task("t", "r", "i", Files({}), PytestChecks({}, ("t",)), "")
-    store.put_run("bench", {}).result()
-    store.put_tasks("bench", [task]).result()
-    store.create_rollouts("bench", [(f"r{number}", "t", number)]).result()
-    attempt = store.start_attempt(f"r{number}").result()
-    store.begin_running(attempt.id).result()
+    store.runs.create("bench", {}).result()
+    store.runs.add_tasks("bench", [task]).result()
+    store.runs.create_rollouts("bench", [(f"r{number}", "t", number)]).result()
+    attempt = store.runs.start_attempt(f"r{number}").result()
+    store.runs.mark_running(attempt.id).result()
     return attempt.id
 
 

@@ -136,11 +136,11 @@ def open_store(directory: Path, names: Sequence[str]) -> Store:
     store = Store.open(directory)
     source, checks = Files({"a.py": ""}), PytestChecks({}, ("test",))
     task = Task(instance_id="t", repo="r", instruction="i", source=source, checks=checks, gold_patch="")
-    store.put_run("bench", {}).result()
-    store.put_tasks("bench", [task]).result()
-    store.create_rollouts("bench", [(name, "t", n) for n, name in enumerate(names)]).result()
-    for attempt in [store.start_attempt(name) for name in names]:
-        store.begin_running(attempt.result().id).result()
+    store.runs.create("bench", {}).result()
+    store.runs.add_tasks("bench", [task]).result()
+    store.runs.create_rollouts("bench", [(name, "t", n) for n, name in enumerate(names)]).result()
+    for attempt in [store.runs.start_attempt(name) for name in names]:
+        store.runs.mark_running(attempt.result().id).result()
     return store
 
 
@@ -203,7 +203,7 @@ def bench_size(directory: Path) -> dict[str, Any]:
         raise SystemExit(f"bench: the conversation grew to {prompt} tokens, not to {TOKENS}")
     store, naive = open_store(directory / "long", ["long"]), Naive(directory)
     for call in calls:
-        store.append_call(call).result()
+        store.calls.append(call).result()
         naive.append(call)
     store.close()
     naive.close()
@@ -211,7 +211,7 @@ def bench_size(directory: Path) -> dict[str, Any]:
     size = sum(file.stat().st_size for file in (directory / "long").iterdir())
     begun = time.perf_counter()
     with Store.open(directory / "long", create=False) as store:
-        assert list(store.calls("long.1")) == calls
+        assert list(store.calls.of_attempt("long.1")) == calls
     return {
         "turns": len(calls),
         "last_prompt_tokens": prompt,
@@ -243,7 +243,7 @@ def bench_rate(directory: Path) -> dict[str, Any]:
     flat = [name for row in names for name in row]
     store = open_store(directory / "many", flat)
     cpu = time.process_time()
-    wall, latencies = in_parallel(lambda call: store.append_call(call).result(), jobs)
+    wall, latencies = in_parallel(lambda call: store.calls.append(call).result(), jobs)
     cpu = time.process_time() - cpu
     store.close()
     naive = Naive(directory / "many")
@@ -251,7 +251,7 @@ def bench_rate(directory: Path) -> dict[str, Any]:
     with Store.open(directory / "many", create=False) as store:
         for call in (call for job in jobs for call in job if call.sequence == 0):
             start = [other for job in jobs for other in job if other.attempt_id == call.attempt_id]
-            assert list(store.calls(call.attempt_id)) == start
+            assert list(store.calls.of_attempt(call.attempt_id)) == start
     return {
         "writers": WRITERS,
         "calls": number,

@@ -6,7 +6,7 @@ All are msgspec structs, so that they read and write JSON with type checks and e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 
@@ -240,6 +240,15 @@ SOLVES = frozenset[TestOutcome]({"passed", "xfailed", "xpassed"})
 
 KEEPS = SOLVES | {"skipped"}
 """Outcomes by which a test that passed before still does."""
+
+
+SOLVED_REWARD: Final = 1.0
+"""The least reward that says that a task was solved."""
+
+
+def is_solved(reward: float) -> bool:
+    """Whether a reward says that the task was solved. Everything that counts solved rollouts asks this."""
+    return reward >= SOLVED_REWARD
 
 
 class Verdict(Struct, frozen=True, kw_only=True):

@@ -86,7 +86,7 @@ async def running(
             GenerationControl("v1", hold_limit_s=hold_limit_s),
         )
         metrics = GatewayMetrics(control)
-        gateway = Gateway(ModelRouter(backend), store, keys, control=control, observers=[metrics.observe])
+        gateway = Gateway(ModelRouter(backend), store.calls, keys, control=control, observers=[metrics.observe])
         agents_url = await gateway.start_tcp("127.0.0.1", 0)
         (attempt,) = start_attempts(store)
         agent = aiohttp.ClientSession(agents_url, headers={"x-api-key": keys.issue(attempt, budget=budget)})
@@ -108,8 +108,8 @@ def store(tmp_path: Path) -> Any:
 
 
 def calls(store: Store) -> list[Call]:
-    (rollout,) = store.rollouts()
-    return [call for attempt in store.attempts(rollout.id) for call in store.calls(attempt.id)]
+    (rollout,) = store.runs.rollouts()
+    return [call for attempt in store.runs.attempts(rollout.id) for call in store.calls.of_attempt(attempt.id)]
 
 
 # --- orders --------------------------------------------------------------------------------------------

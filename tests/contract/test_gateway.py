@@ -74,7 +74,7 @@ async def running(
 ) -> AsyncIterator[Front]:
     async with FakeVLLM(*script, max_model_len=max_model_len) as model:
         backend, keys = VLLMBackend(model.url, "fake", api_key="backend-secret"), Keys()
-        gateway = Gateway(ModelRouter(backend), sink or store, keys, limits=RequestLimits(**timing))
+        gateway = Gateway(ModelRouter(backend), sink or store.calls, keys, limits=RequestLimits(**timing))
         front = Front(
             await gateway.start_tcp("127.0.0.1", 0), gateway, keys, model, start_attempts(store, count=2)
         )
@@ -95,7 +95,7 @@ async def test_an_answer_is_the_call_that_was_kept(store: Store, stream: bool) -
     async with running(store, said) as front:
         body = ask(stream=stream, temperature=0.5, stop_sequences=["X"])
         answered = await front.answer(body, x_claude_code_agent_id="sub")
-        (call,) = store.calls(front.attempts[0])
+        (call,) = store.calls.of_attempt(front.attempts[0])
         (sent,) = front.model.seen
     kept = json.loads(call.response)
     if stream:
@@ -137,7 +137,7 @@ async def test_a_conversation_extends_its_prompt_though_the_agent_rewrites_it(st
                     block["input"] = {"replace_all": False, "file_path": value.pop("file_path"), **value, "n": n}
                     result = {"type": "tool_result", "tool_use_id": block["id"], "content": "ok"}
                     messages += [{"role": "assistant", "content": blocks}, {"role": "user", "content": [result]}]
-        calls = list(store.calls(front.attempts[0]))
+        calls = list(store.calls.of_attempt(front.attempts[0]))
         last = front.model.seen[-1]
     tools = [call["function"]["arguments"] for m in last["messages"] for call in m.get("tool_calls", [])]
     assert tools == raws
@@ -161,7 +161,7 @@ async def test_branches_have_parents_of_their_own(store: Store) -> None:
     async with running(store) as front:
         for text, agent in (("a", ""), ("b", "sub"), ("c", ""), ("d", "sub")):
             await front.answer(ask(text), x_claude_code_agent_id=agent)
-        a, b, c, d = store.calls(front.attempts[0])
+        a, b, c, d = store.calls.of_attempt(front.attempts[0])
     assert (a.parent_id, b.parent_id, c.parent_id, d.parent_id) == (None, None, a.id, b.id)
 
 
@@ -170,7 +170,7 @@ async def test_tokens_are_counted_and_not_kept_as_a_call(store: Store) -> None:
         async with front.post(ask(), path="/v1/messages/count_tokens?beta=true") as reply:
             counted = (await reply.json())["input_tokens"]
         await front.answer(ask())
-        (call,) = store.calls(front.attempts[0])
+        (call,) = store.calls.of_attempt(front.attempts[0])
     assert counted == len(call.prompt_token_ids or ())
 
 
@@ -196,7 +196,7 @@ class Slow:
         self.calls: list[Call] = []
         self.futures: list[Future[None]] = []
 
-    def append_call(self, call: Call) -> Future[None]:
+    def append(self, call: Call) -> Future[None]:
         self.calls.append(call)
         self.futures.append(Future())
         return self.futures[-1]
@@ -255,7 +255,7 @@ async def test_identical_requests_at_once_are_samples_of_their_own(store: Store)
         await until(lambda: len(front.model.seen) == 4)
         hold.set()
         answers = await asyncio.gather(*samples)
-        calls = list(store.calls(front.attempts[0]))
+        calls = list(store.calls.of_attempt(front.attempts[0]))
     assert {answer["content"][0]["text"] for answer in answers} == {f"sample {n}" for n in range(4)}
     assert len({answer["id"] for answer in answers}) == 4
     assert len({answer["content"][1]["id"] for answer in answers}) == 4, "each has tool ids of its own"
@@ -282,7 +282,7 @@ async def test_retries_of_a_request_in_flight_are_one_call(store: Store) -> None
         await asyncio.gather(more, sub, other)
         again = await front.answer(ask(), x_stainless_retry_count="3")
         assert len(front.model.seen) == 5
-        calls = list(store.calls(front.attempts[0]))
+        calls = list(store.calls.of_attempt(front.attempts[0]))
     assert answers[0] == answers[1] == answers[2]
     assert len(calls) == 4
     assert again["id"] != answers[0]["id"]
@@ -312,8 +312,8 @@ async def test_a_client_that_leaves_stops_the_generation(store: Store) -> None:
         await until(lambda: front.model.seen)
         pending.cancel()
         await asyncio.wait_for(hang.left.wait(), 5)
-        await until(lambda: list(store.calls(front.attempts[0])))
-        (call,) = store.calls(front.attempts[0])
+        await until(lambda: list(store.calls.of_attempt(front.attempts[0])))
+        (call,) = store.calls.of_attempt(front.attempts[0])
         assert (call.status, call.completion_token_ids) == ("abandoned", None)
         assert call.error is not None
         assert call.error.type == "Abandoned"
@@ -332,7 +332,7 @@ async def test_one_of_two_tries_of_a_request_may_leave(store: Store) -> None:
         await asyncio.sleep(0.05)
         hold.set()
         assert (await stays)["content"] == [{"type": "text", "text": "kept"}]
-        assert [call.status for call in store.calls(front.attempts[0])] == ["ok"]
+        assert [call.status for call in store.calls.of_attempt(front.attempts[0])] == ["ok"]
 
 
 async def test_a_client_that_leaves_during_the_commit_loses_nothing(store: Store) -> None:
@@ -361,7 +361,7 @@ async def test_stop_drains_then_abandons(store: Store) -> None:
         await front.gateway.stop()
         assert (await drained)["content"] == [{"type": "text", "text": "slow"}]
         assert (await stuck)[0] == 529
-    assert [call.status for call in store.calls(front.attempts[0])] == ["ok", "abandoned"]
+    assert [call.status for call in store.calls.of_attempt(front.attempts[0])] == ["ok", "abandoned"]
 
 
 # --- keys ----------------------------------------------------------------------------------------------
@@ -377,8 +377,8 @@ async def test_only_the_attempts_own_key_opens_it_and_only_while_it_runs(store: 
                     assert (await reply.json())["error"]["type"] == "permission_error"
         async with front.http.post(front.url + "/v1/messages", json=ask(), headers={"x-api-key": other}) as reply:
             assert reply.status == 200
-        assert list(store.calls(front.attempts[0])) == []
-        assert len(list(store.calls(front.attempts[1]))) == 1
+        assert list(store.calls.of_attempt(front.attempts[0])) == []
+        assert len(list(store.calls.of_attempt(front.attempts[1]))) == 1
         front.keys.revoke(front.attempts[1])
         assert (await _read(front, ask(), key=other))[0] == 403
         assert (await _read(front, ask()))[0] == 200
@@ -397,7 +397,7 @@ async def test_a_key_that_is_revoked_while_the_body_comes_begins_nothing(store: 
         headers = {"x-api-key": front.key}
         async with front.http.post(front.url + "/v1/messages", data=slowly(), headers=headers) as reply:
             assert reply.status == 403
-        assert list(store.calls(front.attempts[0])) == []
+        assert list(store.calls.of_attempt(front.attempts[0])) == []
 
 
 async def test_a_request_of_any_depth_is_answered(store: Store) -> None:
@@ -437,7 +437,7 @@ async def test_a_backends_failure_is_a_status_and_a_kept_call(
 ) -> None:
     async with running(store, step) as front:
         got, headers, data = await _read(front, ask(stream=stream))
-        (call,) = store.calls(front.attempts[0])
+        (call,) = store.calls.of_attempt(front.attempts[0])
     error = json.loads(data)["error"]
     assert (got, error["type"], headers.get("retry-after")) == (status, kind, retry_after)
     assert "backend-secret" not in error["message"]
@@ -451,7 +451,7 @@ async def test_a_backend_that_is_down_is_tried_a_few_times_then_told(store: Stor
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
         backend, keys = VLLMBackend(url, "fake"), Keys()
-        gateway = Gateway(ModelRouter(backend), store, keys)
+        gateway = Gateway(ModelRouter(backend), store.calls, keys)
         base = await gateway.start_tcp("127.0.0.1", 0)
         (attempt,) = start_attempts(store)
         auth = {"x-api-key": keys.issue(attempt)}
@@ -460,7 +460,7 @@ async def test_a_backend_that_is_down_is_tried_a_few_times_then_told(store: Stor
             assert "is the model server running?" in await reply.text()
         await gateway.stop()
         await backend.close()
-    (call,) = store.calls(attempt)
+    (call,) = store.calls.of_attempt(attempt)
     assert call.status == "error"
 
 
@@ -478,7 +478,7 @@ async def test_a_prompt_that_is_too_long_is_said_in_the_words_that_compact(store
     text = "long" * 20
     async with running(store, Refuse(status=400, message=message), max_model_len=60) as front:
         status, _, data = await _read(front, ask(text))
-        (call,) = store.calls(front.attempts[0])
+        (call,) = store.calls.of_attempt(front.attempts[0])
         (counted,) = front.model.tokenized
     assert status == 400
     (tokens, limit) = (int(w) for w in json.loads(data)["error"]["message"].split() if w.isdigit())
@@ -494,7 +494,7 @@ async def test_max_tokens_gives_way_to_the_prompt(store: Store) -> None:
     refusal = Refuse(status=400, message="maximum context length is 100 tokens, at least 51 input tokens")
     async with running(store, refusal, max_model_len=100) as front:
         await front.answer(ask(max_tokens=1000))
-        (call,) = store.calls(front.attempts[0])
+        (call,) = store.calls.of_attempt(front.attempts[0])
         first, second = front.model.seen
     assert first["max_tokens"] == 1000
     assert second["max_tokens"] == call.sampling["max_tokens"] == 100 - call.usage.prompt_tokens
@@ -532,7 +532,7 @@ async def test_malformed_bodies_are_refused_and_kept(store: Store) -> None:
         for body in (b"", b"{", b"\xff\x00", b'{"model": 1}', b'{"model": "claude", "messages": 1}'):
             status, _, data = await _read(front, body)
             assert (status, json.loads(data)["error"]["type"]) == (400, "invalid_request_error")
-        calls = list(store.calls(front.attempts[0]))
+        calls = list(store.calls.of_attempt(front.attempts[0]))
         assert front.model.seen == []
     assert [call.status for call in calls] == ["error"] * 5
     assert calls[1].request == b"{"
@@ -555,7 +555,7 @@ async def test_a_body_that_is_too_large_is_not_read(store: Store) -> None:
             assert answer.startswith(b"HTTP/1.1 413 ")
             assert b"request_too_large" in answer
             writer.close()
-        assert list(store.calls(front.attempts[0])) == []
+        assert list(store.calls.of_attempt(front.attempts[0])) == []
 
 
 async def test_a_client_that_leaves_before_its_body_is_whole_is_forgotten(store: Store) -> None:
@@ -569,7 +569,7 @@ async def test_a_client_that_leaves_before_its_body_is_whole_is_forgotten(store:
         await writer.drain()
         writer.close()
         await front.answer(ask())
-        assert len(list(store.calls(front.attempts[0]))) == 1
+        assert len(list(store.calls.of_attempt(front.attempts[0]))) == 1
 
 
 # --- sockets -------------------------------------------------------------------------------------------
@@ -585,7 +585,7 @@ async def _get(path: Path) -> int:
 
 
 def _gateway(store: Store) -> Gateway:
-    return Gateway(ModelRouter(VLLMBackend("http://127.0.0.1:9/v1", "m")), store, Keys())
+    return Gateway(ModelRouter(VLLMBackend("http://127.0.0.1:9/v1", "m")), store.calls, Keys())
 
 
 async def test_a_unix_socket_is_open_to_all_and_gone_afterwards(store: Store, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class Front:
             return reply.status, await reply.read()
 
     def calls(self, attempt: int = 0) -> list[Call]:
-        return list(self.store.calls(self.attempts[attempt]))
+        return list(self.store.calls.of_attempt(self.attempts[attempt]))
 
 
 @asynccontextmanager
@@ -72,7 +72,7 @@ async def running(
             models = ModelRouter(backend, slots={"high": slots} if slots else {})
             gateway = Gateway(
                 models,
-                store,
+                store.calls,
                 keys,
                 observers=observers,
                 streaming=streaming,

@@ -14,8 +14,8 @@ from alembic.migration import MigrationContext
 
 from understudy.errors import StoreError
 from understudy.store import Store
-from understudy.store.database import open_engine
 from understudy.store.schema import metadata
+from understudy.store.sqlite.engine import open_engine
 from understudy.types import Evidence, Integrity, Verdict
 
 from support import calc_task, understudy
@@ -29,20 +29,20 @@ FORGED = Integrity("suspicious", "it ends the tests' process", (Evidence("exit",
 def fill(directory: Path, *suspicious: bool, task: int = 0) -> None:
     """A store with a graded rollout of one task for each of `suspicious`; all of them resolved."""
     with Store.open(directory) as store:
-        store.put_run("run", {}).result()
-        store.put_tasks("run", [calc_task(task)]).result()
+        store.runs.create("run", {}).result()
+        store.runs.add_tasks("run", [calc_task(task)]).result()
         ids = [f"r{number}" for number in range(len(suspicious))]
-        store.create_rollouts("run", [(id, f"calc-{task}", number) for number, id in enumerate(ids)]).result()
+        store.runs.create_rollouts("run", [(id, f"calc-{task}", number) for number, id in enumerate(ids)]).result()
         for id, forged in zip(ids, suspicious, strict=True):
-            attempt = store.start_attempt(id).result()
-            store.begin_running(attempt.id).result()
+            attempt = store.runs.start_attempt(id).result()
+            store.runs.mark_running(attempt.id).result()
             session = Session(attempt.id)
             session.ask([user(text("Mend it."))], [text("Done.")], prompt=[1], completion=[2], logprobs=[-0.5])
             for call in session.calls:
-                store.append_call(call).result()
+                store.calls.append(call).result()
             verdict = Verdict(reward=1.0, reason="all pass", integrity=FORGED if forged else Integrity())
             ended: Any = {"patch": b"+x\n", "verdict": verdict}
-            store.finish_attempt(attempt.id, "succeeded", "succeeded", **ended).result()
+            store.runs.finish_attempt(attempt.id, "succeeded", "succeeded", **ended).result()
 
 
 def test_a_store_of_the_release_before_is_brought_up_with_all_it_holds(tmp_path: Path):
@@ -50,17 +50,17 @@ def test_a_store_of_the_release_before_is_brought_up_with_all_it_holds(tmp_path:
         raw.executescript((DATA / "store_0002.sql").read_text())
     raw.close()
     with Store.open(tmp_path) as store:
-        verdict = store.verdict("run-0.1")
+        verdict = store.runs.verdict("run-0.1")
         assert verdict is not None
         assert (verdict.reward, verdict.reason, verdict.integrity) == (1.0, "because", Integrity())
-        (call,) = store.calls("run-0.1")
+        (call,) = store.calls.of_attempt("run-0.1")
         assert (call.cost_usd, call.usage.cache_write_tokens, call.audit) == (0.25, 1, {"prompt": "rendered"})
-        assert [finding.kind for finding in store.attempt("run-0.1").findings] == ["budget"]
-        counts = store.counts("run")
+        assert [finding.kind for finding in store.runs.attempt("run-0.1").findings] == ["budget"]
+        counts = store.outcomes.counts("run")
         assert (counts.solved, counts.unsolved, counts.suspicious) == (1, 1, 0)
-        assert len(store.keys()) == 1
-        store.review("run-1.1", "suspicious", "seen").result()
-        assert store.counts("run").suspicious == 1
+        assert len(store.keys.all()) == 1
+        store.runs.review("run-1.1", "suspicious", "seen").result()
+        assert store.outcomes.counts("run").suspicious == 1
     engine = open_engine(tmp_path, create=False)
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
@@ -70,9 +70,9 @@ def test_a_store_of_the_release_before_is_brought_up_with_all_it_holds(tmp_path:
 def test_what_the_grader_found_is_a_column_and_evidence(tmp_path: Path):
     fill(tmp_path, True, False)
     with Store.open(tmp_path) as store:
-        verdicts = [store.verdict(f"r{number}.1") for number in range(2)]
+        verdicts = [store.runs.verdict(f"r{number}.1") for number in range(2)]
         assert [verdict.integrity for verdict in verdicts if verdict] == [FORGED, Integrity()]
-        counts = store.counts("run")
+        counts = store.outcomes.counts("run")
         assert (counts.solved, counts.suspicious) == (2, 1)
     with sqlite3.connect(tmp_path / "store.db") as raw:
         rows = raw.execute("SELECT integrity, review FROM rewards ORDER BY attempt_id").fetchall()
@@ -83,15 +83,15 @@ def test_what_the_grader_found_is_a_column_and_evidence(tmp_path: Path):
 def test_a_person_has_the_last_word_and_the_evidence_stays(tmp_path: Path):
     fill(tmp_path, True)
     with Store.open(tmp_path) as store:
-        store.review("r0.1", "clean", "a test helper of theirs").result()
-        verdict = store.verdict("r0.1")
+        store.runs.review("r0.1", "clean", "a test helper of theirs").result()
+        verdict = store.runs.verdict("r0.1")
         assert verdict is not None
         assert verdict.integrity.status == "clean"
         assert verdict.integrity.evidence == FORGED.evidence
         assert verdict.integrity.reason == f"reviewed: a test helper of theirs (before: {FORGED.reason})"
-        assert store.counts("run").suspicious == 0
+        assert store.outcomes.counts("run").suspicious == 0
         with pytest.raises(StoreError, match="r9 has no verdict"):
-            store.review("r9", "clean", "").result()
+            store.runs.review("r9", "clean", "").result()
 
 
 def test_exports_leave_suspicious_rollouts_out_unless_asked(tmp_path: Path):
@@ -118,7 +118,7 @@ def test_what_was_exported_before_it_was_found_out_goes(tmp_path: Path):
     with Store.open(tmp_path, create=False) as store:
         export(store, out)
         assert {path.name for path in out.iterdir()} >= {"dataset-calc-0", "stream_calc-0.json"}
-        store.review("r0.1", "suspicious", "it reads the hidden test").result()
+        store.runs.review("r0.1", "suspicious", "it reads the hidden test").result()
         assert export(store, out).suspicious == 1
         assert list(out.iterdir()) == []
 

@@ -65,13 +65,13 @@ def state_of(order: Order) -> LoopState:
 
 def calls_of(run: Path) -> list[Call]:
     with Store.open(run, create=False) as store:
-        attempts = [attempt for rollout in store.rollouts() for attempt in store.attempts(rollout.id)]
-        return [call for attempt in attempts for call in store.calls(attempt.id)]
+        attempts = [attempt for rollout in store.runs.rollouts() for attempt in store.runs.attempts(rollout.id)]
+        return [call for attempt in attempts for call in store.calls.of_attempt(attempt.id)]
 
 
 def attempts_of(run: Path) -> set[str]:
     with Store.open(run, create=False) as store:
-        return {attempt.status for rollout in store.rollouts() for attempt in store.attempts(rollout.id)}
+        return {attempt.status for rollout in store.runs.rollouts() for attempt in store.runs.attempts(rollout.id)}
 
 
 async def run_for(order: Order, seconds: float) -> None:
@@ -121,7 +121,9 @@ async def test_each_wave_is_sampled_by_the_version_before_it(order: Order, polic
         assert all(call.logprobs and call.completion_token_ids for call in calls)
         assert step.staleness == 0
         with Store.open(directory.run(step.step), create=False) as store:
-            rewards = [store.verdict(a.id).reward for r in store.rollouts() for a in store.attempts(r.id)]  # type: ignore[union-attr]
+            rewards = [
+                store.runs.verdict(a.id).reward for r in store.runs.rollouts() for a in store.runs.attempts(r.id)
+            ]  # type: ignore[union-attr]
         assert (step.collected, step.solved) == (len(rewards), sum(rewards))
     assert [(each.step, each.version, each.total) for each in state.evaluations] == [
         (0, "step-0000", 2), (2, "step-0002", 2), (3, "step-0003", 2)
@@ -376,7 +378,7 @@ async def test_what_failed_stays_so_when_a_wave_is_gone_on_with(order: Order, po
         assert wave.figures()["calc-0"].failed == 1
         assert (wave.progress.done, wave.progress.failed) == (1, 1)
     with Store.open(tmp_path / "run", create=False) as store:
-        assert len(store.attempts(store.rollouts()[0].id)) == 3
+        assert len(store.runs.attempts(store.runs.rollouts()[0].id)) == 3
 
 
 async def test_asynchronously_the_next_wave_goes_on_while_the_policy_is_updated(

@@ -34,7 +34,7 @@ class Kept:
     def __init__(self) -> None:
         self.calls: list[Call] = []
 
-    def append_call(self, call: Call) -> Future[None]:
+    def append(self, call: Call) -> Future[None]:
         self.calls.append(call)
         done: Future[None] = Future()
         done.set_result(None)

@@ -58,14 +58,14 @@ class Front:
         return sse.message(data, overlapping=True)
 
     def calls(self) -> list[Call]:
-        return list(self._store.calls(self._attempt))
+        return list(self._store.calls.of_attempt(self._attempt))
 
 
 @asynccontextmanager
 async def fronting(folder: Path, answerer: Backend | Relay, *, streaming: bool) -> AsyncIterator[Front]:
     with Store.open(folder / "store") as store:
         keys, models = Keys(), ModelRouter(answerer)
-        gateway = Gateway(models, store, keys, streaming=streaming)
+        gateway = Gateway(models, store.calls, keys, streaming=streaming)
         (attempt,) = start_attempts(store)
         try:
             yield Front(await gateway.start_tcp("127.0.0.1", 0), keys.issue(attempt), store, attempt)

@@ -51,7 +51,7 @@ class Agent:
             return reply.status, reply.headers, await reply.read()
 
     def calls(self) -> list[Call]:
-        return list(self._rig.store.calls(self._attempt))
+        return list(self._rig.store.calls.of_attempt(self._attempt))
 
 
 class Rig:
@@ -69,7 +69,7 @@ class Rig:
 @asynccontextmanager
 async def gateway(store: Store, answerer: Backend | Relay, *, streaming: bool = False) -> AsyncIterator[Rig]:
     keys, models = Keys(), ModelRouter(answerer)
-    app = Gateway(models, store, keys, streaming=streaming)
+    app = Gateway(models, store.calls, keys, streaming=streaming)
     rig = Rig(await app.start_tcp("127.0.0.1", 0), store, keys)
     try:
         yield rig

@@ -77,7 +77,7 @@ async def test_teachers_of_the_family_that_wrote_a_turn_are_never_contacted(tmp_
             assert invocation["options"]["allow_same_family"] is False
             assert invocation["teachers"]["unknown"]["family"] is None
             ask = store.asks.of_replay("replay", "answered")[0]
-            call = store.call(ask.call_id or "")
+            call = store.calls.get(ask.call_id or "")
             assert (call.attempt_id, call.session_id) == ("client-replay-replay", ask.id)
             # Nobody may be asked about a turn twice, and that is not done on another day either.
             again = await work_on(store, file).run()
@@ -119,7 +119,7 @@ async def test_each_teacher_gets_the_state_in_its_own_dialect(tmp_path: Path):
             assert [message["role"] for message in later["messages"]] == ["system", "user", "assistant", "tool"]
             assert later["tools"][0]["function"]["name"] == "Bash"
             assert (later["max_tokens"], later["temperature"]) == (77, 0.5)
-            state = store.asks.states()[0]
+            state = store.asks.answered_states()[0]
             assert {each.teacher for each in proposals(store, state)} == {"gpt", "claude"}
             assert {json.dumps(each.action.tool_calls[0]["function"]) for each in proposals(store, state)} == {
                 '{"name": "Bash", "arguments": "{\\"command\\": \\"ls -la\\"}"}',
@@ -147,7 +147,7 @@ async def test_an_answer_that_was_kept_though_its_ask_was_not_is_taken_from_the_
             await work_on(store, file).run()
             asks = store.asks.of_replay("replay")
             for ask in asks:  # as if the process had died between the two commits
-                store.asks.put(
+                store.asks.add(
                     replace(ask, status="asked", reserved_usd=0.25, cost_usd=0.0, call_id=None)
                 ).result()
             summary = await work_on(store, file, max_cost_usd=1.0).run()
@@ -167,7 +167,7 @@ async def test_an_ask_under_way_at_a_kill_counts_and_is_not_sent_again_by_itself
         with Store.open(tmp_path / "s") as store:
             await work_on(store, file, limit=1).run()
             (ask,) = store.asks.of_replay("replay")
-            store.asks.put(
+            store.asks.add(
                 replace(ask, id="0" * 32, status="failed", reserved_usd=0.5, cost_usd=0.0, call_id=None)
             ).result()
             with pytest.raises(ConfigError, match="no ceiling"):
@@ -179,7 +179,7 @@ async def test_an_ask_under_way_at_a_kill_counts_and_is_not_sent_again_by_itself
             raw.execute("DELETE FROM asks")
         with Store.open(tmp_path / "s") as store:
             lost = replace(ask, status="asked", reserved_usd=0.002, cost_usd=0.001, call_id=None)
-            store.asks.put(lost).result()
+            store.asks.add(lost).result()
             summary = await work_on(store, file, limit=1, max_cost_usd=1.0).run()
             assert (summary.teachers["gpt"].lost, len(gpt.seen)) == (1, 1)
             assert summary.cost_usd == pytest.approx(0.003)
@@ -187,7 +187,7 @@ async def test_an_ask_under_way_at_a_kill_counts_and_is_not_sent_again_by_itself
             assert len(gpt.seen) == 2
             (now,) = store.asks.of_replay("replay")
             assert (now.status, now.reserved_usd) == ("answered", 0.0)
-            assert (now.cost_usd or 0) == pytest.approx(0.003 + (store.call(now.call_id or "").cost_usd or 0))
+            assert (now.cost_usd or 0) == pytest.approx(0.003 + (store.calls.get(now.call_id or "").cost_usd or 0))
 
 
 async def test_a_stop_lets_what_is_under_way_end(tmp_path: Path):
@@ -215,7 +215,7 @@ async def test_replays_of_two_names_ask_for_themselves(tmp_path: Path):
         with Store.open(tmp_path / "s") as store:
             await work_on(store, file, name="one").run()
             await work_on(store, file, name="two", samples=2).run()
-            (state,) = store.asks.states()
+            (state,) = store.asks.answered_states()
             assert len(proposals(store, state)) == 3
             assert len(proposals(store, state, replay="one")) == 1
         assert len(gpt.seen) == 3

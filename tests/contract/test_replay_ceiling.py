@@ -68,7 +68,7 @@ async def test_a_judge_is_asked_only_where_teachers_do_not_agree(tmp_path: Path)
             assert "task differ" in asked[0]
             found = {
                 state: consensus(proposals(store, state), judge=judge_of(store, state))
-                for state in store.asks.states()
+                for state in store.asks.answered_states()
             }
             by = {each.by: each for each in found.values() if each is not None}
             assert set(by) == {"tools", "judge"}
@@ -97,7 +97,7 @@ async def test_a_judge_that_names_no_number_chooses_nothing(tmp_path: Path):
         with Store.open(tmp_path / "s") as store:
             summary = await work_on(store, file).run()
             assert summary.judged == {"no choice": 6}
-            for state in store.asks.states():
+            for state in store.asks.answered_states():
                 assert consensus(proposals(store, state), judge=judge_of(store, state)) is None
 
 
@@ -142,7 +142,7 @@ async def test_a_teacher_that_bills_more_than_it_was_asked_for_is_noticed(tmp_pa
             assert "more" not in (summary.teachers["gpt"].dismissed or "more")
             assert summary.left == 5
             (ask,) = store.asks.of_replay("replay")
-            assert ask.cost_usd == pytest.approx(store.call(ask.call_id or "").cost_usd)
+            assert ask.cost_usd == pytest.approx(store.calls.get(ask.call_id or "").cost_usd)
 
 
 async def test_an_answer_without_usage_counts_at_the_most_it_can_cost(tmp_path: Path):
@@ -182,7 +182,7 @@ async def test_the_ceiling_holds_whatever_answers_cost(tmp_path: Path, seed: int
 
     def answers(number: int) -> Any:
         def step(body: dict[str, Any]) -> Step:
-            spent = store.asks.spent("replay")
+            spent = store.asks.cost("replay")
             most.append(spent.cost_usd + spent.reserved_usd)
             kind = draw.random()
             if kind < 0.1:
@@ -212,7 +212,7 @@ async def test_the_ceiling_holds_whatever_answers_cost(tmp_path: Path, seed: int
         with Store.open(directory) as store:
             for _ in range(2):  # what an earlier invocation spent counts as well
                 summary = await work_on(store, file, max_cost_usd=limit, concurrency=6).run()
-                spent = store.asks.spent("replay")
+                spent = store.asks.cost("replay")
                 assert spent.reserved_usd == 0.0
                 assert spent.cost_usd == pytest.approx(summary.cost_usd)
                 assert spent.cost_usd <= limit + 1e-9

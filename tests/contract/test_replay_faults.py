@@ -61,7 +61,7 @@ async def test_what_is_refused_for_the_moment_is_sent_again(tmp_path: Path):
             }
             asks = {ask.teacher: ask for ask in store.asks.of_replay("replay")}
             for name, ask in asks.items():
-                call = store.call(ask.call_id or "")
+                call = store.calls.get(ask.call_id or "")
                 real = call.cost_usd or 0.0
                 assert ask.reserved_usd == 0.0
                 # What a server of 503 did nobody knows: it counts at the most it can have cost.
@@ -194,7 +194,11 @@ async def test_a_wrong_key_ends_its_teacher_and_no_other(tmp_path: Path, monkeyp
             assert summary.left == 8
             assert len(gpt.seen) == 1
             told = repr(
-                [*store.asks.of_replay("replay"), *store.calls("client-replay-replay"), store.asks.replays()]
+                [
+                    *store.asks.of_replay("replay"),
+                    *store.calls.of_attempt("client-replay-replay"),
+                    store.asks.replays(),
+                ]
             )
             assert "sk-wrong-and-secret" not in told
 
@@ -247,7 +251,7 @@ async def test_answers_that_are_no_proposals_are_counted(tmp_path: Path):
         with Store.open(tmp_path / "s") as store:
             await work_on(store, teachers_of(tmp_path, *tables)).run()
             left_out: Counter[str] = Counter()
-            (state,) = store.asks.states()
+            (state,) = store.asks.answered_states()
             (one,) = proposals(store, state, left_out=left_out)
             assert one.teacher == "good"
             assert left_out == dict.fromkeys(wrong, 1)

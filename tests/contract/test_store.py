@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from understudy.errors import StoreError
 from understudy.store import Store
-from understudy.store.database import open_engine
 from understudy.store.schema import metadata
+from understudy.store.sqlite.engine import open_engine
 from understudy.types import (
     ATTEMPT_TRANSITIONS,
     ROLLOUT_TRANSITIONS,
@@ -73,14 +73,14 @@ def make_call(attempt_id: str, sequence: int = 0, **changes: Any) -> Call:
 
 
 def prepare(store: Store, rollouts: int = 1, run: str = "run") -> None:
-    store.put_run(run, {"model": "m"}).result()
-    store.put_tasks(run, [make_task()]).result()
-    store.create_rollouts(run, [(f"{run}-{n}", "t", n) for n in range(rollouts)]).result()
+    store.runs.create(run, {"model": "m"}).result()
+    store.runs.add_tasks(run, [make_task()]).result()
+    store.runs.create_rollouts(run, [(f"{run}-{n}", "t", n) for n in range(rollouts)]).result()
 
 
 def running(store: Store, rollout_id: str = "run-0") -> Attempt:
-    attempt = store.start_attempt(rollout_id).result()
-    store.begin_running(attempt.id).result()
+    attempt = store.runs.start_attempt(rollout_id).result()
+    store.runs.mark_running(attempt.id).result()
     return attempt
 
 
@@ -115,19 +115,23 @@ def test_a_store_of_the_first_release_is_brought_up_with_all_it_holds(tmp_path: 
         raw.execute("UPDATE calls SET backend = 'openai'")
     raw.close()
     with Store.open(tmp_path) as store:
-        done, open_ = store.attempts("run-0")[0], store.attempts("run-1")[0]
-        first, second = store.calls(done.id)
+        done, open_ = store.runs.attempts("run-0")[0], store.runs.attempts("run-1")[0]
+        first, second = store.calls.of_attempt(done.id)
         assert (first.prompt_token_ids, second.prompt_token_ids) == ((1, 2, 3), (1, 2, 3, 4, 5, 6))
         assert (first.usage, first.policy_version, first.logprobs) == (Usage(3, 1, 2), "v1", (-0.5,))
         assert (first.backend, second.backend) == ("embedded", "embedded")
         assert (first.cost_usd, first.policy_spans, first.audit) == (None, (), {})
         assert len(json.loads(second.request)["messages"]) == 3
-        assert (done.findings, done.timings, store.logs(done.id)) == ((), {"agent_s": 1.5}, {"out": b"log"})
-        assert (store.patch(done.id), store.rollout("run-0").status) == (b"diff", "succeeded")
-        assert store.recover("run").result() == 1
-        store.append_call(make_call(open_.id, 1, cost_usd=0.5)).result()
-        client = store.put_client("x").result()
-        store.append_call(make_call(client.id)).result()
+        assert (done.findings, done.timings, store.runs.logs(done.id)) == (
+            (),
+            {"agent_s": 1.5},
+            {"out": b"log"},
+        )
+        assert (store.runs.patch(done.id), store.runs.rollout("run-0").status) == (b"diff", "succeeded")
+        assert store.runs.recover("run").result() == 1
+        store.calls.append(make_call(open_.id, 1, cost_usd=0.5)).result()
+        client = store.keys.add_client("x").result()
+        store.calls.append(make_call(client.id)).result()
     engine = open_engine(tmp_path, create=False)
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
@@ -156,11 +160,11 @@ def test_a_closed_store_is_one_file_that_can_be_copied(tmp_path: Path) -> None:
     with Store.open(tmp_path / "a") as store:
         prepare(store)
         attempt = running(store)
-        store.append_call(make_call(attempt.id))  # not awaited: close drains
+        store.calls.append(make_call(attempt.id))  # not awaited: close drains
     assert [file.name for file in (tmp_path / "a").iterdir()] == ["store.db"]
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     with Store.open(tmp_path / "b", create=False) as copy:
-        assert list(copy.calls(attempt.id)) == [make_call(attempt.id)]
+        assert list(copy.calls.of_attempt(attempt.id)) == [make_call(attempt.id)]
 
 
 def test_opening_an_existing_store_does_not_import_alembic(store: Store) -> None:
@@ -207,13 +211,13 @@ def test_a_newer_schema_is_refused(store: Store) -> None:
 def test_damage_is_told_as_damage(store: Store) -> None:
     attempt = running(store)
     body = json.dumps({"messages": ["the quick brown fox" * 200] * 3}).encode()
-    store.append_call(make_call(attempt.id, request=body)).result()
+    store.calls.append(make_call(attempt.id, request=body)).result()
     store.close()
     with sqlite3.connect(store.directory / "store.db") as raw:
         raw.execute("UPDATE blobs SET data = x'00' WHERE codec = 1")
     raw.close()
     with Store.open(store.directory) as again, pytest.raises(StoreError, match="damaged"):
-        list(again.calls(attempt.id))
+        list(again.calls.of_attempt(attempt.id))
 
 
 def test_a_torn_file_is_told_as_damage(store: Store) -> None:
@@ -223,14 +227,14 @@ def test_a_torn_file_is_told_as_damage(store: Store) -> None:
     data[4096:] = b"\xa5" * (len(data) - 4096)
     file.write_bytes(data)
     with pytest.raises(StoreError, match="damaged"), Store.open(store.directory) as again:
-        again.rollouts()
+        again.runs.rollouts()
 
 
 def test_a_closed_store_takes_no_more(store: Store) -> None:
     store.close()
     store.close()
     with pytest.raises(StoreError, match="closed"):
-        store.put_run("other", {})
+        store.runs.create("other", {})
 
 
 # --- idempotency ---------------------------------------------------------------------------------------
@@ -238,32 +242,32 @@ def test_a_closed_store_takes_no_more(store: Store) -> None:
 
 def test_the_same_again_is_fine_and_something_else_is_not(store: Store) -> None:
     prepare(store)
-    assert [run.config for run in store.runs()] == [{"model": "m"}]
-    assert [rollout.id for rollout in store.rollouts("run")] == ["run-0"]
-    assert store.task("run", "t") == make_task()
+    assert [run.config for run in store.runs.all()] == [{"model": "m"}]
+    assert [rollout.id for rollout in store.runs.rollouts("run")] == ["run-0"]
+    assert store.runs.task("run", "t") == make_task()
     for future, said in (
-        (store.put_run("run", {"model": "n"}), "another configuration.*model"),
-        (store.put_tasks("run", [make_task(instruction="other")]), "other content"),
-        (store.create_rollouts("run", [("run-0", "t", 1)]), "collides"),
-        (store.create_rollouts("run", [("other", "t", 0)]), "collides"),
-        (store.create_rollouts("run", [("other", "no-such-task", 0)]), "not in the store"),
-        (store.put_run("bad", {"when": object()}), "JSON"),
+        (store.runs.create("run", {"model": "n"}), "another configuration.*model"),
+        (store.runs.add_tasks("run", [make_task(instruction="other")]), "other content"),
+        (store.runs.create_rollouts("run", [("run-0", "t", 1)]), "collides"),
+        (store.runs.create_rollouts("run", [("other", "t", 0)]), "collides"),
+        (store.runs.create_rollouts("run", [("other", "no-such-task", 0)]), "not in the store"),
+        (store.runs.create("bad", {"when": object()}), "JSON"),
     ):
         with pytest.raises(StoreError, match=said):
             future.result()
-    assert len(store.rollouts()) == 1
+    assert len(store.runs.rollouts()) == 1
 
 
 def test_a_call_is_stored_once(store: Store) -> None:
     attempt = running(store)
     call = make_call(attempt.id)
     for _ in range(3):
-        store.append_call(call).result()
+        store.calls.append(call).result()
     with pytest.raises(StoreError, match="given once"):
-        store.append_call(msgspec.structs.replace(call, sequence=7)).result()
+        store.calls.append(msgspec.structs.replace(call, sequence=7)).result()
     with pytest.raises(StoreError, match=r"attempt_id, calls\.sequence"):
-        store.append_call(msgspec.structs.replace(call, id="other")).result()
-    assert list(store.calls(attempt.id)) == [call]
+        store.calls.append(msgspec.structs.replace(call, id="other")).result()
+    assert list(store.calls.of_attempt(attempt.id)) == [call]
 
 
 def test_contents_are_stored_once(store: Store) -> None:
@@ -271,7 +275,7 @@ def test_contents_are_stored_once(store: Store) -> None:
     body = {"system": "s" * 500, "tools": ["t" * 500], "messages": ["m" * 500]}
     for n in range(10):
         call = make_call(attempt.id, n, request=json.dumps(body).encode(), response=b"r" * 500)
-        store.append_call(call).result()
+        store.calls.append(call).result()
     store.close()
     with sqlite3.connect(store.directory / "store.db") as raw:
         # The task, then skeleton, system, tools, the message and the response.
@@ -301,37 +305,37 @@ def test_every_change_of_a_rollout_is_legal_or_refused(tmp_path: Path) -> None:
         prepare(store, len(ROLLOUT_PAIRS))
         for n, (before, after) in enumerate(ROLLOUT_PAIRS):
             for step in path_to(ROLLOUT_TRANSITIONS, "queuing", before):
-                store.move_rollout(f"run-{n}", step).result()  # type: ignore[arg-type]
-            moved = store.move_rollout(f"run-{n}", after)
+                store.runs.set_rollout_status(f"run-{n}", step).result()  # type: ignore[arg-type]
+            moved = store.runs.set_rollout_status(f"run-{n}", after)
             if after in ROLLOUT_TRANSITIONS[before]:
                 moved.result()
-                assert store.rollout(f"run-{n}").status == after
+                assert store.runs.rollout(f"run-{n}").status == after
             else:
                 with pytest.raises(StoreError, match=f"run-{n} is {before} and cannot become {after}"):
                     moved.result()
-                assert store.rollout(f"run-{n}").status == before
+                assert store.runs.rollout(f"run-{n}").status == before
 
 
 def test_every_change_of_an_attempt_is_legal_or_refused(tmp_path: Path) -> None:
     with Store.open(tmp_path) as store:
         prepare(store, len(ATTEMPT_PAIRS))
         for n, (before, after) in enumerate(ATTEMPT_PAIRS):
-            attempt = store.start_attempt(f"run-{n}").result()
+            attempt = store.runs.start_attempt(f"run-{n}").result()
 
             def move(status: Any, attempt: Attempt = attempt) -> Future[None]:
                 if status == "running":
-                    return store.begin_running(attempt.id)
-                return store.finish_attempt(attempt.id, status, "requeuing")
+                    return store.runs.mark_running(attempt.id)
+                return store.runs.finish_attempt(attempt.id, status, "requeuing")
 
             for step in path_to(ATTEMPT_TRANSITIONS, "preparing", before):
                 move(step).result()
             if after in ATTEMPT_TRANSITIONS[before]:
                 move(after).result()
-                assert store.attempts(f"run-{n}")[0].status == after
+                assert store.runs.attempts(f"run-{n}")[0].status == after
             else:
                 with pytest.raises(StoreError, match=f"is {before} and cannot become {after}"):
                     move(after).result()
-                assert store.attempts(f"run-{n}")[0].status == before
+                assert store.runs.attempts(f"run-{n}")[0].status == before
 
 
 def test_an_attempt_ends_with_all_that_came_of_it_or_not_at_all(store: Store) -> None:
@@ -339,84 +343,88 @@ def test_an_attempt_ends_with_all_that_came_of_it_or_not_at_all(store: Store) ->
     verdict = Verdict(reward=1.0, reason="1 of 1", tests={"a": "passed"}, log="ok")
     more: Any = {"patch": b"\x00diff", "verdict": verdict, "logs": {"out": b"x" * 999, "err": b""}}
     with pytest.raises(StoreError, match="cannot become queuing"):
-        store.finish_attempt(attempt.id, "succeeded", "queuing", **more).result()
+        store.runs.finish_attempt(attempt.id, "succeeded", "queuing", **more).result()
     with pytest.raises(StoreError, match="reward"):
         bad = msgspec.structs.replace(verdict, reward=float("nan"))
-        store.finish_attempt(attempt.id, "succeeded", "succeeded", verdict=bad).result()
-    assert store.attempts("run-0")[0].status == "running"
-    assert (store.patch(attempt.id), store.verdict(attempt.id), store.logs(attempt.id)) == (None, None, {})
+        store.runs.finish_attempt(attempt.id, "succeeded", "succeeded", verdict=bad).result()
+    assert store.runs.attempts("run-0")[0].status == "running"
+    assert (
+        store.runs.patch(attempt.id),
+        store.runs.verdict(attempt.id),
+        store.runs.logs(attempt.id),
+    ) == (None, None, {})
 
-    store.finish_attempt(attempt.id, "succeeded", "succeeded", timings={"agent": 1.5}, **more).result()
-    assert (store.patch(attempt.id), store.verdict(attempt.id)) == (b"\x00diff", verdict)
-    assert store.logs(attempt.id) == {"out": b"x" * 999, "err": b""}
-    ended = store.attempts("run-0")[0]
+    store.runs.finish_attempt(attempt.id, "succeeded", "succeeded", timings={"agent": 1.5}, **more).result()
+    assert (store.runs.patch(attempt.id), store.runs.verdict(attempt.id)) == (b"\x00diff", verdict)
+    assert store.runs.logs(attempt.id) == {"out": b"x" * 999, "err": b""}
+    ended = store.runs.attempts("run-0")[0]
     assert (ended.status, ended.timings) == ("succeeded", {"agent": 1.5})
     assert ended.ended_at is not None and ended.ended_at >= ended.started_at
-    assert store.rollout("run-0").status == "succeeded"
+    assert store.runs.rollout("run-0").status == "succeeded"
 
 
 def test_a_failure_is_kept_whatever_its_message_holds(store: Store) -> None:
     attempt = running(store)
     error = ErrorInfo("agent", "AgentError", "no such file: caf\udce9")
-    store.finish_attempt(attempt.id, "failed", "failed", error=error).result()
-    assert store.attempts("run-0")[0].error == ErrorInfo("agent", "AgentError", "no such file: caf?")
+    store.runs.finish_attempt(attempt.id, "failed", "failed", error=error).result()
+    assert store.runs.attempts("run-0")[0].error == ErrorInfo("agent", "AgentError", "no such file: caf?")
 
 
 def test_the_findings_of_an_attempt_are_kept_with_its_end(store: Store) -> None:
     attempt = running(store)
     found = [Finding(kind="budget", message=f"number {n}", call_id=f"call_{n}") for n in range(3)]
     odd = Finding(kind="session-log", message="caf\udce9")
-    store.finish_attempt(attempt.id, "succeeded", "succeeded", findings=[*found, odd]).result()
-    kept = store.attempt(attempt.id).findings
+    store.runs.finish_attempt(attempt.id, "succeeded", "succeeded", findings=[*found, odd]).result()
+    kept = store.runs.attempt(attempt.id).findings
     assert kept == (*found, Finding(kind="session-log", message="caf?"))
-    assert store.attempts("run-0")[0].findings == kept
+    assert store.runs.attempts("run-0")[0].findings == kept
     with pytest.raises(StoreError, match="no attempt nobody"):
-        store.attempt("nobody")
+        store.runs.attempt("nobody")
 
 
 # --- clients and keys ----------------------------------------------------------------------------------
 
 
 def test_a_client_is_an_attempt_without_a_rollout(store: Store) -> None:
-    client = store.put_client("codex at home").result()
+    client = store.keys.add_client("codex at home").result()
     assert (client.rollout_id, client.number, client.status) == (None, 1, "running")
-    assert store.put_client("codex at home").result() == client == store.attempt(client.id)
-    other = store.put_client("b").result()
-    assert store.clients() == [client, other]
-    assert store.next_sequence(client.id) == 0
-    store.append_call(make_call(client.id, 4, cost_usd=1.5)).result()
-    assert store.next_sequence(client.id) == 5
-    assert store.recover("run").result() == 0
-    assert (store.counts("run").calls, store.counts("run").cost_usd) == (0, 0.0)
-    assert [rollout.id for rollout in store.rollouts()] == ["run-0"]
+    assert store.keys.add_client("codex at home").result() == client == store.runs.attempt(client.id)
+    other = store.keys.add_client("b").result()
+    assert store.keys.clients() == [client, other]
+    assert store.calls.next_sequence(client.id) == 0
+    store.calls.append(make_call(client.id, 4, cost_usd=1.5)).result()
+    assert store.calls.next_sequence(client.id) == 5
+    assert store.runs.recover("run").result() == 0
+    assert (store.outcomes.counts("run").calls, store.outcomes.counts("run").cost_usd) == (0, 0.0)
+    assert [rollout.id for rollout in store.runs.rollouts()] == ["run-0"]
     for bad in ("", " x", "a\nb", "\x1b[1m", "x" * 201):
-        with pytest.raises(StoreError, match="cannot be named"):
-            store.put_client(bad).result()
+        with pytest.raises(StoreError, match="invalid client name"):
+            store.keys.add_client(bad).result()
 
 
 def test_a_key_is_kept_until_it_is_revoked_and_one_at_a_time(store: Store) -> None:
-    client = store.put_client("a").result()
-    store.put_key(b"one", client.id, sampling={"seed": 7}, budget={"calls": 3}, expires_at=9e9).result()
-    key = store.key(b"one")
-    assert key is not None and store.keys() == [key]
+    client = store.keys.add_client("a").result()
+    store.keys.add(b"one", client.id, sampling={"seed": 7}, budget={"calls": 3}, expires_at=9e9).result()
+    key = store.keys.find(b"one")
+    assert key is not None and store.keys.all() == [key]
     assert (key.attempt_id, key.sampling, key.budget) == (client.id, {"seed": 7}, {"calls": 3})
     assert (key.expires_at, key.revoked_at) == (9e9, None)
     with pytest.raises(StoreError, match="has a key already"):
-        store.put_key(b"two", client.id).result()
-    assert store.revoke_key(client.id).result() is True
-    assert store.revoke_key(client.id).result() is False
-    revoked = store.key(b"one")
+        store.keys.add(b"two", client.id).result()
+    assert store.keys.revoke(client.id).result() is True
+    assert store.keys.revoke(client.id).result() is False
+    revoked = store.keys.find(b"one")
     assert revoked is not None and revoked.revoked_at is not None
-    store.put_key(b"two", client.id, expires_at=1.0).result()
-    store.put_key(b"three", client.id).result()  # what expired is replaced as well
-    kept = store.keys()
+    store.keys.add(b"two", client.id, expires_at=1.0).result()
+    store.keys.add(b"three", client.id).result()  # what expired is replaced as well
+    kept = store.keys.all()
     assert [key.digest for key in kept] == [b"three"]
-    assert store.key(b"one") is None
-    other = store.put_client("other").result()
+    assert store.keys.find(b"one") is None
+    other = store.keys.add_client("other").result()
     with pytest.raises(StoreError, match="JSON"):
-        store.put_key(b"four", other.id, budget={"a": object()}).result()
+        store.keys.add(b"four", other.id, budget={"a": object()}).result()
     with pytest.raises(StoreError, match="not in the store"):
-        store.put_key(b"four", "nobody").result()
+        store.keys.add(b"four", "nobody").result()
 
 
 def test_after_a_kill_open_attempts_go_and_their_rollouts_come_again(tmp_path: Path) -> None:
@@ -424,18 +432,23 @@ def test_after_a_kill_open_attempts_go_and_their_rollouts_come_again(tmp_path: P
         prepare(store, 4)
         prepare(store, 1, run="other")
         done, works, other = running(store), running(store, "run-1"), running(store, "other-0")
-        starts = store.start_attempt("run-2").result()
-        store.finish_attempt(done.id, "succeeded", "succeeded").result()
-        assert store.recover("run").result() == 2
-        assert store.recover("run").result() == 0
-        assert [r.status for r in store.rollouts("run")] == ["succeeded", "requeuing", "requeuing", "queuing"]
-        assert store.attempts("other-0")[0].status == "running"
+        starts = store.runs.start_attempt("run-2").result()
+        store.runs.finish_attempt(done.id, "succeeded", "succeeded").result()
+        assert store.runs.recover("run").result() == 2
+        assert store.runs.recover("run").result() == 0
+        assert [r.status for r in store.runs.rollouts("run")] == [
+            "succeeded",
+            "requeuing",
+            "requeuing",
+            "queuing",
+        ]
+        assert store.runs.attempts("other-0")[0].status == "running"
         for attempt in (works, starts):
-            lost = store.attempts(attempt.rollout_id)[0]
+            lost = store.runs.attempts(attempt.rollout_id)[0]
             assert lost.status == "unresponsive" and lost.error is not None
-        assert store.start_attempt("run-1").result().number == 2
-        store.heartbeat([works.id, other.id]).result()
-        assert store.attempts("other-0")[0].heartbeat_at > other.heartbeat_at
+        assert store.runs.start_attempt("run-1").result().number == 2
+        store.runs.heartbeat([works.id, other.id]).result()
+        assert store.runs.attempts("other-0")[0].heartbeat_at > other.heartbeat_at
 
 
 def test_a_run_in_figures(tmp_path: Path) -> None:
@@ -444,34 +457,38 @@ def test_a_run_in_figures(tmp_path: Path) -> None:
         for n, reward in enumerate((1.0, 0.0, None)):
             attempt = running(store, f"run-{n}")
             usage = Usage(prompt_tokens=100, completion_tokens=10, cached_tokens=90)
-            store.append_call(make_call(attempt.id, usage=usage, cost_usd=0.25)).result()
+            store.calls.append(make_call(attempt.id, usage=usage, cost_usd=0.25)).result()
             error = ErrorInfo("backend", "BackendError", "down")
-            store.append_call(make_call(attempt.id, 1, status="error", error=error)).result()
+            store.calls.append(make_call(attempt.id, 1, status="error", error=error)).result()
             verdict = None if reward is None else Verdict(reward=reward, reason="")
-            store.finish_attempt(attempt.id, "succeeded", "succeeded", verdict=verdict).result()
-        counts = store.counts("run")
+            store.runs.finish_attempt(attempt.id, "succeeded", "succeeded", verdict=verdict).result()
+        counts = store.outcomes.counts("run")
         assert counts.rollouts == {"succeeded": 3, "queuing": 1}
         assert (counts.solved, counts.unsolved, counts.calls) == (1, 1, 6)
         assert (counts.prompt_tokens, counts.completion_tokens) == (300, 30)
         assert counts.cost_usd == 0.75
-        assert store.counts("nothing").calls == 0
+        assert store.outcomes.counts("nothing").calls == 0
 
 
 def test_rollouts_are_found_by_a_unique_prefix(tmp_path: Path) -> None:
     with Store.open(tmp_path) as store:
         prepare(store, 11)
-        assert store.find_rollout("run-10").id == "run-10"
-        assert store.find_rollout("run-1").id == "run-1"
-        assert store.find_rollout("run-7").id == "run-7"
+        assert store.runs.find_rollout("run-10").id == "run-10"
+        assert store.runs.find_rollout("run-1").id == "run-1"
+        assert store.runs.find_rollout("run-7").id == "run-7"
         for prefix, message in (
-            ("run-", "give more"),
-            ("", "give more"),
+            ("run-", "type more"),
+            ("", "type more"),
             ("RUN-7", "no rollout"),
             ("%", "no rollout"),
         ):
             with pytest.raises(StoreError, match=message):
-                store.find_rollout(prefix)
-        for unknown in (lambda: store.rollout("x"), lambda: store.call("x"), lambda: store.task("run", "x")):
+                store.runs.find_rollout(prefix)
+        for unknown in (
+            lambda: store.runs.rollout("x"),
+            lambda: store.calls.get("x"),
+            lambda: store.runs.task("run", "x"),
+        ):
             with pytest.raises(StoreError):
                 unknown()
 
@@ -534,11 +551,11 @@ def test_calls_come_back_exactly(
         if forget:  # a writer without any memory of what came before
             store.close()
             store = Store.open(directory)
-        store.append_call(call).result()
+        store.calls.append(call).result()
     with store:
-        assert list(store.calls("run-0.1")) == expected
+        assert list(store.calls.of_attempt("run-0.1")) == expected
         for call in expected:
-            assert store.call(call.id) == call
+            assert store.calls.get(call.id) == call
 
 
 def template(factory: pytest.TempPathFactory) -> Path:
@@ -554,8 +571,8 @@ def template(factory: pytest.TempPathFactory) -> Path:
 def test_a_write_that_fails_does_not_fail_those_beside_it(store: Store) -> None:
     attempt = running(store)
     gate = threading.Event()
-    held = store._writer.submit(lambda _: gate.wait(30))  # so that the rest is one group
-    futures = [store.append_call(make_call(attempt.id if n % 3 else "nobody", n)) for n in range(30)]
+    held = store._database.writer.submit(lambda _: gate.wait(30))  # so that the rest is one group
+    futures = [store.calls.append(make_call(attempt.id if n % 3 else "nobody", n)) for n in range(30)]
     gate.set()
     assert held.result()
     for n, future in enumerate(futures):
@@ -564,7 +581,7 @@ def test_a_write_that_fails_does_not_fail_those_beside_it(store: Store) -> None:
         else:
             with pytest.raises(StoreError, match="not in the store"):
                 future.result()
-    assert [call.sequence for call in store.calls(attempt.id)] == [n for n in range(30) if n % 3]
+    assert [call.sequence for call in store.calls.of_attempt(attempt.id)] == [n for n in range(30) if n % 3]
 
 
 def test_hostile_values_are_refused_and_the_next_write_goes_on(store: Store) -> None:
@@ -576,9 +593,9 @@ def test_hostile_values_are_refused_and_the_next_write_goes_on(store: Store) -> 
         {"sequence": 2**70},
     ):
         with pytest.raises(StoreError):
-            store.append_call(make_call(attempt.id, **bad)).result()
-    store.append_call(make_call(attempt.id)).result()
-    assert list(store.calls(attempt.id)) == [make_call(attempt.id)]
+            store.calls.append(make_call(attempt.id, **bad)).result()
+    store.calls.append(make_call(attempt.id)).result()
+    assert list(store.calls.of_attempt(attempt.id)) == [make_call(attempt.id)]
 
 
 def test_many_threads_and_two_stores_on_one_directory(tmp_path: Path) -> None:
@@ -591,7 +608,7 @@ def test_many_threads_and_two_stores_on_one_directory(tmp_path: Path) -> None:
         def work(store: Store, attempt: Attempt) -> None:
             try:
                 for n in range(25):
-                    store.append_call(make_call(attempt.id, n, request=shared)).result()
+                    store.calls.append(make_call(attempt.id, n, request=shared)).result()
             except StoreError as error:
                 failures.append(error)
 
@@ -604,6 +621,6 @@ def test_many_threads_and_two_stores_on_one_directory(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert failures == []
-        assert one.counts("run").calls == two.counts("run").calls == 200
+        assert one.outcomes.counts("run").calls == two.outcomes.counts("run").calls == 200
         for attempt in attempts:
-            assert [call.request for call in two.calls(attempt.id)] == [shared] * 25
+            assert [call.request for call in two.calls.of_attempt(attempt.id)] == [shared] * 25

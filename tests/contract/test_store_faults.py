@@ -38,11 +38,11 @@ def call(attempt, n):
 def prepare(store, names):
     task = Task(instance_id="t", repo="r", instruction="i", source=Files({}), gold_patch="",
                 checks=PytestChecks({}, ("x",)))
-    store.put_run("run", {}).result()
-    store.put_tasks("run", [task]).result()
-    store.create_rollouts("run", [(name, "t", n) for n, name in enumerate(names)]).result()
+    store.runs.create("run", {}).result()
+    store.runs.add_tasks("run", [task]).result()
+    store.runs.create_rollouts("run", [(name, "t", n) for n, name in enumerate(names)]).result()
     for name in names:
-        store.begin_running(store.start_attempt(name).result().id).result()
+        store.runs.mark_running(store.runs.start_attempt(name).result().id).result()
 """
 
 # Appends from four threads and says each call's id on stdout once its future is resolved.
@@ -54,7 +54,7 @@ store = Store.open(Path(sys.argv[1]))
 lock = threading.Lock()
 def work(attempt):
     for n in range(start, 100_000):
-        store.append_call(call(attempt, n)).result()
+        store.calls.append(call(attempt, n)).result()
         with lock:
             sys.stdout.write(f"{attempt} {n}\\n"); sys.stdout.flush()
 for name in "abcd":
@@ -74,11 +74,11 @@ prepare(store, ["a"])
 done, said = 0, None
 while said is None:
     try:
-        store.append_call(call("a.1", done)).result()
+        store.calls.append(call("a.1", done)).result()
         done += 1
     except StoreError as error:
         said = str(error)
-read = [one == call("a.1", n) for n, one in enumerate(store.calls("a.1"))]
+read = [one == call("a.1", n) for n, one in enumerate(store.calls.of_attempt("a.1"))]
 print(json.dumps({"done": done, "said": said, "read": len(read), "exact": all(read)}))
 """
 )
@@ -110,17 +110,17 @@ def check(directory: Path, answered: dict[str, int]) -> dict[str, int]:
     with Store.open(directory, create=False) as store:
         for name in "abcd":
             attempt = f"{name}.1"
-            calls = list(store.calls(attempt))
+            calls = list(store.calls.of_attempt(attempt))
             assert calls == [make(attempt, n) for n in range(len(calls))]  # type: ignore[operator]
             assert answered.get(attempt, 0) <= len(calls) <= answered.get(attempt, 0) + 1
             stored[attempt] = len(calls)
-        assert store.counts("run").calls == sum(stored.values())
+        assert store.outcomes.counts("run").calls == sum(stored.values())
         check_file(directory)
     return stored
 
 
 def check_file(directory: Path) -> None:
-    with Store.open(directory) as store, store._reading() as connection:
+    with Store.open(directory) as store, store._database.reading() as connection:
         assert connection.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
         assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
 
@@ -145,12 +145,12 @@ def test_killed_at_any_moment_nothing_answered_is_lost(tmp_path: Path, seed: int
     stored = check(directory, answered)
 
     with Store.open(directory) as store:
-        assert store.recover("run").result() == 4
+        assert store.runs.recover("run").result() == 4
         # Asked again for what was stored last, as a client does that got no answer: it stays one call.
         for attempt, count in stored.items():
             if count:
-                store.append_call(common["call"](attempt, count - 1)).result()  # type: ignore[operator]
-        assert store.counts("run").calls == sum(stored.values())
+                store.calls.append(common["call"](attempt, count - 1)).result()  # type: ignore[operator]
+        assert store.outcomes.counts("run").calls == sum(stored.values())
 
 
 def read_result(process: subprocess.Popen[str]) -> dict[str, object]:
@@ -171,8 +171,8 @@ def test_a_file_that_may_not_grow_is_a_clear_error_and_the_store_goes_on_later(t
     check_file(tmp_path)
     done = result["done"]
     with Store.open(tmp_path) as store:
-        assert store.counts("run").calls == done
-        store.append_call(common["call"]("a.1", done)).result()  # type: ignore[operator]
+        assert store.outcomes.counts("run").calls == done
+        store.calls.append(common["call"]("a.1", done)).result()  # type: ignore[operator]
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root")
@@ -197,7 +197,7 @@ except StoreError as error:
     )
     assert "intact" in str(read_result(run(code, str(tmp_path))))
     with Store.open(tmp_path) as store:  # what was begun is begun again
-        assert store.rollouts() == []
+        assert store.runs.rollouts() == []
 
 
 def test_two_processes_open_a_new_store_at_once(tmp_path: Path) -> None:
@@ -207,11 +207,11 @@ def test_two_processes_open_a_new_store_at_once(tmp_path: Path) -> None:
 
 
 def test_a_locked_store_is_a_clear_error(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store, store._engine.connect() as other:
+    with Store.open(tmp_path) as store, store._database.engine.connect() as other:
         # The writer's own connection would wait for half a minute.
-        store._writer.submit(lambda session: session.raw.execute("PRAGMA busy_timeout = 50")).result()
+        store._database.writer.submit(lambda session: session.raw.execute("PRAGMA busy_timeout = 50")).result()
         other.exec_driver_sql("BEGIN IMMEDIATE")
-        with pytest.raises(StoreError, match="kept the store locked"):
-            store.put_run("run", {}).result()
+        with pytest.raises(StoreError, match="held the store's lock"):
+            store.runs.create("run", {}).result()
         other.exec_driver_sql("COMMIT")
-        store.put_run("run", {}).result()
+        store.runs.create("run", {}).result()

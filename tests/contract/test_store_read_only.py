@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from understudy.store import Store
-from understudy.store.database import FILE
+from understudy.store.sqlite.engine import FILE
 
 from support import UNDERSTUDY
 from support.export import put_rollouts, put_sessions, session
@@ -49,7 +49,7 @@ def test_it_is_shown_exported_and_searched(stored: Path, tmp_path: Path):
 
 def test_it_is_read_beside_one_who_writes(stored: Path):
     with Store.open(stored) as writing:
-        writing.put_run("later", {}).result()
+        writing.runs.create("later", {}).result()
         done = read_only(stored, sys.executable, "-c", RUNS, stored)
         assert done.returncode == 0, done.stderr
         assert "later" in json.loads(done.stdout)
@@ -60,7 +60,7 @@ def test_a_log_that_cannot_be_read_is_said(stored: Path, tmp_path: Path):
     copy = tmp_path / "copy"
     copy.mkdir()
     with Store.open(stored) as writing:
-        writing.put_run("later", {}).result()
+        writing.runs.create("later", {}).result()
         for name in (FILE, f"{FILE}-wal"):
             shutil.copyfile(stored / name, copy / name)
     done = read_only(copy, UNDERSTUDY, "show", "--dir", copy)
@@ -69,7 +69,7 @@ def test_a_log_that_cannot_be_read_is_said(stored: Path, tmp_path: Path):
     assert "Traceback" not in done.stderr
     # Where it can be written, the log is taken in.
     with Store.open(copy) as opened:
-        assert "later" in [run.id for run in opened.runs()]
+        assert "later" in [run.id for run in opened.runs.all()]
 
 
 def test_writing_into_it_and_bringing_it_up_are_refused(stored: Path, tmp_path: Path):
@@ -91,7 +91,7 @@ import json, sys
 from pathlib import Path
 from understudy.store import Store
 with Store.open(Path(sys.argv[1]), create=False) as store:
-    print(json.dumps([run.id for run in store.runs()]))
+    print(json.dumps([run.id for run in store.runs.all()]))
 """
 WRITE = """
 import sys
@@ -100,7 +100,7 @@ from understudy.errors import StoreError
 from understudy.store import Store
 with Store.open(Path(sys.argv[1]), create=False) as store:
     try:
-        store.put_run("new", {}).result()
+        store.runs.create("new", {}).result()
     except StoreError as error:
         print(error)
 """

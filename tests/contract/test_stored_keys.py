@@ -16,7 +16,7 @@ from understudy.gateway.serve.forwarding import ForwardingApp
 from understudy.gateway.serve.stored_keys import StoredKeys, issue
 from understudy.gateway.server.app import Gateway
 from understudy.gateway.server.listen import Listener, tcp_socket
-from understudy.store.database import FILE
+from understudy.store.sqlite.engine import FILE
 from understudy.store.store import Store
 
 from fakes.vllm import FakeVLLM
@@ -49,7 +49,7 @@ async def test_keys_that_cannot_be_looked_up_are_told_in_the_callers_dialect_and
                 database.execute("DROP TABLE keys")
             database.close()
             keys = StoredKeys(store, ModelRouter(backend), {}, None)
-            gateway = Gateway(ModelRouter(backend), store, keys)
+            gateway = Gateway(ModelRouter(backend), store.calls, keys)
             alone, of_two = (
                 ForwardingApp(gateway, keys, 0, [tmp_path / n for n in names]) for names in ("0", "01")
             )

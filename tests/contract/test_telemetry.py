@@ -346,7 +346,9 @@ async def test_through_the_gateway(tmp_path: Path) -> None:
             address, keys = Address(endpoint=collector.url), Keys()
             spans, agents = CallSpans(address), AgentTelemetry(address)
             backend = VLLMBackend(model.url, "fake")
-            gateway = Gateway(ModelRouter(backend), store, keys, observers=[spans.observe], agent_telemetry=agents)
+            gateway = Gateway(
+                ModelRouter(backend), store.calls, keys, observers=[spans.observe], agent_telemetry=agents
+            )
             url = await gateway.start_tcp("127.0.0.1", 0)
             (attempt,) = start_attempts(store)
             key = keys.issue(attempt)
@@ -363,7 +365,7 @@ async def test_through_the_gateway(tmp_path: Path) -> None:
             await spans.close()
             await agents.close()
             await backend.close()
-            kept = list(store.calls(attempt))
+            kept = list(store.calls.of_attempt(attempt))
     ours = [span for span in collector.spans() if span.name == "chat claude"]
     assert [otlp.attributes(span)["understudy.call.id"] for span in ours] == [call.id for call in kept]
     assert {span.parent_span_id.hex() for span in ours} == {"b7ad6b7169203331"}

@@ -112,12 +112,12 @@ def test_a_model_server_that_dies_is_an_infrastructure_failure(tmp_path: Path):
     assert "same command again" in stderr
     assert_intact(out)
     with Store.open(out, create=False) as store:
-        assert not {"running", "preparing"} & {rollout.status for rollout in store.rollouts()}
-        attempts = [attempt for rollout in store.rollouts() for attempt in store.attempts(rollout.id)]
+        assert not {"running", "preparing"} & {rollout.status for rollout in store.runs.rollouts()}
+        attempts = [attempt for rollout in store.runs.rollouts() for attempt in store.runs.attempts(rollout.id)]
         failed = [attempt for attempt in attempts if attempt.status == "failed"]
         assert failed
         assert {attempt.error.boundary for attempt in failed if attempt.error} == {"backend"}
-        assert all(store.verdict(attempt.id) is None for attempt in failed)
+        assert all(store.runs.verdict(attempt.id) is None for attempt in failed)
 
 
 def test_an_agent_that_crashes_is_tried_again_and_reported(calc_tasks: Path, tmp_path: Path):
@@ -129,7 +129,7 @@ def test_an_agent_that_crashes_is_tried_again_and_reported(calc_tasks: Path, tmp
     summary = json.loads(done.stdout)
     assert (summary["rollouts"], summary["infrastructure_failures"], summary["unsolved"]) == (1, 1, 0)
     with Store.open(out, create=False) as store:
-        attempts = store.attempts(store.rollouts()[0].id)
+        attempts = store.runs.attempts(store.runs.rollouts()[0].id)
     assert len(attempts) == 3
     assert attempts[0].error is not None
     assert "exit code 3" in attempts[0].error.message

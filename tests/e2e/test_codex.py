@@ -92,13 +92,13 @@ class Bench:
             (attempt,) = start_attempts(store, count=1)
             async with FakeVLLM(*script, max_model_len=max_model_len) as server:
                 backend, keys = VLLMBackend(server.url, "fake"), Keys()
-                gateway = Gateway(ModelRouter(backend), store, keys, **options)
+                gateway = Gateway(ModelRouter(backend), store.calls, keys, **options)
                 url = await gateway.start_tcp("127.0.0.1", 0)
                 (self._home / "config.toml").write_text(CONFIG.format(url=url))
                 code, out = await self._codex_exec(model, keys.issue(attempt))
                 await gateway.stop()
                 await backend.close()
-                calls = list(store.calls(attempt))
+                calls = list(store.calls.of_attempt(attempt))
         events = [json.loads(line) for line in out.splitlines()]
         return Ran(code=code, events=events, calls=calls, seen=server.seen, work=self._work)
 

@@ -107,8 +107,8 @@ async def test_solved_in_a_container_without_network(way: str, engine: Engine, t
         assert spans[-1]["attributes"]["agentlightning.reward.0.value"] == reward
         assert (out / f"dataset-{name}").exists() is (way == "vllm")
     with Store.open(out, create=False) as store:
-        assert all(not attempt.findings for r in store.rollouts() for attempt in store.attempts(r.id))
-        assert store.runs()[0].config["sandbox"] == "docker"
+        assert all(not attempt.findings for r in store.runs.rollouts() for attempt in store.runs.attempts(r.id))
+        assert store.runs.all()[0].config["sandbox"] == "docker"
 
 
 def started(arguments: list[str]) -> subprocess.Popen[str]:
@@ -146,7 +146,9 @@ async def test_killed_in_the_middle_and_continued(engine: Engine, tmp_path: Path
     summary = json.loads(done.stdout)
     assert (summary["rollouts"], summary["solved"]) == (2, 2)
     with Store.open(out, create=False) as store:
-        tries = {r.task_id: [attempt.status for attempt in store.attempts(r.id)] for r in store.rollouts()}
+        tries = {
+            r.task_id: [attempt.status for attempt in store.runs.attempts(r.id)] for r in store.runs.rollouts()
+        }
     assert tries == {"example__calc-0": ["succeeded"], "example__calc-1": ["unresponsive", "succeeded"]}
     assert sorted(path.name for path in out.glob("stream_*")) == [
         f"stream_{task.instance_id}.json" for task in tasks

@@ -64,8 +64,8 @@ def test_a_model_cannot_trade_a_reward_of_0_for_a_crash_of_its_agent(calc_tasks:
     summary = json.loads(done.stdout)
     assert (summary["unsolved"], summary["infrastructure_failures"], summary["calls"]) == (1, 0, 3)
     with Store.open(out, create=False) as store:
-        attempts = store.attempts(store.rollouts()[0].id)
-        verdicts = [store.verdict(attempt.id) for attempt in attempts]
+        attempts = store.runs.attempts(store.runs.rollouts()[0].id)
+        verdicts = [store.runs.verdict(attempt.id) for attempt in attempts]
     assert [attempt.status for attempt in attempts] == ["failed"] * 3
     assert all(attempt.error and "exit code -9" in attempt.error.message for attempt in attempts)
     assert verdicts[:2] == [None, None]
@@ -83,7 +83,9 @@ def test_a_model_that_never_answers_is_no_reward(calc_tasks: Path, tmp_path: Pat
     (reason,) = summary["failures"]
     assert "backend: the model did not answer once" in reason
     with Store.open(out, create=False) as store:
-        calls = [call for a in store.attempts(store.rollouts()[0].id) for call in store.calls(a.id)]
+        calls = [
+            call for a in store.runs.attempts(store.runs.rollouts()[0].id) for call in store.calls.of_attempt(a.id)
+        ]
     assert {call.status for call in calls} == {"abandoned"}
 
 
@@ -105,8 +107,8 @@ async def test_a_context(calc_tasks: Path, tmp_path: Path, answers: int, message
         done = await asyncio.to_thread(understudy, "run", *backend, "--tasks", calc_tasks, "-o", out, *talks)
     summary = json.loads(done.stdout)
     with Store.open(out, create=False) as store:
-        attempts = store.attempts(store.rollouts()[0].id)
-        verdicts = [store.verdict(attempt.id) for attempt in attempts]
+        attempts = store.runs.attempts(store.runs.rollouts()[0].id)
+        verdicts = [store.runs.verdict(attempt.id) for attempt in attempts]
     if not answers:
         assert (done.returncode, summary["infrastructure_failures"]) == (1, 1)
         assert any("context holds" in reason for reason in summary["failures"])

@@ -43,7 +43,7 @@ async def run_cli(
     home.mkdir()
     keys = Keys()
     with Store.open(root / "store") as store:
-        gateway = Gateway(ModelRouter(backend), store, keys)
+        gateway = Gateway(ModelRouter(backend), store.calls, keys)
         (attempt,) = start_attempts(store)
         await gateway.start_unix(root / "g.sock")
         env = environment(home, root / "g.sock", keys.issue(attempt)) | {"CLAUDE_CODE_ATTRIBUTION_HEADER": "0"}
@@ -62,7 +62,7 @@ async def run_cli(
             await gateway.stop()
             await backend.close()
         assert out, err.decode()
-        return json.loads(out), list(store.calls(attempt))
+        return json.loads(out), list(store.calls.of_attempt(attempt))
 
 
 def exact(calls: list[Call]) -> Merged:

@@ -53,7 +53,7 @@ def test_the_first_lets_what_runs_finish(calc_tasks: Path, tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["unsolved"] == 4
     with Store.open(out, create=False) as store:
-        assert all(len(store.attempts(rollout.id)) == 1 for rollout in store.rollouts())
+        assert all(len(store.runs.attempts(rollout.id)) == 1 for rollout in store.runs.rollouts())
 
 
 def test_the_second_stops_at_once(calc_tasks: Path, tmp_path: Path):

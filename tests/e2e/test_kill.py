@@ -116,12 +116,12 @@ def test_the_real_cli_killed_and_resumed(tmp_path: Path):
     assert mounts_of(tmp_path) == mounts
     assert sandboxed(out) == []
     with Store.open(out, create=False) as store:
-        for rollout in store.rollouts():
-            statuses = Counter(attempt.status for attempt in store.attempts(rollout.id))
+        for rollout in store.runs.rollouts():
+            statuses = Counter(attempt.status for attempt in store.runs.attempts(rollout.id))
             assert statuses["succeeded"] == 1, "a rollout that had ended was repeated, or never ended"
             assert set(statuses) <= {"succeeded", "unresponsive"}
-            for attempt in store.attempts(rollout.id):
-                sequence = [call.sequence for call in store.calls(attempt.id)]
+            for attempt in store.runs.attempts(rollout.id):
+                sequence = [call.sequence for call in store.calls.of_attempt(attempt.id)]
                 assert sequence == list(range(len(sequence)))
     outputs = ("stream_calc-", "dataset-calc-", "logs", "understudy-embedded.")
     left = {path.name for path in out.iterdir() if not path.name.startswith(outputs)}
@@ -150,9 +150,9 @@ def test_every_answer_an_agent_received_is_in_the_store_once(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     received = Counter(seen.read_text().split())
     with Store.open(out, create=False) as store:
-        attempts = [attempt for rollout in store.rollouts() for attempt in store.attempts(rollout.id)]
+        attempts = [attempt for rollout in store.runs.rollouts() for attempt in store.runs.attempts(rollout.id)]
         stored = Counter(
-            json.loads(call.response)["id"] for attempt in attempts for call in store.calls(attempt.id)
+            json.loads(call.response)["id"] for attempt in attempts for call in store.calls.of_attempt(attempt.id)
         )
     assert set(received.values()) == {1}
     assert set(stored.values()) == {1}

@@ -112,8 +112,8 @@ def assert_sound(root: str, order: Order) -> None:
     runs += [directory.absolute(each.run) for each in state.evaluations]
     for run in runs:
         with Store.open(run, create=False) as store:
-            for rollout in store.rollouts():
-                statuses = [attempt.status for attempt in store.attempts(rollout.id)]
+            for rollout in store.runs.rollouts():
+                statuses = [attempt.status for attempt in store.runs.attempts(rollout.id)]
                 assert statuses.count("succeeded") == 1
                 assert set(statuses) <= {"succeeded", "unresponsive"}
 

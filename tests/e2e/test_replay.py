@@ -103,7 +103,7 @@ async def test_a_kill_at_any_moment_asks_nothing_twice_and_stays_below_the_ceili
             assert lost <= 3 * 4
             held = sum(ask.reserved_usd or 0 for ask in asks)
             assert (held > 0) == (lost > 0)
-            spent = store.asks.spent("replay")
+            spent = store.asks.cost("replay")
             assert summary["cost_usd"] == pytest.approx(spent.cost_usd + spent.reserved_usd)
         before = len(gpt.seen) + len(qwen.seen)
         code, out, err = await replay(tmp_path, *arguments, "--again")

@@ -27,9 +27,9 @@ def test_only_the_tools_and_the_prompt_that_were_asked_for_reach_the_model(metho
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["solved"] == 1, done.stdout
     with Store.open(tmp_path / "out", create=False) as store:
-        (rollout,) = store.rollouts()
-        (attempt,) = store.attempts(rollout.id)
-        calls = [*store.calls(attempt.id)]
+        (rollout,) = store.runs.rollouts()
+        (attempt,) = store.runs.attempts(rollout.id)
+        calls = [*store.calls.of_attempt(attempt.id)]
     assert attempt.findings == ()
     for call in calls:
         asked = json.loads(call.request)

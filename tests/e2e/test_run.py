@@ -57,8 +57,8 @@ async def test_the_embedded_model_is_asked_exactly_in_a_server_of_our_own_or_in_
             assert done.returncode == 0, done.stderr
             assert json.loads(done.stdout)["solved"] == solved
             with Store.open(tmp_path / name, create=False) as store:
-                (rollout,) = store.rollouts()
-                (call, *_) = store.calls(store.attempts(rollout.id)[0].id)
+                (rollout,) = store.runs.rollouts()
+                (call, *_) = store.calls.of_attempt(store.runs.attempts(rollout.id)[0].id)
             assert (call.backend, call.backend_model) == ("embedded", "understudy-embedded")
             assert call.audit is not None
 
@@ -98,10 +98,10 @@ def test_the_store_has_what_the_cli_saw(calc_tasks: Path, tmp_path: Path):
     out = tmp_path / "out"
     run(calc_tasks, out, "--policy", "oracle", "--limit", "1")
     with Store.open(out, create=False) as store:
-        (rollout,) = store.rollouts()
-        (attempt,) = store.attempts(rollout.id)
-        calls = list(store.calls(attempt.id))
-        logs = store.logs(attempt.id)
+        (rollout,) = store.runs.rollouts()
+        (attempt,) = store.runs.attempts(rollout.id)
+        calls = list(store.calls.of_attempt(attempt.id))
+        logs = store.runs.logs(attempt.id)
     assert [call.sequence for call in calls] == list(range(len(calls)))
     answered = {json.loads(call.response)["id"] for call in calls}
     events = [json.loads(line) for line in logs["stream.jsonl"].splitlines()]
@@ -139,4 +139,4 @@ def test_the_wall_clock_ends_a_rollout_with_a_reward(calc_tasks: Path, tmp_path:
     summary = run(calc_tasks, tmp_path / "out", *options)
     assert (summary["solved"], summary["unsolved"], summary["infrastructure_failures"]) == (0, 1, 0)
     with Store.open(tmp_path / "out", create=False) as store:
-        assert store.attempts(store.rollouts()[0].id)[0].status == "timeout"
+        assert store.runs.attempts(store.runs.rollouts()[0].id)[0].status == "timeout"

@@ -102,10 +102,16 @@ async def test_a_way_to_run(name: str, tmp_path: Path):
         assert [row["reward"] for row in rows] == [1.0, 1.0]
         assert set(datasets.load_from_disk(str(out / "dataset-calc-1"))["reward"]) == {0.0}
     with Store.open(out, create=False) as store:
-        calls = [call for rollout in store.rollouts() for call in store.calls(store.attempts(rollout.id)[0].id)]
+        calls = [
+            call
+            for rollout in store.runs.rollouts()
+            for call in store.calls.of_attempt(store.runs.attempts(rollout.id)[0].id)
+        ]
         assert {call.requested_model for call in calls} == {HIGH}
         logs = [
-            log for rollout in store.rollouts() for log in store.logs(store.attempts(rollout.id)[0].id).values()
+            log
+            for rollout in store.runs.rollouts()
+            for log in store.runs.logs(store.runs.attempts(rollout.id)[0].id).values()
         ]
     for secret in (*way.env.values(), "sk-understudy-"):
         assert not any(secret.encode() in log for log in logs)
@@ -134,9 +140,9 @@ async def test_driven_by_the_sdk_inside_the_sandbox(tmp_path: Path):
         assert list((logs / "session").glob("*.jsonl"))
     assert ends == {"calc-0": "success", "calc-1": "error_max_turns"}
     with Store.open(out, create=False) as store:
-        attempts = [attempt for rollout in store.rollouts() for attempt in store.attempts(rollout.id)]
+        attempts = [attempt for rollout in store.runs.rollouts() for attempt in store.runs.attempts(rollout.id)]
         assert [attempt.findings for attempt in attempts] == [(), ()]
-        (first, *_) = store.calls(attempts[0].id)
+        (first, *_) = store.calls.of_attempt(attempts[0].id)
     # It is Claude Code itself that asks, with its own system prompt and tools, not the SDK's bare agent.
     asked = json.loads(first.request)
     assert len(json.dumps(asked["system"])) > 5000
@@ -164,7 +170,7 @@ def test_what_is_missing_is_written_again_and_nothing_is_repeated(calc_tasks: Pa
     same = {path: path.read_bytes() for path in before}
     assert {path for path in before if same[path] != before[path]} == set()
     with Store.open(out, create=False) as store:
-        assert all(len(store.attempts(rollout.id)) == 1 for rollout in store.rollouts())
+        assert all(len(store.runs.attempts(rollout.id)) == 1 for rollout in store.runs.rollouts())
 
 
 def test_an_instance_that_is_not_there_is_named_and_the_others_run(calc_tasks: Path, tmp_path: Path):

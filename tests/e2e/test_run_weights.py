@@ -32,8 +32,8 @@ def test_a_random_model_fails_the_task_and_every_call_can_be_learned_from(
     summary = json.loads(done.stdout)
     assert (summary["rollouts"], summary["solved"], summary["infrastructure_failures"]) == (2, 0, 0)
     with Store.open(out, create=False) as store:
-        for rollout in store.rollouts():
-            calls = list(store.calls(store.attempts(rollout.id)[0].id))
+        for rollout in store.runs.rollouts():
+            calls = list(store.calls.of_attempt(store.runs.attempts(rollout.id)[0].id))
             assert calls
             for call in calls:
                 assert call.status == "ok" and call.audit is not None and call.audit["mode"] == "exact"

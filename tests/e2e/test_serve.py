@@ -64,7 +64,7 @@ def command_of(pid: int) -> bytes:
 
 def kept(tmp_path: Path, name: str = "me") -> list[Any]:
     with Store.open(tmp_path / "gateway", create=False) as store:
-        return list(store.calls(f"client-{name}"))
+        return list(store.calls.of_attempt(f"client-{name}"))
 
 
 async def test_keys_open_their_own_client_until_they_expire_or_are_revoked(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ async def test_what_was_answered_is_kept_once_however_often_it_is_killed(tmp_pat
             await asyncio.gather(*clients, return_exceptions=True)
             assert await served.stop() == 0
     with Store.open(directory, create=False) as store:
-        calls = {attempt.id: list(store.calls(attempt.id)) for attempt in store.clients()}
+        calls = {attempt.id: list(store.calls.of_attempt(attempt.id)) for attempt in store.keys.clients()}
     kept = Counter(json.loads(call.response)["id"] for of in calls.values() for call in of if call.status == "ok")
     assert load.broken > 0
     assert len(load.answered) == len(set(load.answered)) > KILLS * 5

@@ -20,11 +20,11 @@ def test_a_rollout_and_its_log_agree(calc_tasks: Path, tmp_path: Path):
     done = understudy("run", "embedded", "--tasks", calc_tasks, "--output-dir", tmp_path / "out", "--limit", "2")
     assert done.returncode == 0, done.stderr
     with Store.open(tmp_path / "out", create=False) as store:
-        for rollout in store.rollouts():
-            (attempt,) = store.attempts(rollout.id)
+        for rollout in store.runs.rollouts():
+            (attempt,) = store.runs.attempts(rollout.id)
             assert attempt.findings == ()
             assert "check_s" in attempt.timings
-            logs, tree = store.logs(attempt.id), build(store.calls(attempt.id))
+            logs, tree = store.runs.logs(attempt.id), build(store.calls.of_attempt(attempt.id))
             (name,) = [name for name in logs if name.startswith("session/")]
             lines = logs[name].splitlines(keepends=True)
             last = next(n for n in reversed(range(len(lines))) if json.loads(lines[n])["type"] == "assistant")

@@ -60,8 +60,11 @@ def run(tasks: int, root: Path, *options: str | Path) -> Mapping[str, Any]:
 
 def calls_by_task(out: Path) -> dict[str, list[Call]]:
     with Store.open(out, create=False) as store:
-        rollouts = list(store.rollouts())
-        return {rollout.task_id: list(store.calls(store.attempts(rollout.id)[0].id)) for rollout in rollouts}
+        rollouts = list(store.runs.rollouts())
+        return {
+            rollout.task_id: list(store.calls.of_attempt(store.runs.attempts(rollout.id)[0].id))
+            for rollout in rollouts
+        }
 
 
 def chat(call: Call) -> ChatRequest:

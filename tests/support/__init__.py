@@ -116,7 +116,7 @@ def statuses(out: Path) -> Counter[str]:
     if not (out / "store.db").exists():
         return Counter()
     with Store.open(out, create=False) as store:
-        return Counter(rollout.status for rollout in store.rollouts())
+        return Counter(rollout.status for rollout in store.runs.rollouts())
 
 
 def require(problems: list[str]) -> None:

@@ -260,7 +260,7 @@ class Rig:
         self.keys = Keys()
         self.key = self.keys.issue(self.attempt, budget=self._budget)
         self._models = models(self.model)
-        self.gateway = Gateway(self._models, self._store, self.keys, **self._parts)
+        self.gateway = Gateway(self._models, self._store.calls, self.keys, **self._parts)
         await self.gateway.start_unix(self.root / "g.sock")
         return self
 
@@ -295,7 +295,7 @@ class Rig:
 
     def calls(self) -> list[Call]:
         """All calls there are."""
-        return list(self._store.calls(self.attempt))
+        return list(self._store.calls.of_attempt(self.attempt))
 
     async def start(
         self,

@@ -166,33 +166,33 @@ def put_rollouts(directory: Path, *, tasks: int = 2, samples: int = 2, tokens: b
     """A run all of whose rollouts were graded: the first of each task 1, the others 0."""
     with Store.open(directory) as store:
         given = [calc_task(n) for n in range(tasks)]
-        wait(store.put_run("run1", {"backend": "openai"}))
-        wait(store.put_tasks("run1", given))
+        wait(store.runs.create("run1", {"backend": "openai"}))
+        wait(store.runs.add_tasks("run1", given))
         ids = [(f"{task.instance_id}-{n}", task.instance_id, n) for task in given for n in range(samples)]
-        wait(store.create_rollouts("run1", ids))
+        wait(store.runs.create_rollouts("run1", ids))
         by_id = {task.instance_id: task for task in given}
         for rollout_id, task_id, number in ids:
-            attempt = wait(store.start_attempt(rollout_id))
-            wait(store.begin_running(attempt.id))
+            attempt = wait(store.runs.start_attempt(rollout_id))
+            wait(store.runs.mark_running(attempt.id))
             said = "Done." if number == 0 else f"I give up {number}."
             for call in converse(attempt.id, by_id[task_id].instruction, tokens=tokens, said=said).calls:
-                wait(store.append_call(call))
+                wait(store.calls.append(call))
             verdict = Verdict(reward=1.0 - min(number, 1), reason="x", tests={"t.py::test": "passed"})
-            wait(store.finish_attempt(attempt.id, "succeeded", "succeeded", patch=b"+x\n", verdict=verdict))
+            wait(store.runs.finish_attempt(attempt.id, "succeeded", "succeeded", patch=b"+x\n", verdict=verdict))
 
 
 def put_attempt(store: Store, calls: Iterable[Call], *, reward: float = 1.0) -> None:
     """A run of one rollout, which made these calls."""
     task = calc_task(0)
-    wait(store.put_run("run1", {"backend": "openai"}))
-    wait(store.put_tasks("run1", [task]))
-    wait(store.create_rollouts("run1", [("r0", task.instance_id, 0)]))
-    attempt = wait(store.start_attempt("r0"))
-    wait(store.begin_running(attempt.id))
+    wait(store.runs.create("run1", {"backend": "openai"}))
+    wait(store.runs.add_tasks("run1", [task]))
+    wait(store.runs.create_rollouts("run1", [("r0", task.instance_id, 0)]))
+    attempt = wait(store.runs.start_attempt("r0"))
+    wait(store.runs.mark_running(attempt.id))
     for call in calls:
-        wait(store.append_call(msgspec.structs.replace(call, attempt_id=attempt.id)))
+        wait(store.calls.append(msgspec.structs.replace(call, attempt_id=attempt.id)))
     verdict = Verdict(reward=reward, reason="x")
-    wait(store.finish_attempt(attempt.id, "succeeded", "succeeded", patch=b"+x\n", verdict=verdict))
+    wait(store.runs.finish_attempt(attempt.id, "succeeded", "succeeded", patch=b"+x\n", verdict=verdict))
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

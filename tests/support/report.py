@@ -61,20 +61,20 @@ def put_run(
             for number, (task_id, of_task) in enumerate(ends.items())
             for sample, end in enumerate(of_task)
         ]
-        store.put_run(run_id, CONFIG).result()
-        store.put_tasks(run_id, tasks).result()
-        store.create_rollouts(run_id, [row[:3] for row in ids]).result()
+        store.runs.create(run_id, CONFIG).result()
+        store.runs.add_tasks(run_id, tasks).result()
+        store.runs.create_rollouts(run_id, [row[:3] for row in ids]).result()
         wanted = [row for row in ids if row[3].reward is not None or row[3].boundary]
         if retried := [row for row in wanted if row[3].retried]:
-            attempts = [store.start_attempt(row[0]) for row in retried]
+            attempts = [store.runs.start_attempt(row[0]) for row in retried]
             lost = ErrorInfo("sandbox", "SandboxError", "the sandbox broke once")
             for future in attempts:
-                store.finish_attempt(future.result().id, "failed", "requeuing", error=lost).result()
-        attempts = [store.start_attempt(row[0]) for row in wanted]
+                store.runs.finish_attempt(future.result().id, "failed", "requeuing", error=lost).result()
+        attempts = [store.runs.start_attempt(row[0]) for row in wanted]
         pairs = [(future.result().id, row[3]) for future, row in zip(attempts, wanted, strict=True)]
-        done = [store.begin_running(attempt_id) for attempt_id, _ in pairs]
+        done = [store.runs.mark_running(attempt_id) for attempt_id, _ in pairs]
         done += [
-            store.append_call(_call(attempt_id, turn, end, version))
+            store.calls.append(_call(attempt_id, turn, end, version))
             for attempt_id, end in pairs
             for turn in range(end.turns)
         ]
@@ -224,9 +224,9 @@ def _call(attempt_id: str, turn: int, end: End, version: str | None) -> Call:
 def _finish(store: Store, attempt_id: str, end: End):
     if end.reward is None:
         error = ErrorInfo(end.boundary, "Error", end.reason or f"the {end.boundary} broke")
-        return store.finish_attempt(attempt_id, "failed", "failed", error=error)
+        return store.runs.finish_attempt(attempt_id, "failed", "failed", error=error)
     status = "suspicious" if end.suspicious else "clean"
     integrity = Integrity(status, "os._exit", (Evidence("exit"),)) if end.suspicious else Integrity()
     reason = end.reason or ("all tests pass" if end.reward >= 1 else "test_shift fails")
     verdict = Verdict(reward=end.reward, reason=reason, integrity=integrity)
-    return store.finish_attempt(attempt_id, "succeeded", "succeeded", patch=b"+x\n", verdict=verdict)
+    return store.runs.finish_attempt(attempt_id, "succeeded", "succeeded", patch=b"+x\n", verdict=verdict)

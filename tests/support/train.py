@@ -49,17 +49,17 @@ def put_training_run(
     encode = encoder(model)
     with Store.open(directory) as store:
         given = [calc_task(number) for number in range(tasks)]
-        _wait(store.put_run("run1", {"backend": "embedded"}))
-        _wait(store.put_tasks("run1", given))
+        _wait(store.runs.create("run1", {"backend": "embedded"}))
+        _wait(store.runs.add_tasks("run1", given))
         ids = [(f"{task.instance_id}-{n}", task.instance_id, n) for task in given for n in range(samples)]
-        _wait(store.create_rollouts("run1", ids))
+        _wait(store.runs.create_rollouts("run1", ids))
         for rollout_id, _, number in ids:
-            attempt = _wait(store.start_attempt(rollout_id))
-            _wait(store.begin_running(attempt.id))
+            attempt = _wait(store.runs.start_attempt(rollout_id))
+            _wait(store.runs.mark_running(attempt.id))
             for call in _conversation(attempt.id, encode, number, logprobs).calls:
-                _wait(store.append_call(structs.replace(call, sampling=dict(sampling))))
+                _wait(store.calls.append(structs.replace(call, sampling=dict(sampling))))
             verdict = Verdict(reward=1.0 - number % 2, reason="x", tests={"t.py::test": "passed"})
-            _wait(store.finish_attempt(attempt.id, "succeeded", "succeeded", patch=b"+x\n", verdict=verdict))
+            _wait(store.runs.finish_attempt(attempt.id, "succeeded", "succeeded", patch=b"+x\n", verdict=verdict))
 
 
 def make_groups(

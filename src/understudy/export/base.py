@@ -11,10 +11,6 @@ from msgspec import Struct, field
 
 from understudy.errors import TaskError
 from understudy.export.corpus import ORIGINS, WORK, Corpus, Origin
-from understudy.trajectory.graded import Chosen as Chosen
-from understudy.trajectory.graded import Graded as Graded
-from understudy.trajectory.graded import decided as decided
-from understudy.trajectory.graded import graded as graded
 from understudy.trajectory.roles import Role
 
 Report = Callable[[int, int], None]

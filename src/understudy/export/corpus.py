@@ -24,10 +24,11 @@ from understudy.preference.pairs import replay_pairs
 from understudy.preference.rollouts import rollout_pairs
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
-from understudy.trajectory.graded import Graded, decided
+from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import Role
 from understudy.trajectory.samples import Sample, samples
 from understudy.trajectory.tree import Trajectory, build
+from understudy.types import is_solved
 
 Origin = Literal["sessions", "rollouts"]
 Unit = Literal["turn", "conversation"]
@@ -129,7 +130,7 @@ class Corpus:
             tally.count(example.origin, example.source, example.licence, example.family)
             yield example
 
-    def samples(self) -> Iterator[tuple[Graded, Sample]]:
+    def samples(self) -> Iterator[tuple[GradedRollout, Sample]]:
         """The token sequences of the rollouts, with the exact tokens that were sampled."""
         tally = self._begin()
         for graded in self._rollouts(tally):
@@ -155,7 +156,7 @@ class Corpus:
             tally.count("session", trace.format, None, None)
             yield trace
 
-    def rollouts(self) -> Iterator[Graded]:
+    def rollouts(self) -> Iterator[GradedRollout]:
         """The rollouts with the attempt that decided each, in the order of the store."""
         tally = self._begin()
         for graded in self._rollouts(tally):
@@ -163,13 +164,13 @@ class Corpus:
             tally.count("rollout", told.source, told.licence, None)
             yield graded
 
-    def trajectory(self, graded: Graded) -> Trajectory:
+    def trajectory(self, graded: GradedRollout) -> Trajectory:
         """The calls of a rollout's deciding attempt as a tree."""
-        return build(self.store.calls(graded.attempt.id))
+        return build(self.store.calls.of_attempt(graded.attempt.id))
 
-    def told(self, graded: Graded) -> Told:
+    def told(self, graded: GradedRollout) -> Told:
         """What the task of a rollout tells of what is made of it."""
-        task = self.store.task(graded.rollout.run_id, graded.rollout.task_id)
+        task = self.store.runs.task(graded.rollout.run_id, graded.rollout.task_id)
         licence = task.meta.get("license")
         return Told(
             group=task.instance_id,
@@ -210,7 +211,7 @@ class Corpus:
                 tally=counted,
             )
 
-    def _samples(self, graded: Graded, tally: Tally) -> Iterator[Sample]:
+    def _samples(self, graded: GradedRollout, tally: Tally) -> Iterator[Sample]:
         trajectory = self.trajectory(graded)
         without = sum(
             node.call.status == "ok" and node.call.completion_token_ids is None
@@ -238,10 +239,10 @@ class Corpus:
             elif trace.turns:
                 yield trace if self.redactor is None else redact_trace(trace, self.redactor)
 
-    def _rollouts(self, tally: Tally) -> Iterator[Graded]:
+    def _rollouts(self, tally: Tally) -> Iterator[GradedRollout]:
         if "rollouts" not in self.selection.origins:
             return
-        known = [run.id for run in self.store.runs()]
+        known = [run.id for run in self.store.runs.all()]
         run = self.selection.run
         if run is not None and run not in known:
             raise ConfigError(f"the store has no run {run!r}; it has: {', '.join(known) or 'none'}")
@@ -250,13 +251,14 @@ class Corpus:
                 "the store has neither runs nor, if they were asked for, sessions: nothing can be exported; calls "
                 "that a gateway kept alone belong to no task, `understudy show` has them"
             )
-        for rollout in self.store.rollouts(run):
-            graded = decided(self.store, rollout)
+        decisions = {graded.rollout.id: graded for graded in self.store.outcomes.decisions(run)}
+        for rollout in self.store.runs.rollouts(run):
+            graded = decisions.get(rollout.id)
             if graded is None:
                 tally.left_out[f"rollout without a verdict, {rollout.status}"] += 1
             elif graded.verdict.integrity.status == "suspicious" and not self.selection.include_suspicious:
                 tally.left_out["suspicious patch"] += 1
-            elif graded.verdict.reward < 1 and self.selection.solved_only:
+            elif self.selection.solved_only and not is_solved(graded.verdict.reward):
                 tally.left_out["not solved"] += 1
             else:
                 yield graded

@@ -29,7 +29,7 @@ from understudy.ingest.trace import (
     state_id,
 )
 from understudy.preference.checks import message_of
-from understudy.trajectory.graded import Graded
+from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import Role
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.wire.stored import response_message
@@ -74,7 +74,7 @@ class Told(Struct, frozen=True):
 
 def attempt_examples(
     trajectory: Trajectory,
-    graded: Graded,
+    graded: GradedRollout,
     told: Told,
     unit: str,
     roles: Collection[Role],
@@ -134,7 +134,7 @@ def _history(node: Node) -> list[Message]:
 
 
 def _call_example(
-    graded: Graded, told: Told, node: Node, messages: list[Message], trained: tuple[int, ...], unit: Any
+    graded: GradedRollout, told: Told, node: Node, messages: list[Message], trained: tuple[int, ...], unit: Any
 ) -> Example:
     reward, call = graded.verdict.reward, node.call
     return Example(

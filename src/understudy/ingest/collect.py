@@ -241,7 +241,7 @@ def collect_to_store(
         stored = store.sessions.sources()
         total = IngestSummary(skipped=logs.skipped.copy())
         fresh: list[LogBatch] = []
-        sources: list[list[manifest.Source]] = []
+        sources: list[list[manifest.LogSource]] = []
         progress = _progress(logs)
         for batch in logs.batches:
             files = _identities(batch)

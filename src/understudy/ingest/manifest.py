@@ -18,7 +18,7 @@ from understudy.ingest.formats.registry import LogBatch
 from understudy.ingest.log_files import INSIDE, LogFile
 from understudy.ingest.processes import IngestJob
 from understudy.redact.betterleaks import is_installed
-from understudy.store.sessions import Source, Words
+from understudy.store.sessions import LogSource, TextOrBytes
 
 _READER = "2"
 """Raise it when what is read of a log changes within a release."""
@@ -171,18 +171,18 @@ def _split(ids: bytes) -> Iterable[bytes]:
 # --- in a store ----------------------------------------------------------------------------------------
 
 
-def sources_of(batch: LogBatch, files: Sequence[LogIdentity], job: IngestJob) -> list[Source]:
+def sources_of(batch: LogBatch, files: Sequence[LogIdentity], job: IngestJob) -> list[LogSource]:
     """What a store remembers of the logs of a batch."""
     reader = f"{reader_of(job)}/{batch.format.name}"
     return [
-        Source(
+        LogSource(
             _storable(_absolute(file.path)), _storable(path_bytes(batch.key)), file.size, file.modified_ns, reader
         )
         for file in files
     ]
 
 
-def all_read(sources: Sequence[Source], stored: Mapping[Words, Source]) -> bool:
+def all_read(sources: Sequence[LogSource], stored: Mapping[TextOrBytes, LogSource]) -> bool:
     """Whether all of the logs were read as they are; with which others does not matter."""
     return all(
         (before := stored.get(source.path)) is not None
@@ -195,7 +195,7 @@ def _absolute(path: bytes) -> bytes:
     return path_bytes(str(Path(path.decode(errors="surrogatepass")).absolute()))
 
 
-def _storable(data: bytes) -> Words:
+def _storable(data: bytes) -> TextOrBytes:
     try:
         return data.decode()
     except UnicodeDecodeError:

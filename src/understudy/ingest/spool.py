@@ -11,13 +11,13 @@ from understudy.ingest.jsonl import PrivateFile
 from understudy.ingest.trace import Trace
 from understudy.ingest.trace_store import trace_rows
 from understudy.store.blobs import Packer
-from understudy.store.sessions import Item, Put, Sessions, Source
+from understudy.store.sessions import LogSource, PackedTrace, SessionRepository, TraceChanges
 
 _CHUNK = 4 << 20  # bytes that are stored at once
 _LENGTH = 8
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Item).decode
+_decode = msgspec.msgpack.Decoder(PackedTrace).decode
 
 
 class SpoolSink(PrivateFile):
@@ -43,16 +43,16 @@ class SpoolSink(PrivateFile):
 class SpoolLoader:
     """Stores what `RowsFile` wrote. Logs are noted as read with the last that was in them."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: SessionRepository) -> None:
         self._sessions = sessions
-        self.summary = Put()
+        self.summary = TraceChanges()
 
-    def load(self, part: Path, at: int, size: int, without: Set[int], sources: Sequence[Source]) -> None:
+    def load(self, part: Path, at: int, size: int, without: Set[int], sources: Sequence[LogSource]) -> None:
         """Store what a part of a file holds, but for the turns `without`, counted through. Raises StoreError.
 
         Each write is waited for: two threads that take turns at the interpreter would be slower than one.
         """
-        items: list[Item] = []
+        items: list[PackedTrace] = []
         held = position = 0
         for item, length in _items(part, at, size):
             row = item[0]
@@ -66,16 +66,16 @@ class SpoolLoader:
                 items, held = [], 0
         self._store(items, sources)
 
-    def _store(self, items: Sequence[Item], sources: Sequence[Source]) -> None:
+    def _store(self, items: Sequence[PackedTrace], sources: Sequence[LogSource]) -> None:
         if not items and not sources:
             return
-        put = self._sessions.put(items, sources).result()
-        self.summary = Put(
+        put = self._sessions.add(items, sources).result()
+        self.summary = TraceChanges(
             self.summary.new + put.new, self.summary.changed + put.changed, self.summary.same + put.same
         )
 
 
-def _items(part: Path, at: int, size: int) -> Iterator[tuple[Item, int]]:
+def _items(part: Path, at: int, size: int) -> Iterator[tuple[PackedTrace, int]]:
     with part.open("rb") as stream:
         stream.seek(at)
         while size > 0:

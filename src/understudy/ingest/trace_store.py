@@ -35,9 +35,9 @@ from understudy.ingest.trace import (
 )
 from understudy.store import Store
 from understudy.store.blobs import Packed, Packer
-from understudy.store.sessions import Put, Sessions, TraceRow, TurnRow, Words
+from understudy.store.sessions import SessionRepository, TextOrBytes, TraceChanges, TraceRow, TurnRow
 
-TraceSource = Store | Sessions | Path | str
+TraceSource = Store | SessionRepository | Path | str
 """Where traces are: an open store, its sessions, or the directory of a store, which is opened meanwhile."""
 
 _encode = msgspec.json.Encoder().encode
@@ -93,9 +93,9 @@ _RENDERER = StoredRenderer()
 # --- into the store ------------------------------------------------------------------------------------
 
 
-def store_trace(sessions: Sessions, trace: Trace) -> Future[Put]:
+def store_trace(sessions: SessionRepository, trace: Trace) -> Future[TraceChanges]:
     """Store a trace with all its turns. Turns that are there are brought up to date, others stay."""
-    return sessions.put([trace_rows(trace, Packer())])
+    return sessions.add([trace_rows(trace, Packer())])
 
 
 def trace_rows(trace: Trace, packer: Packer, wanted: Iterable[int] | None = None) -> tuple[TraceRow, list[Packed]]:
@@ -238,11 +238,11 @@ class _NodeTable:
 def traces(library: TraceSource, where: str | None = None, *, limit: int | None = None) -> Iterator[Trace]:
     """The stored traces, each with those of its turns that `where` is true of; one at a time is read.
 
-    `where` is an SQL expression over `understudy.store.choosing.COLUMNS`, `limit` the most turns of all traces
-    together. Raises StoreError where there is no store, and ConfigError where the expression is none.
+    `where` is an SQL expression over `understudy.store.sqlite.state_filter.COLUMNS`, `limit` the most turns of all
+    traces together. Raises StoreError where there is no store, and ConfigError where the expression is none.
     """
     with _open_sessions(library) as sessions:
-        for row, contents in sessions.read(sessions.choose(where, limit=limit)):
+        for row, contents in sessions.read(sessions.select(where, limit=limit)):
             yield _trace(row, contents)
 
 
@@ -258,8 +258,8 @@ def states(
 
 
 @contextmanager
-def _open_sessions(library: TraceSource) -> Generator[Sessions]:
-    if isinstance(library, Sessions):
+def _open_sessions(library: TraceSource) -> Generator[SessionRepository]:
+    if isinstance(library, SessionRepository):
         yield library
     elif isinstance(library, Store):
         yield library.sessions
@@ -334,7 +334,7 @@ def _action_nodes(row: TurnRow, nodes: list[TraceNode], action: bytes) -> tuple[
 # --- texts that may be no Unicode ----------------------------------------------------------------------
 
 
-def _storable(text: str) -> Words:
+def _storable(text: str) -> TextOrBytes:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -342,15 +342,15 @@ def _storable(text: str) -> Words:
     return text
 
 
-def _storable_or_none(text: str | None) -> Words | None:
+def _storable_or_none(text: str | None) -> TextOrBytes | None:
     return None if text is None else _storable(text)
 
 
-def _text(value: Words) -> str:
+def _text(value: TextOrBytes) -> str:
     return value if isinstance(value, str) else value.decode(errors="surrogatepass")
 
 
-def _text_or_none(value: Words | None) -> str | None:
+def _text_or_none(value: TextOrBytes | None) -> str | None:
     return None if value is None else _text(value)
 
 

@@ -25,7 +25,7 @@ from understudy.preference.substance import alike, substance
 from understudy.redact.heuristics import PSEUDONYM
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
-from understudy.store.asks import Replay
+from understudy.store.asks import StoredReplay
 
 NO_PROPOSALS = "no teacher gave an answer that can be used"
 UNKNOWN_FAMILY = "the model that wrote the turn is of no known family"
@@ -67,8 +67,8 @@ def replay_pairs(
     tally = tally if tally is not None else Tally()
     checked = checked or Checks()
     if where is not None:
-        store.sessions.choose(where, limit=1)  # says what is wrong with it, before ours is added
-    answered = store.asks.states()
+        store.sessions.select(where, limit=1)  # says what is wrong with it, before ours is added
+    answered = store.asks.answered_states()
     allowed = {replay.id: _allowed(replay) for replay in store.asks.replays()}
     for start in range(0, len(answered), _AT_ONCE):
         for trace in trace_store.traces(store.sessions, where=_chosen(answered[start : start + _AT_ONCE], where)):
@@ -119,7 +119,7 @@ def _names(trace: Trace) -> set[str]:
     return names_in(said, chain.from_iterable(shape.tools or () for shape in shapes))
 
 
-def _allowed(replay: Replay) -> _Allowed:
+def _allowed(replay: StoredReplay) -> _Allowed:
     invocations: list[dict[str, Any]] = replay.config.get("invocations") or [{}]
     options: dict[str, Any] = invocations[-1].get("options") or {}
     return _Allowed(bool(options.get("allow_same_family")), bool(options.get("allow_unknown_family")))

@@ -68,7 +68,7 @@ def proposals(
     for ask in store.asks.of_state(state_id, "teacher"):
         if ask.call_id is None or ask.status != "answered" or replay not in (None, ask.replay_id):
             continue
-        action, why = action_of(store.call(ask.call_id), sent)
+        action, why = action_of(store.calls.get(ask.call_id), sent)
         if action is None:
             if left_out is not None:
                 left_out[why] += 1
@@ -185,7 +185,7 @@ def judged(store: Store, state_id: str, found: Sequence[Proposal]) -> int | None
         name = judge_name(ask.teacher, ask.model)
         if ask.call_id is None or ask.id != judge_ask_id(ask.replay_id, state_id, name, ids):
             continue
-        if (chosen := choice(store.call(ask.call_id), len(ids))) is not None:
+        if (chosen := choice(store.calls.get(ask.call_id), len(ids))) is not None:
             return ids.index(shown_order(ask.id, ids)[chosen])
     return None
 

@@ -28,7 +28,7 @@ from understudy.preference.proposals import action_in
 from understudy.preference.substance import Substance, alike, substance
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
-from understudy.trajectory.graded import Graded, graded
+from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.tree import Node, build
 from understudy.types import Task
 
@@ -57,7 +57,7 @@ class _Step(Struct, frozen=True):
 class _Line(Struct, frozen=True):
     """The main line of a rollout's attempt, up to where its conversation was summed up or began anew."""
 
-    graded: Graded
+    graded: GradedRollout
     steps: tuple[_Step, ...]
 
     @property
@@ -84,15 +84,15 @@ def rollout_pairs(
     """
     tally = tally if tally is not None else Tally()
     checked = checked or Checks()
-    known = [run.id for run in store.runs()]
+    known = [run.id for run in store.runs.all()]
     if run_id is not None and run_id not in known:
         raise ConfigError(f"the store has no run {run_id!r}; it has: {', '.join(known) or 'none'}")
     for each in known if run_id is None else [run_id]:
-        chosen = graded(store, each, include_suspicious=include_suspicious)
+        chosen = store.outcomes.select_graded(each, include_suspicious=include_suspicious)
         tally.notes["rollouts without a verdict"] += sum(chosen.left_out.values())
         tally.notes["rollouts with a suspicious patch"] += sum(chosen.suspicious.values())
         for task_id, rollouts in chosen.rollouts.items():
-            task = store.task(each, task_id)
+            task = store.runs.task(each, task_id)
             place = Place(task.workdir)
             solved = sum(member.verdict.reward >= 1 for member in rollouts)
             if not 0 < solved < len(rollouts):
@@ -247,7 +247,7 @@ def _told(line: _Line, depth: int) -> dict[str, Any]:
 # --- the way of a rollout ------------------------------------------------------------------------------
 
 
-def _line(store: Store, member: Graded, place: Place) -> _Line:
+def _line(store: Store, member: GradedRollout, place: Place) -> _Line:
     """The main line of an attempt, as far as it is compared."""
     steps: list[_Step] = []
     calls: list[str] = []
@@ -262,12 +262,12 @@ def _line(store: Store, member: Graded, place: Place) -> _Line:
     return _Line(member, tuple(steps))
 
 
-def _main_line(store: Store, member: Graded) -> list[Node]:
+def _main_line(store: Store, member: GradedRollout) -> list[Node]:
     """The answered calls of an attempt from the first of the session itself, each going on from the one before.
 
     It ends where the conversation was summed up or began anew.
     """
-    nodes = build(store.calls(member.attempt.id)).nodes
+    nodes = build(store.calls.of_attempt(member.attempt.id)).nodes
     node = next((each for each in nodes if _counts(each)), None)
     line: list[Node] = []
     while node is not None and node.answer is not None:

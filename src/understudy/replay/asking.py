@@ -14,7 +14,7 @@ from understudy.replay.outcome import Outcome, outcome
 from understudy.replay.requests import Request, worst_cost
 from understudy.replay.seat import Seat
 from understudy.replay.teachers import Teacher
-from understudy.store.asks import Ask, Asks, AskStatus
+from understudy.store.asks import AskRepository, AskStatus, StoredAsk
 from understudy.types import Call, ErrorInfo
 
 REFUSED = "Refused"
@@ -41,7 +41,7 @@ class Asking:
     """Asks, at most `concurrency` of them at a time and within a ceiling, until `stopped` is set."""
 
     def __init__(
-        self, asks: Asks, ceiling: Ceiling, concurrency: int, stopped: asyncio.Event, progress: Progress
+        self, asks: AskRepository, ceiling: Ceiling, concurrency: int, stopped: asyncio.Event, progress: Progress
     ) -> None:
         self.ceiling = ceiling
         self._asks = asks
@@ -49,7 +49,7 @@ class Asking:
         self._stopped = stopped
         self._progress = progress
 
-    async def ask(self, ask: Ask, make: Callable[[], Request], seat: Seat) -> Call | None:
+    async def ask(self, ask: StoredAsk, make: Callable[[], Request], seat: Seat) -> Call | None:
         """Have an ask answered, in several tries where that helps. The call that answered it, None: none did."""
         tries = seat.teacher.config.tries
         result: Outcome | None = None
@@ -89,7 +89,7 @@ class Asking:
         price = teacher.price
         return 0 if price is None else units(worst_cost(price, made.most_tokens, teacher.config.max_tokens))
 
-    async def _try(self, ask: Ask, made: Request, amount: int, seat: Seat) -> tuple[Ask, Outcome]:
+    async def _try(self, ask: StoredAsk, made: Request, amount: int, seat: Seat) -> tuple[StoredAsk, Outcome]:
         """Send an ask once, within what was reserved for it."""
         assert seat.line is not None
         # What an earlier process held for a try whose end it did not see counts as spent.
@@ -107,7 +107,7 @@ class Asking:
         self._under_way(1)
         spent = amount
         try:
-            await asyncio.wrap_future(self._asks.put(ask))
+            await asyncio.wrap_future(self._asks.add(ask))
             seat.tally.tries += 1
             result = outcome(await seat.line.send(ask.id, made.path, made.body))
             spent = billed(result.call, amount) if result.billed else 0
@@ -122,8 +122,14 @@ class Asking:
         return ask, result
 
     async def keep(
-        self, ask: Ask, status: AskStatus, spent: int, *, call: Call | None = None, error: Outcome | None = None
-    ) -> Ask:
+        self,
+        ask: StoredAsk,
+        status: AskStatus,
+        spent: int,
+        *,
+        call: Call | None = None,
+        error: Outcome | None = None,
+    ) -> StoredAsk:
         """Write down how a try of an ask ended, and what it cost."""
         priced = ask.reserved_usd is not None
         info = None
@@ -138,7 +144,7 @@ class Asking:
             error=info,
             ended_at=time.time(),
         )
-        await asyncio.wrap_future(self._asks.put(ask))
+        await asyncio.wrap_future(self._asks.add(ask))
         return ask
 
     def _check(self, call: Call | None, made: Request, seat: Seat) -> None:
@@ -155,7 +161,7 @@ class Asking:
                 f"{limit} were the most it was asked for, so its costs cannot be kept below a ceiling"
             )
 
-    def _end(self, ask: Ask, result: Outcome, seat: Seat) -> None:
+    def _end(self, ask: StoredAsk, result: Outcome, seat: Seat) -> None:
         tally = seat.tally
         seat.note(result)
         if ask.kind == "teacher":

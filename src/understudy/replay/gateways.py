@@ -71,9 +71,9 @@ class Calls:
         self.fault: StoreError | None = None
         """Why a call could not be kept, once that has happened."""
 
-    def append_call(self, call: Call) -> Future[None]:
+    def append(self, call: Call) -> Future[None]:
         """See CallSink."""
-        future = self._store.append_call(call)
+        future = self._store.calls.append(call)
 
         def kept(done: Future[None]) -> None:
             if not done.cancelled() and isinstance(error := done.exception(), StoreError):
@@ -154,5 +154,5 @@ async def line_to(teacher: Teacher, keys: AskKeys, calls: Calls) -> AsyncGenerat
 
 async def client_attempt(store: Store, replay_id: str) -> tuple[str, int]:
     """The attempt that the calls of a replay belong to, and the place of its next call."""
-    attempt = await asyncio.wrap_future(store.put_client(f"replay-{replay_id}"))
-    return attempt.id, await asyncio.to_thread(store.next_sequence, attempt.id)
+    attempt = await asyncio.wrap_future(store.keys.add_client(f"replay-{replay_id}"))
+    return attempt.id, await asyncio.to_thread(store.calls.next_sequence, attempt.id)

@@ -36,7 +36,7 @@ from understudy.replay.requests import Request, request
 from understudy.replay.seat import Seat, Tally
 from understudy.replay.teachers import Teacher, Teachers
 from understudy.store import Store
-from understudy.store.asks import Ask, AskKind
+from understudy.store.asks import AskKind, StoredAsk
 
 _INVOCATIONS = 100
 """How many of a replay are recorded."""
@@ -113,7 +113,7 @@ class Replay:
     def _done(self, ids: Iterable[str]) -> set[str]:
         return {id_ for id_, ask in self._asks.find(ids).items() if self._settled(ask)}
 
-    def _settled(self, ask: Ask) -> bool:
+    def _settled(self, ask: StoredAsk) -> bool:
         """Whether an ask is not to be sent again."""
         if ask.status == "answered":
             return True
@@ -140,7 +140,7 @@ class Replay:
         options = self._options
         attempt_id, sequence = await client_attempt(self._store, options.name)
         await self._recover(attempt_id)
-        before = self._asks.spent(options.name)
+        before = self._asks.cost(options.name)
         self._asking = self._asker(before.cost_usd + before.reserved_usd)
         reader = ThreadPoolExecutor(1, "replay-reader")
         try:
@@ -208,14 +208,14 @@ class Replay:
     async def _recover(self, attempt_id: str) -> None:
         """Complete the asks whose answer was kept when a process died, though that was not noted any more."""
         open_ = self._asks.of_replay(self._options.name, "asked")
-        answers = self._asks.answers(attempt_id) if open_ else {}
+        answers = self._asks.answered_calls(attempt_id) if open_ else {}
         for ask in open_:
             seat = self._judge if ask.kind == "judge" else self._seats.get(ask.teacher)
             tally = Tally() if seat is None else seat.tally
             if ask.id not in answers:
                 tally.lost += not self._options.again
                 continue
-            call = self._store.call(answers[ask.id])
+            call = self._store.calls.get(answers[ask.id])
             held = units(ask.reserved_usd or 0.0)
             spent = billed(call, held)
             tally.answered += 1
@@ -271,7 +271,7 @@ class Replay:
             for number in range(options.samples)
         }
         known = self._asks.find(ids)
-        to_ask: list[tuple[Ask, Callable[[], Request]]] = []
+        to_ask: list[tuple[StoredAsk, Callable[[], Request]]] = []
         for id_, (teacher, number) in ids.items():
             before = known.get(id_)
             if before is not None and self._settled(before):
@@ -283,13 +283,13 @@ class Replay:
         if self._judge is not None and not self._stopped.is_set():
             await self._put_to_judge(stated, self._judge)
 
-    def _note_settled(self, ask: Ask) -> None:
+    def _note_settled(self, ask: StoredAsk) -> None:
         tally = self._seats[ask.teacher].tally
         tally.answered_before += ask.status == "answered"
         tally.refused_before += ask.status == "failed"
 
-    def _new(self, id_: str, state_id: str, kind: AskKind, teacher: Teacher, number: int) -> Ask:
-        return Ask(
+    def _new(self, id_: str, state_id: str, kind: AskKind, teacher: Teacher, number: int) -> StoredAsk:
+        return StoredAsk(
             id=id_,
             replay_id=self._options.name,
             state_id=state_id,

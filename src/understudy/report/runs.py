@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from understudy.report.comparison import TaskCounts, compare, mean_reward, rate
 from understudy.report.figures import BoundaryRow, Headline, Point, TaskRow
-from understudy.store.outcomes import AttemptFault, Outcome, VersionUse
+from understudy.store.outcomes import AttemptFault, RolloutOutcome, VersionUse
 from understudy.store.store import Store
 from understudy.types import Run
 from understudy.util.statistics import mean_estimate
@@ -47,12 +47,12 @@ def read_run_figures(
     A store without a run gives a point without rollouts.
     """
     with Store.open(directory, create=False) as store:
-        runs = store.runs()
+        runs = store.runs.all()
         run = runs[-1] if runs else None
-        outcomes = store.outcomes(run.id) if run else []
-        faults = store.faults(run.id) if run else []
-        versions = store.versions(run.id) if run else []
-        counts = store.counts(run.id) if run else None
+        outcomes = store.outcomes.of_run(run.id) if run else []
+        faults = store.outcomes.faults(run.id) if run else []
+        versions = store.outcomes.versions(run.id) if run else []
+        counts = store.outcomes.counts(run.id) if run else None
     graded = [outcome for outcome in outcomes if outcome.reward is not None]
     solved = [outcome for outcome in graded if _solves(outcome)]
     tasks = {task: _tried(outcomes, _solves) for task, outcomes in _by_task(graded)}
@@ -210,22 +210,22 @@ def _at(value: dict[str, Any], *keys: str) -> dict[str, Any]:
     return current
 
 
-def _by_task(outcomes: Sequence[Outcome]) -> Iterable[tuple[str, list[Outcome]]]:
-    grouped: dict[str, list[Outcome]] = {}
+def _by_task(outcomes: Sequence[RolloutOutcome]) -> Iterable[tuple[str, list[RolloutOutcome]]]:
+    grouped: dict[str, list[RolloutOutcome]] = {}
     for outcome in outcomes:
         grouped.setdefault(outcome.task_id, []).append(outcome)
     return grouped.items()
 
 
-def _solves(outcome: Outcome) -> bool:
+def _solves(outcome: RolloutOutcome) -> bool:
     return outcome.reward is not None and outcome.reward >= _SOLVED
 
 
-def _solves_cleanly(outcome: Outcome) -> bool:
+def _solves_cleanly(outcome: RolloutOutcome) -> bool:
     return _solves(outcome) and outcome.integrity != "suspicious"
 
 
-def _tried(outcomes: Sequence[Outcome], solves: Callable[[Outcome], bool]) -> TaskCounts:
+def _tried(outcomes: Sequence[RolloutOutcome], solves: Callable[[RolloutOutcome], bool]) -> TaskCounts:
     return TaskCounts(sum(map(solves, outcomes)), len(outcomes))
 
 

@@ -61,7 +61,7 @@ async def prepare_rollout(context: RunContext, rollout: Rollout) -> None:
 
     Raises an UnderstudyError when it cannot be prepared.
     """
-    prepared = await _prepare_task(context, context.store.task(rollout.run_id, rollout.task_id))
+    prepared = await _prepare_task(context, context.store.runs.task(rollout.run_id, rollout.task_id))
     context.sandboxes.expect(_agent_spec(context, prepared))
 
 
@@ -85,7 +85,7 @@ async def execute_attempt(
     had answered is graded even when it crashed: else a model could kill its own agent rather than fail.
     """
     stopwatch = Stopwatch()
-    task = context.store.task(rollout.run_id, rollout.task_id)
+    task = context.store.runs.task(rollout.run_id, rollout.task_id)
     with stopwatch.part("prepare_s"):
         prepared = await _prepare_task(context, task)
     result = await _run_agent(context, rollout, attempt, prepared, stopwatch, final)
@@ -93,7 +93,7 @@ async def execute_attempt(
     with stopwatch.part("grade_s"):
         verdict = await grade(prepared, result.patch, sandboxes=context.sandboxes, environment=context.environment)
     await asyncio.wrap_future(
-        context.store.finish_attempt(
+        context.store.runs.finish_attempt(
             attempt.id,
             result.status,
             "succeeded",
@@ -157,7 +157,7 @@ async def _run_agent(
             max_turns=config.max_turns,
             timeout_s=min(config.timeout_s, prepared.task.meta.get("agent_timeout_s", config.timeout_s)),
         )
-        await asyncio.wrap_future(context.store.begin_running(attempt.id))
+        await asyncio.wrap_future(context.store.runs.mark_running(attempt.id))
         with stopwatch.part("agent_s"):
             result = await context.agent.run(sandbox, job)
         session = context.keys.revoke(attempt.id)
@@ -187,7 +187,7 @@ def _collect_findings(
     context: RunContext, attempt: Attempt, result: AgentResult, session: GatewaySession | None
 ) -> list[Finding]:
     """What is of note about how the agent worked: a budget used up, a log that differs from its calls."""
-    findings = context.agent.check(result, context.store.calls(attempt.id))
+    findings = context.agent.check(result, context.store.calls.of_attempt(attempt.id))
     if session is not None and session.budget_message is not None:
         findings.insert(0, Finding(kind="budget", message=session.budget_message))
     return findings
@@ -212,7 +212,7 @@ def _context_overflow(calls: Sequence[Call]) -> Finding | None:
 
 def _finished_calls(store: Store, attempt: Attempt) -> list[Call]:
     """An attempt's calls, in order. One that was abandoned is what a crash leaves, not what it came from."""
-    return [call for call in store.calls(attempt.id) if call.status != "abandoned"]
+    return [call for call in store.calls.of_attempt(attempt.id) if call.status != "abandoned"]
 
 
 _BOUNDARIES: dict[str, type[UnderstudyError]] = {"backend": BackendError, "gateway": GatewayError}

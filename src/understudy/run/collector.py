@@ -26,6 +26,7 @@ from understudy.run.config import Purpose, RunConfig, task_digests
 from understudy.run.runner import RunMonitor, RunSummary, SharedResources, execute_run
 from understudy.run.scheduler import RunProgress, Scheduler
 from understudy.sandbox.base import Sandboxes
+from understudy.store.outcomes import TaskCounts
 from understudy.store.store import Store
 from understudy.types import ErrorInfo, Task
 
@@ -67,14 +68,6 @@ class WeightUpdate(Struct, frozen=True, kw_only=True):
     version: str
     seconds: float
     cut: int
-
-
-class TaskFigures(Struct, frozen=True):
-    """What became of a task's rollouts: those `solved`, those with a verdict, and those that failed without."""
-
-    solved: int
-    graded: int
-    failed: int
 
 
 class RolloutCollector:
@@ -276,35 +269,23 @@ class RolloutBatch(RunMonitor):
             assert self._work is not None
             await asyncio.wait((self._work,), timeout=_POLL_S)
 
-    def figures(self) -> dict[str, TaskFigures]:
+    def figures(self) -> dict[str, TaskCounts]:
         """What became of the tasks of which every rollout has ended. Raises StoreError."""
         if self._store is not None:
-            return _figures(self._store, self.run_id, self.samples)
+            return _counts_of_ended_tasks(self._store, self.run_id, self.samples)
         if not (self.directory / "store.db").exists():
             return {}
         with Store.open(self.directory, create=False) as store:
-            return _figures(store, self.run_id, self.samples)
+            return _counts_of_ended_tasks(store, self.run_id, self.samples)
 
     def last_error(self) -> ErrorInfo | None:
         """The last fault that a rollout met."""
         return self.progress.last_error
 
 
-def _figures(store: Store, run_id: str, samples: int) -> dict[str, TaskFigures]:
-    ended: dict[str, list[int]] = {}
-    for rollout in store.rollouts(run_id):
-        if rollout.status not in ("succeeded", "failed"):
-            continue
-        reward: float | None = None
-        for attempt in reversed(store.attempts(rollout.id)):
-            if (verdict := store.verdict(attempt.id)) is not None:
-                reward = verdict.reward
-                break
-        counts = ended.setdefault(rollout.task_id, [0, 0, 0])
-        counts[0] += reward is not None and reward >= 1.0
-        counts[1] += reward is not None
-        counts[2] += reward is None
-    return {task: TaskFigures(*counts) for task, counts in ended.items() if counts[1] + counts[2] == samples}
+def _counts_of_ended_tasks(store: Store, run_id: str, samples: int) -> dict[str, TaskCounts]:
+    counts = store.outcomes.by_task(run_id)
+    return {task: count for task, count in counts.items() if count.graded + count.failed == samples}
 
 
 def _with_model(gateway: GatewayConfig, model: str | None) -> GatewayConfig:

@@ -19,11 +19,11 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import ConfigError, StoreError, TaskError
-from understudy.export.base import Graded, decided
 from understudy.export.formats import hf
 from understudy.export.formats.hf import spans
 from understudy.grade import reports
 from understudy.run.config import RunConfig
+from understudy.store.outcomes import GradedRollout
 from understudy.store.store import Store
 from understudy.trajectory.tree import Node, build
 from understudy.types import ErrorInfo, Rollout, Task
@@ -82,13 +82,13 @@ class RolloutFiles:
     async def write(self, rollout_id: str) -> None:
         """Write what belongs to a rollout that has just ended. Raises StoreError."""
         async with self._one_at_a_time:
-            await asyncio.to_thread(self._write_rollout, self._store.rollout(rollout_id), rewrite=True)
+            await asyncio.to_thread(self._write_rollout, self._store.runs.rollout(rollout_id), rewrite=True)
 
     async def catch_up(self) -> None:
         """Write what is missing of the rollouts that have ended. Raises StoreError."""
         async with self._one_at_a_time:
             await asyncio.to_thread(self._remove_leftovers)
-            for rollout in self._store.rollouts(self._config.run_id):
+            for rollout in self._store.runs.rollouts(self._config.run_id):
                 await asyncio.to_thread(self._write_rollout, rollout, rewrite=self._rewrite)
             self._rewrite = False
 
@@ -128,10 +128,10 @@ class RolloutFiles:
             return
         try:
             label = self._label(rollout)
-            graded = decided(self._store, rollout)
-            attempt = graded.attempt if graded else self._store.attempts(rollout.id)[-1]
+            graded = self._store.outcomes.decision(rollout.id)
+            attempt = graded.attempt if graded else self._store.runs.attempts(rollout.id)[-1]
             if rewrite or not self._is_complete(label, attempt.id):
-                task = self._store.task(rollout.run_id, rollout.task_id)
+                task = self._store.runs.task(rollout.run_id, rollout.task_id)
                 note = (
                     self._write_graded(label, task, graded) if graded else self._write_failed(label, task, rollout)
                 )
@@ -168,12 +168,12 @@ class RolloutFiles:
         self._datasets[note.rollout_id] = note.dataset
         return all(path.exists() for path in required)
 
-    def _write_graded(self, label: str, task: Task, graded: Graded) -> RolloutNote:
+    def _write_graded(self, label: str, task: Task, graded: GradedRollout) -> RolloutNote:
         attempt, verdict = graded.attempt, graded.verdict
-        nodes = build(self._store.calls(attempt.id)).nodes
+        nodes = build(self._store.calls.of_attempt(attempt.id)).nodes
         dataset = self._write_dataset(label, task, graded, nodes)
         self._write_stream(label, graded, nodes, keep=dataset not in _NO_STREAM)
-        patch = self._store.patch(attempt.id)
+        patch = self._store.runs.patch(attempt.id)
         reports.write_report(self._report(label), task, patch, verdict, took_s=attempt.timings.get("grade_s", 0.0))
         note = RolloutNote(
             instance_id=task.instance_id,
@@ -187,15 +187,15 @@ class RolloutFiles:
             error=attempt.error,
         )
         ours = {"patch.diff": patch or b"", "test_output.txt": verdict.log.encode(errors="replace")}
-        self._write_logs(label, note, ours | self._store.logs(attempt.id))
+        self._write_logs(label, note, ours | self._store.runs.logs(attempt.id))
         return note
 
     def _write_failed(self, label: str, task: Task, rollout: Rollout) -> RolloutNote:
         """The files of a rollout that has no verdict: an infrastructure failure."""
-        attempt = self._store.attempts(rollout.id)[-1]
+        attempt = self._store.runs.attempts(rollout.id)[-1]
         error = rollout.error or attempt.error
         message = f"{error.boundary}: {error.message}" if error else attempt.status
-        reports.write_failure(self._report(label), task, self._store.patch(attempt.id), message)
+        reports.write_failure(self._report(label), task, self._store.runs.patch(attempt.id), message)
         note = RolloutNote(
             instance_id=task.instance_id,
             sample_index=rollout.sample_index,
@@ -207,10 +207,10 @@ class RolloutFiles:
             dataset="no verdict",
             error=error,
         )
-        self._write_logs(label, note, self._store.logs(attempt.id))
+        self._write_logs(label, note, self._store.runs.logs(attempt.id))
         return note
 
-    def _write_stream(self, label: str, graded: Graded, nodes: Sequence[Node], *, keep: bool) -> None:
+    def _write_stream(self, label: str, graded: GradedRollout, nodes: Sequence[Node], *, keep: bool) -> None:
         if not keep:
             self._stream(label).unlink(missing_ok=True)
             return
@@ -218,7 +218,7 @@ class RolloutFiles:
             for span in spans(graded, nodes):
                 file.write(msgspec.json.encode(span) + b"\n")
 
-    def _write_dataset(self, label: str, task: Task, graded: Graded, nodes: Sequence[Node]) -> DatasetState:
+    def _write_dataset(self, label: str, task: Task, graded: GradedRollout, nodes: Sequence[Node]) -> DatasetState:
         directory = self._dataset(label)
         rows = list(hf.rows_of(task, graded, nodes))
         state: DatasetState = "written"
@@ -261,11 +261,11 @@ class RolloutFiles:
         outcomes: dict[str, reports.GradingOutcome] = {}
         labels: list[str] = []
         try:
-            for rollout in self._store.rollouts(self._config.run_id):
+            for rollout in self._store.runs.rollouts(self._config.run_id):
                 label = self._label(rollout)
                 labels.append(label)
-                if graded := decided(self._store, rollout):
-                    empty = not self._store.patch(graded.attempt.id)
+                if graded := self._store.outcomes.decision(rollout.id):
+                    empty = not self._store.runs.patch(graded.attempt.id)
                     judged = reports.outcome_of(graded.verdict)
                     outcomes[label] = reports.GradingOutcome("empty", judged.reason) if empty else judged
                 elif rollout.status == "failed" and rollout.error:

@@ -158,7 +158,7 @@ async def execute_run(
             keys = Keys()
             control = shared.control if shared else None
             parts = await stack.enter_async_context(
-                open_gateway(gateway_config, store, lambda _: keys, control=control)
+                open_gateway(gateway_config, store.calls, lambda _: keys, control=control)
             )
             socket = output_dir / "gateway.sock"
             await parts.gateway.start_unix(socket)
@@ -176,7 +176,7 @@ async def execute_run(
             if outputs is not None:
                 monitor.stage("writing the files of rollouts that ended before")
                 await outputs.catch_up()
-            counts = store.counts(config.run_id)
+            counts = store.outcomes.counts(config.run_id)
             failed = counts.rollouts.get("failed", 0)
             progress = RunProgress(
                 total=config.samples * len(intake.accepted),
@@ -202,7 +202,7 @@ async def execute_run(
             except (asyncio.CancelledError, UnderstudyError) as error:
                 if not isinstance(error, StoreError):
                     # What was called off in the middle is queued again, so that nobody takes it for running.
-                    await asyncio.wrap_future(store.recover(config.run_id))
+                    await asyncio.wrap_future(store.runs.recover(config.run_id))
                 raise
             finally:
                 monitor.stopped()
@@ -236,9 +236,9 @@ def summarize_run(
     store: Store, config: RunConfig, output_dir: Path, wall_s: float, refused: dict[str, str]
 ) -> RunSummary:
     """The summary of a run as its store has it now."""
-    counts = store.counts(config.run_id)
+    counts = store.outcomes.counts(config.run_id)
     by_status = counts.rollouts
-    errors = [rollout.error for rollout in store.rollouts(config.run_id) if rollout.status == "failed"]
+    errors = [rollout.error for rollout in store.runs.rollouts(config.run_id) if rollout.status == "failed"]
     return RunSummary(
         run_id=config.run_id,
         output_dir=str(output_dir),
@@ -267,17 +267,17 @@ async def _register_rollouts(store: Store, config: RunConfig, intake: ValidatedT
         reasons = "\n".join(f"  {task}: {reason}" for task, reason in list(intake.refused.items())[:5])
         raise TaskError(f"none of the {len(intake.refused)} tasks passed validation:\n{reasons}")
     run_id = config.run_id
-    await asyncio.wrap_future(store.put_run(run_id, config.record()))
-    await asyncio.wrap_future(store.put_tasks(run_id, intake.accepted))
+    await asyncio.wrap_future(store.runs.create(run_id, config.record()))
+    await asyncio.wrap_future(store.runs.add_tasks(run_id, intake.accepted))
     rollouts = [
         (config.rollout_id(task.instance_id, index), task.instance_id, index)
         for index in range(config.samples)
         for task in intake.accepted
     ]
-    await asyncio.wrap_future(store.create_rollouts(run_id, rollouts))
-    await asyncio.wrap_future(store.recover(run_id))
+    await asyncio.wrap_future(store.runs.create_rollouts(run_id, rollouts))
+    await asyncio.wrap_future(store.runs.recover(run_id))
     if exclusive:
-        await asyncio.wrap_future(store.requeue_failed(run_id))
+        await asyncio.wrap_future(store.runs.requeue_failed(run_id))
 
 
 async def _run_while_serving(work: Coroutine[Any, Any, None], watch: WatchServer | None) -> None:

@@ -86,7 +86,7 @@ class Scheduler:
         failures in a row show that going on is useless.
         """
         open_statuses = ("queuing", "requeuing")
-        self._queue.extend(r.id for r in self.store.rollouts(self.run_id) if r.status in open_statuses)
+        self._queue.extend(r.id for r in self.store.runs.rollouts(self.run_id) if r.status in open_statuses)
         heartbeat = asyncio.create_task(self._heartbeat())
         workers = [asyncio.create_task(self._worker()) for _ in range(2 * self.concurrency)]
         work = asyncio.gather(*workers)
@@ -115,7 +115,7 @@ class Scheduler:
                 await slot.acquire()
                 if self._draining:
                     return
-                attempt = await asyncio.wrap_future(self.store.start_attempt(rollout_id))
+                attempt = await asyncio.wrap_future(self.store.runs.start_attempt(rollout_id))
                 error = await self._run_attempt(rollout_id, attempt, slot.release, final=tries_left == 0)
                 if error is None:
                     self._consecutive_failures.clear()
@@ -139,7 +139,7 @@ class Scheduler:
     async def _prepare(self, rollout_id: str) -> None:
         """Have made ready what a rollout will need; an attempt meets again what goes wrong, and stores it."""
         try:
-            await self.prepare(self.store.rollout(rollout_id))
+            await self.prepare(self.store.runs.rollout(rollout_id))
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001 - what is wrong with one rollout does not end the others
@@ -151,14 +151,16 @@ class Scheduler:
         """Execute one attempt; returns the error when it was an infrastructure failure, after storing it."""
         self._active.add(attempt.id)
         try:
-            verdict = await self.execute(self.store.rollout(rollout_id), attempt, final, release_slot)
+            verdict = await self.execute(self.store.runs.rollout(rollout_id), attempt, final, release_slot)
         except StoreError:
             raise
         except Exception as raised:  # noqa: BLE001 - what is wrong with one attempt does not end the others
             error = raised if isinstance(raised, UnderstudyError) else _internal_error(raised)
             info = info_of(error)
             rollout_status = "failed" if final or not error.retryable else "requeuing"
-            await asyncio.wrap_future(self.store.finish_attempt(attempt.id, "failed", rollout_status, error=info))
+            await asyncio.wrap_future(
+                self.store.runs.finish_attempt(attempt.id, "failed", rollout_status, error=info)
+            )
             self.progress.last_error = info
             return error
         finally:
@@ -188,7 +190,7 @@ class Scheduler:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             if self._active:
-                await asyncio.wrap_future(self.store.heartbeat(sorted(self._active)))
+                await asyncio.wrap_future(self.store.runs.heartbeat(sorted(self._active)))
 
 
 class AgentSlot:

@@ -1,7 +1,7 @@
 """The store: one directory with everything a run did, down to the token. `Store` is the way in."""
 
-from understudy.store.figures import Counts, Spent
 from understudy.store.keys import StoredKey
+from understudy.store.outcomes import AttemptUsage, RunCounts
 from understudy.store.store import Store
 
-__all__ = ["Counts", "Spent", "Store", "StoredKey"]
+__all__ = ["AttemptUsage", "RunCounts", "Store", "StoredKey"]

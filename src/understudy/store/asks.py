@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import Connection, RowMapping, func, select, update
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import RowMapping, func, select
 
+from understudy.store.columns import encode, error_column, json_column, read_error
+from understudy.store.database import Repository, queued
 from understudy.store.schema import asks, calls, replays
-from understudy.store.sql import encode, error_column, json_column, read_error
-from understudy.store.writer import Session, Writer
+from understudy.store.sqlite.statements import insert
+from understudy.store.writer import WriteContext
 from understudy.types import ErrorInfo
 
 AskKind = Literal["teacher", "judge"]
@@ -26,7 +24,7 @@ _MANY = 500
 _object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class Replay(Struct, frozen=True, kw_only=True):
+class StoredReplay(Struct, frozen=True, kw_only=True):
     """A replay under its name. `config` is what was chosen, and the counts, as of its last invocation."""
 
     id: str
@@ -34,7 +32,7 @@ class Replay(Struct, frozen=True, kw_only=True):
     created_at: float
 
 
-class Ask(Struct, frozen=True, kw_only=True):
+class StoredAsk(Struct, frozen=True, kw_only=True):
     """One question to one teacher about one state. `number` tells apart several of the same.
 
     `cost_usd` is what it has cost: what is known of that, and the most it can have been of tries whose end nobody
@@ -60,51 +58,53 @@ class Ask(Struct, frozen=True, kw_only=True):
     ended_at: float | None = None
 
 
-class Spent(Struct, frozen=True, kw_only=True):
+class ReplayCost(Struct, frozen=True, kw_only=True):
     """What a replay has cost, and what is held for the tries under way (see Ask)."""
 
     cost_usd: float
     reserved_usd: float
 
 
-class Asks:
-    """The replays and asks of a store. Writes return futures as those of the store do."""
+class AskRepository(Repository):
+    """`Store.asks`: replays, and what was asked of teachers and judges in them."""
 
-    def __init__(
-        self, writer: Writer, reading: Callable[[], AbstractContextManager[Connection]], file: Path
-    ) -> None:
-        self._writer = writer
-        self._reading = reading
-        self._file = file
-
-    def put_replay(self, replay_id: str, config: Mapping[str, Any]) -> Future[None]:
+    @queued
+    def put_replay(self, context: WriteContext, replay_id: str, config: Mapping[str, Any]) -> None:
         """Store a replay, or its new configuration."""
-        return self._writer.submit(lambda session: _put_replay(session, replay_id, config))
+        column = json_column(encode, dict(config), f"the configuration of replay {replay_id}")
+        values = {"id": replay_id, "config": column, "created_at": time.time()}
+        statement = insert(replays).values(values)
+        statement = statement.on_conflict_do_update(index_elements=["id"], set_={"config": column})
+        context.connection.execute(statement)
 
-    def replay(self, replay_id: str) -> Replay | None:
+    def replay(self, replay_id: str) -> StoredReplay | None:
         """The replay of this name, if there is one."""
         return next((replay for replay in self.replays() if replay.id == replay_id), None)
 
-    def replays(self) -> list[Replay]:
+    def replays(self) -> list[StoredReplay]:
         """All replays, oldest first."""
         with self._reading() as connection:
             rows = connection.execute(select(replays).order_by(replays.c.created_at, replays.c.id)).all()
-            return [Replay(id=row.id, config=_object(row.config), created_at=row.created_at) for row in rows]
+            return [StoredReplay(id=row.id, config=_object(row.config), created_at=row.created_at) for row in rows]
 
-    def put(self, ask: Ask) -> Future[None]:
-        """Store an ask as it is now, in place of what was known of it. StoreError when its state is unknown."""
-        return self._writer.submit(lambda session: _put(session, ask))
+    @queued
+    def add(self, context: WriteContext, ask: StoredAsk) -> None:
+        """Store an ask as it is now, in place of its earlier state. StoreError when its state is unknown."""
+        values = msgspec.structs.asdict(ask) | {"error": error_column(ask.error)}
+        changed = {name: value for name, value in values.items() if name != "id"}
+        statement = insert(asks).values(values).on_conflict_do_update(index_elements=["id"], set_=changed)
+        context.connection.execute(statement)
 
-    def find(self, ask_ids: Iterable[str]) -> dict[str, Ask]:
+    def find(self, ask_ids: Iterable[str]) -> dict[str, StoredAsk]:
         """Those of these asks that there are, by id."""
-        wanted, found = list(ask_ids), dict[str, Ask]()
+        wanted, found = list(ask_ids), dict[str, StoredAsk]()
         with self._reading() as connection:
             for start in range(0, len(wanted), _MANY):
                 query = select(asks).where(asks.c.id.in_(wanted[start : start + _MANY]))
                 found |= {row["id"]: _ask(row) for row in connection.execute(query).mappings()}
         return found
 
-    def of_state(self, state_id: str, kind: AskKind | None = None) -> list[Ask]:
+    def of_state(self, state_id: str, kind: AskKind | None = None) -> list[StoredAsk]:
         """The asks about a state, by replay, teacher and number."""
         query = select(asks).where(asks.c.state_id == state_id)
         if kind is not None:
@@ -113,7 +113,7 @@ class Asks:
         with self._reading() as connection:
             return [_ask(row) for row in connection.execute(query).mappings()]
 
-    def of_replay(self, replay_id: str, status: AskStatus | None = None) -> list[Ask]:
+    def of_replay(self, replay_id: str, status: AskStatus | None = None) -> list[StoredAsk]:
         """The asks of a replay, oldest first."""
         query = select(asks).where(asks.c.replay_id == replay_id).order_by(asks.c.asked_at, asks.c.id)
         if status is not None:
@@ -121,22 +121,22 @@ class Asks:
         with self._reading() as connection:
             return [_ask(row) for row in connection.execute(query).mappings()]
 
-    def states(self) -> list[str]:
+    def answered_states(self) -> list[str]:
         """The ids of the states that a teacher has answered about, in order."""
         answered = select(asks.c.state_id).where(asks.c.status == "answered", asks.c.kind == "teacher")
         with self._reading() as connection:
             return list(connection.execute(answered.distinct().order_by(asks.c.state_id)).scalars())
 
-    def spent(self, replay_id: str) -> Spent:
+    def cost(self, replay_id: str) -> ReplayCost:
         """What a replay has cost at most, so far."""
         total = select(
             func.coalesce(func.sum(asks.c.cost_usd), 0.0), func.coalesce(func.sum(asks.c.reserved_usd), 0.0)
         )
         with self._reading() as connection:
             cost, reserved = connection.execute(total.where(asks.c.replay_id == replay_id)).one()
-        return Spent(cost_usd=cost, reserved_usd=reserved)
+        return ReplayCost(cost_usd=cost, reserved_usd=reserved)
 
-    def answers(self, attempt_id: str) -> dict[str, str]:
+    def answered_calls(self, attempt_id: str) -> dict[str, str]:
         """The ids of an attempt's answered calls, by their session: the ask that each of them answered."""
         query = (
             select(calls.c.session_id, calls.c.id)
@@ -147,21 +147,6 @@ class Asks:
             return {row.session_id: row.id for row in connection.execute(query)}
 
 
-def _put_replay(session: Session, replay_id: str, config: Mapping[str, Any]) -> None:
-    column = json_column(encode, dict(config), f"the configuration of replay {replay_id}")
-    change = update(replays).where(replays.c.id == replay_id).values(config=column)
-    if session.connection.execute(change).rowcount == 0:
-        values = {"id": replay_id, "config": column, "created_at": time.time()}
-        session.connection.execute(insert(replays).values(values))
-
-
-def _put(session: Session, ask: Ask) -> None:
-    values = msgspec.structs.asdict(ask) | {"error": error_column(ask.error)}
-    changed = {name: value for name, value in values.items() if name != "id"}
-    statement = insert(asks).values(values).on_conflict_do_update(index_elements=["id"], set_=changed)
-    session.connection.execute(statement)
-
-
-def _ask(row: RowMapping) -> Ask:
+def _ask(row: RowMapping) -> StoredAsk:
     fields: dict[str, Any] = {**row, "error": read_error(row["error"])}
-    return Ask(**fields)
+    return StoredAsk(**fields)

@@ -10,13 +10,12 @@ from typing import Any, Final, TypeVar
 
 import zstandard
 from msgspec import Struct
-from sqlalchemy import Connection, select
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import CompoundSelect, Connection, Select, bindparam, select
 
 from understudy.errors import StoreError
 from understudy.store.bodies import Buffer, Parts
 from understudy.store.schema import blobs, nodes
-from understudy.store.sql import hot
+from understudy.store.sqlite.statements import compile_hot, insert
 
 RAW: Final = 0
 ZSTD: Final = 1
@@ -35,18 +34,14 @@ LINES: Final = 32 << 20
 
 _K = TypeVar("_K")
 _REMEMBERED: Final = 100_000
-_INSERT_BLOB = hot(insert(blobs).on_conflict_do_nothing(), "hash", "codec", "data")
-_FIND_BLOB = "SELECT id FROM blobs WHERE hash = ?"
-_INSERT_NODE = hot(insert(nodes).on_conflict_do_nothing(), "parent_id", "blob_id")
-_FIND_NODE = "SELECT id FROM nodes WHERE parent_id = ? AND blob_id = ?"
-_PATHS = """
-WITH RECURSIVE path (id, parent_id, blob_id) AS (
-    SELECT id, parent_id, blob_id FROM nodes WHERE id IN ({ends})
-    UNION
-    SELECT nodes.id, nodes.parent_id, nodes.blob_id FROM nodes JOIN path ON nodes.id = path.parent_id
+_INSERT_BLOB = compile_hot(insert(blobs).on_conflict_do_nothing(), "hash", "codec", "data")
+_FIND_BLOB = compile_hot(select(blobs.c.id).where(blobs.c.hash == bindparam("hash")), "hash")
+_INSERT_NODE = compile_hot(insert(nodes).on_conflict_do_nothing(), "parent_id", "blob_id")
+_FIND_NODE = compile_hot(
+    select(nodes.c.id).where(nodes.c.parent_id == bindparam("parent"), nodes.c.blob_id == bindparam("blob")),
+    "parent",
+    "blob",
 )
-SELECT id, parent_id, blob_id FROM path
-"""
 
 
 class _Line(Struct, frozen=True, gc=False):
@@ -91,7 +86,7 @@ class Packer:
         return Packed(digest, *_pack(self._compress, data))
 
 
-class Contents:
+class ContentWriter:
     """Writes blobs and nodes within the writer's transaction, and remembers the ids of those it met lately."""
 
     def __init__(self, raw: sqlite3.Connection) -> None:
@@ -210,13 +205,15 @@ def read_blobs(connection: Connection, ids: Iterable[int]) -> dict[int, bytes]:
     return found
 
 
-def read_nodes(connection: Connection, ends: str, parameters: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
+def read_nodes(connection: Connection, ends: Select[Any] | CompoundSelect[Any]) -> dict[int, tuple[int, int]]:
     """Every node of some conversations: id → (id of the node before it, blob id of what it adds).
 
-    `ends` is a query with named `parameters` that gives the ids of the nodes that they end in.
+    `ends` is a query that returns the ids of the nodes that they end in.
     """
-    rows = connection.exec_driver_sql(_PATHS.format(ends=ends), dict(parameters))
-    return {key: (parent, blob) for key, parent, blob in rows}
+    columns = (nodes.c.id, nodes.c.parent_id, nodes.c.blob_id)
+    chain = select(*columns).where(nodes.c.id.in_(ends)).cte("path", recursive=True)
+    chain = chain.union(select(*columns).join(chain, nodes.c.id == chain.c.parent_id))
+    return {key: (parent, blob) for key, parent, blob in connection.execute(select(chain))}
 
 
 def path(tree: Mapping[int, tuple[int, int]], node: int) -> list[int]:

@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, insert, select, text
+from msgspec import Struct
+from sqlalchemy import ColumnElement, Connection, RowMapping, bindparam, func, select
 
 from understudy.errors import StoreError
 from understudy.store import blobs, bodies, tokens
+from understudy.store.columns import encode, error_column, read_error
+from understudy.store.database import Repository, queued
 from understudy.store.schema import calls
-from understudy.store.sql import encode, error_column, hot, read_error
-from understudy.store.tokens import Ids, Recent
-from understudy.store.writer import Session
+from understudy.store.sqlite.statements import compile_hot, insert
+from understudy.store.tokens import Ids, RecentTokens
+from understudy.store.writer import WriteContext
 from understudy.types import Call, PolicySpan, Usage
 
 _PLAIN = (
@@ -46,18 +49,17 @@ _TOKENS = (
 )
 _LATER = ("cache_write_tokens", "cost_usd", "policy_spans", "audit")
 _BLOBS = ("skeleton_id", "system_id", "tools_id", "response_id")
-_INSERT = hot(insert(calls), *_PLAIN, *_USAGE, *_CONTENT, *_TOKENS, *_LATER)
-_FIND = "SELECT attempt_id, sequence FROM calls WHERE id = ?"
-_PARENT = "SELECT key, base_key, suffix IS NOT NULL FROM calls WHERE id = ?"
-_LINK = "SELECT base_key, shared, suffix, completion FROM calls WHERE key = ?"
-_LINKS = """
-WITH RECURSIVE chain (key, base_key) AS (
-    SELECT key, base_key FROM calls WHERE {calls}
-    UNION
-    SELECT calls.key, calls.base_key FROM calls JOIN chain ON calls.key = chain.base_key
+_INSERT = compile_hot(insert(calls), *_PLAIN, *_USAGE, *_CONTENT, *_TOKENS, *_LATER)
+_FIND = compile_hot(select(calls.c.attempt_id, calls.c.sequence).where(calls.c.id == bindparam("id")), "id")
+_PARENT = compile_hot(
+    select(calls.c.key, calls.c.base_key, calls.c.suffix.is_not(None)).where(calls.c.id == bindparam("id")), "id"
 )
-SELECT key, base_key, shared, suffix, completion FROM calls WHERE key IN (SELECT key FROM chain)
-"""
+_LINK = compile_hot(
+    select(calls.c.base_key, calls.c.shared, calls.c.suffix, calls.c.completion).where(
+        calls.c.key == bindparam("key")
+    ),
+    "key",
+)
 
 Link = tuple[int | None, int, bytes, bytes | None]
 """The tokens of a call as stored: base, shared, suffix, completion."""
@@ -66,97 +68,154 @@ _object = msgspec.json.Decoder(dict[str, Any]).decode
 _spans = msgspec.json.Decoder(tuple[PolicySpan, ...]).decode
 
 
+USAGE = (
+    func.count().label("calls"),
+    func.coalesce(func.sum(calls.c.prompt_tokens), 0).label("prompt_tokens"),
+    func.coalesce(func.sum(calls.c.completion_tokens), 0).label("completion_tokens"),
+    func.coalesce(func.sum(calls.c.cost_usd), 0.0).label("cost_usd"),
+)
+"""The columns of AttemptUsage, over any selection of calls."""
+
+
+class AttemptUsage(Struct, frozen=True, kw_only=True):
+    """Calls, tokens and costs. Failed calls count too; `cost_usd` is the sum over the calls with a known price."""
+
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float
+
+
+class CallRepository(Repository):
+    """`Store.calls`: model requests with their responses and tokens."""
+
+    @queued
+    def append(self, context: WriteContext, call: Call) -> None:
+        """Store a call; one whose id exists is left alone.
+
+        Raises StoreError when the id, or its sequence number, belongs to another call, or its attempt is unknown.
+        """
+        raw, contents = context.raw, context.contents
+        if known := raw.execute(_FIND, (call.id,)).fetchone():
+            if known != (call.attempt_id, call.sequence):
+                raise StoreError(
+                    f"call {call.id} is in the store as number {known[1]} of attempt {known[0]}, not as number "
+                    f"{call.sequence} of {call.attempt_id}; an id is given once"
+                )
+            return
+        parts = bodies.split(call.request)
+        branch = (call.attempt_id, call.session_id, call.agent_id)
+        content = (
+            encode(call.sampling),
+            error_column(call.error),
+            contents.blob(parts.skeleton),
+            *contents.request(branch, parts, len(call.request)),
+            contents.blob(call.response),
+        )
+        packed, ids = _pack_tokens(context, call)
+        plain = [getattr(call, name) for name in _PLAIN]
+        usage = [getattr(call.usage, name) for name in _USAGE]
+        later = (
+            call.usage.cache_write_tokens,
+            call.cost_usd,
+            encode(call.policy_spans) if call.policy_spans else None,
+            encode(call.audit) if call.audit else None,
+        )
+        key = raw.execute(_INSERT, (*plain, *usage, *content, *packed, *later)).lastrowid
+        if ids is not None and key is not None:
+            context.recent.put(key, ids)
+
+    def of_attempt(self, attempt_id: str) -> Iterator[Call]:
+        """The calls of an attempt in the order of their sequence, exactly as they were appended."""
+        with self._reading() as connection:
+            return _read(connection, calls.c.attempt_id == attempt_id)
+
+    def get(self, call_id: str) -> Call:
+        """A call by its id. Raises StoreError when there is none."""
+        with self._reading() as connection:
+            for call in _read(connection, calls.c.id == call_id):
+                return call
+        raise StoreError(f"{self._file}: there is no call {call_id}")
+
+    def next_sequence(self, attempt_id: str) -> int:
+        """The sequence number after the last call of an attempt; 0 when it has none."""
+        query = select(func.max(calls.c.sequence)).where(calls.c.attempt_id == attempt_id)
+        with self._reading() as connection:
+            last: int | None = connection.execute(query).scalar()
+        return 0 if last is None else last + 1
+
+    def usage(self, attempt_id: str) -> AttemptUsage:
+        """The calls, tokens and costs of an attempt so far; zeros when it is unknown."""
+        query = select(*USAGE).where(calls.c.attempt_id == attempt_id)
+        with self._reading() as connection:
+            return AttemptUsage(**connection.execute(query).mappings().one())
+
+
 # --- writing -------------------------------------------------------------------------------------------
 
 
-def append(session: Session, call: Call) -> None:
-    """Store a call; one that is there is left alone. Raises StoreError when its id or place is another's."""
-    raw, contents = session.raw, session.contents
-    if known := raw.execute(_FIND, (call.id,)).fetchone():
-        if known != (call.attempt_id, call.sequence):
-            raise StoreError(
-                f"call {call.id} is in the store as number {known[1]} of attempt {known[0]}, not as number "
-                f"{call.sequence} of {call.attempt_id}; an id is given once"
-            )
-        return
-    parts = bodies.split(call.request)
-    branch = (call.attempt_id, call.session_id, call.agent_id)
-    content = (
-        encode(call.sampling),
-        error_column(call.error),
-        contents.blob(parts.skeleton),
-        *contents.request(branch, parts, len(call.request)),
-        contents.blob(call.response),
-    )
-    packed, ids = _pack_tokens(session, call)
-    plain = [getattr(call, name) for name in _PLAIN]
-    usage = [getattr(call.usage, name) for name in _USAGE]
-    later = (
-        call.usage.cache_write_tokens,
-        call.cost_usd,
-        encode(call.policy_spans) if call.policy_spans else None,
-        encode(call.audit) if call.audit else None,
-    )
-    key = raw.execute(_INSERT, (*plain, *usage, *content, *packed, *later)).lastrowid
-    if ids is not None and key is not None:
-        session.recent.put(key, ids)
-
-
-def _pack_tokens(session: Session, call: Call) -> tuple[tuple[Any, ...], Ids | None]:
+def _pack_tokens(context: WriteContext, call: Call) -> tuple[tuple[Any, ...], Ids | None]:
     """The columns of `_TOKENS`, and the ids that the next call is likely to start with."""
-    pack = session.contents.pack
-    base = _base_of(session, call.parent_id)
+    pack = context.contents.pack
+    base = _base_of(context, call.parent_id)
     logprobs = None if call.logprobs is None else pack(tokens.pack_logprobs(call.logprobs))
-    told, count = b"", None
+    packed_completion, count = b"", None
     if call.completion_token_ids is not None:
-        told, count = tokens.pack_ids(call.completion_token_ids), len(call.completion_token_ids)
-    completion = None if count is None else pack(told)
+        packed_completion, count = tokens.pack_ids(call.completion_token_ids), len(call.completion_token_ids)
+    completion = None if count is None else pack(packed_completion)
     if call.prompt_token_ids is None:
         return (base, None, None, None, count, completion, logprobs), None
     prompt = tokens.pack_ids(call.prompt_token_ids)
-    before = b"" if base is None else _ids_of(base, session.recent, lambda key: _read_link(session, key))
+    before = b"" if base is None else _ids_of(base, context.recent, lambda key: _read_link(context, key))
     shared = tokens.shared_bytes(before, prompt)
     columns = (base, len(call.prompt_token_ids), shared, pack(prompt[shared:]), count, completion, logprobs)
-    return columns, prompt + told
+    return columns, prompt + packed_completion
 
 
-def _base_of(session: Session, parent_id: str | None) -> int | None:
+def _base_of(context: WriteContext, parent_id: str | None) -> int | None:
     """The nearest call before that has prompt ids: the parent, or what the parent itself built on."""
     if parent_id is None:
         return None
-    row = session.raw.execute(_PARENT, (parent_id,)).fetchone()
+    row = context.raw.execute(_PARENT, (parent_id,)).fetchone()
     if row is None:
         return None
     key, base, has_prompt = row
     return key if has_prompt else base
 
 
-def _read_link(session: Session, key: int) -> Link:
-    return session.raw.execute(_LINK, (key,)).fetchone()
+def _read_link(context: WriteContext, key: int) -> Link:
+    return context.raw.execute(_LINK, (key,)).fetchone()
 
 
 # --- reading -------------------------------------------------------------------------------------------
 
 
-def read(connection: Connection, condition: str, parameters: Mapping[str, Any]) -> Iterator[Call]:
+def _read(connection: Connection, condition: ColumnElement[bool]) -> Iterator[Call]:
     """The calls that meet a condition, in order of attempt and sequence.
 
     All of them are read now, each content once; they are put together one at a time.
     """
-    query = select(calls).where(text(condition)).order_by(calls.c.attempt_id, calls.c.sequence)
-    rows = connection.execute(query, dict(parameters)).mappings().all()
-    tree = blobs.read_nodes(connection, f"SELECT node_id FROM calls WHERE {condition}", parameters)
-    links: dict[int, Link] = {
-        key: (base, shared, suffix, completion)
-        for key, base, shared, suffix, completion in connection.exec_driver_sql(
-            _LINKS.format(calls=condition), dict(parameters)
-        )
-    }
+    query = select(calls).where(condition).order_by(calls.c.attempt_id, calls.c.sequence)
+    rows = connection.execute(query).mappings().all()
+    tree = blobs.read_nodes(connection, select(calls.c.node_id).where(condition))
     wanted = {blob for _, blob in tree.values()}
     for row in rows:
         wanted.update(row[name] for name in _BLOBS if row[name] is not None)
     contents = blobs.read_blobs(connection, wanted)
-    return _assemble(rows, tree, links, contents)
+    return _assemble(rows, tree, _read_links(connection, condition), contents)
+
+
+def _read_links(connection: Connection, condition: ColumnElement[bool]) -> dict[int, Link]:
+    """The tokens of the calls that meet a condition, and of all calls that they build on, by key."""
+    chain = select(calls.c.key, calls.c.base_key).where(condition).cte("chain", recursive=True)
+    chain = chain.union(select(calls.c.key, calls.c.base_key).join(chain, calls.c.key == chain.c.base_key))
+    query = select(calls.c.key, calls.c.base_key, calls.c.shared, calls.c.suffix, calls.c.completion).where(
+        calls.c.key.in_(select(chain.c.key))
+    )
+    return {
+        key: (base, shared, suffix, completion)
+        for key, base, shared, suffix, completion in connection.execute(query)
+    }
 
 
 def _assemble(
@@ -165,7 +224,7 @@ def _assemble(
     links: Mapping[int, Link],
     contents: Mapping[int, bytes],
 ) -> Iterator[Call]:
-    recent = Recent()
+    recent = RecentTokens()
     for row in rows:
         prompt, completion, logprobs = _unpack_tokens(row, links, recent)
         yield Call(
@@ -190,29 +249,29 @@ def _assemble(
 
 
 def _unpack_tokens(
-    row: RowMapping, links: Mapping[int, Link], recent: Recent
+    row: RowMapping, links: Mapping[int, Link], recent: RecentTokens
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None, tuple[float, ...] | None]:
     prompt = completion = logprobs = None
-    told = b""
+    packed_completion = b""
     if row["completion"] is not None:
-        told = blobs.unpack(row["completion"])
-        completion = tokens.unpack_ids(told, row["completion_count"])
+        packed_completion = blobs.unpack(row["completion"])
+        completion = tokens.unpack_ids(packed_completion, row["completion_count"])
     if row["logprobs"] is not None:
         logprobs = tokens.unpack_logprobs(blobs.unpack(row["logprobs"]))
     if row["suffix"] is not None:
         ids = _ids_of(row["key"], recent, links.__getitem__)
-        prompt = tokens.unpack_ids(ids[: len(ids) - len(told)], row["prompt_count"])
+        prompt = tokens.unpack_ids(ids[: len(ids) - len(packed_completion)], row["prompt_count"])
     return prompt, completion, logprobs
 
 
-def _ids_of(key: int, recent: Recent, link_of: Callable[[int], Link]) -> Ids:
+def _ids_of(key: int, recent: RecentTokens, link_of: Callable[[int], Link]) -> Ids:
     """The prompt and completion of a call that has a prompt: down to what is remembered, then up again."""
     chain: list[tuple[int, bytes, bytes | None]] = []
     at: int | None = key
     ids = b""
     while at is not None:
-        if (known := recent.get(at)) is not None:
-            ids = known
+        if (cached := recent.get(at)) is not None:
+            ids = cached
             break
         base, shared, suffix, completion = link_of(at)
         if base is not None and base >= at:
@@ -220,7 +279,7 @@ def _ids_of(key: int, recent: Recent, link_of: Callable[[int], Link]) -> Ids:
         chain.append((shared, suffix, completion))
         at = base if shared else None
     for shared, suffix, completion in reversed(chain):
-        told = b"" if completion is None else blobs.unpack(completion)
-        ids = ids[:shared] + blobs.unpack(suffix) + told
+        packed_completion = b"" if completion is None else blobs.unpack(completion)
+        ids = ids[:shared] + blobs.unpack(suffix) + packed_completion
     recent.put(key, ids)
     return ids

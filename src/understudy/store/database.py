@@ -1,165 +1,72 @@
-"""Opening the database file: pragmas, and the migrations that an older or a new one needs."""
+"""What the repositories of a store share: connections to read with, and the queue of the one writer."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import sqlite3
-import threading
-from collections.abc import Generator
+import functools
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy import Connection, Engine, Select
 
-from understudy.errors import StoreError
-from understudy.store.schema import HEAD
-from understudy.store.sql import as_store_error, speaking_of
+from understudy.store.blobs import read_blobs
+from understudy.store.sqlite.errors import translate_errors
+from understudy.store.writer import WriteContext, Writer
 
-FILE = "store.db"
-BUSY_S = 30.0
-MIGRATIONS = Path(__file__).parent / "migrations"
-
-# FULL: a commit that was answered survives a power cut. The rest trades a WAL of up to 32 MiB, and as much memory,
-# for checkpoints that are rare enough not to be felt.
-_PRAGMAS = ("foreign_keys = ON", "synchronous = FULL", "wal_autocheckpoint = 8000", "cache_size = -32768")
-
-# Alembic's operations go through module-level proxies: one migration at a time in a process.
-_migrating = threading.Lock()
+R = TypeVar("R", bound="Repository")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def open_engine(directory: Path, *, create: bool) -> Engine:
-    """An engine on the store in `directory`, at the newest schema.
+class Database:
+    """An open store: its file, its connections, and its writer."""
 
-    Connections are in autocommit mode; who writes says BEGIN and COMMIT. One that cannot be written here is opened
-    to be read. Raises StoreError.
+    def __init__(self, engine: Engine, file: Path) -> None:
+        self.engine = engine
+        self.file = file
+        self.writer = Writer(engine, file)
+
+    @contextmanager
+    def reading(self) -> Generator[Connection]:
+        """A connection to read with; what goes wrong inside is raised as a StoreError that names the file."""
+        with translate_errors(self.file), self.engine.connect() as connection:
+            yield connection
+
+    def read_content(self, query: Select[Any]) -> bytes | None:
+        """The blob whose id a query returns; None when it returns no row, or NULL."""
+        with self.reading() as connection:
+            blob: int | None = connection.execute(query).scalar()
+            return None if blob is None else read_blobs(connection, [blob])[blob]
+
+
+class Repository:
+    """The reads and writes on one kind of record.
+
+    Reads run at once, in the caller's thread. Writes (methods with `@queued`) return a future, resolved once the
+    write survives a power cut, else with a StoreError; arguments must not be changed before that.
     """
-    file = directory / FILE
-    try:
-        if create:
-            directory.mkdir(parents=True, exist_ok=True)
-        elif not file.is_file():
-            raise StoreError(
-                f"{directory} holds no store ({FILE} is not there); give a directory that `understudy run` or "
-                "`understudy ingest` wrote"
-            )
-    except OSError as error:
-        raise StoreError(f"{directory} cannot hold a store: {error}; give one that can be written") from error
-    writable = is_writable(file)
-    address = str(file) if writable else reading_uri(file)
-    engine = create_engine(
-        URL.create("sqlite", database=str(file)),
-        creator=lambda: sqlite3.connect(
-            address, uri=not writable, timeout=BUSY_S, cached_statements=256, check_same_thread=False
-        ),
-        isolation_level="AUTOCOMMIT",
-    )
-    event.listen(engine, "connect", _set_up)
-    try:
-        with speaking_of(file), engine.connect() as connection:
-            if (version := _version(connection, file)) != HEAD:
-                if not writable:
-                    raise StoreError(
-                        f"{file} is at schema {version or 'none'}, this release at {HEAD}, and it cannot be "
-                        "written here; copy its directory to where it can be brought up"
-                    )
-                with _alone(directory):
-                    _migrate(connection, file)
-    except BaseException:
-        engine.dispose()
-        raise
-    return engine
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._reading = database.reading
+
+    @property
+    def _file(self) -> Path:
+        return self._database.file
 
 
-def is_writable(file: Path) -> bool:
-    """Whether this process can write a store's file, or make it, and SQLite's log beside it."""
-    return os.access(file.parent, os.W_OK) and (not os.access(file, os.F_OK) or os.access(file, os.W_OK))
+def queued(write: Callable[Concatenate[R, WriteContext, P], T]) -> Callable[Concatenate[R, P], Future[T]]:
+    """Make a repository's method a write: callers leave the context out, and get a future of the result.
 
-
-def reading_uri(file: Path) -> str:
-    """The URI by which SQLite only reads a store. Raises StoreError when that needs what is not there.
-
-    Reading beside others needs their log and its index. Where both are absent nobody writes, and they cannot be
-    made in a directory that is read-only: then the file is all there is, and is taken not to change.
+    The method runs in the writer's thread, inside its transaction. It may run twice: when another write of the
+    same group failed, each is repeated alone.
     """
-    uri = f"{file.absolute().as_uri()}?mode=ro"
-    log, index = (file.with_name(file.name + suffix) for suffix in ("-wal", "-shm"))
-    if is_writable(file) or (log.exists() and index.exists()):
-        return uri
-    if log.exists() and log.stat().st_size:
-        raise StoreError(
-            f"{file}: its last writes are in {log.name} still, and it cannot be written here; copy its "
-            "directory, with that file, to where it can be written"
-        )
-    return f"{uri}&immutable=1"
 
+    @functools.wraps(write)
+    def submit(self: R, /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        writer = self._database.writer  # pyright: ignore[reportPrivateUsage]
+        return writer.submit(lambda context: write(self, context, *args, **kwargs))
 
-def _set_up(raw: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-    cursor = raw.cursor()
-    for pragma in _PRAGMAS:
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
-def _version(connection: Connection, file: Path) -> str | None:
-    """The migration that the file is at; None when it is empty."""
-    names = set(connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars())
-    if not names:
-        return None
-    if "alembic_version" not in names:
-        raise StoreError(f"{file} is an SQLite database but not a store; give another directory")
-    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-
-
-def _migrate(connection: Connection, file: Path) -> None:
-    from alembic import command
-    from alembic.config import Config
-    from alembic.script import ScriptDirectory
-
-    version = _version(connection, file)  # again, now that nobody else migrates
-    if version == HEAD:
-        return
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if version is not None and version not in known:
-        raise StoreError(
-            f"{file} was written by a newer release (schema {version}; this one knows up to {HEAD}); "
-            "update understudy"
-        )
-    connection.exec_driver_sql("PRAGMA journal_mode = WAL")
-    # A table that is made anew is dropped in between, which rows that name its rows would forbid.
-    connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
-    try:
-        with _migrating:
-            command.upgrade(config, "head")
-        if connection.exec_driver_sql("PRAGMA foreign_key_check").first() is not None:
-            raise StoreError(
-                f"{file}: the store is damaged: rows name rows that are not there; restore it from a copy"
-            )
-        connection.exec_driver_sql("COMMIT")
-    except Exception as error:
-        if _in_transaction(connection):
-            connection.exec_driver_sql("ROLLBACK")
-        raise as_store_error(error, file) from error
-    finally:
-        connection.exec_driver_sql("PRAGMA foreign_keys = ON")
-
-
-def _in_transaction(connection: Connection) -> bool:
-    return bool(getattr(connection.connection.dbapi_connection, "in_transaction", False))
-
-
-@contextmanager
-def _alone(directory: Path) -> Generator[None]:
-    """One process at a time, by a lock on the directory itself; it goes with the process."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+    return submit

@@ -11,28 +11,31 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import Connection, RowMapping, and_, delete, insert, select, update
+from sqlalchemy import RowMapping, and_, bindparam, delete, insert, select, update
 
 from understudy.errors import StoreError
-from understudy.store.lives import attempt_of
+from understudy.store.columns import encode, json_column
+from understudy.store.database import Repository, queued
+from understudy.store.runs import insert_attempt, read_attempt
 from understudy.store.schema import attempts, keys
-from understudy.store.sql import encode, json_column
-from understudy.store.writer import Session
+from understudy.store.sqlite.statements import compile_hot
+from understudy.store.writer import WriteContext
 from understudy.types import Attempt
 
 CLIENT = "client-"
 """What the attempt id of a client begins with; the rest is its name."""
 
 _LONGEST_NAME = 200
-# Asked on the way of a request: a third of the time that it takes through Core.
-_FIND = "SELECT * FROM keys WHERE digest = ?"
+_NOTHING: Mapping[str, Any] = {}
+# Runs with every request: a third of the time that it takes through Core.
+_FIND = compile_hot(select(keys).where(keys.c.digest == bindparam("digest")), "digest")
 _object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class StoredKey(Struct, frozen=True, kw_only=True):
-    """A key as it is kept: by its hash alone, with what it allows. Times are Unix seconds.
+    """A key as it is stored: by its hash alone, with what it allows. Times are Unix seconds.
 
-    Whether it still opens anything is for the reader to say: a key that expired or was revoked stays here.
+    A key that expired or was revoked stays here; whether a key is still valid is for the reader to check.
     """
 
     digest: bytes
@@ -44,73 +47,85 @@ class StoredKey(Struct, frozen=True, kw_only=True):
     revoked_at: float | None = None
 
 
-def put_client(session: Session, name: str) -> Attempt:
-    """The attempt of the client of that name, which runs from now on unless it did. Raises StoreError."""
-    if not name or not name.isprintable() or name != name.strip() or len(name) > _LONGEST_NAME:
-        raise StoreError(
-            f"a client cannot be named {name[:_LONGEST_NAME]!r}; give a name of 1 to {_LONGEST_NAME} printable "
-            "characters, without a space at either end"
-        )
-    attempt_id, now = CLIENT + name, time.time()
-    query = select(attempts).where(attempts.c.id == attempt_id)
-    if (row := session.connection.execute(query).mappings().one_or_none()) is not None:
-        known = attempt_of(row)
-        if known.rollout_id is not None:
+class KeyRepository(Repository):
+    """`Store.keys`: API keys by their hash, and the clients that have them."""
+
+    @queued
+    def add_client(self, context: WriteContext, name: str) -> Attempt:
+        """Create a client; again is fine. Returns its attempt, which has no rollout and does not end."""
+        if not name or not name.isprintable() or name != name.strip() or len(name) > _LONGEST_NAME:
             raise StoreError(
-                f"{attempt_id} is an attempt of rollout {known.rollout_id}; give the client another name"
+                f"invalid client name {name[:_LONGEST_NAME]!r}: expected 1 to {_LONGEST_NAME} printable "
+                "characters, without a space at either end"
             )
-        return known
-    attempt = Attempt(id=attempt_id, rollout_id=None, number=1, status="running", started_at=now, heartbeat_at=now)
-    values = msgspec.structs.asdict(attempt) | {"timings": encode(attempt.timings), "findings": None}
-    session.connection.execute(insert(attempts).values(values))
-    return attempt
+        attempt_id = CLIENT + name
+        query = select(attempts).where(attempts.c.id == attempt_id)
+        if (row := context.connection.execute(query).mappings().one_or_none()) is None:
+            return insert_attempt(context, attempt_id, None, 1, "running")
+        existing = read_attempt(row)
+        if existing.rollout_id is not None:
+            raise StoreError(
+                f"{attempt_id} is an attempt of rollout {existing.rollout_id}; choose another name for the client"
+            )
+        return existing
 
+    def clients(self) -> list[Attempt]:
+        """The attempts that have no rollout, oldest first."""
+        alone = select(attempts).where(attempts.c.rollout_id.is_(None))
+        query = alone.order_by(attempts.c.started_at, attempts.c.id)
+        with self._reading() as connection:
+            return [read_attempt(row) for row in connection.execute(query).mappings()]
 
-def put_key(
-    session: Session,
-    digest: bytes,
-    attempt_id: str,
-    *,
-    sampling: Mapping[str, Any],
-    budget: Mapping[str, Any],
-    expires_at: float | None,
-) -> None:
-    """Keep a key in place of one that was revoked or expired. StoreError while another one works."""
-    now = time.time()
-    query = select(keys).where(keys.c.attempt_id == attempt_id)
-    if (known := session.connection.execute(query).one_or_none()) is not None:
-        over = known.revoked_at is not None or (known.expires_at is not None and known.expires_at <= now)
-        if not over:
-            raise StoreError(f"attempt {attempt_id} has a key already; revoke it before issuing another")
-        session.connection.execute(delete(keys).where(keys.c.attempt_id == attempt_id))
-    values = {
-        "digest": digest,
-        "attempt_id": attempt_id,
-        "sampling": json_column(encode, dict(sampling), f"the sampling of the key of {attempt_id}"),
-        "budget": json_column(encode, dict(budget), f"the budget of the key of {attempt_id}"),
-        "created_at": now,
-        "expires_at": expires_at,
-    }
-    session.connection.execute(insert(keys).values(values))
+    @queued
+    def add(
+        self,
+        context: WriteContext,
+        digest: bytes,
+        attempt_id: str,
+        *,
+        sampling: Mapping[str, Any] = _NOTHING,
+        budget: Mapping[str, Any] = _NOTHING,
+        expires_at: float | None = None,
+    ) -> None:
+        """Store the hash of an attempt's key, and what the key allows.
 
+        It takes the place of one that was revoked or expired. StoreError while another one is valid.
+        """
+        now = time.time()
+        query = select(keys).where(keys.c.attempt_id == attempt_id)
+        if (existing := context.connection.execute(query).one_or_none()) is not None:
+            expired = existing.expires_at is not None and existing.expires_at <= now
+            if existing.revoked_at is None and not expired:
+                raise StoreError(f"attempt {attempt_id} has a key already; revoke it before issuing another")
+            context.connection.execute(delete(keys).where(keys.c.attempt_id == attempt_id))
+        values = {
+            "digest": digest,
+            "attempt_id": attempt_id,
+            "sampling": json_column(encode, dict(sampling), f"the sampling of the key of {attempt_id}"),
+            "budget": json_column(encode, dict(budget), f"the budget of the key of {attempt_id}"),
+            "created_at": now,
+            "expires_at": expires_at,
+        }
+        context.connection.execute(insert(keys).values(values))
 
-def revoke_key(session: Session, attempt_id: str) -> bool:
-    """Make the key of an attempt worthless; False when there is none, or none that was not revoked before."""
-    works = and_(keys.c.attempt_id == attempt_id, keys.c.revoked_at.is_(None))
-    change = update(keys).where(works).values(revoked_at=time.time())
-    return session.connection.execute(change).rowcount == 1
+    @queued
+    def revoke(self, context: WriteContext, attempt_id: str) -> bool:
+        """Revoke an attempt's key. False when there is none, or it was revoked before."""
+        valid = and_(keys.c.attempt_id == attempt_id, keys.c.revoked_at.is_(None))
+        change = update(keys).where(valid).values(revoked_at=time.time())
+        return context.connection.execute(change).rowcount == 1
 
+    def find(self, digest: bytes) -> StoredKey | None:
+        """The key with this hash, also one that expired or was revoked; None when there is none."""
+        with self._reading() as connection:
+            row = connection.exec_driver_sql(_FIND, (digest,)).mappings().one_or_none()
+        return None if row is None else _key(row)
 
-def read_key(connection: Connection, digest: bytes) -> StoredKey | None:
-    """The key with this hash, if there is one."""
-    row = connection.exec_driver_sql(_FIND, (digest,)).mappings().one_or_none()
-    return None if row is None else _key(row)
-
-
-def read_keys(connection: Connection) -> list[StoredKey]:
-    """All keys, oldest first."""
-    query = select(keys).order_by(keys.c.created_at, keys.c.attempt_id)
-    return [_key(row) for row in connection.execute(query).mappings()]
+    def all(self) -> list[StoredKey]:
+        """All keys, oldest first, also those that expired or were revoked."""
+        query = select(keys).order_by(keys.c.created_at, keys.c.attempt_id)
+        with self._reading() as connection:
+            return [_key(row) for row in connection.execute(query).mappings()]
 
 
 def _key(row: RowMapping) -> StoredKey:

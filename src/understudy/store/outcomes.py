@@ -1,25 +1,53 @@
-"""What became of each rollout of a run, and of its calls, in figures: a few queries, however many there are."""
+"""The one place that decides what became of a rollout: which attempt decided it, and whether it solved its task.
+
+A rollout is *decided* when it has ended (succeeded or failed) and one of its attempts was graded: by the last of
+these. It is *solved* when the reward of that attempt says so (`types.is_solved`). Everything is computed in SQL,
+in a number of queries that does not depend on how many rollouts there are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
 from typing import Any
 
-import msgspec
 from msgspec import Struct
-from sqlalchemy import Connection, and_, case, func, select, text
+from sqlalchemy import (
+    LABEL_STYLE_TABLENAME_PLUS_COL,
+    ColumnElement,
+    RowMapping,
+    Subquery,
+    and_,
+    case,
+    func,
+    select,
+    true,
+)
 
-from understudy.store.schema import attempts, calls, rewards, rollouts
-from understudy.store.sql import read_error
-from understudy.types import AttemptStatus, ErrorInfo, IntegrityStatus, RolloutStatus
+from understudy.errors import ConfigError
+from understudy.store.calls import USAGE, AttemptUsage
+from understudy.store.columns import read_error
+from understudy.store.database import Repository
+from understudy.store.runs import read_attempt, read_rollout, read_verdicts
+from understudy.store.schema import attempts, calls, rewards, rollouts, runs
+from understudy.store.sqlite.statements import json_array_length
+from understudy.types import (
+    SOLVED_REWARD,
+    Attempt,
+    AttemptStatus,
+    ErrorInfo,
+    IntegrityStatus,
+    Rollout,
+    RolloutStatus,
+    Verdict,
+)
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class RolloutOutcome(Struct, frozen=True, kw_only=True):
     """A rollout as it stands now.
 
-    `reward`, `reason`, `integrity` and `ended` are those of the attempt that decided, the last that was graded,
-    and None where none was, or the rollout has not ended. `turns` (calls that were answered), tokens, `cost_usd`
-    and `seconds` (from its start to its end) are that attempt's too; where none decided, the last attempt's.
+    `reward`, `reason`, `integrity` and `ended` are those of the attempt that decided; None where none did. `turns`
+    (calls that were answered), tokens, `cost_usd` and `seconds` (from its start to its end) are that attempt's
+    too; where none decided, the last attempt's.
     """
 
     task_id: str
@@ -39,8 +67,49 @@ class Outcome(Struct, frozen=True, kw_only=True):
     error: ErrorInfo | None = None
 
 
+class RunCounts(AttemptUsage, frozen=True, kw_only=True):
+    """Counts over a run: its rollouts by status; those decided, as `solved` or `unsolved`.
+
+    `suspicious` counts those, of either, whose patch may deceive the grader. Calls, tokens and costs are those of
+    all attempts.
+    """
+
+    rollouts: dict[RolloutStatus, int]
+    solved: int
+    unsolved: int
+    suspicious: int = 0
+
+
+class TaskCounts(Struct, frozen=True):
+    """The ended rollouts of a task: those `solved`, those with a verdict, and those that failed without one."""
+
+    solved: int
+    graded: int
+    failed: int
+
+
+class GradedRollout(Struct, frozen=True):
+    """A rollout that was decided, with the attempt that decided it."""
+
+    rollout: Rollout
+    attempt: Attempt
+    verdict: Verdict
+
+
+class GradedSelection(Struct, frozen=True):
+    """The rollouts to learn from by instance id, in order.
+
+    `left_out` counts, by status, those that are not decided; `suspicious`, by instance, those left out for
+    their patch.
+    """
+
+    rollouts: dict[str, list[GradedRollout]]
+    left_out: dict[str, int]
+    suspicious: dict[str, int]
+
+
 class AttemptFault(Struct, frozen=True):
-    """A fault that an attempt met, and whether its rollout was given up for it in the end."""
+    """The error that ended an attempt, and whether its rollout failed for it in the end."""
 
     error: ErrorInfo
     given_up: bool
@@ -49,8 +118,8 @@ class AttemptFault(Struct, frozen=True):
 class VersionUse(Struct, frozen=True, kw_only=True):
     """The answered calls that ended with one version of the weights; None: no version is known.
 
-    `mixed` counts those that an update fell into, so that more than one version sampled them. Times in Unix
-    seconds.
+    `mixed` counts those during which the weights were updated, so that more than one version sampled them. Times
+    in Unix seconds.
     """
 
     version: str | None
@@ -61,106 +130,232 @@ class VersionUse(Struct, frozen=True, kw_only=True):
     last_at: float
 
 
-_used = (
-    select(
-        calls.c.attempt_id,
-        func.sum(case((calls.c.status == "ok", 1), else_=0)).label("turns"),
-        func.sum(calls.c.prompt_tokens).label("prompt_tokens"),
-        func.sum(calls.c.cached_tokens).label("cached_tokens"),
-        func.sum(calls.c.completion_tokens).label("completion_tokens"),
-        func.coalesce(func.sum(calls.c.cost_usd), 0.0).label("cost_usd"),
-    )
-    .join(attempts, attempts.c.id == calls.c.attempt_id)
-    .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
-    .group_by(calls.c.attempt_id)
-)
+class OutcomeRepository(Repository):
+    """`Store.outcomes`: what became of rollouts, tasks and runs. Reads only."""
+
+    def of_run(self, run_id: str) -> list[RolloutOutcome]:
+        """What became of each rollout of a run, by task and sample index."""
+        attempt = _attempt_that_counts(rollouts.c.run_id == run_id)
+        usage = (
+            select(
+                calls.c.attempt_id,
+                func.sum(case((calls.c.status == "ok", 1), else_=0)).label("turns"),
+                func.sum(calls.c.prompt_tokens).label("prompt_tokens"),
+                func.sum(calls.c.cached_tokens).label("cached_tokens"),
+                func.sum(calls.c.completion_tokens).label("completion_tokens"),
+                func.coalesce(func.sum(calls.c.cost_usd), 0.0).label("cost_usd"),
+            )
+            .where(calls.c.attempt_id.in_(select(attempt.c.attempt_id)))
+            .group_by(calls.c.attempt_id)
+            .subquery()
+        )
+        totals = [func.coalesce(column, 0).label(column.key) for column in usage.c if column.key != "attempt_id"]
+        query = (
+            select(
+                rollouts.c.task_id,
+                rollouts.c.sample_index,
+                rollouts.c.status,
+                rollouts.c.error,
+                attempt.c.attempts,
+                attempt.c.reward,
+                attempt.c.reason,
+                attempt.c.integrity,
+                case((attempt.c.decides, attempt.c.status)).label("ended"),
+                (attempt.c.ended_at - attempt.c.started_at).label("seconds"),
+                *totals,
+            )
+            .join(attempt, attempt.c.rollout_id == rollouts.c.id)
+            .join(usage, usage.c.attempt_id == attempt.c.attempt_id, isouter=True)
+            .order_by(rollouts.c.task_id, rollouts.c.sample_index)
+        )
+        with self._reading() as connection:
+            rows = connection.execute(query).mappings().all()
+        return [_outcome(row) for row in rows]
+
+    def by_task(self, run_id: str) -> dict[str, TaskCounts]:
+        """Counts of the ended rollouts of each task of a run."""
+        attempt = _attempt_that_counts(and_(rollouts.c.run_id == run_id, rollouts.c.status.in_(_ENDED)))
+        query = (
+            select(
+                rollouts.c.task_id,
+                _count(attempt.c.reward >= SOLVED_REWARD),
+                func.count(attempt.c.reward),
+                func.count(),
+            )
+            .join(attempt, attempt.c.rollout_id == rollouts.c.id)
+            .group_by(rollouts.c.task_id)
+        )
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return {task: TaskCounts(solved, graded, ended - graded) for task, solved, graded, ended in rows}
+
+    def counts(self, run_id: str) -> RunCounts:
+        """Counts over a run, as it stands now."""
+        attempt = _attempt_that_counts(rollouts.c.run_id == run_id)
+        decided = select(
+            _count(attempt.c.reward >= SOLVED_REWARD).label("solved"),
+            func.count(attempt.c.reward).label("graded"),
+            func.coalesce(func.sum(case((attempt.c.integrity == "suspicious", 1), else_=0)), 0).label(
+                "suspicious"
+            ),
+        )
+        by_status = (
+            select(rollouts.c.status, func.count().label("number"))
+            .where(rollouts.c.run_id == run_id)
+            .group_by(rollouts.c.status)
+        )
+        usage = (
+            select(*USAGE)
+            .join(attempts, attempts.c.id == calls.c.attempt_id)
+            .join(rollouts, and_(rollouts.c.id == attempts.c.rollout_id, rollouts.c.run_id == run_id))
+        )
+        with self._reading() as connection:
+            statuses: dict[RolloutStatus, int] = {row.status: row.number for row in connection.execute(by_status)}
+            solved, graded, suspicious = connection.execute(decided).one()
+            return RunCounts(
+                rollouts=statuses,
+                solved=solved,
+                unsolved=graded - solved,
+                suspicious=suspicious,
+                **connection.execute(usage).mappings().one(),
+            )
+
+    def decision(self, rollout_id: str) -> GradedRollout | None:
+        """The rollout with the attempt that decided it; None where it has not ended, or none was graded."""
+        return next(iter(self._decisions(rollouts.c.id == rollout_id)), None)
+
+    def decisions(self, run_id: str | None = None) -> list[GradedRollout]:
+        """The rollouts of a run, or all, that are decided; oldest first, then by task and sample index."""
+        return self._decisions(true() if run_id is None else rollouts.c.run_id == run_id)
+
+    def select_graded(self, run_id: str | None = None, *, include_suspicious: bool = False) -> GradedSelection:
+        """The rollouts of a run, or all, to learn from: without those whose patch is suspicious, unless included.
+
+        Raises ConfigError when the store has no such run, or only clients of a gateway.
+        """
+        with self._reading() as connection:
+            run_ids = connection.execute(select(runs.c.id).order_by(runs.c.created_at, runs.c.id)).scalars().all()
+            clients = select(attempts.c.id).where(attempts.c.rollout_id.is_(None)).limit(1)
+            has_clients = connection.execute(clients).first() is not None
+            statuses = select(rollouts.c.id, rollouts.c.status)
+            if run_id is not None:
+                statuses = statuses.where(rollouts.c.run_id == run_id)
+            by_rollout: dict[str, str] = {row.id: row.status for row in connection.execute(statuses)}
+        if run_id is not None and run_id not in run_ids:
+            raise ConfigError(f"the store has no run {run_id!r}; it has: {', '.join(run_ids) or 'none'}")
+        if not run_ids and has_clients:
+            raise ConfigError(
+                "this is the store of a gateway that ran alone: its calls belong to no task and have no reward, "
+                "so there is nothing to export; read them with: understudy show NAME --dir DIR --json"
+            )
+        selected: dict[str, list[GradedRollout]] = {}
+        suspicious: Counter[str] = Counter()
+        for graded in self.decisions(run_id):
+            by_rollout.pop(graded.rollout.id, None)
+            if graded.verdict.integrity.status == "suspicious" and not include_suspicious:
+                suspicious[graded.rollout.task_id] += 1
+            else:
+                selected.setdefault(graded.rollout.task_id, []).append(graded)
+        return GradedSelection(
+            dict(sorted(selected.items())), dict(Counter(by_rollout.values())), dict(suspicious)
+        )
+
+    def faults(self, run_id: str) -> list[AttemptFault]:
+        """The errors that ended attempts of a run, whether they were retried or not, in order of attempt."""
+        query = (
+            select(attempts.c.error, attempts.c.number, rollouts.c.status)
+            .add_columns(func.max(attempts.c.number).over(partition_by=attempts.c.rollout_id).label("last"))
+            .join(rollouts, and_(rollouts.c.id == attempts.c.rollout_id, rollouts.c.run_id == run_id))
+            .order_by(attempts.c.started_at, attempts.c.id)
+        )
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return [
+            AttemptFault(error, row.status == "failed" and row.number == row.last)
+            for row in rows
+            if (error := read_error(row.error)) is not None
+        ]
+
+    def versions(self, run_id: str) -> list[VersionUse]:
+        """The versions of the weights that a run's calls were answered by, in order of their first call."""
+        mixed = case((json_array_length(calls.c.policy_spans) > 1, 1), else_=0)
+        query = (
+            select(
+                calls.c.policy_version.label("version"),
+                func.count().label("calls"),
+                func.sum(mixed).label("mixed"),
+                func.sum(calls.c.completion_tokens).label("completion_tokens"),
+                func.min(calls.c.started_at).label("first_at"),
+                func.max(calls.c.ended_at).label("last_at"),
+            )
+            .join(attempts, attempts.c.id == calls.c.attempt_id)
+            .join(rollouts, and_(rollouts.c.id == attempts.c.rollout_id, rollouts.c.run_id == run_id))
+            .where(calls.c.status == "ok")
+            .group_by(calls.c.policy_version)
+            .order_by(func.min(calls.c.started_at))
+        )
+        with self._reading() as connection:
+            return [VersionUse(**row) for row in connection.execute(query).mappings()]
+
+    def _decisions(self, condition: ColumnElement[bool]) -> list[GradedRollout]:
+        attempt = _attempt_that_counts(condition)
+        query = (
+            select(rollouts, attempts)
+            .set_label_style(LABEL_STYLE_TABLENAME_PLUS_COL)
+            .join(attempt, and_(attempt.c.rollout_id == rollouts.c.id, attempt.c.decides))
+            .join(attempts, attempts.c.id == attempt.c.attempt_id)
+            .order_by(rollouts.c.created_at, rollouts.c.run_id, rollouts.c.task_id, rollouts.c.sample_index)
+        )
+        with self._reading() as connection:
+            rows = connection.execute(query).mappings().all()
+            verdicts = read_verdicts(connection, select(attempt.c.attempt_id).where(attempt.c.decides))
+        return [
+            GradedRollout(
+                read_rollout({column.key: row[f"rollouts_{column.key}"] for column in rollouts.c}),
+                read_attempt({column.key: row[f"attempts_{column.key}"] for column in attempts.c}),
+                verdicts[row["attempts_id"]],
+            )
+            for row in rows
+        ]
 
 
-def outcomes(connection: Connection, run_id: str) -> list[Outcome]:
-    """Every rollout of a run, by task and sample index."""
-    used = {row.attempt_id: row for row in connection.execute(_used.where(rollouts.c.run_id == run_id))}
-    query = (
+def _outcome(row: RowMapping) -> RolloutOutcome:
+    fields: dict[str, Any] = {**row, "error": read_error(row["error"])}
+    return RolloutOutcome(**fields)
+
+
+_ENDED: tuple[RolloutStatus, ...] = ("succeeded", "failed")
+
+
+def _attempt_that_counts(condition: ColumnElement[bool]) -> Subquery:
+    """One row for each rollout that meets a condition: the attempt that decided it, else its last one, else NULLs.
+
+    Columns: `rollout_id`, `attempts` (how many it has), `attempt_id`, `status`, `started_at`, `ended_at` of the
+    attempt, `decides`, and `reward`, `reason`, `integrity`, which are NULL where no attempt decides.
+    """
+    decides = and_(rollouts.c.status.in_(_ENDED), rewards.c.attempt_id.is_not(None))
+    ranked = (
         select(
-            rollouts.c.id,
-            rollouts.c.task_id,
-            rollouts.c.sample_index,
-            rollouts.c.status,
-            rollouts.c.error,
+            rollouts.c.id.label("rollout_id"),
+            func.count(attempts.c.id).over(partition_by=rollouts.c.id).label("attempts"),
             attempts.c.id.label("attempt_id"),
-            attempts.c.status.label("attempt_status"),
+            attempts.c.status,
             attempts.c.started_at,
             attempts.c.ended_at,
-            rewards.c.reward,
-            rewards.c.reason,
-            rewards.c.integrity,
+            decides.label("decides"),
+            *(case((decides, rewards.c[name])).label(name) for name in ("reward", "reason", "integrity")),
+            func.row_number()
+            .over(partition_by=rollouts.c.id, order_by=(decides.desc(), attempts.c.number.desc()))
+            .label("rank"),
         )
         .join(attempts, attempts.c.rollout_id == rollouts.c.id, isouter=True)
         .join(rewards, rewards.c.attempt_id == attempts.c.id, isouter=True)
-        .where(rollouts.c.run_id == run_id)
-        .order_by(rollouts.c.task_id, rollouts.c.sample_index, attempts.c.number)
+        .where(condition)
+        .subquery()
     )
-    found: list[Outcome] = []
-    of_rollout: dict[str, int] = {}
-    for row in connection.execute(query):
-        at = of_rollout.setdefault(row.id, len(found))
-        if at == len(found):
-            found.append(
-                Outcome(
-                    task_id=row.task_id,
-                    sample_index=row.sample_index,
-                    status=row.status,
-                    attempts=0,
-                    error=read_error(row.error),
-                )
-            )
-        if row.attempt_id is None:
-            continue
-        known = found[at]
-        changes: dict[str, Any] = {"attempts": known.attempts + 1}
-        decides = row.reward is not None and row.status in ("succeeded", "failed")
-        if decides or known.reward is None:
-            spent = used.get(row.attempt_id)
-            changes |= {
-                name: getattr(spent, name) if spent else 0
-                for name in ("turns", "prompt_tokens", "cached_tokens", "completion_tokens", "cost_usd")
-            }
-            changes["seconds"] = None if row.ended_at is None else row.ended_at - row.started_at
-        if decides:
-            changes |= {"reward": row.reward, "reason": row.reason, "integrity": row.integrity}
-            changes["ended"] = row.attempt_status
-        found[at] = msgspec.structs.replace(known, **changes)
-    return found
+    return select(ranked).where(ranked.c.rank == 1).subquery()
 
 
-def faults(connection: Connection, run_id: str) -> Iterator[AttemptFault]:
-    """The faults that attempts of a run met, whether they were tried again or not, in order of attempt."""
-    query = (
-        select(attempts.c.error, attempts.c.number, rollouts.c.status)
-        .add_columns(func.max(attempts.c.number).over(partition_by=attempts.c.rollout_id).label("last"))
-        .join(rollouts, and_(rollouts.c.id == attempts.c.rollout_id, rollouts.c.run_id == run_id))
-        .order_by(attempts.c.started_at, attempts.c.id)
-    )
-    for row in connection.execute(query).all():
-        if (error := read_error(row.error)) is not None:
-            yield AttemptFault(error, row.status == "failed" and row.number == row.last)
-
-
-def versions(connection: Connection, run_id: str) -> list[VersionUse]:
-    """The versions of the weights that a run's calls were answered by, in order of their first call."""
-    mixed = case((text("json_array_length(CAST(policy_spans AS TEXT)) > 1"), 1), else_=0)
-    query = (
-        select(
-            calls.c.policy_version.label("version"),
-            func.count().label("calls"),
-            func.sum(mixed).label("mixed"),
-            func.sum(calls.c.completion_tokens).label("completion_tokens"),
-            func.min(calls.c.started_at).label("first_at"),
-            func.max(calls.c.ended_at).label("last_at"),
-        )
-        .join(attempts, attempts.c.id == calls.c.attempt_id)
-        .join(rollouts, and_(rollouts.c.id == attempts.c.rollout_id, rollouts.c.run_id == run_id))
-        .where(calls.c.status == "ok")
-        .group_by(calls.c.policy_version)
-        .order_by(func.min(calls.c.started_at))
-    )
-    return [VersionUse(**row) for row in connection.execute(query).mappings()]
+def _count(condition: ColumnElement[bool]) -> ColumnElement[int]:
+    """How many rows meet a condition."""
+    return func.coalesce(func.sum(case((condition, 1), else_=0)), 0)

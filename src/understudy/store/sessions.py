@@ -7,37 +7,31 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import Connection, RowMapping, select
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import Connection, RowMapping, bindparam, select, union
 
 from understudy.errors import StoreError
 from understudy.store import blobs
 from understudy.store.blobs import EMPTY, Packed
-from understudy.store.choosing import COLUMNS, chosen, looking
+from understudy.store.database import Repository, queued
 from understudy.store.schema import sources, traces, turns
-from understudy.store.sql import hot
-from understudy.store.writer import Session, Writer
+from understudy.store.sqlite.state_filter import COLUMNS, filter_connection, select_turns
+from understudy.store.sqlite.statements import compile_hot, insert, integers, row_id
+from understudy.store.writer import WriteContext
 
-Reading = Callable[[], Any]
-"""Gives a context manager whose value is a connection to read with; what goes wrong is a StoreError."""
-
-Words = Any
+TextOrBytes = Any
 """A text; bytes, UTF-8 with surrogates passed, where it is no Unicode, as a name of a file may be."""
 
 
-class Source(Struct, frozen=True, array_like=True):
+class LogSource(Struct, frozen=True, array_like=True):
     """A log as it was when it was read. `batch` names what is read together, `reader` who read it, and how."""
 
-    path: Words
-    batch: Words
+    path: TextOrBytes
+    batch: TextOrBytes
     size: int
     modified_ns: int
     reader: str
@@ -52,16 +46,16 @@ class TurnRow(Struct, array_like=True, kw_only=True):
 
     state_id: str
     position: int
-    message_id: Words
+    message_id: TextOrBytes
     node: int
     answer: int | None
     action: int
     branch: str
     fidelity: str
     notes: str
-    model: Words | None
+    model: TextOrBytes | None
     family: str | None
-    timestamp: Words | None
+    timestamp: TextOrBytes | None
     system: int | None
     tools: int | None
     tool_calls: int = 0
@@ -81,14 +75,14 @@ class TraceRow(Struct, array_like=True, kw_only=True):
     `parent`, `outcome` and `losses` are JSON; `system` and `tools` are indexes of contents.
     """
 
-    id: Words
-    session_id: Words
+    id: TextOrBytes
+    session_id: TextOrBytes
     format: str
-    source: Words
+    source: TextOrBytes
     role: str
-    project: Words | None
-    agent: Words | None
-    version: Words | None
+    project: TextOrBytes | None
+    agent: TextOrBytes | None
+    version: TextOrBytes | None
     parent: bytes | None
     outcome: bytes | None
     losses: bytes
@@ -98,11 +92,11 @@ class TraceRow(Struct, array_like=True, kw_only=True):
     turns: list[TurnRow]
 
 
-Item = tuple[TraceRow, list[Packed]]
+PackedTrace = tuple[TraceRow, list[Packed]]
 """A trace and its contents."""
 
 
-class Put(Struct, frozen=True):
+class TraceChanges(Struct, frozen=True):
     """What storing a trace did: how many of its turns were new, were changed, and were there as they are."""
 
     new: int = 0
@@ -118,37 +112,35 @@ _COLUMNS = tuple(column.name for column in turns.columns)
 _POSITION = _COLUMNS.index("position")
 
 _insert_trace = insert(traces)
-_PUT_TRACE = hot(
+_PUT_TRACE = compile_hot(
     _insert_trace.on_conflict_do_update(
         index_elements=["id"], set_={name: _insert_trace.excluded[name] for name in (*_TRACE[1:], "read_at")}
     ),
     *_TRACE,
     "read_at",
 )
-_FIND_TRACE = f"SELECT key, {', '.join(_TRACE)} FROM traces WHERE id = ?"
+_FIND_TRACE = compile_hot(
+    select(traces.c.key, *(traces.c[name] for name in _TRACE)).where(traces.c.id == bindparam("id")), "id"
+)
 _insert_turn = insert(turns)
-_PUT_TURN = hot(
+_PUT_TURN = compile_hot(
     _insert_turn.on_conflict_do_update(
         index_elements=["state_id"], set_={name: _insert_turn.excluded[name] for name in _COLUMNS[1:]}
     ),
     *_COLUMNS,
 )
-_FIND_TURNS = f"SELECT {', '.join(_COLUMNS)} FROM turns WHERE trace_key = ?"
+_FIND_TURNS = compile_hot(select(turns).where(turns.c.trace_key == bindparam("trace_key")), "trace_key")
 _insert_source = insert(sources)
 _SOURCE = ("path", "batch", "size", "modified_ns", "reader", "read_at")
-_PUT_SOURCE = hot(
+_PUT_SOURCE = compile_hot(
     _insert_source.on_conflict_do_update(
         index_elements=["path"], set_={name: _insert_source.excluded[name] for name in _SOURCE[1:]}
     ),
     *_SOURCE,
 )
-_CHOSEN = "SELECT value FROM json_each(:turns)"
-_ENDS = " UNION ".join(
-    f"SELECT {end} FROM turns WHERE rowid IN ({_CHOSEN}) AND {end} IS NOT NULL" for end in ("node_id", "answer_id")
-)
 
 
-class Chosen(Mapping[int, "array[int]"]):
+class TurnSelection(Mapping[int, "array[int]"]):
     """Which turns were chosen: the keys of traces, each with those of its turns, in order."""
 
     def __init__(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -167,82 +159,75 @@ class Chosen(Mapping[int, "array[int]"]):
         return len(self._turns)
 
 
-class Sessions:
-    """The sessions in a store. Writes return futures, resolved once they are durable, else with a StoreError."""
+class SessionRepository(Repository):
+    """`Store.sessions`: logs that were read, their traces, and the turns of these."""
 
-    def __init__(self, writer: Writer, reading: Reading, file: Path) -> None:
-        self._writer = writer
-        self._reading = reading
-        self._file = file
-
-    def put(self, given: Sequence[Item], sources: Sequence[Source] = ()) -> Future[Put]:
+    @queued
+    def add(
+        self, context: WriteContext, new: Sequence[PackedTrace], sources: Sequence[LogSource] = ()
+    ) -> TraceChanges:
         """Store traces, all or none, and note that logs were read: the last of which these traces come of.
 
-        Turns that are there are brought up to date; those that a trace does not have any more stay.
+        Turns that exist are brought up to date; those that a trace does not have any more stay.
         """
-        return self._writer.submit(lambda session: _put_all(session, given, sources))
+        totals = TraceChanges()
+        for trace, contents in new:
+            changes = _write_trace(context, trace, contents)
+            totals = TraceChanges(
+                totals.new + changes.new, totals.changed + changes.changed, totals.same + changes.same
+            )
+        context.raw.executemany(
+            _PUT_SOURCE, [(*msgspec.structs.astuple(source), time.time()) for source in sources]
+        )
+        return totals
 
-    def sources(self) -> dict[Words, Source]:
+    def sources(self) -> dict[TextOrBytes, LogSource]:
         """The logs that were read, by their path."""
         query = select(*(sources.c[name] for name in _SOURCE[:-1]))
         with self._reading() as connection:
-            return {row[0]: Source(*row) for row in connection.execute(query)}
+            return {row[0]: LogSource(*row) for row in connection.execute(query)}
 
-    def choose(self, where: str | None = None, *, limit: int | None = None) -> Chosen:
+    def select(self, where: str | None = None, *, limit: int | None = None) -> TurnSelection:
         """The turns that an SQL expression over `COLUMNS` is true of, in the order in which they were stored.
 
         Raises ConfigError where the expression is none, or takes too long.
         """
-        with self._looking() as raw:
-            return Chosen(chosen(raw, ("trace_key", "turn_key"), where, limit))
+        with filter_connection(self._file) as raw:
+            return TurnSelection(select_turns(raw, ("trace_key", "turn_key"), where, limit))
 
     def table(
         self, columns: Sequence[str], where: str | None = None, *, limit: int | None = None
     ) -> list[tuple[Any, ...]]:
         """Some of `COLUMNS` of the turns that an SQL expression is true of. Raises ConfigError as `choose`."""
-        with self._looking() as raw:
-            return chosen(raw, [name for name in columns if name in COLUMNS], where, limit)
+        with filter_connection(self._file) as raw:
+            return select_turns(raw, [name for name in columns if name in COLUMNS], where, limit)
 
     def count(self, where: str | None = None) -> tuple[int, int]:
         """How many turns an SQL expression is true of, and of how many traces. Raises ConfigError as `choose`."""
-        with self._looking() as raw:
-            ((turns_, traces_),) = chosen(raw, ("count(*)", "count(DISTINCT trace_key)"), where, None)
+        with filter_connection(self._file) as raw:
+            ((turns_, traces_),) = select_turns(raw, ("count(*)", "count(DISTINCT trace_key)"), where, None)
         return turns_, traces_
 
-    def read(self, given: Chosen) -> Iterator[tuple[TraceRow, list[bytes]]]:
+    def read(self, given: TurnSelection) -> Iterator[tuple[TraceRow, list[bytes]]]:
         """The traces of chosen turns with these alone, and their contents; each is read when it is asked for."""
         for key, keys in given.items():
             with self._reading() as connection:
                 read = _read(connection, key, keys)
             yield read
 
-    @contextmanager
-    def _looking(self) -> Generator[Any]:
-        with looking(self._file) as raw:
-            yield raw
-
 
 # --- writing -------------------------------------------------------------------------------------------
 
 
-def _put_all(session: Session, given: Sequence[Item], sources: Sequence[Source]) -> Put:
-    new = changed = same = 0
-    for row, contents in given:
-        put = _put(session, row, contents)
-        new, changed, same = new + put.new, changed + put.changed, same + put.same
-    session.raw.executemany(_PUT_SOURCE, [(*msgspec.structs.astuple(source), time.time()) for source in sources])
-    return Put(new, changed, same)
-
-
-def _put(session: Session, row: TraceRow, contents: Sequence[Packed]) -> Put:
-    ids = [session.contents.packed(content) for content in contents]
+def _write_trace(context: WriteContext, row: TraceRow, contents: Sequence[Packed]) -> TraceChanges:
+    ids = [context.contents.packed(content) for content in contents]
     if not row.turns:
-        return Put()
+        return TraceChanges()
     nodes: list[int] = []
     for before, content in row.nodes:
-        nodes.append(session.contents.node(nodes[before] if before >= 0 else EMPTY, ids[content]))
-    key = _put_trace(session, row, ids)
-    known = {found[0]: found for found in session.raw.execute(_FIND_TURNS, (key,))}
+        nodes.append(context.contents.node(nodes[before] if before >= 0 else EMPTY, ids[content]))
+    key = _write_trace_row(context, row, ids)
+    known = {found[0]: found for found in context.raw.execute(_FIND_TURNS, (key,))}
     written: list[tuple[Any, ...]] = []
     new = changed = 0
     for turn in row.turns:
@@ -272,8 +257,8 @@ def _put(session: Session, row: TraceRow, contents: Sequence[Packed]) -> Put:
             new += 1
         elif _content(before) != _content(values):
             changed += 1
-    session.raw.executemany(_PUT_TURN, written)
-    return Put(new, changed, len(row.turns) - new - changed)
+    context.raw.executemany(_PUT_TURN, written)
+    return TraceChanges(new, changed, len(row.turns) - new - changed)
 
 
 def _content(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -281,16 +266,16 @@ def _content(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values[:_POSITION] + values[_POSITION + 1 :]
 
 
-def _put_trace(session: Session, row: TraceRow, ids: Sequence[int]) -> int:
+def _write_trace_row(context: WriteContext, row: TraceRow, ids: Sequence[int]) -> int:
     values = (
         *(getattr(row, name) for name in (*_PLAIN, *_BYTES)),
         None if row.system is None else ids[row.system],
         None if row.tools is None else ids[row.tools],
     )
-    known = session.raw.execute(_FIND_TRACE, (row.id,)).fetchone()
+    known = context.raw.execute(_FIND_TRACE, (row.id,)).fetchone()
     if known is None or known[1:] != values:
-        session.raw.execute(_PUT_TRACE, (*values, time.time()))
-        known = known or session.raw.execute(_FIND_TRACE, (row.id,)).fetchone()
+        context.raw.execute(_PUT_TRACE, (*values, time.time()))
+        known = known or context.raw.execute(_FIND_TRACE, (row.id,)).fetchone()
     return known[0]
 
 
@@ -299,12 +284,15 @@ def _put_trace(session: Session, row: TraceRow, ids: Sequence[int]) -> int:
 
 def _read(connection: Connection, key: int, keys: array[int]) -> tuple[TraceRow, list[bytes]]:
     trace = connection.execute(select(traces).where(traces.c.key == key)).mappings().one()
-    parameters = {"turns": msgspec.json.encode(list(keys)).decode()}
-    found = connection.exec_driver_sql(
-        f"SELECT * FROM turns WHERE rowid IN ({_CHOSEN}) ORDER BY position, rowid", parameters
+    wanted = row_id(turns).in_(integers(keys))
+    rows = (
+        connection.execute(select(turns).where(wanted).order_by(turns.c.position, row_id(turns))).mappings().all()
     )
-    rows = found.mappings().all()
-    tree = blobs.read_nodes(connection, _ENDS, parameters)
+    ends = union(
+        select(turns.c.node_id).where(wanted),
+        select(turns.c.answer_id).where(wanted, turns.c.answer_id.is_not(None)),
+    )
+    tree = blobs.read_nodes(connection, ends)
     places = _Places()
     nodes: list[tuple[int, int]] = []
     at = {EMPTY: -1}

@@ -120,7 +120,7 @@ def shared_bytes(before: Ids, prompt: Ids) -> int:
     return low
 
 
-class Recent:
+class RecentTokens:
     """The tokens of the calls used last, up to `limit` bytes of them. What is not there is read again."""
 
     def __init__(self, limit: int = 64 << 20) -> None:

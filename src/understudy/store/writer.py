@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeVar, cast
 from sqlalchemy import Engine
 
 from understudy.errors import StoreError
-from understudy.store.blobs import Contents
-from understudy.store.sql import as_store_error
-from understudy.store.tokens import Recent
+from understudy.store.blobs import ContentWriter
+from understudy.store.sqlite.errors import to_store_error
+from understudy.store.tokens import RecentTokens
 
 T = TypeVar("T")
 
@@ -27,14 +27,14 @@ GATHER_S = 0.0002
 """How long a group is waited for after one of several: who was answered together comes back together."""
 
 
-class Session:
+class WriteContext:
     """What a write works with: SQLAlchemy's connection, the DB-API's below it, and the contents."""
 
     def __init__(self, engine: Engine) -> None:
         self.connection = engine.connect()
         self.raw = cast(sqlite3.Connection, self.connection.connection.dbapi_connection)
-        self.contents = Contents(self.raw)
-        self.recent = Recent()
+        self.contents = ContentWriter(self.raw)
+        self.recent = RecentTokens()
 
     def forget(self) -> None:
         """Drop every cache, after a rollback."""
@@ -47,7 +47,7 @@ class Session:
 
 
 class _Write(Generic[T]):
-    def __init__(self, work: Callable[[Session], T]) -> None:
+    def __init__(self, work: Callable[[WriteContext], T]) -> None:
         self.work = work
         self.future: Future[T] = Future()
         self.result: T | None = None
@@ -64,7 +64,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def submit(self, work: Callable[[Session], T]) -> Future[T]:
+    def submit(self, work: Callable[[WriteContext], T]) -> Future[T]:
         """Queue a write. The future has its result once that is durable, else a StoreError.
 
         Cancelling the future before its turn drops the write. Raises StoreError after `close`.
@@ -91,7 +91,7 @@ class Writer:
             thread.join()
 
     def _run(self) -> None:
-        session: Session | None = None
+        session: WriteContext | None = None
         group: list[_Write[Any]] = []
         open_ = True
         while open_:
@@ -110,14 +110,14 @@ class Writer:
                     break
             open_ = item is not None
             try:
-                session = session or Session(self._engine)
+                session = session or WriteContext(self._engine)
                 self._commit(session, group)
             except Exception as error:  # noqa: BLE001 - the writer outlives it; who waits is told
                 self._fail(group, error)
         if session is not None:
             session.close()
 
-    def _commit(self, session: Session, group: list[_Write[Any]]) -> None:
+    def _commit(self, session: WriteContext, group: list[_Write[Any]]) -> None:
         """One transaction for the group. When one of it fails, which is rare, each is tried alone."""
         if not group:
             return
@@ -142,7 +142,7 @@ class Writer:
             write.future.set_result(write.result)
 
     def _fail(self, group: list[_Write[Any]], error: Exception) -> None:
-        told = as_store_error(error, self._file)
+        told = to_store_error(error, self._file)
         for write in group:
             if not write.future.done():
                 write.future.set_exception(told)

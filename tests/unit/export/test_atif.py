@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
-from understudy.export.base import Graded
 from understudy.export.corpus import Corpus, Selection
 from understudy.export.formats.atif import export, named, of_session, rollout_documents, version_of
 from understudy.ingest.trace import Trace, TraceOutcome, TraceParent, expand
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
+from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import Role
 from understudy.trajectory.tree import build
 from understudy.types import Attempt, Rollout, Verdict
@@ -66,7 +66,7 @@ def told(
         id="r", run_id="run", task_id="task-1", sample_index=0, status="succeeded", created_at=0, updated_at=0
     )
     attempt = Attempt(id="a1", rollout_id="r", number=1, status="succeeded", started_at=0, heartbeat_at=0)
-    graded = Graded(rollout, attempt, Verdict(reward=reward, reason="x"))
+    graded = GradedRollout(rollout, attempt, Verdict(reward=reward, reason="x"))
     made = rollout_documents(build(session.calls), graded, roles, {"name": "claude-code", "version": "2"}, base)
     return {name: valid(document) for name, document in made.items()}
 

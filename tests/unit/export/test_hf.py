@@ -71,18 +71,20 @@ def fill(
 ) -> None:
     """A store of one run, all of whose rollouts were graded: the first of each task 1, the others 0."""
     with Store.open(directory) as store:
-        wait(store.put_run("run1", {"backend": backend}))
-        wait(store.put_tasks("run1", tasks))
+        wait(store.runs.create("run1", {"backend": backend}))
+        wait(store.runs.add_tasks("run1", tasks))
         ids = [(f"{task.instance_id}-{n}", task.instance_id, n) for task in tasks for n in range(samples)]
-        wait(store.create_rollouts("run1", ids))
+        wait(store.runs.create_rollouts("run1", ids))
         by_id = {task.instance_id: task for task in tasks}
         for rollout_id, task_id, number in ids:
-            attempt = wait(store.start_attempt(rollout_id))
-            wait(store.begin_running(attempt.id))
+            attempt = wait(store.runs.start_attempt(rollout_id))
+            wait(store.runs.mark_running(attempt.id))
             for call in converse(attempt.id, by_id[task_id].instruction, backend=backend, tokens=tokens).calls:
-                wait(store.append_call(call))
+                wait(store.calls.append(call))
             verdict = Verdict(reward=1.0 - min(number, 1), reason="x", tests={"t.py::test": "passed"})
-            finished = store.finish_attempt(attempt.id, "succeeded", "succeeded", patch=b"+x\n", verdict=verdict)
+            finished = store.runs.finish_attempt(
+                attempt.id, "succeeded", "succeeded", patch=b"+x\n", verdict=verdict
+            )
             wait(finished)
 
 
@@ -184,12 +186,12 @@ def test_an_unknown_tokenizer_leaves_a_rendered_prompt(tmp_path: Path):
 def test_rollouts_without_a_verdict_are_left_out_and_counted(tmp_path: Path):
     tasks = [calc_task(number) for number in range(3)]
     with Store.open(tmp_path) as store:
-        wait(store.put_run("run1", {"backend": "embedded"}))
-        wait(store.put_tasks("run1", tasks))
-        wait(store.create_rollouts("run1", [(f"r{n}", task.instance_id, 0) for n, task in enumerate(tasks)]))
-        attempt = wait(store.start_attempt("r1"))
+        wait(store.runs.create("run1", {"backend": "embedded"}))
+        wait(store.runs.add_tasks("run1", tasks))
+        wait(store.runs.create_rollouts("run1", [(f"r{n}", task.instance_id, 0) for n, task in enumerate(tasks)]))
+        attempt = wait(store.runs.start_attempt("r1"))
         error = ErrorInfo("sandbox", "SandboxError", "no space")
-        wait(store.finish_attempt(attempt.id, "failed", "failed", error=error))
+        wait(store.runs.finish_attempt(attempt.id, "failed", "failed", error=error))
         exported = export(store, tmp_path)
     assert (exported.instances, exported.left_out) == (0, {"queuing": 2, "failed": 1})
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("store.db")] == []
@@ -260,7 +262,7 @@ def test_a_run_that_is_not_there_is_named(tmp_path: Path):
 
 def test_a_gateways_own_store_is_refused(tmp_path: Path):
     with Store.open(tmp_path) as store:
-        store.put_client("me").result()
+        store.keys.add_client("me").result()
         with pytest.raises(ConfigError, match="gateway that ran alone"):
             export(store, tmp_path)
 

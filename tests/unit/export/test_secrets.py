@@ -17,7 +17,7 @@ from understudy.ingest import trace_store
 from understudy.ingest.trace import RequestShape, Trace, TraceOutcome, TraceParent, TurnSignals, state_id
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
-from understudy.store.asks import Ask
+from understudy.store.asks import StoredAsk
 from understudy.types import Call
 
 from support.export import Log, wait
@@ -110,7 +110,7 @@ def plant(store: Store, seed: int) -> list[str]:
 
 def teach(store: Store, trace: Trace) -> None:
     """Two teachers agree on something else at the first turn, with the secrets that they were shown."""
-    client = wait(store.put_client("teachers"))
+    client = wait(store.keys.add_client("teachers"))
     wait(store.asks.put_replay("r", {}))
     shown = trace.nodes[0].body["content"]
     arguments = json.dumps({"command": f"cat {HOME}/notes # {shown}"})
@@ -120,7 +120,7 @@ def teach(store: Store, trace: Trace) -> None:
         "tool_calls": [{"id": "t1", "type": "function", "function": {"name": "Bash", "arguments": arguments}}],
     }
     for teacher in ("gpt", "glm"):
-        number = store.next_sequence(client.id)
+        number = store.calls.next_sequence(client.id)
         tools = [{"type": "function", "function": {"name": "Bash", "parameters": {"type": "object"}}}]
         request = {"model": teacher, "messages": [{"role": "user", "content": "x"}], "tools": tools}
         call = Call(
@@ -138,8 +138,8 @@ def teach(store: Store, trace: Trace) -> None:
             ended_at=2.0,
             finish_reason="stop",
         )
-        wait(store.append_call(call))
-        ask = Ask(
+        wait(store.calls.append(call))
+        ask = StoredAsk(
             id=f"ask{number}",
             replay_id="r",
             state_id=state_id(trace.trace_id, "m0"),
@@ -152,7 +152,7 @@ def teach(store: Store, trace: Trace) -> None:
             asked_at=1.0,
             call_id=call.id,
         )
-        wait(store.asks.put(ask))
+        wait(store.asks.add(ask))
 
 
 def everything(directory: Path) -> str:

@@ -140,17 +140,17 @@ def wait(future: Future[Any]) -> Any:
 def test_the_command_lists_and_shows(tmp_path: Path):
     directory = tmp_path / "runs" / "x"
     with Store.open(directory) as store:
-        wait(store.put_run("run1", {"backend": "embedded"}))
-        wait(store.put_tasks("run1", [calc_task()]))
-        wait(store.create_rollouts("run1", [("abc1", "calc-0", 0), ("abd2", "calc-0", 1)]))
-        attempt = wait(store.start_attempt("abc1"))
-        wait(store.begin_running(attempt.id))
+        wait(store.runs.create("run1", {"backend": "embedded"}))
+        wait(store.runs.add_tasks("run1", [calc_task()]))
+        wait(store.runs.create_rollouts("run1", [("abc1", "calc-0", 0), ("abd2", "calc-0", 1)]))
+        attempt = wait(store.runs.start_attempt("abc1"))
+        wait(store.runs.mark_running(attempt.id))
         for call in conversation(attempt.id).calls:
-            wait(store.append_call(call))
+            wait(store.calls.append(call))
         verdict = Verdict(reward=1.0, reason="resolved", tests={"t.py::test_x": "passed"})
         findings = [Finding(kind="session-log", message="it differs", call_id=f"{attempt.id}-1")]
         ended: Any = {"patch": b"+new\n", "verdict": verdict, "findings": findings}
-        wait(store.finish_attempt(attempt.id, "succeeded", "succeeded", **ended))
+        wait(store.runs.finish_attempt(attempt.id, "succeeded", "succeeded", **ended))
 
     def show(*arguments: str, code: int = 0) -> str:
         done = subprocess.run(
@@ -186,9 +186,9 @@ def test_the_command_lists_and_shows(tmp_path: Path):
 
 def test_clients_of_a_gateway_are_listed_and_shown(tmp_path: Path):
     with Store.open(tmp_path) as store:
-        client = wait(store.put_client("codex"))
+        client = wait(store.keys.add_client("codex"))
         for call in conversation(client.id).calls:
-            wait(store.append_call(msgspec.structs.replace(call, cost_usd=0.25)))
+            wait(store.calls.append(msgspec.structs.replace(call, cost_usd=0.25)))
 
     def show(*arguments: str) -> str:
         command = [UNDERSTUDY, "show", *arguments, "--dir", str(tmp_path)]

@@ -35,8 +35,8 @@ from understudy.ingest.trace import (
     tool_call,
 )
 from understudy.store import Store
-from understudy.store.choosing import COLUMNS, chosen, looking
-from understudy.store.sessions import Put
+from understudy.store.sessions import TraceChanges
+from understudy.store.sqlite.state_filter import COLUMNS, filter_connection, select_turns
 
 from support.ingest import DATA, LOGS, read
 
@@ -56,7 +56,7 @@ def back(store: Store, trace: Trace) -> Trace:
     return own[0]
 
 
-def put(store: Store, trace: Trace) -> Put:
+def put(store: Store, trace: Trace) -> TraceChanges:
     return trace_store.store_trace(store.sessions, trace).result()
 
 
@@ -180,7 +180,7 @@ def copied(directory: Path) -> Path:
 def test_the_states_of_what_was_stored_are_those_of_what_was_read(given: list[Trace]):
     with tempfile.TemporaryDirectory() as directory, Store.open(copied(Path(directory, "store"))) as store:
         for trace in given:
-            assert put(store, trace) == Put(new=len(trace.turns))
+            assert put(store, trace) == TraceChanges(new=len(trace.turns))
         found = {trace.trace_id: trace for trace in trace_store.traces(store)}
         assert found.keys() == {trace.trace_id for trace in given if trace.turns}
         for trace in given:
@@ -249,7 +249,7 @@ def conversation(turns: int, words: str = "do it", session: str = "s") -> Trace:
 
 def test_a_log_that_grew_brings_only_what_is_new(store: Store):
     put(store, conversation(3))
-    assert put(store, conversation(5)) == Put(new=2, same=3)
+    assert put(store, conversation(5)) == TraceChanges(new=2, same=3)
     assert store.sessions.count() == (5, 1)
 
 
@@ -259,7 +259,7 @@ def test_a_state_read_again_is_brought_up_to_date(store: Store):
     trace.turns[1].branch = "branch"
     trace.turns[2].signals = TurnSignals(commits=1)
     trace.project = "/elsewhere"
-    assert put(store, trace) == Put(changed=2, same=1)
+    assert put(store, trace) == TraceChanges(changed=2, same=1)
     assert list(expand(back(store, trace))) == list(expand(trace))
 
 
@@ -267,7 +267,7 @@ def test_turns_that_a_log_has_no_more_stay(store: Store):
     put(store, conversation(3))
     shorter = conversation(3)
     del shorter.turns[0]
-    assert put(store, shorter) == Put(same=2)
+    assert put(store, shorter) == TraceChanges(same=2)
     assert len(back(store, shorter).turns) == 3
 
 
@@ -347,7 +347,7 @@ def test_ctrl_c_while_sqlite_works_is_ctrl_c(store: Store):
     try:
         with pytest.raises(KeyboardInterrupt):
             timer.start()
-            store.sessions.choose(endless)
+            store.sessions.select(endless)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -382,8 +382,11 @@ def test_an_expression_that_is_none_is_named_with_the_columns_there_are(where: s
 def test_an_expression_that_never_ends_is_ended(store: Store):
     put(store, conversation(60))
     endless = "(SELECT count(*) FROM turns a, turns b, turns c, turns d, turns e, turns f) > 1"
-    with looking(store.directory / "store.db") as raw, pytest.raises(ConfigError, match="takes longer than"):
-        chosen(raw, ("state_id",), endless, None, patience_s=0.05)
+    with (
+        filter_connection(store.directory / "store.db") as raw,
+        pytest.raises(ConfigError, match="takes longer than"),
+    ):
+        select_turns(raw, ("state_id",), endless, None, patience_s=0.05)
 
 
 def test_states_are_read_of_a_directory(store: Store):

@@ -28,7 +28,7 @@ from understudy.preference.proposals import judge_ask_id, judge_name, shown_orde
 from understudy.preference.rollouts import rollout_pairs
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
-from understudy.store.asks import Ask, AskKind
+from understudy.store.asks import AskKind, StoredAsk
 from understudy.types import Call, Integrity, Verdict
 from understudy.wire.arguments import UNPARSED_INPUT
 
@@ -86,8 +86,8 @@ def answered(
     ask_id: str | None = None,
 ) -> None:
     """An ask that a teacher answered, with the call that the gateway kept of it."""
-    client = wait(store.put_client("teachers"))
-    number = store.next_sequence(client.id)
+    client = wait(store.keys.add_client("teachers"))
+    number = store.calls.next_sequence(client.id)
     request = {"model": teacher, "messages": [{"role": "user", "content": "x"}], "tools": [function(offered)]}
     call = Call(
         id=f"call{number}",
@@ -104,8 +104,8 @@ def answered(
         ended_at=2.0,
         finish_reason="stop",
     )
-    wait(store.append_call(call))
-    ask = Ask(
+    wait(store.calls.append(call))
+    ask = StoredAsk(
         id=ask_id or f"ask{number}",
         replay_id="r",
         state_id=state,
@@ -119,7 +119,7 @@ def answered(
         cost_usd=0.25,
         call_id=call.id,
     )
-    wait(store.asks.put(ask))
+    wait(store.asks.add(ask))
 
 
 def replayed(store: Store, *traces: Trace, votes: dict[tuple[str, int], dict[str, Message]]) -> None:
@@ -387,18 +387,18 @@ def play(
     store: Store, scripts: Sequence[tuple[float, Script]], *, suspicious: Sequence[int] = (), run: str = "run1"
 ) -> None:
     """A run of one task, whose rollouts did what the scripts say and earned so much."""
-    wait(store.put_run(run, {}))
-    wait(store.put_tasks(run, [calc_task()]))
+    wait(store.runs.create(run, {}))
+    wait(store.runs.add_tasks(run, [calc_task()]))
     ids = [(f"{run}-{n}", "calc-0", n) for n in range(len(scripts))]
-    wait(store.create_rollouts(run, ids))
+    wait(store.runs.create_rollouts(run, ids))
     for number, (reward, script) in enumerate(scripts):
-        attempt = wait(store.start_attempt(f"{run}-{number}"))
-        wait(store.begin_running(attempt.id))
+        attempt = wait(store.runs.start_attempt(f"{run}-{number}"))
+        wait(store.runs.mark_running(attempt.id))
         for call in converse(attempt.id, script, date=f"2026-11-{number + 1:02}"):
-            wait(store.append_call(call))
+            wait(store.calls.append(call))
         integrity = Integrity("suspicious", "x") if number in suspicious else Integrity()
         verdict = Verdict(reward=reward, reason="x", integrity=integrity)
-        wait(store.finish_attempt(attempt.id, "succeeded", "succeeded", patch=b"", verdict=verdict))
+        wait(store.runs.finish_attempt(attempt.id, "succeeded", "succeeded", patch=b"", verdict=verdict))
 
 
 LOOK = ("ls", "calc.py")
@@ -497,7 +497,7 @@ scripts = st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.lists(steps, max_si
 @given(scripts)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_comparison_has_one_end(store: Store, given_scripts: list[Any]):
-    run = f"run{len(store.runs())}"
+    run = f"run{len(store.runs.all())}"
     play(store, given_scripts, run=run)
     tally = Tally()
     pairs = list(rollout_pairs(store, run, tally=tally))

@@ -36,9 +36,9 @@ def begun(store: Store, run: RunConfig) -> str:
     """The one rollout of a run, put into the store."""
     task = calc_task()
     rollout = run.rollout_id(task.instance_id, 0)
-    wait(store.put_run(run.run_id, run.record()))
-    wait(store.put_tasks(run.run_id, [task]))
-    wait(store.create_rollouts(run.run_id, [(rollout, task.instance_id, 0)]))
+    wait(store.runs.create(run.run_id, run.record()))
+    wait(store.runs.add_tasks(run.run_id, [task]))
+    wait(store.runs.create_rollouts(run.run_id, [(rollout, task.instance_id, 0)]))
     return rollout
 
 
@@ -51,14 +51,14 @@ def graded(
     logs: dict[str, bytes] | None = None,
 ) -> None:
     """Give the rollout an attempt of one call that ended with this verdict."""
-    attempt = wait(store.start_attempt(rollout))
-    wait(store.begin_running(attempt.id))
+    attempt = wait(store.runs.start_attempt(rollout))
+    wait(store.runs.mark_running(attempt.id))
     session = Session(attempt.id)
     ids = {"prompt": (1, 2), "completion": (3, 4), "logprobs": (-0.5, -0.5)}
     session.ask([user(text("go"))], [text("Done.")], backend="vllm", **ids)
     for call in session.calls:
-        wait(store.append_call(call))
-    end = store.finish_attempt(
+        wait(store.calls.append(call))
+    end = store.runs.finish_attempt(
         attempt.id,
         "succeeded",
         "succeeded",
@@ -172,10 +172,10 @@ async def test_a_rollout_that_failed_and_then_ended_well(tmp_path: Path):
     run, out = config(samples=2), tmp_path / "out"
     with Store.open(out) as store:
         rollout = begun(store, run)
-        attempt = wait(store.start_attempt(rollout))
-        wait(store.begin_running(attempt.id))
+        attempt = wait(store.runs.start_attempt(rollout))
+        wait(store.runs.mark_running(attempt.id))
         error = ErrorInfo("sandbox", "SandboxError", "it broke")
-        wait(store.finish_attempt(attempt.id, "failed", "failed", error=error))
+        wait(store.runs.finish_attempt(attempt.id, "failed", "failed", error=error))
         outputs = RolloutFiles(store, run, out)
         await outputs.finish()
         note = json.loads((out / "logs" / "calc-0.0" / "rollout.json").read_text())
@@ -183,7 +183,7 @@ async def test_a_rollout_that_failed_and_then_ended_well(tmp_path: Path):
         assert not (out / "stream_calc-0.0.json").exists()
         summary = json.loads((out / f"big.{run.run_id}.json").read_text())
         assert summary["error_ids"] == ["calc-0.0"]
-        wait(store.requeue_failed(run.run_id))
+        wait(store.runs.requeue_failed(run.run_id))
         graded(store, rollout)
         await outputs.finish()
         assert json.loads((out / "logs" / "calc-0.0" / "rollout.json").read_text())["reward"] == 1.0

@@ -24,9 +24,9 @@ Attempts = Callable[[Rollout, Attempt, bool, Callable[[], None]], Awaitable[Verd
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(tmp_path / "store") as opened:
         tasks = [calc_task(number) for number in range(8)]
-        opened.put_run(RUN, {}).result()
-        opened.put_tasks(RUN, tasks).result()
-        opened.create_rollouts(RUN, [(f"r{n}", task.instance_id, 0) for n, task in enumerate(tasks)]).result()
+        opened.runs.create(RUN, {}).result()
+        opened.runs.add_tasks(RUN, tasks).result()
+        opened.runs.create_rollouts(RUN, [(f"r{n}", task.instance_id, 0) for n, task in enumerate(tasks)]).result()
         yield opened
 
 
@@ -36,10 +36,10 @@ def scheduler(store: Store, execute: Attempts, concurrency: int = 2) -> Schedule
 
 def ending_well(store: Store) -> Attempts:
     async def execute(rollout: Rollout, attempt: Attempt, final: bool, leave: Callable[[], None]) -> Verdict:
-        store.begin_running(attempt.id).result()
+        store.runs.mark_running(attempt.id).result()
         verdict = Verdict(reward=1.0, reason="resolved")
         await asyncio.wrap_future(
-            store.finish_attempt(attempt.id, "succeeded", "succeeded", patch=b"", verdict=verdict)
+            store.runs.finish_attempt(attempt.id, "succeeded", "succeeded", patch=b"", verdict=verdict)
         )
         return verdict
 
@@ -49,8 +49,8 @@ def ending_well(store: Store) -> Attempts:
 async def test_every_rollout_runs_once(store: Store):
     running = scheduler(store, ending_well(store))
     await running.run()
-    assert {rollout.status for rollout in store.rollouts(RUN)} == {"succeeded"}
-    assert all(len(store.attempts(rollout.id)) == 1 for rollout in store.rollouts(RUN))
+    assert {rollout.status for rollout in store.runs.rollouts(RUN)} == {"succeeded"}
+    assert all(len(store.runs.attempts(rollout.id)) == 1 for rollout in store.runs.rollouts(RUN))
     assert (running.progress.done, running.progress.solved, running.progress.running) == (8, 8, 0)
 
 
@@ -64,8 +64,8 @@ async def test_a_retryable_failure_is_tried_again_and_counted_apart(store: Store
 
     running = scheduler(store, first_fails)
     await running.run()
-    assert {rollout.status for rollout in store.rollouts(RUN)} == {"succeeded"}
-    first, second = store.attempts("r0")
+    assert {rollout.status for rollout in store.runs.rollouts(RUN)} == {"succeeded"}
+    first, second = store.runs.attempts("r0")
     assert (first.status, second.status) == ("failed", "succeeded")
     assert first.error is not None
     assert first.error.boundary == "backend"
@@ -81,9 +81,9 @@ async def test_a_failure_that_cannot_be_mended_by_trying_again_is_final_at_once(
         return await well(rollout, attempt, final, leave)
 
     await scheduler(store, one_is_bad).run()
-    assert len(store.attempts("r3")) == 1
-    assert store.rollout("r3").status == "failed"
-    assert store.counts(RUN).solved == 7
+    assert len(store.runs.attempts("r3")) == 1
+    assert store.runs.rollout("r3").status == "failed"
+    assert store.outcomes.counts(RUN).solved == 7
 
 
 async def test_a_fault_that_nobody_foresaw_is_a_row_and_the_others_go_on(store: Store):
@@ -96,8 +96,8 @@ async def test_a_fault_that_nobody_foresaw_is_a_row_and_the_others_go_on(store: 
 
     running = scheduler(store, one_breaks)
     await running.run()
-    assert [rollout.status for rollout in store.rollouts(RUN)] == ["failed"] + ["succeeded"] * 7
-    (attempt,) = store.attempts("r0")
+    assert [rollout.status for rollout in store.runs.rollouts(RUN)] == ["failed"] + ["succeeded"] * 7
+    (attempt,) = store.runs.attempts("r0")
     assert attempt.error is not None
     assert (attempt.error.boundary, "KeyError: 'colour'" in attempt.error.message) == ("understudy", True)
 
@@ -109,7 +109,7 @@ async def test_what_cannot_be_made_ready_ahead_is_left_to_the_attempt(store: Sto
     running = scheduler(store, ending_well(store))
     running.prepare = breaks
     await running.run()
-    assert {rollout.status for rollout in store.rollouts(RUN)} == {"succeeded"}
+    assert {rollout.status for rollout in store.runs.rollouts(RUN)} == {"succeeded"}
 
 
 async def test_attempts_are_bounded(store: Store):
@@ -121,8 +121,8 @@ async def test_attempts_are_bounded(store: Store):
         return await well(rollout, attempt, final, leave)
 
     await scheduler(store, never).run()
-    assert len(store.attempts("r3")) == MAX_ATTEMPTS
-    assert store.rollout("r3").status == "failed"
+    assert len(store.runs.attempts("r3")) == MAX_ATTEMPTS
+    assert store.runs.rollout("r3").status == "failed"
 
 
 async def test_failures_in_a_row_stop_the_run_and_leave_the_rest_queued(store: Store):
@@ -131,7 +131,7 @@ async def test_failures_in_a_row_stop_the_run_and_leave_the_rest_queued(store: S
 
     with pytest.raises(BackendError, match=r"in a row failed at the backend.*connection refused"):
         await scheduler(store, down, concurrency=1).run()
-    statuses = [rollout.status for rollout in store.rollouts(RUN)]
+    statuses = [rollout.status for rollout in store.runs.rollouts(RUN)]
     assert (statuses.count("failed"), statuses.count("requeuing"), statuses.count("queuing")) == (1, 1, 6)
 
 
@@ -151,7 +151,7 @@ async def test_drain_lets_the_running_ones_finish(store: Store):
     running.drain()
     go_on.set()
     await task
-    statuses = [rollout.status for rollout in store.rollouts(RUN)]
+    statuses = [rollout.status for rollout in store.runs.rollouts(RUN)]
     assert statuses.count("succeeded") == 2
     assert statuses.count("queuing") == 6
 
@@ -165,15 +165,15 @@ async def test_a_store_that_fails_stops_everything(store: Store):
 
 
 async def test_recover_queues_what_was_under_way_and_what_failed(store: Store):
-    store.start_attempt("r0").result()
-    attempt = store.start_attempt("r1").result()
-    store.begin_running(attempt.id).result()
-    assert store.recover(RUN).result() == 2
-    assert {store.rollout("r0").status, store.rollout("r1").status} == {"requeuing"}
-    assert store.attempts("r1")[0].status == "unresponsive"
+    store.runs.start_attempt("r0").result()
+    attempt = store.runs.start_attempt("r1").result()
+    store.runs.mark_running(attempt.id).result()
+    assert store.runs.recover(RUN).result() == 2
+    assert {store.runs.rollout("r0").status, store.runs.rollout("r1").status} == {"requeuing"}
+    assert store.runs.attempts("r1")[0].status == "unresponsive"
     await scheduler(store, ending_well(store)).run()
-    assert store.rollout("r1").status == "succeeded"
-    assert [each.number for each in store.attempts("r1")] == [1, 2]
+    assert store.runs.rollout("r1").status == "succeeded"
+    assert [each.number for each in store.runs.attempts("r1")] == [1, 2]
 
 
 async def test_an_agent_that_is_done_gives_its_place_to_the_next_while_it_is_graded(store: Store):

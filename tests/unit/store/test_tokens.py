@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from understudy.errors import StoreError
 from understudy.store.tokens import (
-    Recent,
+    RecentTokens,
     pack_ids,
     pack_logprobs,
     shared_bytes,
@@ -68,7 +68,7 @@ def test_damaged_ids_are_a_clear_error() -> None:
 
 
 def test_what_was_used_last_is_kept() -> None:
-    recent = Recent(limit=10)
+    recent = RecentTokens(limit=10)
     recent.put(1, b"aaaa")
     recent.put(2, b"bbbb")
     assert recent.get(1) == b"aaaa"

@@ -132,8 +132,8 @@ def test_logprobs_that_are_no_numbers_are_left_out(tmp_path: Path, model: Path):
 
 def test_a_suspicious_patch_is_left_out_unless_it_is_asked_for(run: Path):
     with Store.open(run, create=False) as store:
-        rollout = store.rollouts()[0]
-        wait(store.review(store.attempts(rollout.id)[0].id, "suspicious", "it forges"))
+        rollout = store.runs.rollouts()[0]
+        wait(store.runs.review(store.runs.attempts(rollout.id)[0].id, "suspicious", "it forges"))
     left_out = Counter[str]()
     first = next(iter(load_groups([run], left_out=left_out)))
     assert rollout.id not in {each.rollout_id for each in first.rollouts}

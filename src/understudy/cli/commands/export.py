@@ -222,7 +222,7 @@ def _origins(given: str, traits: Traits, store: Store) -> tuple[Origin, ...]:
     if given == "all":
         if len(traits.origins) == 1:
             return traits.origins
-        there = {"sessions": store.sessions.count()[0] > 0, "rollouts": bool(store.runs())}
+        there = {"sessions": store.sessions.count()[0] > 0, "rollouts": bool(store.runs.all())}
         # Without anything, rollouts: what is missing is then said in their words.
         return tuple(origin for origin in traits.origins if there[origin]) or ("rollouts",)
     for origin in ORIGINS:
@@ -235,7 +235,7 @@ def _run(given: str | None, store: Store, origins: tuple[Origin, ...]) -> str | 
     """The id of the run to export; None for all."""
     if given is not None or "rollouts" not in origins:
         return None if given == "all" else given
-    runs = sorted(store.runs(), key=lambda each: each.created_at)
+    runs = sorted(store.runs.all(), key=lambda each: each.created_at)
     if len(runs) > 1:
         typer.echo(f"exporting run {runs[-1].id}, the latest of {len(runs)}; --run chooses another", err=True)
     return runs[-1].id if runs else None

@@ -116,7 +116,7 @@ def revoke(name: Annotated[str, typer.Argument(help="Whose key.")], directory: _
     from understudy.store.keys import CLIENT
 
     with Store.open(directory, create=False) as store:
-        if not store.revoke_key(CLIENT + name).result():
+        if not store.keys.revoke(CLIENT + name).result():
             raise ConfigError(f"{directory} has no key of {name!r} that works")
 
 
@@ -127,7 +127,7 @@ def keys(directory: _Dir = DEFAULT_DIR) -> None:
     from understudy.store.keys import CLIENT
 
     with Store.open(directory, create=False) as store:
-        for key in store.keys():  # noqa: SIM118 - a method of the store
+        for key in store.keys.all():
             expired = key.expires_at is not None and key.expires_at <= time.time()
             status = "revoked" if key.revoked_at is not None else "expired" if expired else "works"
             typer.echo(f"{key.attempt_id.removeprefix(CLIENT)}\t{status}")

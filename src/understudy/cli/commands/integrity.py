@@ -36,11 +36,11 @@ def integrity(
     with Store.open(directory or newest(Path("runs")), create=False) as store:
         attempt_id = rollout
         rollout_id, _, number = rollout.rpartition(".")
-        if not (number.isdecimal() and any(each.id == rollout_id for each in store.rollouts())):
-            found = store.find_rollout(rollout)
-            graded = [each.id for each in store.attempts(found.id) if store.verdict(each.id) is not None]
+        if not (number.isdecimal() and any(each.id == rollout_id for each in store.runs.rollouts())):
+            found = store.runs.find_rollout(rollout)
+            graded = [each.id for each in store.runs.attempts(found.id) if store.runs.verdict(each.id) is not None]
             if not graded:
                 raise ConfigError(f"rollout {found.id} has no verdict that could be reviewed")
             attempt_id = graded[-1]
-        store.review(attempt_id, status.value, reason).result()
+        store.runs.review(attempt_id, status.value, reason).result()
     typer.echo(f"{attempt_id} is {status.value} now")

@@ -68,29 +68,29 @@ def _record(store: Store, name: str) -> Record:
     from understudy.cli.display.transcript import Record
     from understudy.store.keys import CLIENT
 
-    attempts = {attempt.id: attempt for attempt in store.clients()}
+    attempts = {attempt.id: attempt for attempt in store.keys.clients()}
     if client := attempts.get(CLIENT + name) or attempts.get(name):
         return Record(
             rollout=None,
             attempts=[client],
             task=None,
             attempt=client,
-            calls=list(store.calls(client.id)),
+            calls=list(store.calls.of_attempt(client.id)),
             patch=None,
             verdict=None,
         )
     rollout_id, dot, number = name.rpartition(".")
-    if dot and number.isdecimal() and any(rollout.id == rollout_id for rollout in store.rollouts()):
-        return _of_rollout(store, store.rollout(rollout_id), store.attempt(name))
-    return _of_rollout(store, store.find_rollout(name))
+    if dot and number.isdecimal() and any(rollout.id == rollout_id for rollout in store.runs.rollouts()):
+        return _of_rollout(store, store.runs.rollout(rollout_id), store.runs.attempt(name))
+    return _of_rollout(store, store.runs.find_rollout(name))
 
 
 def _of_rollout(store: Store, rollout: Rollout, chosen: Attempt | None = None) -> Record:
     """What the store has of a rollout: the chosen attempt, else its graded one, else its last one."""
     from understudy.cli.display.transcript import Record
 
-    attempts = store.attempts(rollout.id)
-    verdicts = [store.verdict(attempt.id) for attempt in attempts]
+    attempts = store.runs.attempts(rollout.id)
+    verdicts = [store.runs.verdict(attempt.id) for attempt in attempts]
     graded = [number for number, verdict in enumerate(verdicts) if verdict is not None]
     shown = graded[-1] if graded else len(attempts) - 1
     if chosen is not None:
@@ -99,10 +99,10 @@ def _of_rollout(store: Store, rollout: Rollout, chosen: Attempt | None = None) -
     return Record(
         rollout=rollout,
         attempts=attempts,
-        task=store.task(rollout.run_id, rollout.task_id),
+        task=store.runs.task(rollout.run_id, rollout.task_id),
         attempt=attempt,
-        calls=list(store.calls(attempt.id)) if attempt else [],
-        patch=store.patch(attempt.id) if attempt else None,
+        calls=list(store.calls.of_attempt(attempt.id)) if attempt else [],
+        patch=store.runs.patch(attempt.id) if attempt else None,
         verdict=verdicts[shown] if attempts else None,
     )
 
@@ -113,12 +113,12 @@ def _list(store: Store, as_json: bool) -> None:
     from understudy.store.keys import CLIENT
 
     rollouts: list[tuple[Rollout, list[Attempt], Verdict | None]] = []
-    for rollout in store.rollouts():
-        attempts = store.attempts(rollout.id)
-        verdicts = [store.verdict(attempt.id) for attempt in attempts]
+    for rollout in store.runs.rollouts():
+        attempts = store.runs.attempts(rollout.id)
+        verdicts = [store.runs.verdict(attempt.id) for attempt in attempts]
         graded = [verdict for verdict in verdicts if verdict is not None]
         rollouts.append((rollout, attempts, graded[-1] if graded else None))
-    clients = [(client, store.spent(client.id)) for client in store.clients()]
+    clients = [(client, store.calls.usage(client.id)) for client in store.keys.clients()]
     if as_json:
         of_runs = [
             {

@@ -11,7 +11,7 @@ from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy.redact.redactor import Redactor
-    from understudy.store.sessions import Sessions
+    from understudy.store.sessions import SessionRepository
 
 _SHOWN = 50
 _COLUMNS = (
@@ -46,7 +46,7 @@ def states(
     SQL is an expression over the columns of states and their conversations: --columns lists them.
     """
     from understudy.store import Store
-    from understudy.store.choosing import COLUMNS
+    from understudy.store.sqlite.state_filter import COLUMNS
 
     if columns:
         typer.echo("\n".join(COLUMNS))
@@ -70,7 +70,9 @@ def _redactor(unredacted: bool) -> Redactor | None:
     return Redactor.from_user_key()
 
 
-def _write(sessions: Sessions, output: Path, where: str | None, limit: int | None, unredacted: bool) -> None:
+def _write(
+    sessions: SessionRepository, output: Path, where: str | None, limit: int | None, unredacted: bool
+) -> None:
     from understudy.ingest.extract import extract_states
     from understudy.redact.report import write_report_beside
 
@@ -85,7 +87,7 @@ def _write(sessions: Sessions, output: Path, where: str | None, limit: int | Non
         typer.echo(f"redacted: {found or 'nothing was found'}; what and where is in {report}", err=True)
 
 
-def _print(sessions: Sessions, where: str | None, limit: int | None, unredacted: bool) -> None:
+def _print(sessions: SessionRepository, where: str | None, limit: int | None, unredacted: bool) -> None:
     from understudy.ingest.extract import stored_states
     from understudy.ingest.jsonl import state_line
 
@@ -95,7 +97,7 @@ def _print(sessions: Sessions, where: str | None, limit: int | None, unredacted:
     stream.flush()
 
 
-def _table(sessions: Sessions, where: str | None, limit: int) -> None:
+def _table(sessions: SessionRepository, where: str | None, limit: int) -> None:
     from rich.table import Table
     from rich.text import Text
 

@@ -9,7 +9,7 @@ from understudy.cli.display.formatting import short, time_left
 from understudy.cli.display.live import Drawn
 from understudy.run.runner import RunMonitor
 from understudy.run.scheduler import Scheduler
-from understudy.store.store import Counts, Store
+from understudy.store import RunCounts, Store
 
 _COUNTING_SHARE = 20
 """The store's counts are asked for again after this many times as long as asking took: it grows with the run."""
@@ -26,7 +26,7 @@ class RunDisplay(RunMonitor, Drawn):
         self._store: Store | None = None
         self._began = time.monotonic()
         self._done_before = 0
-        self._counts: Counts | None = None
+        self._counts: RunCounts | None = None
         self._count_again = 0.0
 
     def stage(self, text: str) -> None:
@@ -76,10 +76,10 @@ class RunDisplay(RunMonitor, Drawn):
             parts.append("finishing what runs; Ctrl-C again stops at once")
         return " · ".join(parts)
 
-    def _fresh_counts(self, store: Store, run_id: str) -> Counts:
+    def _fresh_counts(self, store: Store, run_id: str) -> RunCounts:
         began = time.monotonic()
         if self._counts is None or began >= self._count_again:
-            self._counts = store.counts(run_id)
+            self._counts = store.outcomes.counts(run_id)
             self._count_again = began + _COUNTING_SHARE * (time.monotonic() - began)
         return self._counts
 

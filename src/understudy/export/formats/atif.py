@@ -28,7 +28,7 @@ from understudy.export.examples import group_of
 from understudy.export.files import JsonLines, Writing, json_bytes
 from understudy.export.formats.atif_steps import Did, instant, plain, steps, totals
 from understudy.ingest.trace import Message, RequestShape, Trace, TraceTurn, TurnAction, state_id
-from understudy.trajectory.graded import Graded
+from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import Role
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Call
@@ -67,7 +67,7 @@ def export(
 
     Raises ConfigError when there is nothing to write, or it cannot be written.
     """
-    agents = {run.id: {"name": str(run.config.get("agent") or "unknown")} for run in corpus.store.runs()}
+    agents = {run.id: {"name": str(run.config.get("agent") or "unknown")} for run in corpus.store.runs.all()}
     with Writing(corpus, output, "atif", JsonLines, report, suffix=JsonLines.suffix) as writing:
         started = _subagents(corpus)
         for trace in corpus.traces():
@@ -75,7 +75,10 @@ def export(
                 _put(writing, group_of(trace), name, told)
         sessions = corpus.tally
         for graded in corpus.rollouts():
-            agent = {**agents[graded.rollout.run_id], "version": version_of(corpus.store.logs(graded.attempt.id))}
+            agent = {
+                **agents[graded.rollout.run_id],
+                "version": version_of(corpus.store.runs.logs(graded.attempt.id)),
+            }
             chosen = corpus.selection.roles
             made = rollout_documents(corpus.trajectory(graded), graded, chosen, agent, named(graded.rollout.id))
             for name, told in made.items():
@@ -295,7 +298,7 @@ class TrajectoryLine(Struct, eq=False, kw_only=True):
 
 
 def rollout_documents(
-    trajectory: Trajectory, graded: Graded, roles: Collection[Role], agent: dict[str, Any], base: str
+    trajectory: Trajectory, graded: GradedRollout, roles: Collection[Role], agent: dict[str, Any], base: str
 ) -> dict[str, Document]:
     """The trajectories of a rollout by the name of their file: `base`.json, then those beside it.
 
@@ -368,7 +371,7 @@ def _host(head: Node, of: dict[str, TrajectoryLine], lines: Sequence[TrajectoryL
 def _rollout_document(
     line: TrajectoryLine,
     lines: Sequence[TrajectoryLine],
-    graded: Graded,
+    graded: GradedRollout,
     agent: dict[str, Any],
     names: dict[str, str],
 ) -> Document:

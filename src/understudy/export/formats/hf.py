@@ -24,13 +24,11 @@ from understudy import __version__
 from understudy.export import card
 from understudy.export.base import (
     Exported,
-    Graded,
     Report,
     Traits,
     carry_back,
     exporter,
     file_name,
-    graded,
     silent,
 )
 from understudy.export.corpus import Corpus
@@ -38,6 +36,7 @@ from understudy.export.files import Described, alone, filled, writing
 from understudy.export.matching import textual
 from understudy.export.parquet import Saved, schema
 from understudy.ingest.model_families import model_family
+from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import ROLES
 from understudy.trajectory.samples import NO_TOKENS, merge, usable
 from understudy.trajectory.tree import Node
@@ -108,7 +107,9 @@ def export(corpus: Corpus, output: Path, *, report: Report = silent) -> Exported
     """
     store = corpus.store
     schema(COLUMNS)
-    selection = graded(store, corpus.selection.run, include_suspicious=corpus.selection.include_suspicious)
+    selection = store.outcomes.select_graded(
+        corpus.selection.run, include_suspicious=corpus.selection.include_suspicious
+    )
     chosen = selection.rollouts
     names = {
         instance: (file_name("stream_", instance, ".json"), file_name("dataset-", instance))
@@ -164,7 +165,7 @@ class _Done(Struct, kw_only=True):
 
 
 def _write(
-    corpus: Corpus, members: Sequence[Graded], output: Path, stream: str, dataset: str, done: _Done
+    corpus: Corpus, members: Sequence[GradedRollout], output: Path, stream: str, dataset: str, done: _Done
 ) -> None:
     """Write the stream and the dataset of an instance; without rows it has no dataset."""
     roles = corpus.selection.roles
@@ -181,7 +182,9 @@ def _write(
                 file.write(msgspec.json.encode(span) + b"\n")
                 done.spans += 1
             told = corpus.told(member)
-            for row in rows_of(corpus.store.task(member.rollout.run_id, member.rollout.task_id), member, nodes):
+            for row in rows_of(
+                corpus.store.runs.task(member.rollout.run_id, member.rollout.task_id), member, nodes
+            ):
                 if saved is None:
                     saved = Saved(stack.enter_context(atomic_path(output / dataset)), COLUMNS)
                 saved.write(row)
@@ -201,7 +204,7 @@ def _write(
     done.data.append(f"{dataset}/{Saved.data}")
 
 
-def rows_of(task: Task, graded: Graded, nodes: Sequence[Node]) -> Iterator[dict[str, Any]]:
+def rows_of(task: Task, graded: GradedRollout, nodes: Sequence[Node]) -> Iterator[dict[str, Any]]:
     """The rows of one rollout, in the order of its calls."""
     answered = [node for node in nodes if usable(node)]
     rewards = carry_back(len(answered), {len(answered) - 1: graded.verdict.reward})
@@ -305,7 +308,7 @@ class Span(Struct, frozen=True, kw_only=True):
     resource: Resource
 
 
-def spans(graded: Graded, nodes: Sequence[Node]) -> Iterator[Span]:
+def spans(graded: GradedRollout, nodes: Sequence[Node]) -> Iterator[Span]:
     """The spans of the deciding attempt: its calls in order, then its reward."""
     for node in nodes:
         call = node.call
@@ -337,7 +340,7 @@ def spans(graded: Graded, nodes: Sequence[Node]) -> Iterator[Span]:
 
 
 def _span(
-    graded: Graded,
+    graded: GradedRollout,
     *,
     sequence: int,
     key: str,

@@ -18,7 +18,7 @@ from understudy.export.parquet import Parquet
 from understudy.ingest.trace import Message
 from understudy.preference.base import Pair
 from understudy.preference.checks import message_of
-from understudy.trajectory.graded import Graded
+from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.samples import Sample
 
 SftForm = Literal["messages", "completion"]
@@ -200,7 +200,7 @@ def sft_rows(example: Example, form: SftForm) -> Iterator[dict[str, Any]]:
         yield {"prompt": messages[:first], "completion": messages[first : last + 1], **common}
 
 
-def token_row(graded: Graded, sample: Sample) -> dict[str, Any]:
+def token_row(graded: GradedRollout, sample: Sample) -> dict[str, Any]:
     """A sample as a row of `TOKEN_COLUMNS`."""
     segment = sample.segment
     mask = list(segment.loss_mask)

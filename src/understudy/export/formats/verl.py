@@ -18,7 +18,7 @@ from understudy.export.examples import Example
 from understudy.export.files import Writing
 from understudy.export.parquet import Parquet
 from understudy.ingest.trace import Message
-from understudy.trajectory.graded import Graded
+from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.samples import Sample
 from understudy.types import Task
 
@@ -161,7 +161,7 @@ def task(told: Task, run_id: str, split: str, index: int, rewards: list[float]) 
     }
 
 
-def tokens(graded: Graded, sample: Sample) -> dict[str, Any]:
+def tokens(graded: GradedRollout, sample: Sample) -> dict[str, Any]:
     """A sample as a row under the names of verl's batches."""
     segment = sample.segment
     first = segment.loss_mask.index(1)
@@ -194,7 +194,7 @@ def _tasks(corpus: Corpus) -> Iterator[tuple[str, dict[str, Any]]]:
     counts: Counter[str] = Counter()
     for (run_id, task_id), earned in rewards.items():
         split = corpus.split(task_id)
-        yield task_id, task(corpus.store.task(run_id, task_id), run_id, split, counts[split], earned)
+        yield task_id, task(corpus.store.runs.task(run_id, task_id), run_id, split, counts[split], earned)
         counts[split] += 1
 
 

@@ -53,7 +53,7 @@ async def service(
     )
     with alone:
         with Store.open(directory) as store:  # made once, not by all workers at the same time
-            first_time = not store.clients()
+            first_time = not store.keys.clients()
         async with AsyncExitStack() as stack:
             lock = await _alone_at_work(stack, directory)
             listener, url = tcp_socket(places.host, places.port)

@@ -48,9 +48,9 @@ async def issue(
     `expires_at` is in Unix seconds. Raises StoreError.
     """
     key = new_key()
-    client = await asyncio.wrap_future(store.put_client(name))
-    await asyncio.wrap_future(store.revoke_key(client.id))
-    put = store.put_key(digest_of(key), client.id, budget=budget or {}, expires_at=expires_at)
+    client = await asyncio.wrap_future(store.keys.add_client(name))
+    await asyncio.wrap_future(store.keys.revoke(client.id))
+    put = store.keys.add(digest_of(key), client.id, budget=budget or {}, expires_at=expires_at)
     await asyncio.wrap_future(put)
     return key
 
@@ -117,7 +117,7 @@ class StoredKeys:
             self._forget()
             try:
                 # On the event loop: one row by its key waits for nobody, and a thread costs five times as much.
-                checked = _KeyLookup(self._store.key(digest))
+                checked = _KeyLookup(self._store.keys.find(digest))
             except StoreError as error:
                 # Nothing was asked of a model yet, so that another try does no harm.
                 _log.error("a key cannot be looked up: %s", error)
@@ -142,9 +142,9 @@ class StoredKeys:
     async def _restore(self, key: StoredKey) -> GatewaySession:
         """A session as it was when the last of its calls was answered."""
         budget = msgspec.convert(key.budget, Budget) if key.budget else self._budget
-        sequence = await asyncio.to_thread(self._store.next_sequence, key.attempt_id)
+        sequence = await asyncio.to_thread(self._store.calls.next_sequence, key.attempt_id)
         session = GatewaySession(key.attempt_id, {**self._sampling, **key.sampling}, budget, sequence=sequence)
-        calls = await asyncio.to_thread(self._store.calls, key.attempt_id)
+        calls = await asyncio.to_thread(self._store.calls.of_attempt, key.attempt_id)
         while some := await asyncio.to_thread(lambda: list(islice(calls, TOGETHER))):
             for call in some:
                 if call.sequence == 0:

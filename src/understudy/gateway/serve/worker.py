@@ -63,7 +63,7 @@ async def work(spec: WorkerSpec) -> None:
         def keys(models: ModelRouter) -> StoredKeys:
             return StoredKeys(store, models, config.sampling.training.as_dict(), config.budget)
 
-        parts = await stack.enter_async_context(open_gateway(config, store, keys, version=spec.version))
+        parts = await stack.enter_async_context(open_gateway(config, store.calls, keys, version=spec.version))
         if spec.paused:
             parts.control.pause()
         gateway = parts.gateway

@@ -41,7 +41,7 @@ CallObserver = Callable[[Call, Mapping[bytes, bytes]], None]
 class CallSink(Protocol):
     """Where calls are stored: the store, as the gateway sees it."""
 
-    def append_call(self, call: Call) -> Future[None]:
+    def append(self, call: Call) -> Future[None]:
         """Store a call; the future is done when it is durable, and fails with StoreError when it cannot be."""
         ...
 
@@ -207,7 +207,7 @@ class _CallRecorder:
         """Make the call durable; returns the fault for the agent when it cannot be stored."""
         call = self._call(response, error)
         try:
-            await asyncio.wrap_future(self._capture.sink.append_call(call))
+            await asyncio.wrap_future(self._capture.sink.append(call))
         except UnderstudyError as failure:
             _log.error("call %s of attempt %s could not be stored: %s", call.id, call.attempt_id, failure)
             return fault_of(failure)

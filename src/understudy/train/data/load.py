@@ -16,7 +16,6 @@ from understudy.export.corpus import WORK
 from understudy.export.files import read_manifest
 from understudy.store import Store
 from understudy.train.data.groups import RolloutGroup, TokenSequence, TrainingRollout
-from understudy.trajectory.graded import graded
 from understudy.trajectory.roles import Role
 from understudy.trajectory.samples import Sample, samples
 from understudy.trajectory.tree import build
@@ -100,9 +99,9 @@ def groups_from_store(
 ) -> Iterator[RolloutGroup]:
     """The groups of an open store, or only those of these `tasks`; see `load_groups`."""
     counts = Counter[str]() if left_out is None else left_out
-    run_ids: list[str | None] = [each.id for each in store.runs()]
+    run_ids: list[str | None] = [each.id for each in store.runs.all()]
     for run_id in (run_ids or [None]) if run is None else [run]:
-        chosen = graded(store, run_id, include_suspicious=include_suspicious)
+        chosen = store.outcomes.select_graded(run_id, include_suspicious=include_suspicious)
         counts[NO_VERDICT] += sum(chosen.left_out.values())
         counts[SUSPICIOUS] += sum(
             count for task, count in chosen.suspicious.items() if tasks is None or task in tasks
@@ -112,7 +111,7 @@ def groups_from_store(
                 continue
             rollouts: list[TrainingRollout] = []
             for member in members:
-                trajectory = build(store.calls(member.attempt.id))
+                trajectory = build(store.calls.of_attempt(member.attempt.id))
                 answered = [n.call for n in trajectory.nodes if n.role in roles and n.call.status == "ok"]
                 counts[NO_TOKENS] += sum(call.completion_token_ids is None for call in answered)
                 if temperature is not None:

@@ -86,8 +86,8 @@ def _parts(call: Call) -> Iterator[str]:
 
 
 def _answered(store: Store, run: str | None) -> Iterator[Call]:
-    for rollout in store.rollouts(run):
-        for attempt in store.attempts(rollout.id):
-            for call in store.calls(attempt.id):
+    for rollout in store.runs.rollouts(run):
+        for attempt in store.runs.attempts(rollout.id):
+            for call in store.calls.of_attempt(attempt.id):
                 if call.status == "ok" and call.completion_token_ids:
                     yield call

@@ -11,8 +11,8 @@ from msgspec import Struct, convert
 from msgspec.structs import replace
 
 from understudy.errors import TaskError
-from understudy.run.collector import TaskFigures
 from understudy.store import Store
+from understudy.store.outcomes import TaskCounts
 from understudy.train.algorithms.advantages import has_signal
 from understudy.train.algorithms.batch import NO_SIGNAL, group_rewards
 from understudy.train.data.groups import RolloutGroup
@@ -78,7 +78,7 @@ def usable(tasks: Iterable[str], refused: Mapping[str, str]) -> list[str]:
 def harvest(
     directory: LoopDirectory,
     state: LoopState,
-    ready: Mapping[GroupRef, TaskFigures],
+    ready: Mapping[GroupRef, TaskCounts],
     runs: Mapping[int, str],
     *,
     max_staleness: int,
@@ -124,7 +124,7 @@ def select_enough_groups(
     config: LoopConfig,
     directory: LoopDirectory,
     state: LoopState,
-    ready: Mapping[GroupRef, TaskFigures],
+    ready: Mapping[GroupRef, TaskCounts],
     runs: Mapping[int, str],
     *,
     last: bool,

@@ -19,7 +19,8 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from understudy.errors import TaskError
-from understudy.run.collector import RolloutBatch, RolloutCollector, TaskFigures
+from understudy.run.collector import RolloutBatch, RolloutCollector
+from understudy.store.outcomes import TaskCounts
 from understudy.train.algorithms.updater import UpdateReport
 from understudy.train.data.groups import RolloutGroup
 from understudy.train.data.load import write_groups
@@ -255,7 +256,7 @@ class Loop:
         """The name to ask for, where it is another than the server's own: that of a published adapter."""
         return self._publisher.capabilities.model if step_number(self.state.version) else None
 
-    async def _wait_for_groups(self, number: int) -> dict[GroupRef, TaskFigures]:
+    async def _wait_for_groups(self, number: int) -> dict[GroupRef, TaskCounts]:
         """The groups that have ended, once they are enough for an update, with what became of their rollouts."""
         last = number >= self.config.steps or not self._overlaps(number)
         wanted = max(1, math.ceil(self.config.quorum * self.config.groups))
@@ -299,9 +300,9 @@ class Loop:
             self._save(replace(self.state, refused=refused))
         usable(self._tasks, refused)
 
-    def _ready(self) -> dict[GroupRef, TaskFigures]:
+    def _ready(self) -> dict[GroupRef, TaskCounts]:
         pending = set(self.state.pending())
-        ready: dict[GroupRef, TaskFigures] = {}
+        ready: dict[GroupRef, TaskCounts] = {}
         for number in {ref.wave for ref in pending}:
             for task, figures in self._waves[number].figures().items():
                 if (ref := GroupRef(number, task)) in pending:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from understudy.errors import ConfigError
-from understudy.store.database import reading_uri
-from understudy.store.sql import speaking_of
+from understudy.store.sqlite.engine import reading_uri
+from understudy.store.sqlite.errors import translate_errors
 
 PATIENCE_S: Final = 60.0
 """How long an expression is waited for: far longer than an honest one takes on millions of turns."""
@@ -67,9 +67,9 @@ _LONGEST = 64 << 20  # bytes of one value: no expression fills the memory
 
 
 @contextmanager
-def looking(file: Path) -> Generator[sqlite3.Connection]:
+def filter_connection(file: Path) -> Generator[sqlite3.Connection]:
     """A connection that reads, of the tables of sessions alone."""
-    with speaking_of(file):
+    with translate_errors(file):
         raw = sqlite3.connect(reading_uri(file), uri=True, isolation_level=None)
         try:
             raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
@@ -79,7 +79,7 @@ def looking(file: Path) -> Generator[sqlite3.Connection]:
             raw.close()
 
 
-def chosen(
+def select_turns(
     raw: sqlite3.Connection,
     columns: Sequence[str],
     where: str | None,

@@ -1,0 +1,394 @@
+"""Runs, their tasks, rollouts and attempts: what is stored of them, and every change of their states.
+
+The tables of `types.py` say which change of a state is legal; the store refuses any other.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, RowMapping, Select, Table, and_, func, insert, select, update
+
+from understudy.errors import StoreError
+from understudy.store.blobs import read_blobs
+from understudy.store.columns import (
+    canonical,
+    encode,
+    error_column,
+    findings_column,
+    json_column,
+    read_error,
+    read_findings,
+)
+from understudy.store.database import Repository, queued
+from understudy.store.schema import attempts, rewards, rollouts, runs, tasks
+from understudy.store.schema import logs as log_table
+from understudy.store.sqlite.errors import translate_errors
+from understudy.store.writer import WriteContext
+from understudy.types import (
+    ATTEMPT_TRANSITIONS,
+    ROLLOUT_TRANSITIONS,
+    Attempt,
+    AttemptStatus,
+    ErrorInfo,
+    Finding,
+    IntegrityStatus,
+    Rollout,
+    RolloutStatus,
+    Run,
+    Task,
+    Verdict,
+)
+
+_NOTHING: Mapping[str, Any] = {}
+_TABLES: dict[str, tuple[Table, Mapping[Any, frozenset[Any]]]] = {
+    "rollout": (rollouts, ROLLOUT_TRANSITIONS),
+    "attempt": (attempts, ATTEMPT_TRANSITIONS),
+}
+Row = RowMapping | Mapping[str, Any]
+_config = msgspec.json.Decoder(dict[str, Any]).decode
+_task = msgspec.json.Decoder(Task).decode
+_verdict = msgspec.json.Decoder(Verdict).decode
+_timings = msgspec.json.Decoder(dict[str, float]).decode
+
+
+class RunRepository(Repository):
+    """`Store.runs`: runs with their tasks, rollouts and attempts."""
+
+    # --- runs and tasks --------------------------------------------------------------------------------
+
+    @queued
+    def create(self, context: WriteContext, run_id: str, config: Mapping[str, Any]) -> None:
+        """Store a run; the same run again changes nothing. StoreError when its configuration is another."""
+        column = json_column(canonical, dict(config), f"the configuration of run {run_id}")
+        existing = context.connection.execute(select(runs.c.config).where(runs.c.id == run_id)).scalar()
+        if existing is None:
+            values = {"id": run_id, "config": column, "created_at": time.time()}
+            context.connection.execute(insert(runs).values(values))
+        elif existing != column:
+            changed = _differing(msgspec.json.decode(existing), msgspec.json.decode(column))
+            raise StoreError(
+                f"run {run_id} is in the store with another configuration (it differs in {changed}); "
+                "resume with the same one, or choose another output directory"
+            )
+
+    def all(self) -> list[Run]:
+        """All runs, oldest first."""
+        with self._reading() as connection:
+            rows = connection.execute(select(runs).order_by(runs.c.created_at, runs.c.id)).all()
+            return [Run(id=row.id, config=_config(row.config), created_at=row.created_at) for row in rows]
+
+    @queued
+    def add_tasks(self, context: WriteContext, run_id: str, new: Sequence[Task]) -> None:
+        """Store the tasks of a run; the same again change nothing. StoreError when the content of one differs."""
+        query = select(tasks.c.id, tasks.c.blob_id).where(tasks.c.run_id == run_id)
+        existing: dict[str, int] = {row.id: row.blob_id for row in context.connection.execute(query)}
+        for task in new:
+            blob = context.contents.blob(json_column(canonical, task, f"task {task.instance_id}"))
+            if task.instance_id not in existing:
+                values = {"run_id": run_id, "id": task.instance_id, "blob_id": blob}
+                context.connection.execute(insert(tasks).values(values))
+                existing[task.instance_id] = blob
+            elif existing[task.instance_id] != blob:
+                raise StoreError(
+                    f"task {task.instance_id} is in run {run_id} with other content; "
+                    "resume with the same tasks, or choose another output directory"
+                )
+
+    def task(self, run_id: str, task_id: str) -> Task:
+        """A task of a run. Raises StoreError when there is none."""
+        query = select(tasks.c.blob_id).where(tasks.c.run_id == run_id, tasks.c.id == task_id)
+        if (content := self._database.read_content(query)) is None:
+            raise StoreError(f"{self._file}: run {run_id} has no task {task_id}")
+        with translate_errors(self._file):
+            return _task(content)
+
+    # --- rollouts --------------------------------------------------------------------------------------
+
+    @queued
+    def create_rollouts(self, context: WriteContext, run_id: str, new: Sequence[tuple[str, str, int]]) -> None:
+        """Store rollouts (id, task id, sample index) as queuing; those that exist are left alone."""
+        table = rollouts.c
+        query = select(table.id, table.run_id, table.task_id, table.sample_index)
+        now = time.time()
+        for rollout_id, task_id, index in new:
+            same_sample = and_(table.run_id == run_id, table.task_id == task_id, table.sample_index == index)
+            rows = context.connection.execute(query.where((table.id == rollout_id) | same_sample)).all()
+            if not rows:
+                values = {
+                    "id": rollout_id,
+                    "run_id": run_id,
+                    "task_id": task_id,
+                    "sample_index": index,
+                    "status": "queuing",
+                    "created_at": now,
+                    "updated_at": now,
+                }
+                context.connection.execute(insert(rollouts).values(values))
+            elif tuple(rows[0]) != (rollout_id, run_id, task_id, index):
+                raise StoreError(
+                    f"rollout {rollout_id} for sample {index} of task {task_id} in run {run_id} collides with "
+                    f"rollout {rows[0].id} for sample {rows[0].sample_index} of task {rows[0].task_id} "
+                    f"in run {rows[0].run_id}"
+                )
+
+    def rollouts(self, run_id: str | None = None) -> list[Rollout]:
+        """The rollouts of a run, or all, oldest first, then by task and sample index."""
+        query = select(rollouts).order_by(
+            rollouts.c.created_at, rollouts.c.run_id, rollouts.c.task_id, rollouts.c.sample_index
+        )
+        if run_id is not None:
+            query = query.where(rollouts.c.run_id == run_id)
+        return self._rollouts(query)
+
+    def rollout(self, rollout_id: str) -> Rollout:
+        """A rollout by its id. Raises StoreError when there is none."""
+        for rollout in self._rollouts(select(rollouts).where(rollouts.c.id == rollout_id)):
+            return rollout
+        raise StoreError(f"{self._file}: there is no rollout {rollout_id}")
+
+    def find_rollout(self, prefix: str) -> Rollout:
+        """The one rollout whose id is `prefix`, or starts with it. Raises StoreError for none or several."""
+        starts = func.substr(rollouts.c.id, 1, len(prefix)) == prefix
+        matches = self._rollouts(select(rollouts).where(starts))
+        if exact := [rollout for rollout in matches if rollout.id == prefix]:
+            return exact[0]
+        if not matches:
+            raise StoreError(f"{self._file}: no rollout's id begins with {prefix!r}; `understudy show` lists them")
+        if len(matches) > 1:
+            some = ", ".join(rollout.id for rollout in matches[:5])
+            many = f"the ids of {len(matches)} rollouts begin with {prefix!r}: {some}, …"
+            raise StoreError(f"{self._file}: {many}; type more of the id")
+        return matches[0]
+
+    def _rollouts(self, query: Select[Any]) -> list[Rollout]:
+        with self._reading() as connection:
+            return [read_rollout(row) for row in connection.execute(query).mappings()]
+
+    @queued
+    def set_rollout_status(
+        self, context: WriteContext, rollout_id: str, status: RolloutStatus, *, error: ErrorInfo | None = None
+    ) -> None:
+        """Cancel a rollout or queue it again, while no attempt works on it. StoreError when that is illegal."""
+        _move_rollout(context, rollout_id, status, error)
+
+    @queued
+    def recover(self, context: WriteContext, run_id: str) -> int:
+        """After a kill: open attempts become unresponsive, their rollouts requeuing. Returns how many."""
+        query = (
+            select(attempts.c.id, attempts.c.rollout_id)
+            .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
+            .where(rollouts.c.run_id == run_id, attempts.c.status.in_(("preparing", "running")))
+        )
+        lost = context.connection.execute(query).all()
+        error = ErrorInfo("run", "Interrupted", "the run ended before this attempt did")
+        for attempt_id, rollout_id in lost:
+            ended = {"ended_at": time.time(), "error": error_column(error)}
+            _move(context, "attempt", attempt_id, "unresponsive", **ended)
+            _move_rollout(context, rollout_id, "requeuing", None)
+        return len(lost)
+
+    @queued
+    def requeue_failed(self, context: WriteContext, run_id: str) -> int:
+        """Queue again what failed for reasons of infrastructure or was cancelled. Returns how many."""
+        ended = and_(rollouts.c.run_id == run_id, rollouts.c.status.in_(("failed", "cancelled")))
+        ids = context.connection.execute(select(rollouts.c.id).where(ended)).scalars().all()
+        for rollout_id in ids:
+            _move_rollout(context, rollout_id, "requeuing", None)
+        return len(ids)
+
+    # --- attempts --------------------------------------------------------------------------------------
+
+    @queued
+    def start_attempt(self, context: WriteContext, rollout_id: str) -> Attempt:
+        """Start the next attempt of a queuing or requeuing rollout; both are preparing then."""
+        _move_rollout(context, rollout_id, "preparing", None)
+        query = select(func.max(attempts.c.number)).where(attempts.c.rollout_id == rollout_id)
+        number = (context.connection.execute(query).scalar() or 0) + 1
+        return insert_attempt(context, f"{rollout_id}.{number}", rollout_id, number, "preparing")
+
+    @queued
+    def mark_running(self, context: WriteContext, attempt_id: str) -> None:
+        """An attempt and its rollout turn from preparing to running."""
+        _move(context, "attempt", attempt_id, "running", heartbeat_at=time.time())
+        _move_rollout(context, _rollout_of(context, attempt_id), "running", None)
+
+    @queued
+    def heartbeat(self, context: WriteContext, attempt_ids: Sequence[str]) -> None:
+        """Note that attempts are alive now; those that ended are left alone."""
+        alive = and_(attempts.c.id.in_(attempt_ids), attempts.c.status.in_(("preparing", "running")))
+        context.connection.execute(update(attempts).where(alive).values(heartbeat_at=time.time()))
+
+    @queued
+    def finish_attempt(
+        self,
+        context: WriteContext,
+        attempt_id: str,
+        status: AttemptStatus,
+        rollout_status: RolloutStatus,
+        *,
+        patch: bytes | None = None,
+        verdict: Verdict | None = None,
+        logs: Mapping[str, bytes] = _NOTHING,
+        error: ErrorInfo | None = None,
+        timings: Mapping[str, float] = _NOTHING,
+        findings: Sequence[Finding] = (),
+    ) -> None:
+        """End an attempt, with its rollout and all its results, in one transaction. Timings in seconds."""
+        store = context.contents.blob
+        _move(
+            context,
+            "attempt",
+            attempt_id,
+            status,
+            ended_at=time.time(),
+            error=error_column(error),
+            timings=json_column(encode, dict(timings), f"the timings of attempt {attempt_id}"),
+            patch_id=None if patch is None else store(patch),
+            findings=findings_column(findings) if findings else None,
+        )
+        _move_rollout(context, _rollout_of(context, attempt_id), rollout_status, error)
+        if verdict is not None:
+            if not math.isfinite(verdict.reward):
+                raise StoreError(f"attempt {attempt_id}: expected a finite number as reward, got {verdict.reward}")
+            values = {
+                "attempt_id": attempt_id,
+                "reward": verdict.reward,
+                "reason": verdict.reason,
+                "verdict_id": store(json_column(encode, verdict, f"the verdict of attempt {attempt_id}")),
+                "integrity": verdict.integrity.status,
+            }
+            context.connection.execute(insert(rewards).values(values))
+        for name, content in logs.items():
+            values = {"attempt_id": attempt_id, "name": name, "blob_id": store(content)}
+            context.connection.execute(insert(log_table).values(values))
+
+    def attempts(self, rollout_id: str) -> list[Attempt]:
+        """The attempts of a rollout, first to last."""
+        return self._attempts(
+            select(attempts).where(attempts.c.rollout_id == rollout_id).order_by(attempts.c.number)
+        )
+
+    def attempt(self, attempt_id: str) -> Attempt:
+        """An attempt by its id. Raises StoreError when there is none."""
+        for attempt in self._attempts(select(attempts).where(attempts.c.id == attempt_id)):
+            return attempt
+        raise StoreError(f"{self._file}: there is no attempt {attempt_id}")
+
+    def _attempts(self, query: Select[Any]) -> list[Attempt]:
+        with self._reading() as connection:
+            return [read_attempt(row) for row in connection.execute(query).mappings()]
+
+    def patch(self, attempt_id: str) -> bytes | None:
+        """The patch of an attempt, if it came so far."""
+        return self._database.read_content(select(attempts.c.patch_id).where(attempts.c.id == attempt_id))
+
+    def logs(self, attempt_id: str) -> dict[str, bytes]:
+        """The log files of an attempt, by name."""
+        query = (
+            select(log_table.c.name, log_table.c.blob_id)
+            .where(log_table.c.attempt_id == attempt_id)
+            .order_by(log_table.c.name)
+        )
+        with self._reading() as connection:
+            blobs: dict[str, int] = {row.name: row.blob_id for row in connection.execute(query)}
+            contents = read_blobs(connection, blobs.values())
+        return {name: contents[blob] for name, blob in blobs.items()}
+
+    def verdict(self, attempt_id: str) -> Verdict | None:
+        """The grader's verdict on an attempt, if it was graded; its integrity as it was last reviewed."""
+        with self._reading() as connection:
+            return read_verdicts(connection, [attempt_id]).get(attempt_id)
+
+    @queued
+    def review(self, context: WriteContext, attempt_id: str, status: IntegrityStatus, note: str) -> None:
+        """A person's decision on whether a patch is suspicious, and why. StoreError when it has no verdict."""
+        change = update(rewards).where(rewards.c.attempt_id == attempt_id).values(integrity=status, review=note)
+        if context.connection.execute(change).rowcount != 1:
+            raise StoreError(f"attempt {attempt_id} has no verdict to review")
+
+
+def insert_attempt(
+    context: WriteContext, attempt_id: str, rollout_id: str | None, number: int, status: AttemptStatus
+) -> Attempt:
+    """Store a new attempt that starts now."""
+    now = time.time()
+    attempt = Attempt(
+        id=attempt_id, rollout_id=rollout_id, number=number, status=status, started_at=now, heartbeat_at=now
+    )
+    values = msgspec.structs.asdict(attempt) | {"timings": encode(attempt.timings), "findings": None}
+    context.connection.execute(insert(attempts).values(values))
+    return attempt
+
+
+def read_rollout(row: Row) -> Rollout:
+    """The rollout in a row of its table."""
+    fields: dict[str, Any] = {**row, "error": read_error(row["error"])}
+    return Rollout(**fields)
+
+
+def read_attempt(row: Row) -> Attempt:
+    """The attempt in a row of its table."""
+    fields: dict[str, Any] = {
+        **row,
+        "error": read_error(row["error"]),
+        "timings": _timings(row["timings"]),
+        "findings": read_findings(row["findings"]),
+    }
+    del fields["patch_id"]
+    return Attempt(**fields)
+
+
+def read_verdicts(connection: Connection, attempt_ids: Sequence[str] | Select[tuple[str]]) -> dict[str, Verdict]:
+    """The verdicts on those of some attempts that were graded, by attempt id.
+
+    Where a person reviewed a patch, that decision takes the place of the grader's integrity.
+    """
+    columns = (rewards.c.attempt_id, rewards.c.verdict_id, rewards.c.integrity, rewards.c.review)
+    rows = connection.execute(select(*columns).where(rewards.c.attempt_id.in_(attempt_ids))).all()
+    contents = read_blobs(connection, (row.verdict_id for row in rows))
+    verdicts: dict[str, Verdict] = {}
+    for row in rows:
+        verdict = _verdict(contents[row.verdict_id])
+        if row.review is not None:
+            before = verdict.integrity.reason
+            reason = f"reviewed: {row.review}" + (f" (before: {before})" if before else "")
+            integrity = msgspec.structs.replace(verdict.integrity, status=row.integrity, reason=reason)
+            verdict = msgspec.structs.replace(verdict, integrity=integrity)
+        verdicts[row.attempt_id] = verdict
+    return verdicts
+
+
+def _move_rollout(context: WriteContext, rollout_id: str, status: RolloutStatus, error: ErrorInfo | None) -> None:
+    _move(context, "rollout", rollout_id, status, updated_at=time.time(), error=error_column(error))
+
+
+def _move(context: WriteContext, noun: str, key: str, status: Any, **values: Any) -> None:
+    """Change the status of a row, and more of its columns. Raises StoreError when the change is illegal."""
+    table, transitions = _TABLES[noun]
+    # An illegal change finds no row to update: check and change are one statement.
+    sources = [source for source, targets in transitions.items() if status in targets]
+    change = (
+        update(table).where(table.c.id == key, table.c.status.in_(sources)).values({"status": status, **values})
+    )
+    if context.connection.execute(change).rowcount == 1:
+        return
+    current = context.connection.execute(select(table.c.status).where(table.c.id == key)).scalar()
+    if current is None:
+        raise StoreError(f"there is no {noun} {key} in the store")
+    legal = ", ".join(sorted(transitions[current])) or "nothing: that is a final state"
+    raise StoreError(f"{noun} {key} is {current} and cannot become {status}; it may become {legal}")
+
+
+def _rollout_of(context: WriteContext, attempt_id: str) -> str:
+    query = select(attempts.c.rollout_id).where(attempts.c.id == attempt_id)
+    return context.connection.execute(query).scalar_one()
+
+
+def _differing(before: dict[str, Any], after: dict[str, Any]) -> str:
+    names = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
+    return ", ".join(names) or "spelling"
