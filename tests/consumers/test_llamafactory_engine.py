@@ -140,7 +140,7 @@ def test_where_it_is_not_installed_it_says_how(
     with pytest.raises(ConfigError, match="pip install llamafactory"):
         llamafactory.train(bare, [store], tmp_path / "new", OPTIONS)
     monkeypatch.setenv(llamafactory.PYTHON, str(tmp_path / "python"))
-    with pytest.raises(ConfigError, match="is no program"):
+    with pytest.raises(ConfigError, match="not an executable program"):
         llamafactory.train(bare, [store], tmp_path / "new", OPTIONS)
 
 
@@ -166,7 +166,7 @@ def test_its_failures_are_told(
     told = (tmp_path / "new" / "training" / "train.yaml").read_text().splitlines()
     assert ("learning_rate: 1.00000000e-02" in told and "use_cpu: true" in told) or llamafactory._has_gpu()
     assert not [line for line in told if line.startswith("warmup_ratio")]
-    with pytest.raises(ConfigError, match="did not end"):
+    with pytest.raises(ConfigError, match="unfinished training"):
         llamafactory.train(bare, [store], tmp_path / "new", OPTIONS)
 
 
@@ -177,5 +177,5 @@ def test_a_model_whose_template_is_not_known_is_refused(
     (bare / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(ConfigError, match="'mamba'"):
         llamafactory.train(bare, [store], tmp_path / "new", OPTIONS)
-    with pytest.raises(ConfigError, match="no model's directory"):
+    with pytest.raises(ConfigError, match="expected a model's directory"):
         llamafactory.train(tmp_path, [store], tmp_path / "new", OPTIONS)

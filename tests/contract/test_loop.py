@@ -29,9 +29,8 @@ from understudy.train.algorithms.advantages import with_signal
 from understudy.train.data.load import read_groups
 from understudy.train.loop.batches import STALE
 from understudy.train.loop.curriculum import choose
-from understudy.train.loop.loop import Loop
 from understudy.train.loop.state import GroupRef, LoopDirectory, LoopState, StepState
-from understudy.train.loop.watcher import Watcher
+from understudy.train.loop.watcher import LoopStatus, Watcher
 from understudy.types import Call
 
 from fakes.control import weights_in
@@ -98,9 +97,9 @@ class Noting(Watcher):
     def __init__(self, stepped: Callable[[StepState], None] = lambda _: None) -> None:
         self._stepped = stepped
         self.lines: list[str] = []
-        self._loop: Loop | None = None
+        self._loop: LoopStatus | None = None
 
-    def began(self, loop: Loop) -> None:
+    def began(self, loop: LoopStatus) -> None:
         self._loop = loop
 
     def stepped(self, step: StepState) -> None:
@@ -442,7 +441,7 @@ async def test_two_loops_do_not_share_a_directory(order: Order, policy: FakePoli
     class Second(Watcher):
         said = ""
 
-        def began(self, loop: Loop) -> None:
+        def began(self, loop: LoopStatus) -> None:
             from understudy.util.locks import locked
 
             try:
@@ -460,5 +459,5 @@ async def test_weights_that_are_gone_are_told(order: Order, policy: FakePolicy):
     order = at(order, policy, steps=1)
     summary = await run(order)
     shutil.rmtree(summary.weights)
-    with pytest.raises(ConfigError, match="weights that the loop goes on from, are gone"):
+    with pytest.raises(ConfigError, match="the weights that the loop continues from, is missing"):
         await run(replace(order, steps=2))

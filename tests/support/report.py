@@ -176,7 +176,7 @@ def put_loop(
             model="tiny",
             model_digest="0",
             tasks={},
-            steps=len(steps) if planned is None else planned,
+            steps=max(1, len(steps)) if planned is None else planned,
             groups=2,
             samples=4,
             manner={"temperature": 0.7},

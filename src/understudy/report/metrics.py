@@ -45,7 +45,9 @@ def read_steps(file: Path) -> tuple[tuple[TrainingStep, ...], tuple[str, ...]]:
     except FileNotFoundError:
         return (), ()
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+        raise ConfigError(
+            f"{file} cannot be read: {error.strerror}; make it readable, or give another directory"
+        ) from error
     steps: dict[int, TrainingStep] = {}
     idle: set[int] = set()
     lost = 0

@@ -63,7 +63,9 @@ def draw(figures: ReportFigures, path: Path) -> None:
         with atomic_path(path) as fresh:
             drawn.savefig(fresh, format="png")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror or error}; choose another --output"
+        ) from error
 
 
 def _chosen(figures: ReportFigures) -> tuple[LineChart | ForestChart, list[LineChart]]:

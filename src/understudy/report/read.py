@@ -40,7 +40,7 @@ def read(directories: Sequence[Path], labels: Sequence[str] = ()) -> ReportFigur
     if not is_loop(first) and (first / "store.db").is_file():
         return _of_runs(directories, labels or _names(directories))
     if labels:
-        raise ConfigError(f"--label: {first} is no run, and only runs are given names; leave it out")
+        raise ConfigError(f"--label: {first} is not a run, and only runs have labels; remove it")
     if is_loop(first):
         return _of_loop(first)
     if (metrics := metrics_file(first)) is not None:

@@ -33,7 +33,9 @@ def parse_trackers(choice: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in choice.split(",") if name.strip())
     for name in names:
         if name not in TRACKERS:
-            raise ConfigError(f"--track: {name!r} is none of auto, none, {', '.join(TRACKERS)}")
+            raise ConfigError(
+                f"--track: {name!r} is not supported; expected auto, none, or some of {', '.join(TRACKERS)}"
+            )
         if find_spec(name) is None:
             raise ConfigError(f"--track: {name} is not installed; install it: pip install {name}")
     return names
@@ -101,7 +103,9 @@ class MetricsWriter:
             self._path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in earlier))
             self._file = self._path.open("ab")
         except OSError as error:
-            raise ConfigError(f"{self._path}: cannot be written: {error.strerror}") from error
+            raise ConfigError(
+                f"{self._path}: cannot be written: {error.strerror}; make room, or choose another --output"
+            ) from error
 
     def __enter__(self) -> Self:
         self._trackers.__enter__()

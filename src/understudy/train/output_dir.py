@@ -45,7 +45,7 @@ def claim_output(
 def _make_ready(output: Path, *, resume: bool, overwrite: bool, needed: Iterable[Path]) -> None:
     inside = next((each for each in needed if each.resolve().is_relative_to(output.resolve())), None)
     if overwrite and inside is not None:
-        raise ConfigError(f"{output} holds {inside}, which is learned from; choose another --output")
+        raise ConfigError(f"{output} holds {inside}, which is training data; choose another --output")
     # Killed while the model was being put in place: what lies beside the training is of it.
     unfinished = (output / TRAINING / _FINAL).is_dir()
     if (output / "config.json").exists():
@@ -55,18 +55,18 @@ def _make_ready(output: Path, *, resume: bool, overwrite: bool, needed: Iterable
             raise ConfigError(f"{output} holds a model that no training wrote; choose another --output")
         _remove(output)
     elif output.is_dir() and not unfinished and any(path.name != TRAINING for path in output.iterdir()):
-        raise ConfigError(f"{output} is not empty, and what is there is no model; choose another --output")
+        raise ConfigError(f"{output} is not empty, and what it holds is not a model; choose another --output")
     elif _holds_more_than_a_lock(output / TRAINING) and not resume:
         if not overwrite:
             raise ConfigError(
-                f"{output} holds a training that did not end; go on with it by --resume, or begin anew by "
+                f"{output} holds an unfinished training; continue it with --resume, or start again with "
                 "--overwrite"
             )
         _remove(output if unfinished else output / TRAINING)
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{output}: cannot be made: {error.strerror}; choose another --output") from error
+        raise ConfigError(f"{output}: cannot be created: {error.strerror}; choose another --output") from error
 
 
 def _remove(directory: Path) -> None:
@@ -88,7 +88,7 @@ def last_checkpoint(directory: Path, resume: bool | Path, mark: str = "trainer_s
     if isinstance(resume, Path):
         if not (resume / mark).is_file():
             raise ConfigError(
-                f"{resume} is no checkpoint of this training; those are in DIR/{TRAINING}/{CHECKPOINTS}"
+                f"{resume} is not a checkpoint of this training; expected one in DIR/{TRAINING}/{CHECKPOINTS}"
             )
         return resume
     candidates = (directory / CHECKPOINTS).glob("checkpoint-*") if resume else ()

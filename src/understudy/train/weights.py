@@ -50,12 +50,12 @@ class WeightsRecord(msgspec.Struct, frozen=True, kw_only=True):
 def check_model(directory: Path) -> None:
     """Raise ConfigError unless a directory holds a model, its tokenizer and its chat template."""
     if not directory.is_dir():
-        raise ConfigError(f"{directory} is no directory; give one with a model in the form of Hugging Face")
+        raise ConfigError(f"{directory} is no directory; expected one with a Hugging Face model")
     if not (directory / "config.json").is_file():
-        raise ConfigError(f"{directory} has no config.json, so it is no model; give a model's directory")
+        raise ConfigError(f"{directory} has no config.json; expected the directory of a model")
     if not (directory / "tokenizer.json").is_file():
         raise ConfigError(
-            f"{directory} has no tokenizer.json; copy it there from the model that this one comes of"
+            f"{directory} has no tokenizer.json; copy it there from the model that this one was made of"
         )
     if not has_template(directory):
         raise ConfigError(
@@ -77,7 +77,9 @@ def has_template(directory: Path) -> bool:
     try:
         return bool(msgspec.json.decode(content, type=dict[str, Any]).get("chat_template"))
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{directory / 'tokenizer_config.json'}: holds no JSON object ({error})") from error
+        raise ConfigError(
+            f"{directory / 'tokenizer_config.json'}: invalid JSON ({error}); download it again"
+        ) from error
 
 
 def load_model(directory: Path, options: TrainOptions) -> Any:
@@ -127,7 +129,9 @@ def load_chat_tokenizer(directory: Path) -> Any:
     try:
         tokenizer = auto.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library, and the one below it, raise whatever they met
-        raise ConfigError(f"{directory}: its tokenizer cannot be loaded: {error}") from error
+        raise ConfigError(
+            f"{directory}: its tokenizer cannot be loaded: {error}; download it again with the model"
+        ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     return tokenizer
@@ -140,12 +144,14 @@ def check_vocabulary(directory: Path, model: Any) -> None:
     try:
         size = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab_size()
     except Exception as error:  # what `tokenizers` raises has no narrower class
-        raise ConfigError(f"{directory / 'tokenizer.json'}: makes no sense ({error})") from error
+        raise ConfigError(
+            f"{directory / 'tokenizer.json'}: invalid tokenizer ({error}); download it again with the model"
+        ) from error
     rows = vocabulary_size(model)
     if size > rows:
         raise ConfigError(
-            f"{directory}: the tokenizer has {size} tokens and the model embeddings for {rows}; they do not "
-            "belong together"
+            f"{directory}: the tokenizer has {size} tokens and the model embeddings for {rows}; use the "
+            "tokenizer that the model was trained with"
         )
 
 
@@ -199,7 +205,7 @@ def explain_out_of_memory(options: TrainOptions) -> Generator[None]:
             advice.append("give --gradient-checkpointing")
         if options.lora is None:
             advice.append("train an adapter: --lora")
-        raise ConfigError(f"the GPU has no memory left ({first}); {', or '.join(advice)}") from error
+        raise ConfigError(f"the GPU is out of memory ({first}); {', or '.join(advice)}") from error
 
 
 def save_model(
@@ -232,7 +238,7 @@ def save_model(
                 torch.save({**state, "trained": trained_weights(model)}, fresh / TRAINING / "state.pt")
     except Exception as error:  # safetensors and torch raise classes of their own where there is no room
         raise ConfigError(
-            f"{target}: the model cannot be written: {error}; make room, or choose another place"
+            f"{target}: the model cannot be written: {error}; make room, or choose another --output"
         ) from error
 
 
@@ -246,7 +252,7 @@ def load_state(directory: Path, model: Any) -> dict[str, Any]:
     path = directory / TRAINING / "state.pt"
     if not path.is_file():
         raise ConfigError(
-            f"{directory} holds no state of training ({TRAINING}/state.pt), so it cannot be resumed; start with "
+            f"{directory} cannot be resumed: its training state ({TRAINING}/state.pt) is missing; start with "
             "it as the model instead"
         )
     device = next(model.parameters()).device
@@ -261,7 +267,7 @@ def load_state(directory: Path, model: Any) -> dict[str, Any]:
                 value.copy_(trained[name])
     except (RuntimeError, KeyError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise ConfigError(
-            f"{path}: is no state of training of this model ({error}); resume with the same options"
+            f"{path}: invalid training state for this model ({error}); resume with the same options"
         ) from error
     return state
 
@@ -273,7 +279,9 @@ def read_weights_record(directory: Path) -> WeightsRecord | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{directory / TRAINING / 'written.json'}: cannot be read ({error})") from error
+        raise ConfigError(
+            f"{directory / TRAINING / 'written.json'}: cannot be read ({error}); use another checkpoint"
+        ) from error
 
 
 def trained_weights(model: Any) -> dict[str, torch.Tensor]:
@@ -303,7 +311,9 @@ def _adapted(model: Any, lora: LoraOptions) -> Any:
     try:
         adapted = get_peft_model(model, config)
     except ValueError as error:
-        raise ConfigError(f"lora.modules: the model has no such layers ({error})") from error
+        raise ConfigError(
+            f"lora.modules: no such layers in the model ({error}); expected names of its linear layers"
+        ) from error
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)

@@ -30,7 +30,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     "no address": (["{model}", "-t", "{train}", "--groups", "2", "--backend", "vllm"], "--base-url"),
     "no such server": (["{model}", "-t", "{train}", "--backend", "openai"], "served by embedded, vllm, sglang"),
     "no such device": ([*TWO, "--device", "tpu"], "'cpu', 'cuda'"),
-    "no such tracker": ([*TWO, "--track", "abacus"], "'abacus' is none of"),
+    "no such tracker": ([*TWO, "--track", "abacus"], "'abacus' is not supported"),
     "no adapter to publish": ([*TWO, "--publish", "lora"], "--lora"),
     "no such option": (["{model}", "-t", "{train}", "--advantage", "luck"], "luck"),
 }  # fmt: skip

@@ -82,7 +82,7 @@ def test_what_cannot_be_trained_on_is_said_before_torch_is_there(place: Path, tm
         (("grpo", place / "model", "--from", place / "without"), "GRPO needs token ids and logprobs"),
         (("sft", place / "model", "--from", tmp_path / "foreign"), "nothing to imitate"),
         (("sft", tmp_path, "--from", place / "run"), "no config.json"),
-        (("sft", place / "model", "--from", place / "run", "--track", "x"), "'x' is none of"),
+        (("sft", place / "model", "--from", place / "run", "--track", "x"), "'x' is not supported"),
         (("sft", place / "model", "--from", place / "run", "--engine", "axolotl"), "'axolotl' is not one of"),
         (("sft", place / "model", "--from", place / "run", *FACTORY, "--resume"), "--resume means nothing"),
         (("sft", place / "model", "--from", place / "run", *FACTORY, "--threshold", "0.5"), "--threshold means"),
@@ -179,7 +179,7 @@ def test_what_is_learned_from_is_not_overwritten(tmp_path: Path):
     for each in (model, linked, model / "training" / "checkpoint"):
         needed = [tmp_path / "run", each]
         with (
-            pytest.raises(ConfigError, match="is learned from; choose another"),
+            pytest.raises(ConfigError, match="is training data; choose another"),
             claim_output(model, resume=False, overwrite=True, needed=needed),
         ):
             pass

@@ -200,7 +200,7 @@ def test_what_is_no_run(tmp_path: Path):
     with pytest.raises(ConfigError, match="2 labels for 1 runs"):
         read([put_run(tmp_path / "run", WORSE)], ["a", "b"])
     loop = put_loop(tmp_path / "loop", [WORSE])
-    with pytest.raises(ConfigError, match=r"--label: .*loop is no run"):
+    with pytest.raises(ConfigError, match=r"--label: .*loop is not a run"):
         read([loop], ["a"])
     with pytest.raises(ConfigError, match="is a loop, which is reported alone"):
         read([tmp_path / "run", loop])

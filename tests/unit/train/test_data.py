@@ -77,7 +77,7 @@ def test_rows_of_an_export_that_make_no_sense_are_said(run: Path, tmp_path: Path
     whole = parquet.ParquetFile(path).read()
     masks = whole.column_names.index("assistant_masks")
     for change, said in (
-        (whole.set_column(masks, "assistant_masks", pyarrow.array([[1]] * len(whole))), "not as many masks"),
+        (whole.set_column(masks, "assistant_masks", pyarrow.array([[1]] * len(whole))), "expected as many masks"),
         (whole.set_column(masks, "assistant_masks", whole["input_ids"]), "assistant_masks"),
         (whole.drop_columns(["reward"]), "cannot be read|missing required"),
     ):
@@ -154,7 +154,7 @@ def test_groups_survive_a_file(tmp_path: Path):
     write_groups(tmp_path / "groups", given)
     assert read_groups(tmp_path / "groups") == given
     (tmp_path / "groups").write_bytes(b"\xc1")
-    with pytest.raises(ConfigError, match="no groups"):
+    with pytest.raises(ConfigError, match="invalid file of rollout groups"):
         read_groups(tmp_path / "groups")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_groups(tmp_path / "none")

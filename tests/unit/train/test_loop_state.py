@@ -13,7 +13,6 @@ from understudy.train.data.groups import RolloutGroup, TokenSequence, TrainingRo
 from understudy.train.loop import batches
 from understudy.train.loop.batches import group_age
 from understudy.train.loop.curriculum import Rate
-from understudy.train.loop.retention import prune
 from understudy.train.loop.state import (
     Evaluation,
     GroupRef,
@@ -21,6 +20,7 @@ from understudy.train.loop.state import (
     LoopDirectory,
     LoopState,
     StepState,
+    prune,
     step_number,
     version_name,
 )
@@ -143,7 +143,7 @@ DAMAGED = (b"", b"{", b"[]", b'{"version": 3}', b"\xff\xfe")
 )
 def test_a_damaged_state_is_told_with_its_file(tmp_path: Path, content: bytes):
     (tmp_path / "state.json").write_bytes(content)
-    with pytest.raises(StoreError, match=r"state\.json: is not what this release writes"):
+    with pytest.raises(StoreError, match=r"state\.json: invalid content"):
         LoopDirectory(tmp_path).load()
 
 

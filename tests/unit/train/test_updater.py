@@ -306,7 +306,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path):
     vocabulary = definition["model"]["vocab"]
     vocabulary |= {f"x{number}": len(vocabulary) + number for number in range(50)}
     (model / "tokenizer.json").write_text(json.dumps(definition))
-    with pytest.raises(ConfigError, match="do not belong together"):
+    with pytest.raises(ConfigError, match="use the tokenizer that the model was trained with"):
         Updater(model, OPTIONS)
 
 
@@ -315,7 +315,7 @@ def test_what_was_not_saved_by_training_cannot_be_resumed(model: Path, tmp_path:
         Updater(model, OPTIONS, resume=model)
     updater = Updater(model, OPTIONS)
     saved = updater.save(tmp_path / "saved")
-    with pytest.raises(ConfigError, match="no state of training of this model"):
+    with pytest.raises(ConfigError, match="invalid training state for this model"):
         Updater(model, structs.replace(OPTIONS, lora=LoraOptions(rank=4)), resume=saved)
 
 

@@ -6,10 +6,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from understudy.cli.display.live import Drawn
-from understudy.train.loop.watcher import Watcher
+from understudy.train.loop.watcher import LoopStatus, Watcher
 
 if TYPE_CHECKING:
-    from understudy.train.loop.loop import Loop
     from understudy.train.loop.state import Evaluation, StepState
 
 
@@ -20,7 +19,7 @@ class LoopDisplay(Watcher, Drawn):
 
     def __init__(self) -> None:
         super().__init__()
-        self._loop: Loop | None = None
+        self._loop: LoopStatus | None = None
         self._stage = "starting"
         self._said: list[str] = []
         self._lock = threading.Lock()
@@ -30,7 +29,7 @@ class LoopDisplay(Watcher, Drawn):
         self._stage = text
         self.changed.set()
 
-    def began(self, loop: Loop) -> None:
+    def began(self, loop: LoopStatus) -> None:
         """See Watcher."""
         self._loop = loop
         if loop.state.steps:

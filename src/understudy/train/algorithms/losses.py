@@ -125,7 +125,7 @@ def policy_loss(
         ("entropy", options.entropy_coefficient > 0, entropy),
     ):
         if wanted and tensor is None:
-            raise ValueError(f"the options given need {name}")
+            raise ValueError(f"these options need {name}, which are missing")
     if rollout_tokens is None:
         rollout_tokens = tokens_of_rollouts(mask, rollout_index, len(advantages))
     # Before anything is computed of them: what stands off the mask may be inf or NaN, and 0 · NaN is NaN.

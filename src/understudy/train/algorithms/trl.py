@@ -94,7 +94,7 @@ def run_trl_training(
     if losses and not math.isfinite(losses[-1]):
         raise ConfigError(
             f"the loss became {losses[-1]}, and no model was written; lower --learning-rate (now "
-            f"{options.learning_rate}) and begin anew: --overwrite"
+            f"{options.learning_rate}) and start again with --overwrite"
         )
     steps = int(trainer.state.global_step)
     install_model(loaded, model, output, WeightsRecord(version="", step=steps, base=str(model)))
@@ -167,7 +167,7 @@ def _checkpoint_saver(save: Callable[..., None], checkpoints: Path) -> Callable[
             raise
         except Exception as error:  # torch, safetensors and tokenizers have four words for a disk that is full
             raise ConfigError(
-                f"{checkpoints}: a checkpoint cannot be written: {error}; make room, then go on with --resume"
+                f"{checkpoints}: a checkpoint cannot be written: {error}; make room, then use --resume"
             ) from error
 
     return saved
@@ -179,7 +179,9 @@ def _checkpoint_step(checkpoint: Path) -> int:
     try:
         return int(msgspec.json.decode(path.read_bytes(), type=dict[str, Any])["global_step"])
     except (OSError, msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: is damaged ({error}); go on from another by --checkpoint") from error
+        raise ConfigError(
+            f"{path}: is damaged ({error}); resume from another checkpoint with --checkpoint"
+        ) from error
 
 
 def nothing_to_learn(what: str, left_out: Counter[str], advice: str) -> ConfigError:

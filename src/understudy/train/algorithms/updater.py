@@ -95,7 +95,10 @@ class Updater:
         self.step = 0
         written = None if resume is None else read_weights_record(resume)
         if resume is not None and written is None:
-            raise ConfigError(f"{resume} was not saved by a training, so it cannot be resumed")
+            raise ConfigError(
+                f"{resume} cannot be resumed: expected a directory that a training saved; "
+                "start with it as the model instead"
+            )
         import torch
 
         seed(options.seed)

@@ -49,7 +49,7 @@ class _ExportedSequence(msgspec.Struct):
 
     def __post_init__(self) -> None:
         if not len(self.input_ids) == len(self.assistant_masks) == len(self.logprobs):
-            raise ValueError("there are not as many masks and logprobs as tokens")
+            raise ValueError("expected as many masks and logprobs as tokens")
 
 
 def load_groups(
@@ -149,7 +149,7 @@ def write_groups(path: Path, groups: Iterable[RolloutGroup]) -> None:
             fresh.write_bytes(msgspec.msgpack.encode(list(groups)))
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be written: {error.strerror}; make room, then give the same command again"
+            f"{path}: cannot be written: {error.strerror}; make room, then run the same command again"
         ) from error
 
 
@@ -158,9 +158,9 @@ def read_groups(path: Path) -> list[RolloutGroup]:
     try:
         return msgspec.msgpack.decode(path.read_bytes(), type=list[RolloutGroup])
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; run the step again") from error
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path}: holds no groups of rollouts ({error})") from error
+        raise ConfigError(f"{path}: invalid file of rollout groups: {error}; run the step again") from error
 
 
 def format_counts(left_out: Counter[str]) -> str:
@@ -239,7 +239,7 @@ def _exported(directory: Path, *, logprobs: bool, left_out: Counter[str]) -> Ite
     try:
         rows = msgspec.convert(read_rows(path, _ExportedSequence.__struct_fields__), list[_ExportedSequence])
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: is no export in the format {TOKENS} ({error}); export it again") from error
+        raise ConfigError(f"{path}: invalid export in the format {TOKENS}: {error}; export it again") from error
     sequences: dict[str, dict[str, list[TokenSequence]]] = {}
     rewards: dict[str, float] = {}
     for row in rows:

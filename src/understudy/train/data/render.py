@@ -85,7 +85,9 @@ class Renderer:
         try:
             eos: Any = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
         except (OSError, ValueError, AttributeError) as error:
-            raise ConfigError(f"{path}: holds no JSON object ({error}); get it again from the model") from error
+            raise ConfigError(
+                f"{path}: expected a JSON object ({error}); download it again with the model"
+            ) from error
         ids = cast("list[Any]", eos) if isinstance(eos, list) else [eos]
         return {each for each in (*ids, self._tokenizer.eos_token_id) if isinstance(each, int)}
 
@@ -129,7 +131,7 @@ def decoded_rows(directory: Path) -> Iterator[dict[str, Any]]:
                 row[name] = [json.loads(each) if isinstance(each, str) else each for each in row[name]]
         except (ValueError, TypeError) as error:
             raise ConfigError(
-                f"{path}: row {number}: {name} are no messages ({error}); export it again"
+                f"{path}: row {number}: invalid messages in {name} ({error}); export it again"
             ) from error
         yield row
 

@@ -46,7 +46,7 @@ def load_tokenizer(model: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # what `tokenizers` raises has no narrower class
-        raise ConfigError(f"{path}: makes no sense ({error}); get it again from the model") from error
+        raise ConfigError(f"{path}: invalid tokenizer ({error}); download it again with the model") from error
 
 
 def _check(source: Path, tokenizer: tokenizers.Tokenizer, model: Path, calls: Iterable[Call]) -> None:

@@ -101,7 +101,7 @@ def train(
         raise ConfigError(f"{output} is not empty; choose another --output")
     directory_ = output / TRAINING
     if directory_.exists():
-        raise ConfigError(f"{directory_} is of a training that did not end; remove it, or choose another --output")
+        raise ConfigError(f"{directory_} holds an unfinished training; remove it, or choose another --output")
     directory_.mkdir(parents=True)
     left_out = Counter[str]()
     chosen = Selection(
@@ -144,7 +144,10 @@ def command() -> list[str]:
     python = os.environ.get(PYTHON)
     if python:
         if shutil.which(python) is None:
-            raise ConfigError(f"{PYTHON} names {python}, which is no program")
+            raise ConfigError(
+                f"{PYTHON} names {python}, which is not an executable program; expected "
+                "the python of LLaMA-Factory's environment"
+            )
         return [python, "-c", _RUN]
     program = shutil.which("llamafactory-cli")
     if program is None:
@@ -159,11 +162,11 @@ def _template(model: Path) -> str:
     try:
         kind = msgspec.json.decode((model / "config.json").read_bytes(), type=_Config).model_type
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{model} is no model's directory: config.json: {error}") from error
+        raise ConfigError(f"{model} expected a model's directory: config.json: {error}") from error
     if kind not in _TEMPLATES:
         raise ConfigError(
-            f"{model} is a model of the kind {kind!r}, of which the chat template is not known to us by "
-            f"LLaMA-Factory's name; known are {', '.join(sorted(_TEMPLATES))}. Export with `understudy export "
+            f"{model} has the unsupported model type {kind!r}: LLaMA-Factory's name of its chat template is "
+            f"unknown; supported: {', '.join(sorted(_TEMPLATES))}. Export with `understudy export "
             "llamafactory --template NAME` and run llamafactory-cli on the config that it writes"
         )
     return _TEMPLATES[kind]
@@ -182,7 +185,7 @@ def _data(
     ready = [source for source in sources if (source / exporting.CONFIG).is_file()]
     if ready:
         if len(sources) > 1:
-            raise ConfigError(f"{ready[0]} is a data set of LLaMA-Factory: give it alone")
+            raise ConfigError(f"{ready[0]} is a LLaMA-Factory data set: it must be the only --from")
         source = ready[0].resolve()
         lines = (source / "train.jsonl").read_bytes().count(b"\n") if (source / "train.jsonl").is_file() else 0
         if not lines or not (source.parent / exporting.INFO).is_file():
@@ -291,7 +294,7 @@ def _run(order: list[str], log: Path, on_line: Callable[[str], None] | None) -> 
                 start_new_session=True,
             )
         except OSError as error:
-            raise ConfigError(f"{order[0]} cannot be run: {error.strerror}") from error
+            raise ConfigError(f"{order[0]} cannot be run: {error.strerror}; check {PYTHON}") from error
         with process:
             assert process.stdout is not None
             try:
@@ -309,10 +312,10 @@ def _run(order: list[str], log: Path, on_line: Callable[[str], None] | None) -> 
     if "out of memory" in output.lower():
         raise ConfigError(
             "LLaMA-Factory ran out of memory: lower --max-tokens, give --gradient-checkpointing, or train a LoRA; "
-            f"its words are in {log}"
+            f"see its output in {log}"
         )
     raise ConfigError(
-        f"LLaMA-Factory ended with exit code {process.returncode}; its words are in {log}, the last of them: "
+        f"LLaMA-Factory ended with exit code {process.returncode}; see its output in {log}, which ends: "
         f"{output[-_LAST_WORDS:].strip() or 'none'}"
     )
 

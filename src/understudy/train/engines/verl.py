@@ -82,7 +82,7 @@ def outputs(
             f"{lengths.prompt} and data.max_response_length {lengths.response}; raise them"
         )
     if any(each.logprobs is None for each in fitting):
-        raise ConfigError(f"{rollout.rollout_id}: it has sequences without logprobs")
+        raise ConfigError(f"{rollout.rollout_id}: sequences without logprobs; collect them with tokens in and out")
     return [
         AgentLoopOutput(
             prompt_ids=each.prompt,
@@ -122,7 +122,7 @@ def data_proto(
     counts = Counter[str]() if left_out is None else left_out
     rows = list(_keyed(groups, lengths, counts))
     if not rows:
-        raise ConfigError(f"there is nothing for verl: {dict(counts) or 'no groups were given'}")
+        raise ConfigError(f"no rows for verl: {dict(counts) or 'expected at least one group of rollouts'}")
     size = (len(rows), lengths.response)
     prompts = torch.full((len(rows), lengths.prompt), pad_id)
     responses = torch.full(size, pad_id)

@@ -81,7 +81,8 @@ class UnderstudyLoop(AgentLoopBase):
         instance = (kwargs.get("extra_info") or {}).get("instance_id")
         if not instance:
             raise ConfigError(
-                "the row has no extra_info.instance_id; make the dataset with `understudy export verl --form rl`"
+                "extra_info.instance_id is missing in the row; "
+                "make the dataset with `understudy export verl --form rl`"
             )
         began = time.monotonic()
         bridge = await self._bridge()
@@ -146,7 +147,9 @@ class UnderstudyLoop(AgentLoopBase):
             raise
         if not (directory / "store.db").exists():
             message = stderr[-_LAST_WORDS:].decode(errors="replace").strip()
-            raise BackendError(f"understudy run ended with exit code {process.returncode}: {message or 'no word'}")
+            raise BackendError(
+                f"understudy run ended with exit code {process.returncode}: {message or 'no output'}"
+            )
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

@@ -71,7 +71,7 @@ def usable(tasks: Iterable[str], refused: Mapping[str, str]) -> list[str]:
     left = [task for task in tasks if task not in refused]
     if not left:
         reasons = "\n".join(f"  {task}: {reason}" for task, reason in list(refused.items())[:5])
-        raise TaskError(f"there is nothing to learn from, for no task passed validation:\n{reasons}")
+        raise TaskError(f"no task passed validation, so there is nothing to learn from:\n{reasons}")
     return left
 
 

@@ -26,7 +26,6 @@ from understudy.train.data.groups import RolloutGroup
 from understudy.train.data.load import write_groups
 from understudy.train.loop.batches import derive_seed, select_enough_groups, start_step, usable
 from understudy.train.loop.curriculum import Rate
-from understudy.train.loop.retention import prune
 from understudy.train.loop.state import (
     Evaluation,
     GroupRef,
@@ -35,6 +34,7 @@ from understudy.train.loop.state import (
     LoopState,
     StepState,
     make_durable,
+    prune,
     step_number,
     version_name,
 )

@@ -234,7 +234,7 @@ def _evaluated(evaluation: Evaluation) -> EvaluationSummary:
 def _check_publish_method(config: LoopConfig, runtime: LoopRuntime, options: GRPOOptions) -> None:
     """Raise ConfigError for a way to publish that would fail once much had been done."""
     if runtime.publish == "lora" and options.lora is None:
-        raise ConfigError("--publish lora: there is no adapter to publish; train one, with --lora")
+        raise ConfigError("--publish lora: no adapter is trained; add --lora")
     if runtime.publish == "sleep" and config.asynchronous:
         raise ConfigError(
             "--publish sleep: a server that sleeps while the policy is updated collects nothing meanwhile; leave "
@@ -247,7 +247,7 @@ def _existing_weights(directory: LoopDirectory, weights: str) -> Path:
     path = directory.absolute(weights)
     if not path.is_dir():
         raise ConfigError(
-            f"{path}, weights that the loop goes on from, are gone; put them back, or begin anew in another "
+            f"{path}, the weights that the loop continues from, is missing; restore it, or start again in another "
             "--output-dir"
         )
     return path

@@ -11,7 +11,9 @@ evaluations/step-0000/         the held-out tasks, as the policy of that step so
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -192,7 +194,7 @@ class LoopState(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if any(step.step != number for number, step in enumerate(self.steps, 1)):
-            raise ValueError("the steps are not numbered from 1 on")
+            raise ValueError("expected steps numbered from 1 on")
 
     @property
     def done(self) -> int:
@@ -345,7 +347,7 @@ def read(path: Path, kind: type[_T]) -> _T | None:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StoreError(
-            f"{path}: is not what this release writes ({error}); mend it, or begin anew in another --output-dir"
+            f"{path}: invalid content ({error}); restore it, or start again in another --output-dir"
         ) from error
 
 
@@ -375,7 +377,7 @@ def make_durable(path: Path) -> None:
 
 
 def _unwritten(path: Path, error: OSError) -> StoreError:
-    return StoreError(f"{path}: cannot be written: {error.strerror}; make room, then give the same command again")
+    return StoreError(f"{path}: cannot be written: {error.strerror}; make room, then run the same command again")
 
 
 def _named(keys: list[str], before: dict[str, Any], now: dict[str, Any]) -> str:
@@ -393,3 +395,27 @@ def _named(keys: list[str], before: dict[str, Any], now: dict[str, Any]) -> str:
         else:
             parts.append(f"{key}: {before.get(key)!r} before, {now[key]!r} now")
     return "; ".join(parts)
+
+
+def prune(directory: LoopDirectory, state: LoopState, keep: int) -> None:
+    """Remove weights but those that answer, those that did best, and the last ones, `keep` in all.
+
+    What waits to be published stays. What a kill left of a directory or file that was being written goes: nobody
+    may be writing.
+    """
+    trained = {step.version: step.step for step in state.published() if step.weights is not None}
+    ranked = [state.version]
+    tried = [each for each in state.evaluations if each.version in trained and each.total]
+    if tried:
+        ranked.append(max(tried, key=lambda each: (each.solved / each.total, each.step)).version)
+    ranked += sorted(trained, key=lambda version: -trained[version])
+    retained = list(dict.fromkeys(ranked))[: max(1, keep)]
+    for version, number in trained.items():
+        if version not in retained:
+            shutil.rmtree(directory.weights(number), ignore_errors=True)
+    for leftover in (path for end in ("new", "old") for path in directory.root.glob(f"steps/*/.*.{end}")):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                leftover.unlink()

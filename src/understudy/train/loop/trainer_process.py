@@ -59,7 +59,9 @@ class TrainerProcess(Child):
     async def _ended(self) -> ConfigError:
         killed = await self._wait() == -9
         why = "; the machine may have no memory left: lower --micro-batch-tokens" if killed else ""
-        return ConfigError(f"the trainer's process ended {self._how()}{why}; its last words: {self._last_words()}")
+        return ConfigError(
+            f"the trainer's process ended {self._how()}{why}; its last output: {self._last_words()}"
+        )
 
 
 def _error(info: ErrorInfo) -> UnderstudyError:

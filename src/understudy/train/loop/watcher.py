@@ -7,21 +7,28 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
-from understudy.train.loop.state import Evaluation, StepState, metrics_of
+from understudy.train.loop.state import Evaluation, LoopState, StepState, metrics_of
 from understudy.train.metrics import Trackers
 
-if TYPE_CHECKING:
-    from understudy.train.loop.loop import Loop
-
 _log = logging.getLogger(__name__)
+
+
+class LoopStatus(Protocol):
+    """A loop that can be asked how it goes on; see `loop.Loop`."""
+
+    state: LoopState
+
+    def line(self) -> str:
+        """Where it stands, in a line. Any thread may ask."""
+        ...
 
 
 class Watcher:
     """What a loop tells while it goes on. The base class listens to nothing."""
 
-    def began(self, loop: Loop) -> None:
+    def began(self, loop: LoopStatus) -> None:
         """The loop begins; its `line` may be asked from now on."""
 
     def stepped(self, step: StepState) -> None:
@@ -54,7 +61,7 @@ class TrackingWatcher(Watcher):
         self._do(lambda: self._trackers.__exit__(None, None, None))
         self._thread.shutdown()
 
-    def began(self, loop: Loop) -> None:
+    def began(self, loop: LoopStatus) -> None:
         """See Watcher."""
         self._inner.began(loop)
 

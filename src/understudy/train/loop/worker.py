@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
             order = msgspec.json.decode(line, type=TrainerCommand)
             _say(answers, _done(updater, order))
         except msgspec.MsgspecError as error:
-            _say(answers, {"error": ErrorInfo("config", "ConfigError", f"an order makes no sense: {error}")})
+            _say(answers, {"error": ErrorInfo("config", "ConfigError", f"invalid command: {error}")})
         except UnderstudyError as error:
             _say(answers, {"error": info_of(error)})
 
@@ -104,7 +104,7 @@ def _done(updater: Any, order: TrainerCommand) -> dict[str, Any]:
     from understudy.train.data.load import read_groups
 
     if order.op != "update":
-        raise ConfigError(f"op is {order.op!r}; it must be update")
+        raise ConfigError(f"invalid op {order.op!r}; expected 'update'")
     report = updater.update(read_groups(Path(order.groups)), order.step, order.version or None)
     if order.weights:
         updater.save(Path(order.weights), order.version or None)

@@ -99,7 +99,9 @@ class DiskPublisher:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         if method not in self.ways:
-            raise ConfigError(f"this server takes no weights by {method!r}; give one of {', '.join(self.ways)}")
+            raise ConfigError(
+                f"unsupported way to publish to this server: {method!r}; expected one of {', '.join(self.ways)}"
+            )
         self.orders = ControlClient(base_url, api_key, missing=self.missing, timeout_s=timeout_s)
         self._method: PublishMethod = method
         self._adapter = adapter

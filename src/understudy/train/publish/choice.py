@@ -10,9 +10,8 @@ from typing import Any
 from understudy.errors import BackendError, ConfigError
 from understudy.train.publish.base import ADAPTER, PathMapping, Publisher, PublisherCapabilities
 from understudy.train.publish.control import TIMEOUT_S
-from understudy.train.publish.embedded import EmbeddedPublisher
 from understudy.train.publish.sglang import SGLangPublisher
-from understudy.train.publish.vllm import VLLMPublisher
+from understudy.train.publish.vllm import EmbeddedPublisher, VLLMPublisher
 
 
 def _transfer(base_url: str, **options: Any) -> Publisher:

@@ -98,5 +98,5 @@ class SGLangPublisher(DiskPublisher):
     async def _order(self, path: str, order: object) -> None:
         done = self.orders.decode(path, await self.orders.post(path, order), _CommandResult)
         if not done.success:
-            reason = done.error_message or done.message or "it does not say why"
-            raise BackendError(f"POST {self.orders.base}{path}: not done: {reason}", status=200)
+            reason = done.error_message or done.message or "no reason given"
+            raise BackendError(f"POST {self.orders.base}{path}: the server refused: {reason}", status=200)

@@ -98,7 +98,7 @@ class VLLMPublisher(DiskPublisher):
         else:
             raise BackendError(
                 f"{self.orders.base}: the prefix cache still holds what the old weights computed, and cannot be "
-                "reset; the server stays paused. Give the same command again"
+                "reset; the server stays paused. Run the same command again"
             )
         await self._name(version)
         await self.orders.post("/resume")
@@ -149,3 +149,11 @@ class VLLMPublisher(DiskPublisher):
 
     async def _name(self, version: str) -> None:
         await self.orders.post("/update_weight_version", {"new_version": version})
+
+
+class EmbeddedPublisher(VLLMPublisher):
+    """Has the embedded model's server load a directory in place (see Publisher)."""
+
+    ways = ("disk", "lora")
+    missing = "start the embedded model's server with --weights: scripted policies have none"
+    missing_lora = missing
