@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.agents.session_log import compare
+from understudy.agents.session_log import compare_session_log
 from understudy.store.store import Store
 from understudy.trajectory.tree import build
 
@@ -29,8 +29,8 @@ def test_a_rollout_and_its_log_agree(calc_tasks: Path, tmp_path: Path):
             lines = logs[name].splitlines(keepends=True)
             last = next(n for n in reversed(range(len(lines))) if json.loads(lines[n])["type"] == "assistant")
             cut = {**logs, name: b"".join(lines[:last])}
-            (finding,) = compare(cut, tree, cut_off=False)
+            (finding,) = compare_session_log(cut, tree, cut_off=False)
             assert finding.call_id == tree.nodes[-1].call.id
-            assert compare(cut, tree, cut_off=True) == []
+            assert compare_session_log(cut, tree, cut_off=True) == []
             changed = {**logs, name: logs[name].replace(b'"type":"text","text":"', b'"type":"text","text":"not ')}
-            assert compare(changed, tree, cut_off=False)
+            assert compare_session_log(changed, tree, cut_off=False)

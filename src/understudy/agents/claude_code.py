@@ -14,7 +14,7 @@ import orjson
 from understudy.agents import claude_sdk
 from understudy.agents.base import GATEWAY_SOCKET, AgentJob, AgentOutcome, AgentResult
 from understudy.agents.claude_install import binary_path, is_installed
-from understudy.agents.session_log import compare
+from understudy.agents.session_log import compare_session_log
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, SandboxError
 from understudy.sandbox.base import Completed, Mount, Sandbox
@@ -150,7 +150,7 @@ class ClaudeCode:
 
     def check(self, result: AgentResult, calls: Iterable[Call]) -> list[Finding]:
         """How the session's log differs from the calls."""
-        return compare(result.logs, build(calls), cut_off=result.outcome in ("timeout", "crashed"))
+        return compare_session_log(result.logs, build(calls), cut_off=result.outcome in ("timeout", "crashed"))
 
 
 def _cli_command(

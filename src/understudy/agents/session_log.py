@@ -19,7 +19,7 @@ from understudy.wire.decoding import decoded
 from understudy.wire.model import Block
 
 KIND = "session-log"
-MOST = 20
+FINDINGS_LIMIT = 20
 """The most findings of one attempt; a hostile log could make any number."""
 
 _SHOWN = 120
@@ -27,29 +27,29 @@ _SYNTHETIC = "<synthetic>"  # what the CLI writes itself in the assistant's name
 _UNLOGGED_ROLES = ("compaction", "auxiliary")
 
 
-class _Message(Struct):
+class _LoggedMessage(Struct):
     content: Raw
     id: str = ""
     model: str = ""
 
 
-class _Identified(Struct):
+class _ResponseId(Struct):
     id: str
 
 
-class _Line(Struct):
+class _LogLine(Struct):
     type: str = ""
     uuid: str = ""
     message: Raw = Raw(b"")
     isApiErrorMessage: bool = False
 
 
-_line = msgspec.json.Decoder(_Line).decode
-_message = msgspec.json.Decoder(_Message).decode
-_identified = msgspec.json.Decoder(_Identified).decode
+_line = msgspec.json.Decoder(_LogLine).decode
+_message = msgspec.json.Decoder(_LoggedMessage).decode
+_identified = msgspec.json.Decoder(_ResponseId).decode
 
 
-def compare(logs: Mapping[str, bytes], trajectory: Trajectory, *, cut_off: bool) -> list[Finding]:
+def compare_session_log(logs: Mapping[str, bytes], trajectory: Trajectory, *, cut_off: bool) -> list[Finding]:
     """How the session's JSONL files among `logs` differ from the calls; nothing when they agree.
 
     Every message of the log must be the answer of a call, with the same text, tool calls and inputs, but for what
@@ -57,11 +57,11 @@ def compare(logs: Mapping[str, bytes], trajectory: Trajectory, *, cut_off: bool)
     it summed up or asked for a title, or the answer holds nothing. `cut_off` when the agent was stopped, or
     crashed: then the last answer of a branch may be missing as well.
     """
-    found = list(_findings(logs, trajectory, cut_off))
-    if len(found) > MOST:
-        more = Finding(kind=KIND, message=f"and {len(found) - MOST + 1} more differences")
-        found = [*found[: MOST - 1], more]
-    return found
+    findings = list(_findings(logs, trajectory, cut_off))
+    if len(findings) > FINDINGS_LIMIT:
+        more = Finding(kind=KIND, message=f"and {len(findings) - FINDINGS_LIMIT + 1} more differences")
+        findings = [*findings[: FINDINGS_LIMIT - 1], more]
+    return findings
 
 
 def _findings(logs: Mapping[str, bytes], trajectory: Trajectory, cut_off: bool) -> Iterator[Finding]:
@@ -87,7 +87,7 @@ def _findings(logs: Mapping[str, bytes], trajectory: Trajectory, cut_off: bool) 
         if key not in answers:
             yield Finding(kind=KIND, message=f"the log has an answer that no call gave: message {key[:_SHOWN]}")
             continue
-        differences = {node.call.id: _difference(_given(node), blocks) for node in answers[key]}
+        differences = {node.call.id: _difference(_response_blocks(node), blocks) for node in answers[key]}
         if all(differences.values()):
             call_id, difference = list(differences.items())[-1]
             yield Finding(kind=KIND, message=str(difference), call_id=call_id)
@@ -136,7 +136,7 @@ def _message_id(node: Node) -> str:
         return ""
 
 
-def _given(node: Node) -> tuple[Block, ...]:
+def _response_blocks(node: Node) -> tuple[Block, ...]:
     """What a call was answered with; also the last words of a gateway whose budget was used up."""
     if node.answer is not None:
         return node.answer
@@ -151,7 +151,7 @@ def _may_be_missing(node: Node, cut_off: bool) -> bool:
     return (
         node.superseded
         or node.role in _UNLOGGED_ROLES
-        or not (_said(node.answer or ()) or _asked(node.answer or ()))
+        or not (_text(node.answer or ()) or _tool_calls(node.answer or ()))
         or (cut_off and not node.children)
     )
 
@@ -159,15 +159,15 @@ def _may_be_missing(node: Node, cut_off: bool) -> bool:
 # --- what must be equal --------------------------------------------------------------------------------
 
 
-def _difference(given: tuple[Block, ...], logged: list[Block]) -> str | None:
+def _difference(response: tuple[Block, ...], logged: list[Block]) -> str | None:
     """How a logged answer differs from the one that was given; None when it is the same."""
-    if (one := _said(given)) != (other := _said(logged)):
+    if (one := _text(response)) != (other := _text(logged)):
         return f"the log has the answer's text otherwise: {_first_difference(one, other)}"
-    calls, kept = _asked(given), _asked(logged)
-    names, kept_names = [(b.id, b.name) for b in calls], [(b.id, b.name) for b in kept]
-    if names != kept_names:
-        return f"the log has other tool calls in the answer: {_short(kept_names)}, not {_short(names)}"
-    for call, echo in zip(calls, kept, strict=True):
+    calls, logged_calls = _tool_calls(response), _tool_calls(logged)
+    names, logged_names = [(b.id, b.name) for b in calls], [(b.id, b.name) for b in logged_calls]
+    if names != logged_names:
+        return f"the log has other tool calls in the answer: {_short(logged_names)}, not {_short(names)}"
+    for call, echo in zip(calls, logged_calls, strict=True):
         if not _same_inputs(call.arguments, echo.arguments):
             return (
                 f"the log has other inputs of tool call {call.id[:_SHOWN]} ({call.name[:_SHOWN]}): "
@@ -176,41 +176,41 @@ def _difference(given: tuple[Block, ...], logged: list[Block]) -> str | None:
     return None
 
 
-def _said(blocks: list[Block] | tuple[Block, ...]) -> str:
+def _text(blocks: list[Block] | tuple[Block, ...]) -> str:
     """The text of an answer, without the blank blocks and the outer white space that the CLI drops."""
     return "\n".join(text for b in blocks if b.kind == "text" and (text := b.text.strip()))
 
 
-def _asked(blocks: list[Block] | tuple[Block, ...]) -> list[Block]:
+def _tool_calls(blocks: list[Block] | tuple[Block, ...]) -> list[Block]:
     return [block for block in blocks if block.kind == "tool_use"]
 
 
-def _same_inputs(given: str, logged: str) -> bool:
+def _same_inputs(response: str, logged: str) -> bool:
     """Whether inputs are the same but for what the CLI rewrites: defaults filled in, and what `_normal` levels."""
     try:
-        one, other = _normal(msgspec.json.decode(given)), _normal(msgspec.json.decode(logged))
+        one, other = _normalised(msgspec.json.decode(response)), _normalised(msgspec.json.decode(logged))
     except msgspec.DecodeError:
         return True  # Arguments that are no JSON: what the CLI keeps of them, it writes in a form of its own.
     except (RecursionError, OverflowError):
-        return given == logged
+        return response == logged
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return one == other
-    asked, kept = cast(dict[str, Any], one), cast(dict[str, Any], other)
-    return all(key in kept and kept[key] == value for key, value in asked.items())
+    response_inputs, logged_inputs = cast(dict[str, Any], one), cast(dict[str, Any], other)
+    return all(key in logged_inputs and logged_inputs[key] == value for key, value in response_inputs.items())
 
 
-def _normal(value: Any) -> Any:
+def _normalised(value: Any) -> Any:
     """A JSON value with numbers as JavaScript has them, and no white space at the ends of lines."""
     if isinstance(value, dict):
-        return {key: _normal(item) for key, item in cast(dict[str, Any], value).items()}
+        return {key: _normalised(item) for key, item in cast(dict[str, Any], value).items()}
     if isinstance(value, list):
-        return [_normal(item) for item in cast(list[Any], value)]
+        return [_normalised(item) for item in cast(list[Any], value)]
     if isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    return _trimmed(value) if isinstance(value, str) else value
+    return _without_trailing_space(value) if isinstance(value, str) else value
 
 
-def _trimmed(text: str) -> str:
+def _without_trailing_space(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines()).rstrip()
 
 

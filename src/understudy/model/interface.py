@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from understudy.model.hermes import Segment
-from understudy.model.protocol import ChatRequest, GenerateRequest, Message, Tool
+from understudy.model.protocol import GenerateRequest, Message, ServedChatRequest, Tool
 from understudy.model.vocabulary import Vocabulary
 
 
@@ -68,7 +68,7 @@ class ServedModel(Protocol):
         ...
 
     async def chat(
-        self, request: ChatRequest, prompt: list[int], known: int, limit: int, model: str
+        self, request: ServedChatRequest, prompt: list[int], known: int, limit: int, model: str
     ) -> Completion:
         """The answer to a conversation that was rendered as `prompt` and `known`, of at most `limit` tokens.
 

@@ -125,7 +125,7 @@ class Drawn(Struct, kw_only=True):
     ignore_eos: bool = False
 
 
-class ChatRequest(Drawn):
+class ServedChatRequest(Drawn):
     """The body of `POST /v1/chat/completions`, without the fields that matter to no model here."""
 
     messages: list[Message]
@@ -193,11 +193,11 @@ class GenerateRequest(Struct):
         stop = self.sampling_params.stop
         return [stop] if isinstance(stop, str) else stop or []
 
-    def chat(self, messages: list[Message], tools: list[Tool] | None) -> ChatRequest:
+    def chat(self, messages: list[Message], tools: list[Tool] | None) -> ServedChatRequest:
         """The request as the chat completion that it stands for, with what its tokens say."""
         params = self.sampling_params
         schema = params.structured_outputs.json if params.structured_outputs else None
-        return ChatRequest(
+        return ServedChatRequest(
             messages,
             model=self.model,
             tools=tools,
@@ -250,7 +250,7 @@ def read_body(body: bytes, as_: type[_Body]) -> _Body:
         raise RequestFault(f"the request body is not usable: {error}{hint}") from None
 
 
-def check_chat(request: ChatRequest, vocabulary: int) -> None:
+def check_chat(request: ServedChatRequest, vocabulary: int) -> None:
     """Raise RequestFault for what types alone do not show, in vLLM's words where it has some."""
     name, limit = request.output_limit
     offered = {tool.function.name for tool in request.tools or []}

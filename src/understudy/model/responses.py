@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from understudy.model.hermes import Segment
 from understudy.model.interface import Completion
-from understudy.model.protocol import ChatRequest, GenerateRequest, NamedToolChoice
+from understudy.model.protocol import GenerateRequest, NamedToolChoice, ServedChatRequest
 from understudy.model.vocabulary import Vocabulary
 
 _CHUNK_TOKENS = 8
@@ -23,7 +23,7 @@ class Answer(Struct, frozen=True):
     """All that an answer is made of."""
 
     model: str
-    request: ChatRequest
+    request: ServedChatRequest
     prompt_ids: list[int]
     completion: Completion
 

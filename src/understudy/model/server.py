@@ -30,10 +30,10 @@ from understudy.model.asgi import ClientLeftError, Receive, Reply, Scope, Send, 
 from understudy.model.directory import fingerprint
 from understudy.model.interface import Command, ServedModel
 from understudy.model.protocol import (
-    ChatRequest,
     DetokenizeRequest,
     GenerateRequest,
     RequestFault,
+    ServedChatRequest,
     TokenizeRequest,
     check_chat,
     check_generate,
@@ -115,7 +115,7 @@ class ModelServer:
         return methods[scope["method"]]
 
     async def _chat(self, command: Command) -> Reply:
-        request = read_body(command.body, ChatRequest)
+        request = read_body(command.body, ServedChatRequest)
         check_chat(request, len(self._served.vocabulary.token_bytes))
         model = self._known(request.model)
         prompt_ids, known = self._served.render(request.messages, request.tools)

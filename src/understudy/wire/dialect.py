@@ -57,7 +57,7 @@ class WireSession(Protocol):
         ...
 
 
-def shown_messages(conversation: Conversation, session: WireSession) -> list[Message]:
+def messages_for_model(conversation: Conversation, session: WireSession) -> list[Message]:
     """The chat messages that a model is shown. Raises InvalidRequest for what no chat model can do."""
     if conversation.unsupported:
         raise InvalidRequest(conversation.unsupported[0])

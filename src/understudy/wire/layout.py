@@ -102,10 +102,10 @@ def _backend_id(call_id: str, sampled: ToolCall | None) -> str:
 
 def _between(blocks: Sequence[Block], called: Sequence[str], sampled: SampledCalls) -> list[Message]:
     """The messages between two of the assistant's, the first of which made the calls `called`."""
-    place = {id_: number for number, id_ in enumerate(called)}
+    order = {id_: number for number, id_ in enumerate(called)}
     results = [block for block in blocks if block.kind == "tool_result"]
     if len(results) > 1:
-        results.sort(key=lambda block: place.get(block.id, len(place)))
+        results.sort(key=lambda block: order.get(block.id, len(order)))
     ordered = iter(results)
     messages: list[Message] = []
     images: list[Part] = []

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.agents.session_log import MOST, compare
+from understudy.agents.session_log import FINDINGS_LIMIT, compare_session_log
 from understudy.trajectory.tree import build
 from understudy.types import Call, Finding
 
@@ -54,7 +54,7 @@ WHOLE = log(("msg_0", LOGGED), ("msg_2", [text("Done.")]))
 
 def found(content: bytes | None, *, cut_off: bool = False, calls: list[Call] | None = None) -> list[Finding]:
     logs = {"stream.jsonl": b"", **({} if content is None else {"session/s.jsonl": content})}
-    return compare(logs, build(answered() if calls is None else calls), cut_off=cut_off)
+    return compare_session_log(logs, build(answered() if calls is None else calls), cut_off=cut_off)
 
 
 def test_a_log_that_agrees_leaves_nothing_to_say():
@@ -110,7 +110,7 @@ def test_the_logs_of_subagents_count_as_well():
     session.ask([user(text("Find it."))], [text("Found.")], agent="a1")
     main = log(("msg_0", [tool_use("t1", "Agent", prompt="Find it.")]))
     logs = {"session/s.jsonl": main, "session/s/subagents/agent-a1.jsonl": log(("msg_1", [text("Found.")]))}
-    assert compare(logs, build(session.calls), cut_off=False) == []
+    assert compare_session_log(logs, build(session.calls), cut_off=False) == []
     (finding,) = found(main, calls=session.calls)
     assert "call 1 is not in the log" in finding.message
 
@@ -118,7 +118,7 @@ def test_the_logs_of_subagents_count_as_well():
 def test_a_hostile_log_makes_a_bounded_number_of_findings():
     made_up = log(*((f"msg_x{n}", [text("x" * 10_000)]) for n in range(500)))
     findings = found(WHOLE + made_up)
-    assert len(findings) == MOST
+    assert len(findings) == FINDINGS_LIMIT
     assert findings[-1].message == "and 481 more differences"
     assert all(len(finding.message) < 500 for finding in findings)
 
@@ -126,7 +126,7 @@ def test_a_hostile_log_makes_a_bounded_number_of_findings():
 @given(st.binary(max_size=200) | st.text().map(str.encode), st.booleans())
 def test_whatever_a_log_holds_it_is_compared(content: bytes, cut_off: bool):
     for text_ in (content, WHOLE + content, WHOLE[: len(content)]):
-        assert len(found(text_, cut_off=cut_off)) <= MOST
+        assert len(found(text_, cut_off=cut_off)) <= FINDINGS_LIMIT
 
 
 @given(

@@ -20,7 +20,7 @@ from understudy.gateway.backends.base import NativeAnswer, NativeRequest
 from understudy.gateway.backends.sse import Event, Splitter
 from understudy.gateway.session import GatewaySession
 from understudy.wire.anthropic.dialect import Anthropic
-from understudy.wire.anthropic.stream import AnthropicWriter, Assembly, to_events
+from understudy.wire.anthropic.stream import AnthropicWriter, MessageAssembly, to_events
 from understudy.wire.dialect import Branch
 from understudy.wire.errors import InvalidRequest
 from understudy.wire.model import Delta, Generation, ToolCall
@@ -119,7 +119,7 @@ MESSAGE = st.fixed_dictionaries(
 
 
 def assembled(events: Sequence[Event]) -> Any:
-    assembly = Assembly()
+    assembly = MessageAssembly()
     for event in events:
         assembly.add(event.name, event.data)
     return json.loads(assembly.message())
@@ -156,7 +156,7 @@ EVENTS = st.fixed_dictionaries(
 @settings(max_examples=300)
 @given(st.lists(st.tuples(NAMES, EVENTS | JSON | st.binary(max_size=8)), max_size=8))
 def test_no_stream_of_events_is_more_than_an_error(said: list[tuple[str, Any]]) -> None:
-    assembly = Assembly()
+    assembly = MessageAssembly()
     try:
         for name, data in said:
             assembly.add(name.encode(), data if isinstance(data, bytes) else json.dumps(data).encode())

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from understudy.model.interface import Command, Completion
-from understudy.model.protocol import ChatRequest, Message
+from understudy.model.protocol import Message, ServedChatRequest
 from understudy.model.responses import Answer, chunk_bodies
 from understudy.model.scripted.tokenizer import shipped
 from understudy.model.server import ModelServer
@@ -41,7 +41,7 @@ async def test_a_command_is_carried_out_though_its_client_leaves() -> None:
 
 
 def test_a_stream_says_how_it_ended_though_nothing_was_said() -> None:
-    request = ChatRequest([Message("user", "hi")], stream=True)
+    request = ServedChatRequest([Message("user", "hi")], stream=True)
     nothing = Completion([], [], [], "abort")
     *_, last = chunk_bodies(Answer("m", request, [1], nothing), shipped())
     assert last["choices"][0]["finish_reason"] == "abort"

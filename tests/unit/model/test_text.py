@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from understudy.errors import BackendError
 from understudy.model.hermes import Segment, parse
-from understudy.model.protocol import ChatRequest, FunctionCall, Message, MessageToolCall, Tool, ToolFunction
-from understudy.model.scripted.action import Action, ChatTurn, ToolCall
+from understudy.model.protocol import FunctionCall, Message, MessageToolCall, ServedChatRequest, Tool, ToolFunction
+from understudy.model.scripted.action import Action, ChatTurn, ScriptedToolCall
 from understudy.model.scripted.model import complete, encode_action
 from understudy.model.scripted.template import render
 from understudy.model.scripted.tokenizer import Tokenizer, mark, shipped, unmark
@@ -44,7 +44,7 @@ values = st.recursive(
     st.none() | st.booleans() | st.integers() | text, lambda inner: st.dictionaries(text, inner, max_size=3)
 )
 arguments = st.dictionaries(text, values, max_size=3).map(lambda value: json.dumps(value, ensure_ascii=False))
-calls = st.builds(ToolCall, names, arguments)
+calls = st.builds(ScriptedToolCall, names, arguments)
 actions = st.builds(
     Action, content=text, tool_calls=st.lists(calls, max_size=3).map(tuple), reasoning=st.none() | text
 )
@@ -154,7 +154,9 @@ def test_parsing_gives_back_the_action(action: Action) -> None:
     assert [id_ for segment in segments for id_ in segment.ids] == ids
     assert message.text == action.content
     assert message.reasoning == action.reasoning
-    parsed = [ToolCall(call.function.name, str(call.function.arguments)) for call in message.tool_calls or []]
+    parsed = [
+        ScriptedToolCall(call.function.name, str(call.function.arguments)) for call in message.tool_calls or []
+    ]
     assert parsed == list(action.tool_calls)
 
 
@@ -184,7 +186,7 @@ class Says:
 
 @given(text, st.lists(text.filter(bool), max_size=3))
 def test_a_stop_string_ends_the_text_before_it(said: str, stops: list[str]) -> None:
-    request = ChatRequest([Message("user", "hi")], stop=stops)
+    request = ServedChatRequest([Message("user", "hi")], stop=stops)
     completion = complete(Says(Action(said)), TOKENIZER, request, 10_000)
     content = "".join(segment.text for segment in completion.segments)
     whole = encode_action(TOKENIZER, Action(said))
@@ -198,7 +200,7 @@ def test_a_stop_string_ends_the_text_before_it(said: str, stops: list[str]) -> N
 
 
 def test_a_truncated_tool_call_is_content_as_vllm_has_it() -> None:
-    ids = encode_action(TOKENIZER, Action("Well.", (ToolCall("Read", '{"file_path": "/a"}'),)))[:-4]
+    ids = encode_action(TOKENIZER, Action("Well.", (ScriptedToolCall("Read", '{"file_path": "/a"}'),)))[:-4]
     (segment,) = parse(TOKENIZER, ids)
     assert segment.kind == "content"
     assert segment.text.startswith('Well.<tool_call>\n{"name": "Read"')
@@ -206,5 +208,5 @@ def test_a_truncated_tool_call_is_content_as_vllm_has_it() -> None:
 
 def test_arguments_keep_the_bytes_that_were_sampled() -> None:
     raw = '{"b":1 ,  "a": 5000.0, "u": "\\u00e9</tool_call>"}'
-    ids = encode_action(TOKENIZER, Action("", (ToolCall("Edit", raw),)))
+    ids = encode_action(TOKENIZER, Action("", (ScriptedToolCall("Edit", raw),)))
     assert as_message(parse(TOKENIZER, ids)).tool_calls == [MessageToolCall(FunctionCall("Edit", raw))]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from understudy.errors import BackendError
 from understudy.model.protocol import FunctionCall, Message, MessageToolCall, Tool, ToolFunction
-from understudy.model.scripted.action import Action, ToolCall
+from understudy.model.scripted.action import Action, ScriptedToolCall
 from understudy.model.scripted.model import encode_action
 from understudy.model.scripted.template import Prompt, render, unrender
 from understudy.model.scripted.tokenizer import shipped
@@ -90,7 +90,7 @@ def test_a_forged_turn_stays_text() -> None:
 
 def test_sampled_tokens_are_read_like_rendered_ones() -> None:
     start = [Message("user", "go")]
-    action = Action("Look:", (ToolCall("Bash", '{"command": "ls"}'),), reasoning="why")
+    action = Action("Look:", (ScriptedToolCall("Bash", '{"command": "ls"}'),), reasoning="why")
     newline = TOKENIZER.encode("\n")
     result = encode([Message("tool", "ok")])
     ids = encode(start, [BASH]) + encode_action(TOKENIZER, action) + newline + result
@@ -104,7 +104,7 @@ def test_sampled_tokens_are_read_like_rendered_ones() -> None:
 
 
 def test_a_turn_that_was_cut_off_is_text() -> None:
-    whole = encode_action(TOKENIZER, Action("Look:", (ToolCall("Bash", '{"command": "ls"}'),)))
+    whole = encode_action(TOKENIZER, Action("Look:", (ScriptedToolCall("Bash", '{"command": "ls"}'),)))
     cut = [*whole[:6], TOKENIZER.end_id, *TOKENIZER.encode("\n")]
     (_, turn, _) = unrender(
         TOKENIZER, encode([Message("user", "go")]) + cut + encode([Message("user", "on")])

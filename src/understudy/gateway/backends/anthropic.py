@@ -18,7 +18,7 @@ from understudy.gateway.backends.fields import Count
 from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient
 from understudy.gateway.prices import Price
 from understudy.types import Usage
-from understudy.wire.anthropic.stream import ENDINGS, Assembly
+from understudy.wire.anthropic.stream import CLOSING_EVENTS, MessageAssembly
 from understudy.wire.errors import InvalidRequest, ProviderError, ProviderRefusal, too_deep
 
 BASE_URL = "https://api.anthropic.com"
@@ -147,7 +147,7 @@ class AnthropicRelay:
     async def _stream(
         self, url: str, data: bytes, headers: dict[str, str], emit: Callable[[bytes], None] | None
     ) -> NativeAnswer:
-        message = Assembly()
+        message = MessageAssembly()
         kept: list[bytes] = []
         try:
             async with (
@@ -164,7 +164,7 @@ class AnthropicRelay:
                             if message.complete:
                                 kept.append(event.raw)
                                 patience.reschedule(asyncio.get_running_loop().time() + END_S)
-                            elif emit is None or not message.begun or event.name in ENDINGS:
+                            elif emit is None or not message.started or event.name in CLOSING_EVENTS:
                                 kept.append(event.raw)
                             elif event.name == b"message_start":
                                 said += (*kept, event.raw)  # with what came before the message
@@ -177,7 +177,7 @@ class AnthropicRelay:
         except (BackendError, TimeoutError):
             if not message.complete:
                 raise
-        if not message.begun and (whole := self._not_streamed(kept)):
+        if not message.started and (whole := self._not_streamed(kept)):
             return whole
         answer = self._whole(url, message.message())
         return msgspec.structs.replace(answer, events=b"".join(kept))

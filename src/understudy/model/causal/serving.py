@@ -18,7 +18,15 @@ from understudy.model.causal.sampling import Drawing
 from understudy.model.causal.weights import Shelf
 from understudy.model.hermes import parse
 from understudy.model.interface import Command, Completion, Control
-from understudy.model.protocol import ChatRequest, Drawn, GenerateRequest, Message, RequestFault, Tool, read_body
+from understudy.model.protocol import (
+    Drawn,
+    GenerateRequest,
+    Message,
+    RequestFault,
+    ServedChatRequest,
+    Tool,
+    read_body,
+)
 from understudy.model.vocabulary import Vocabulary
 
 _SMALL = 50_000_000
@@ -69,7 +77,7 @@ class CausalModel:
         return self._tokenizer.render(messages, tools, add_generation_prompt=add_generation_prompt), 0
 
     async def chat(
-        self, request: ChatRequest, prompt: list[int], known: int, limit: int, model: str
+        self, request: ServedChatRequest, prompt: list[int], known: int, limit: int, model: str
     ) -> Completion:
         """See ServedModel."""
         ask = self._ask(request, prompt, limit, model, request.seed, request.stop_strings)
@@ -120,7 +128,9 @@ class CausalModel:
     async def _outcome(self, ask: Ask) -> Outcome:
         return await asyncio.wrap_future(self._engine.submit(ask))
 
-    def _completion(self, request: ChatRequest | None, outcome: Outcome, ask: Ask, tools: bool) -> Completion:
+    def _completion(
+        self, request: ServedChatRequest | None, outcome: Outcome, ask: Ask, tools: bool
+    ) -> Completion:
         limit: int | None = None
         if outcome.stop is not None:
             kept = outcome.stop if request is not None and request.include_stop_str_in_output else ""

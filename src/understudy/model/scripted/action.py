@@ -22,7 +22,7 @@ class ChatTurn(Struct, frozen=True):
         return {tool.function.name for tool in self.tools}.issuperset(names)
 
 
-class ToolCall(Struct, frozen=True):
+class ScriptedToolCall(Struct, frozen=True):
     """A tool and the JSON text of its arguments."""
 
     name: str
@@ -37,7 +37,7 @@ class Action(Struct, frozen=True):
     """
 
     content: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: tuple[ScriptedToolCall, ...] = ()
     reasoning: str | None = None
     logprobs: tuple[float, ...] | None = None
 

@@ -13,15 +13,15 @@ from understudy.errors import BackendError
 from understudy.model.hermes import parse
 from understudy.model.interface import Completion, Control
 from understudy.model.protocol import (
-    ChatRequest,
     GenerateRequest,
     Message,
     NamedToolChoice,
     RequestFault,
+    ServedChatRequest,
     Tool,
     check_chat,
 )
-from understudy.model.scripted.action import Action, ChatTurn, Policy, ToolCall
+from understudy.model.scripted.action import Action, ChatTurn, Policy, ScriptedToolCall
 from understudy.model.scripted.template import TURN_END, render, render_call, unrender
 from understudy.model.scripted.tokenizer import Tokenizer, mark
 from understudy.model.vocabulary import Vocabulary
@@ -48,7 +48,7 @@ class Scripted:
         return self._tokenizer.encode_marked(render(messages, tools, add_generation_prompt=add_generation_prompt))
 
     async def chat(
-        self, request: ChatRequest, prompt: list[int], known: int, limit: int, model: str
+        self, request: ServedChatRequest, prompt: list[int], known: int, limit: int, model: str
     ) -> Completion:
         """See ServedModel."""
         # The last prompt token is never taken from a cache: its logits are needed.
@@ -66,7 +66,7 @@ class Scripted:
 
 
 def complete(
-    policy: Policy, tokenizer: Tokenizer, request: ChatRequest, limit: int, *, cached: int = 0
+    policy: Policy, tokenizer: Tokenizer, request: ServedChatRequest, limit: int, *, cached: int = 0
 ) -> Completion:
     """What the policy answers, as at most `limit` tokens. Raises BackendError."""
     tools = [] if request.tool_choice == "none" else request.tools or []
@@ -116,7 +116,7 @@ def _first_stop(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str]) 
     raise AssertionError("a match lies within the text it was found in")
 
 
-def _constrained(action: Action, request: ChatRequest, tools: Sequence[Tool]) -> Action:
+def _constrained(action: Action, request: ServedChatRequest, tools: Sequence[Tool]) -> Action:
     """The action within what the request allows, as guided decoding would have kept it."""
     calls = action.tool_calls
     if isinstance(request.tool_choice, NamedToolChoice):
@@ -150,9 +150,11 @@ class _Schema(Struct):
     minimum: float | int = 0
 
 
-def _least_call(tools: Sequence[Tool], name: str) -> ToolCall:
+def _least_call(tools: Sequence[Tool], name: str) -> ScriptedToolCall:
     parameters = next(tool.function.parameters for tool in tools if tool.function.name == name)
-    return ToolCall(name, json.dumps(_least_value(parameters or {"type": "object"}, ""), ensure_ascii=False))
+    return ScriptedToolCall(
+        name, json.dumps(_least_value(parameters or {"type": "object"}, ""), ensure_ascii=False)
+    )
 
 
 def _least_value(definition: dict[str, Any], text: str, depth: int = 0) -> Any:

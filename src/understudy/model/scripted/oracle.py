@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Callable, Generator, Iterable, Sequence
 
 from understudy.model.protocol import Message
-from understudy.model.scripted.action import Action, ChatTurn, ToolCall
+from understudy.model.scripted.action import Action, ChatTurn, ScriptedToolCall
 from understudy.model.scripted.changes import Apply, Change, Edit, Remove, Write
 
 _AROUND = 20
@@ -236,7 +236,7 @@ def _apply(changes: Sequence[Change], say: str) -> Action:
 
 
 def _call(tool: str, say: str, **arguments: str | int) -> Action:
-    return Action(say, (ToolCall(tool, json.dumps(arguments, ensure_ascii=False)),))
+    return Action(say, (ScriptedToolCall(tool, json.dumps(arguments, ensure_ascii=False)),))
 
 
 def _failed(results: Results) -> bool:

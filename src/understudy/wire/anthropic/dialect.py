@@ -10,9 +10,9 @@ import msgspec
 
 from understudy.wire.anthropic.request import (
     EXPECTED,
+    AnthropicOutputFormat,
+    AnthropicToolChoice,
     MessagesRequest,
-    OutputFormat,
-    ToolChoice,
     decode_request,
     read_conversation,
     read_request,
@@ -28,7 +28,7 @@ from understudy.wire.dialect import (
     StreamWriter,
     WireSession,
     header_id,
-    shown_messages,
+    messages_for_model,
 )
 from understudy.wire.errors import Fault, FaultKind, InvalidRequest, too_deep
 from understudy.wire.model import Block, ChatRequest, Conversation, Generation
@@ -115,7 +115,7 @@ def _to_chat(request: MessagesRequest, session: WireSession, branch: Branch) -> 
     """A request made on a branch, for a chat backend. Raises InvalidRequest for what no such backend can do."""
     try:
         conversation = read_conversation(request)
-        messages = shown_messages(conversation, session)
+        messages = messages_for_model(conversation, session)
     except RecursionError as error:
         raise too_deep() from error
     except UnicodeDecodeError as error:
@@ -147,13 +147,13 @@ def _sampling(request: MessagesRequest) -> dict[str, Any]:
     return {name: value for name, value in requested.items() if value is not None}
 
 
-def _tool_choice(choice: ToolChoice) -> str | dict[str, Any]:
+def _tool_choice(choice: AnthropicToolChoice) -> str | dict[str, Any]:
     if choice.type == "tool":
         return {"type": "function", "function": {"name": choice.name}}
     return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
 
 
-def _response_format(format_: OutputFormat) -> dict[str, Any]:
+def _response_format(format_: AnthropicOutputFormat) -> dict[str, Any]:
     if format_.type != "json_schema":
         raise InvalidRequest(f"output_config.format.type: {format_.type!r} is not known; json_schema is")
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": format_.schema, "strict": True}}

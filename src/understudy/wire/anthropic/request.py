@@ -20,7 +20,7 @@ EXPECTED = "an Anthropic Messages request"
 # --- the schema -----------------------------------------------------------------------------------------
 
 
-class Source(Struct, gc=False):
+class ContentSource(Struct, gc=False):
     """Where an image or a document is: in place, or somewhere else."""
 
     type: str = ""
@@ -43,7 +43,7 @@ class ContentBlock(Struct, gc=False):
     tool_name: str = ""
     content: str | list[ContentBlock] | ContentBlock | None = None
     is_error: bool | None = None
-    source: str | Source | None = None
+    source: str | ContentSource | None = None
     title: str | None = None
     url: str = ""
     stdout: str = ""
@@ -76,7 +76,7 @@ class ToolChange(Struct):
     definition: ToolParam | None = None
 
 
-class ToolChoice(Struct):
+class AnthropicToolChoice(Struct):
     type: Literal["auto", "any", "tool", "none"]
     name: str = ""
     disable_parallel_tool_use: bool = False
@@ -86,13 +86,13 @@ class Thinking(Struct):
     type: str = ""
 
 
-class OutputFormat(Struct):
+class AnthropicOutputFormat(Struct):
     type: str = ""
     schema: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class OutputConfig(Struct):
-    format: OutputFormat | None = None
+    format: AnthropicOutputFormat | None = None
 
 
 class MessagesBody(Struct):
@@ -101,7 +101,7 @@ class MessagesBody(Struct):
     messages: list[MessageParam]
     system: str | list[ContentBlock] | None = None
     tools: Raw = Raw()
-    tool_choice: ToolChoice | None = None
+    tool_choice: AnthropicToolChoice | None = None
     output_config: OutputConfig | None = None
 
 
@@ -118,13 +118,13 @@ class MessagesRequest(MessagesBody, kw_only=True):
     stream: bool = False
 
 
-class _ToolsBody(Struct):
+class _AnthropicToolsBody(Struct):
     tools: list[ToolParam] | None = None
 
 
 _REQUEST = msgspec.json.Decoder(MessagesRequest)
 _BODY = msgspec.json.Decoder(MessagesBody)
-_TOOLS = msgspec.json.Decoder(_ToolsBody)
+_TOOLS = msgspec.json.Decoder(_AnthropicToolsBody)
 
 
 # --- conversations --------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ _DEFERRED = "DeferredToolPlaceholder"
 _SERVED_TOOLS = ("web_search_", "web_fetch_", "code_execution_")
 
 
-class _Tools(Struct, frozen=True):
+class _AnthropicTools(Struct, frozen=True):
     """The tools of a request: as functions, and as their JSON. `served` when the provider runs all of them."""
 
     functions: list[dict[str, Any]]
@@ -201,7 +201,7 @@ class _Tools(Struct, frozen=True):
     unsupported: tuple[str, ...] = ()
 
 
-def _read_tools(tools: Sequence[ToolParam]) -> _Tools:
+def _read_tools(tools: Sequence[ToolParam]) -> _AnthropicTools:
     functions: list[dict[str, Any]] = []
     unsupported: list[str] = []
     for tool in tools:
@@ -216,14 +216,14 @@ def _read_tools(tools: Sequence[ToolParam]) -> _Tools:
                 continue  # The provider's own; one without a type can only be the agent's.
         functions.append(function_tool(tool.name, tool.description, tool.input_schema))
     served = all((tool.type or "").startswith(_SERVED_TOOLS) for tool in tools)
-    return _Tools(functions, Raw(msgspec.json.encode(functions)), served, tuple(unsupported))
+    return _AnthropicTools(functions, Raw(msgspec.json.encode(functions)), served, tuple(unsupported))
 
 
 _NO_TOOLS = _read_tools(())
 _cache = ToolCache(lambda sent: _read_tools(decode(b'{"tools":%b}' % sent, _TOOLS, EXPECTED).tools or ()))
 
 
-def _tools(request: MessagesBody) -> _Tools:
+def _tools(request: MessagesBody) -> _AnthropicTools:
     """The tools of a request. In a stored one, what cannot be read is none; the gateway has refused it."""
     sent = bytes(request.tools)
     if not sent:
@@ -331,12 +331,12 @@ def _shown(block: ContentBlock) -> tuple[str, Part | None]:
 
 
 def _image_url(block: ContentBlock) -> str:
-    source = block.source if isinstance(block.source, Source) else Source()
+    source = block.source if isinstance(block.source, ContentSource) else ContentSource()
     return source.url or (source.data and f"data:{source.media_type};base64,{source.data}")
 
 
 def _document(block: ContentBlock) -> str:
-    source = block.source if isinstance(block.source, Source) else Source()
+    source = block.source if isinstance(block.source, ContentSource) else ContentSource()
     texts = [source.data] if source.type == "text" else [inner.text for inner in _contents(source.content)]
     return TEXT_SEPARATOR.join(filter(None, [block.title, *texts])) if any(texts) else _left_out(block)
 

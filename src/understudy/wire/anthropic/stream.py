@@ -83,7 +83,7 @@ _ADDED = {
 }
 
 
-class _Ending(msgspec.Struct):
+class _StoredEnding(msgspec.Struct):
     stop_reason: Raw
     stop_sequence: Raw
     usage: Raw
@@ -100,23 +100,23 @@ class AnthropicWriter:
         self._model = model
         self._session = session
         self._message_id = message_id
-        self._begun = False
+        self._started = False
         self._opened: dict[Part, int] = {}
         self._ids: list[str] = []
 
     def feed(self, delta: Delta) -> bytes:
         """See Writer."""
-        said = b"" if self._begun else self._begin()
+        events = b"" if self._started else self._begin()
         part: Part = delta.kind if delta.kind == "reasoning" or delta.kind == "text" else delta.index
         if part not in self._opened and (delta.text or delta.kind == "tool"):
-            said += self._open(part, delta)
+            events += self._open(part, delta)
         if delta.text:
-            said += _ADDED[delta.kind] % (self._opened[part], msgspec.json.encode(delta.text))
-        return said
+            events += _ADDED[delta.kind] % (self._opened[part], msgspec.json.encode(delta.text))
+        return events
 
     def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
         """See Writer."""
-        if not self._begun:
+        if not self._started:
             message = to_message(generation, self._model, self._session, self._message_id)
             return message, to_events(message.body)
         message = message_of(generation, self._model, self._message_id, self._ids, list(self._opened))
@@ -126,14 +126,14 @@ class AnthropicWriter:
                 signature = {"type": "signature_delta", "signature": ""}
                 tail.append({"type": "content_block_delta", "index": index, "delta": signature})
             tail.append({"type": "content_block_stop", "index": index})
-        end = msgspec.json.decode(message.body, type=_Ending)
+        end = msgspec.json.decode(message.body, type=_StoredEnding)
         ending = {"stop_reason": end.stop_reason, "stop_sequence": end.stop_sequence}
         tail.append({"type": "message_delta", "delta": ending, "usage": end.usage})
         tail.append({"type": "message_stop"})
         return message, b"".join(map(event, tail))
 
     def _begin(self) -> bytes:
-        self._begun = True
+        self._started = True
         opening: dict[str, Any] = {
             "id": self._message_id,
             "type": "message",
@@ -159,7 +159,7 @@ class AnthropicWriter:
 
 # --- a message put together from its events --------------------------------------------------------------
 
-ENDINGS = frozenset({b"content_block_stop", b"message_delta", b"message_stop"})
+CLOSING_EVENTS = frozenset({b"content_block_stop", b"message_delta", b"message_stop"})
 """Events that complete something: an agent acts on a block when it is closed, whatever becomes of the rest."""
 
 # Which delta adds to which field of which blocks. Others belong to block types that we need not understand.
@@ -207,15 +207,15 @@ class _MessageStop(Struct):
     pass
 
 
-class _Block:
+class _StreamBlock:
     """A block while it is filled: what it began with, and the pieces of each field that deltas add to."""
 
     def __init__(self, start: dict[str, Any]) -> None:
         self.type = str(start.get("type"))
         self.data = start
         self.pieces: dict[str, list[str]] = {}
-        if begun := _FROM_DELTAS.get(self.type):
-            self.pieces[begun] = []
+        if field_name := _FROM_DELTAS.get(self.type):
+            self.pieces[field_name] = []
         self.closed = False
 
     def add(self, delta: dict[str, Any]) -> None:
@@ -243,16 +243,16 @@ class _Block:
                 self.data[name] = whole
 
 
-class Assembly:
+class MessageAssembly:
     """A message in the making. `begun` when it has started, `complete` when its last event was there."""
 
     def __init__(self) -> None:
         self.complete = False
         self._message: dict[str, Any] | None = None
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: dict[int, _StreamBlock] = {}
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         return self._message is not None
 
     def add(self, name: bytes, data: bytes) -> None:
@@ -260,10 +260,10 @@ class Assembly:
 
         Raises BackendError for what no client could make a message of.
         """
-        known = self._EVENTS.get(name)
-        if known is None or self.complete:
+        handler = self._EVENTS.get(name)
+        if handler is None or self.complete:
             return
-        decoder, take = known
+        decoder, take = handler
         try:
             event = decoder.decode(data)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -291,7 +291,7 @@ class Assembly:
     def _block_start(self, event: _BlockStart) -> None:
         if self._message is None or event.index in self._blocks:
             raise BackendError(f"the provider opened block {event.index} twice, or before the message")
-        self._blocks[event.index] = _Block(event.content_block)
+        self._blocks[event.index] = _StreamBlock(event.content_block)
 
     def _block_delta(self, event: _BlockDelta) -> None:
         self._block(event.index).add(event.delta)
@@ -306,20 +306,22 @@ class Assembly:
         if event.context_management is not None:
             self._message["context_management"] = event.context_management
         if event.usage is not None:
-            told = {name: value for name, value in event.usage.items() if value is not None}
-            begun = self._message.get("usage")
-            self._message["usage"] = cast("dict[str, Any]", begun) | told if isinstance(begun, dict) else told
+            reported = {name: value for name, value in event.usage.items() if value is not None}
+            earlier = self._message.get("usage")
+            self._message["usage"] = (
+                cast("dict[str, Any]", earlier) | reported if isinstance(earlier, dict) else reported
+            )
 
     def _stop(self, event: _MessageStop) -> None:
         self.complete = True
 
-    def _block(self, index: int) -> _Block:
+    def _block(self, index: int) -> _StreamBlock:
         block = self._blocks.get(index)
         if block is None or block.closed:
             raise BackendError(f"the provider went on with block {index}, which is not open")
         return block
 
-    _EVENTS: ClassVar[dict[bytes, tuple[msgspec.json.Decoder[Any], Callable[[Assembly, Any], None]]]] = {
+    _EVENTS: ClassVar[dict[bytes, tuple[msgspec.json.Decoder[Any], Callable[[MessageAssembly, Any], None]]]] = {
         b"message_start": (msgspec.json.Decoder(_MessageStart), _start),
         b"content_block_start": (msgspec.json.Decoder(_BlockStart), _block_start),
         b"content_block_delta": (msgspec.json.Decoder(_BlockDelta), _block_delta),

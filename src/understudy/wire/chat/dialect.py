@@ -32,7 +32,7 @@ from understudy.wire.dialect import (
     DialectResponse,
     ErrorResponse,
     WireSession,
-    shown_messages,
+    messages_for_model,
 )
 from understudy.wire.errors import Fault, InvalidRequest
 from understudy.wire.model import Block, ChatRequest, Conversation, Generation
@@ -119,7 +119,7 @@ def _parse(body: bytes, session: WireSession, branch: Branch) -> ChatDialectRequ
         if value is not None and value not in harmless:
             raise InvalidRequest(f"{name}: {why}")
     conversation, tool_choice = read_conversation(request)
-    messages = shown_messages(conversation, session)
+    messages = messages_for_model(conversation, session)
     format_, template, options = request.response_format, request.chat_template_kwargs, request.stream_options
     return ChatDialectRequest(
         model=request.model,

@@ -21,7 +21,7 @@ EXPECTED = "an OpenAI chat completions request"
 # --- the schema -----------------------------------------------------------------------------------------
 
 
-class ContentPart(Struct, gc=False):
+class ChatContentPart(Struct, gc=False):
     type: str
     text: str | None = None
     refusal: str | None = None
@@ -45,7 +45,7 @@ class ChatMessage(Struct, gc=False):
     """A message of a request; a response has the same."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | list[ChatContentPart] | None = None
     tool_calls: list[MessageCall] | None = None
     tool_call_id: str = ""
     reasoning_content: str | None = None
@@ -66,27 +66,27 @@ class ChatTool(Struct):
     function: FunctionParam | None = None
 
 
-class NamedFunction(Struct):
+class ChosenFunction(Struct):
     name: str = ""
 
 
-class NamedTool(Struct):
+class ChosenTool(Struct):
     type: str = ""
-    function: NamedFunction | None = None
+    function: ChosenFunction | None = None
 
 
 class AllowedTools(Struct):
     mode: Literal["auto", "required"]
-    tools: list[NamedTool]
+    tools: list[ChosenTool]
 
 
-class ToolChoice(Struct):
+class ChatToolChoice(Struct):
     type: str
-    function: NamedFunction | None = None
+    function: ChosenFunction | None = None
     allowed_tools: AllowedTools | None = None
 
 
-class StreamOptions(Struct):
+class ChatStreamOptions(Struct):
     include_usage: bool | None = None
 
 
@@ -94,7 +94,7 @@ class TemplateArguments(Struct):
     enable_thinking: bool | None = None
 
 
-class ResponseFormat(Struct, omit_defaults=True):
+class ChatResponseFormat(Struct, omit_defaults=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None
 
@@ -104,7 +104,7 @@ class ChatBody(Struct):
 
     messages: list[ChatMessage]
     tools: Raw = Raw()
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChatToolChoice | None = None
 
 
 class CompletionRequest(ChatBody, kw_only=True):
@@ -116,9 +116,9 @@ class CompletionRequest(ChatBody, kw_only=True):
 
     model: str
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ChatStreamOptions | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
+    response_format: ChatResponseFormat | None = None
     chat_template_kwargs: TemplateArguments | None = None
     logprobs: bool | None = None
     # Passed on as they are.
@@ -147,13 +147,13 @@ class CompletionRequest(ChatBody, kw_only=True):
     web_search_options: Any = None
 
 
-class _ToolsBody(Struct):
+class _ChatToolsBody(Struct):
     tools: list[ChatTool] | None = None
 
 
 _REQUEST = msgspec.json.Decoder(CompletionRequest)
 _BODY = msgspec.json.Decoder(ChatBody)
-_TOOLS = msgspec.json.Decoder(_ToolsBody)
+_TOOLS = msgspec.json.Decoder(_ChatToolsBody)
 
 
 # --- conversations --------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def read_request(body: bytes) -> Conversation:
         conversation,
         setting=setting_digest(conversation.system, tools),
         has_tools=tools not in (b"", b"[]", b"null"),
-        forced=isinstance(request.tool_choice, ToolChoice),
+        forced=isinstance(request.tool_choice, ChatToolChoice),
     )
 
 
@@ -181,7 +181,7 @@ def read_conversation(request: ChatBody) -> tuple[Conversation, str | dict[str, 
     """What a request asks, what of it no chat model can do, and the choice between its tools."""
     tools = _tools(bytes(request.tools))
     functions, choice, unsupported = _choose(tools, request.tool_choice)
-    reader = _Reader(tools.unsupported + unsupported)
+    reader = _ChatReader(tools.unsupported + unsupported)
     for index, message in enumerate(request.messages):
         reader.read(index, message)
     conversation = Conversation(
@@ -197,7 +197,7 @@ def read_conversation(request: ChatBody) -> tuple[Conversation, str | dict[str, 
 # --- tools ----------------------------------------------------------------------------------------------
 
 
-class _Tools(Struct, frozen=True):
+class _ChatTools(Struct, frozen=True):
     """The tools of a request, in their own form and as their JSON."""
 
     functions: list[dict[str, Any]]
@@ -205,7 +205,7 @@ class _Tools(Struct, frozen=True):
     unsupported: tuple[str, ...] = ()
 
 
-def _read_tools(tools: Sequence[ChatTool]) -> _Tools:
+def _read_tools(tools: Sequence[ChatTool]) -> _ChatTools:
     functions: list[dict[str, Any]] = []
     unsupported: list[str] = []
     for tool in tools:
@@ -216,14 +216,14 @@ def _read_tools(tools: Sequence[ChatTool]) -> _Tools:
             functions.append(
                 function_tool(function.name, function.description, function.parameters, function.strict)
             )
-    return _Tools(functions, Raw(msgspec.json.encode(functions)), tuple(unsupported))
+    return _ChatTools(functions, Raw(msgspec.json.encode(functions)), tuple(unsupported))
 
 
 _NO_TOOLS = _read_tools(())
 _cache = ToolCache(lambda sent: _read_tools(decode(b'{"tools":%b}' % sent, _TOOLS, EXPECTED).tools or ()))
 
 
-def _tools(sent: bytes) -> _Tools:
+def _tools(sent: bytes) -> _ChatTools:
     """The tools of a request. In a stored one, what cannot be read is none; the gateway has refused it."""
     try:
         return _cache.read(sent) if sent else _NO_TOOLS
@@ -232,7 +232,7 @@ def _tools(sent: bytes) -> _Tools:
 
 
 def _choose(
-    tools: _Tools, choice: str | ToolChoice | None
+    tools: _ChatTools, choice: str | ChatToolChoice | None
 ) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None, tuple[str, ...]]:
     """The functions to offer, the choice between them, and what of it is not supported."""
     if choice is None or isinstance(choice, str):
@@ -253,7 +253,7 @@ def _choose(
 # --- messages -------------------------------------------------------------------------------------------
 
 
-class _Reader:
+class _ChatReader:
     """Reads messages into blocks. A turn is a message, counted from the first that is no instruction."""
 
     def __init__(self, unsupported: Sequence[str] = ()) -> None:
@@ -309,9 +309,9 @@ class _Reader:
         if len(self.blocks) == before:
             self._add("assistant", "text", "")
 
-    def _user(self, content: str | list[ContentPart] | None) -> None:
+    def _user(self, content: str | list[ChatContentPart] | None) -> None:
         if not isinstance(content, list):
-            content = [ContentPart("text", content)]
+            content = [ChatContentPart("text", content)]
         if not content:
             self._add("user", "text", "")
         for part in content:
@@ -339,13 +339,13 @@ class _Reader:
             )
         )
 
-    def _text(self, content: str | list[ContentPart] | None) -> str:
+    def _text(self, content: str | list[ChatContentPart] | None) -> str:
         """The texts of a content, without its images."""
         if isinstance(content, list):
             return TEXT_SEPARATOR.join(text for text, image in map(self._part, content) if image is None)
         return content or ""
 
-    def _part(self, part: ContentPart) -> tuple[str, Part | None]:
+    def _part(self, part: ChatContentPart) -> tuple[str, Part | None]:
         """What a model is shown of a part: a text, and the image that it stands for."""
         if part.type == "text":
             return part.text or "", None
@@ -366,6 +366,6 @@ class _Reader:
 
 def read_message(message: ChatMessage) -> list[Block]:
     """The blocks of a response's message, tool calls as the model wrote them."""
-    reader = _Reader()
+    reader = _ChatReader()
     reader.assistant(message, response=True)
     return reader.blocks

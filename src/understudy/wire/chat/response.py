@@ -14,7 +14,7 @@ from understudy.wire.decoding import decoded
 from understudy.wire.dialect import DialectRequest, DialectResponse, WireSession
 from understudy.wire.model import Block, Delta, Generation, ToolCall, ending
 
-DONE = b"data: [DONE]\n\n"
+STREAM_END = b"data: [DONE]\n\n"
 
 
 class ChatDialectRequest(DialectRequest, frozen=True):
@@ -32,21 +32,21 @@ class _ReadCompletion(Struct):
     choices: list[_ReadChoice]
 
 
-class _Choice(Struct):
+class _WrittenChoice(Struct):
     message: dict[str, Any]
     finish_reason: str
     logprobs: dict[str, Any] | None = None
 
 
-class _Completion(Struct):
+class _WrittenCompletion(Struct):
     id: str
     created: int
     model: str
-    choices: list[_Choice]
+    choices: list[_WrittenChoice]
     usage: dict[str, Any] | UnsetType = UNSET
 
 
-_COMPLETION = msgspec.json.Decoder(_Completion)
+_COMPLETION = msgspec.json.Decoder(_WrittenCompletion)
 _READ = msgspec.json.Decoder(_ReadCompletion)
 
 
@@ -140,13 +140,13 @@ def to_events(body: bytes) -> bytes:
     completion = _COMPLETION.decode(body)
     chunks = _Chunks(completion.id, completion.model, completion.created, completion.usage is not UNSET)
     message = completion.choices[0].message
-    said = chunks.begin()
+    events = chunks.begin()
     for name in ("reasoning_content", "content"):
         if message.get(name):
-            said += chunks.say({name: message[name]})
+            events += chunks.event({name: message[name]})
     for index, call in enumerate(message.get("tool_calls", ())):
-        said += chunks.say({"tool_calls": [{"index": index, **call}]})
-    return said + chunks.end(completion)
+        events += chunks.event({"tool_calls": [{"index": index, **call}]})
+    return events + chunks.end(completion)
 
 
 class _Chunks:
@@ -163,21 +163,21 @@ class _Chunks:
         self._usage: dict[str, Any] = {"usage": None} if usage else {}
 
     def begin(self) -> bytes:
-        return self.say({"role": "assistant", "content": ""})
+        return self.event({"role": "assistant", "content": ""})
 
-    def say(
+    def event(
         self, delta: dict[str, Any], finish_reason: str | None = None, logprobs: dict[str, Any] | None = None
     ) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return event(self._frame | {"choices": [choice]} | self._usage)
 
-    def end(self, completion: _Completion) -> bytes:
+    def end(self, completion: _WrittenCompletion) -> bytes:
         choice = completion.choices[0]
-        said = self.say({}, choice.finish_reason, choice.logprobs)
+        events = self.event({}, choice.finish_reason, choice.logprobs)
         if completion.usage is not UNSET:
             last: dict[str, Any] = {"choices": [], "usage": completion.usage}
-            said += event(self._frame | last)
-        return said + DONE
+            events += event(self._frame | last)
+        return events + STREAM_END
 
 
 class ChatWriter:
@@ -189,37 +189,37 @@ class ChatWriter:
         self._message_id = message_id
         self._created = int(time.time())
         self._chunks = _Chunks(completion_id(message_id), incoming.model, self._created, incoming.usage)
-        self._begun = False
+        self._started = False
         self._ids: list[str] = []
 
     def feed(self, delta: Delta) -> bytes:
         """See Writer."""
-        said = b"" if self._begun else self._chunks.begin()
-        self._begun = True
+        events = b"" if self._started else self._chunks.begin()
+        self._started = True
         match delta.kind:
             case "reasoning":
-                said += self._chunks.say({"reasoning_content": delta.text})
+                events += self._chunks.event({"reasoning_content": delta.text})
             case "text":
-                said += self._chunks.say({"content": delta.text})
+                events += self._chunks.event({"content": delta.text})
             case "tool":
                 self._ids.append(self._session.tool_id(delta.id))
                 opened = {"id": self._ids[-1], "type": "function"}
-                said += self._tool(delta.index, opened | {"function": {"name": delta.name, "arguments": ""}})
+                events += self._tool(delta.index, opened | {"function": {"name": delta.name, "arguments": ""}})
             case "arguments":
-                said += self._tool(delta.index, {"function": {"arguments": delta.text}})
-        return said
+                events += self._tool(delta.index, {"function": {"arguments": delta.text}})
+        return events
 
     def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
         """See Writer."""
-        if not self._begun:
+        if not self._started:
             self._ids = new_ids(generation.tool_calls, self._session)
         message = to_completion(generation, self._incoming, self._message_id, self._created, self._ids)
-        if not self._begun:
+        if not self._started:
             return message, to_events(message.body)
         return message, self._chunks.end(_COMPLETION.decode(message.body))
 
     def _tool(self, index: int, call: dict[str, Any]) -> bytes:
-        return self._chunks.say({"tool_calls": [{"index": index, **call}]})
+        return self._chunks.event({"tool_calls": [{"index": index, **call}]})
 
 
 def new_ids(calls: tuple[ToolCall, ...], session: WireSession) -> list[str]:

@@ -16,7 +16,7 @@ from understudy.wire.dialect import (
     DialectResponse,
     ErrorResponse,
     WireSession,
-    shown_messages,
+    messages_for_model,
 )
 from understudy.wire.errors import Fault, InvalidRequest
 from understudy.wire.model import Block, ChatRequest, Conversation, Generation
@@ -33,7 +33,7 @@ from understudy.wire.responses.response import (
     response_id,
     to_response,
 )
-from understudy.wire.responses.stream import Events, ResponsesWriter, to_events
+from understudy.wire.responses.stream import EventBuilder, ResponsesWriter, to_events
 from understudy.wire.responses.tools import EXPECTED
 
 _STATELESS = "nothing is kept here between requests; send the whole conversation as `input`"
@@ -85,7 +85,7 @@ class OpenAIResponses:
         # Not a comment: Codex takes a stream for dead that has no event for five minutes. And no other event: the
         # accumulators of OpenAI clients refuse a stream that begins with one; of this one they take any number.
         response: dict[str, Any] = {"object": "response", "status": "in_progress", "output": []}
-        return Events().say("response.created", {"response": {"id": response_id(message_id)} | response})
+        return EventBuilder().event("response.created", {"response": {"id": response_id(message_id)} | response})
 
     def token_count(self, tokens: int) -> bytes:
         return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": tokens})
@@ -98,9 +98,9 @@ class OpenAIResponses:
 
     def error_event(self, fault: Fault) -> bytes:
         error = openai.error(fault)
-        told = {"code": error["code"] or error["type"], "message": error["message"]}
-        return Events().say(
-            "response.failed", {"response": {"object": "response", "status": "failed", "error": told}}
+        reported = {"code": error["code"] or error["type"], "message": error["message"]}
+        return EventBuilder().event(
+            "response.failed", {"response": {"object": "response", "status": "failed", "error": reported}}
         )
 
 
@@ -112,7 +112,7 @@ def _parse(body: bytes, session: WireSession, branch: Branch) -> ResponsesDialec
             raise InvalidRequest(f"{name}: {why}")
     read = read_conversation(request)
     conversation = read.conversation
-    messages = shown_messages(conversation, session)
+    messages = messages_for_model(conversation, session)
     format_ = request.text.format if request.text else None
     return ResponsesDialectRequest(
         model=request.model,

@@ -14,8 +14,8 @@ from understudy.wire.layout import IMAGE
 from understudy.wire.model import TEXT_SEPARATOR, Block, Conversation, Part, setting_digest
 from understudy.wire.responses.tools import (
     EXPECTED,
-    Choice,
-    Tool,
+    ResponsesTool,
+    ResponsesToolChoice,
     Toolbox,
     choose,
     flat_name,
@@ -26,7 +26,7 @@ from understudy.wire.responses.tools import (
 # --- the schema -----------------------------------------------------------------------------------------
 
 
-class ContentPart(Struct, gc=False):
+class ResponsesContentPart(Struct, gc=False):
     """A part of a content, of any type."""
 
     type: str
@@ -41,15 +41,15 @@ class Item(Struct, gc=False):
 
     type: str = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | list[ContentPart] | None = None
-    summary: list[ContentPart] | None = None
+    content: str | list[ResponsesContentPart] | None = None
+    summary: list[ResponsesContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
     arguments: Any = None
     input: str | None = None
-    output: str | list[ContentPart] | None = None
-    tools: list[Tool] = field(default_factory=list[Tool])
+    output: str | list[ResponsesContentPart] | None = None
+    tools: list[ResponsesTool] = field(default_factory=list[ResponsesTool])
 
 
 class TextFormat(Struct, omit_defaults=True):
@@ -75,7 +75,7 @@ class ResponsesBody(Struct):
     input: str | list[Item]
     instructions: str | None = None
     tools: Raw = Raw()
-    tool_choice: Literal["none", "auto", "required"] | Choice | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
 
 
 class ResponsesRequest(ResponsesBody, kw_only=True):
@@ -130,7 +130,7 @@ def read_request(body: bytes) -> Conversation:
         conversation,
         setting=setting_digest(conversation.system, tools),
         has_tools=tools not in (b"", b"[]", b"null"),
-        forced=isinstance(request.tool_choice, Choice),
+        forced=isinstance(request.tool_choice, ResponsesToolChoice),
     )
 
 
@@ -141,7 +141,7 @@ def read_conversation(request: ResponsesBody) -> ReadRequest:
     if added := [tool for item in items if item.type == "additional_tools" for tool in item.tools]:
         toolbox = new_toolbox([*toolbox.tools, *added])
     functions, choice, unsupported = choose(toolbox, request.tool_choice)
-    reader = _Reader([*toolbox.unsupported, *unsupported])
+    reader = _ResponsesReader([*toolbox.unsupported, *unsupported])
     if request.instructions:
         reader.instructions.append(request.instructions)
     for index, item in enumerate(items):
@@ -162,7 +162,7 @@ _CLOSED, _THOUGHT, _SPOKE, _CALLED = range(4)
 """How far an assistant's turn has come: it is thinking, then text, then calls, each of which may be missing."""
 
 
-class _Reader:
+class _ResponsesReader:
     """Reads items into blocks. What a model said in one response, as several items, becomes one turn again."""
 
     def __init__(self, unsupported: Sequence[str] = (), *, response: bool = False) -> None:
@@ -238,9 +238,9 @@ class _Reader:
             self._turn += 1
         self._stage = stage
 
-    def _user(self, content: str | list[ContentPart] | None) -> None:
+    def _user(self, content: str | list[ResponsesContentPart] | None) -> None:
         if not isinstance(content, list):
-            content = [ContentPart("input_text", content)]
+            content = [ResponsesContentPart("input_text", content)]
         for part in content:
             text, image = self._part(part)
             if image is not None:
@@ -252,16 +252,16 @@ class _Reader:
         if not content:
             self._add("user", "text")
 
-    def _text(self, content: str | list[ContentPart] | None) -> str:
+    def _text(self, content: str | list[ResponsesContentPart] | None) -> str:
         """The texts of a content, without its images."""
         return TEXT_SEPARATOR.join(text for text, image in self._parts(content) if image is None)
 
-    def _parts(self, content: str | list[ContentPart] | None) -> list[tuple[str, Part | None]]:
+    def _parts(self, content: str | list[ResponsesContentPart] | None) -> list[tuple[str, Part | None]]:
         if isinstance(content, list):
             return [self._part(part) for part in content]
         return [(content, None)] if content else []
 
-    def _part(self, part: ContentPart) -> tuple[str, Part | None]:
+    def _part(self, part: ResponsesContentPart) -> tuple[str, Part | None]:
         """What a model is shown of a part: a text, and the image that it stands for."""
         if part.type in _TEXTS:
             return part.text or "", None
@@ -281,23 +281,23 @@ class _Reader:
 
 
 _TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
-_ITEMS: dict[str, Callable[[_Reader, Item], None]] = {
-    "message": _Reader.message,
-    "reasoning": _Reader.reasoning,
-    "function_call": _Reader.call,
-    "function_call_output": _Reader.result,
-    "custom_tool_call": _Reader.freeform_call,
-    "custom_tool_call_output": _Reader.result,
-    "additional_tools": _Reader.skip,
+_ITEMS: dict[str, Callable[[_ResponsesReader, Item], None]] = {
+    "message": _ResponsesReader.message,
+    "reasoning": _ResponsesReader.reasoning,
+    "function_call": _ResponsesReader.call,
+    "function_call_output": _ResponsesReader.result,
+    "custom_tool_call": _ResponsesReader.freeform_call,
+    "custom_tool_call_output": _ResponsesReader.result,
+    "additional_tools": _ResponsesReader.skip,
     # Done by another provider's tools, whose results are not in the items.
-    "web_search_call": _Reader.skip,
-    "image_generation_call": _Reader.skip,
+    "web_search_call": _ResponsesReader.skip,
+    "image_generation_call": _ResponsesReader.skip,
 }
 
 
 def read_items(items: Sequence[Item]) -> list[Block]:
     """The blocks of a response's items, tool calls as the model wrote them, as one turn."""
-    reader = _Reader(response=True)
+    reader = _ResponsesReader(response=True)
     for index, item in enumerate(items):
         reader.read(index, item)
     return [msgspec.structs.replace(block, turn=0) if block.turn else block for block in reader.blocks]

@@ -13,7 +13,7 @@ from understudy.wire.decoding import decoded
 from understudy.wire.dialect import DialectRequest, DialectResponse
 from understudy.wire.model import Block, Generation, ToolCall, ending
 from understudy.wire.responses.request import Item, read_items
-from understudy.wire.responses.tools import Origin, called_item
+from understudy.wire.responses.tools import ToolOrigin, call_item
 
 Part = Literal["reasoning", "text"] | int
 """A part of an answer: its reasoning, its text, or its tool call of that number."""
@@ -26,7 +26,7 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 class ResponsesDialectRequest(DialectRequest, frozen=True):
     """A Responses request, with what only its response needs to know. `echo` are fields that it repeats."""
 
-    origins: dict[str, Origin]
+    origins: dict[str, ToolOrigin]
     echo: dict[str, Any]
 
 
@@ -149,9 +149,7 @@ def item_of(
             return item | {"content": [content]}
         case index:
             call: ToolCall = generation.tool_calls[index]
-            return called_item(
-                incoming.origins, call, item_id=f"{bare}_{index}", call_id=ids[index], status=status
-            )
+            return call_item(incoming.origins, call, item_id=f"{bare}_{index}", call_id=ids[index], status=status)
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -20,13 +20,13 @@ from understudy.wire.responses.response import (
 )
 
 
-class Events:
+class EventBuilder:
     """Numbers the events of one stream."""
 
     def __init__(self) -> None:
         self._number = -1
 
-    def say(self, type_: str, fields: Mapping[str, Any]) -> bytes:
+    def event(self, type_: str, fields: Mapping[str, Any]) -> bytes:
         """One server-sent event, named by its type."""
         self._number += 1
         data = {"type": type_, "sequence_number": self._number, **fields}
@@ -35,36 +35,36 @@ class Events:
     def begin(self, frame: dict[str, Any]) -> bytes:
         """What opens a stream."""
         opening = {"response": frame}
-        return self.say("response.created", opening) + self.say("response.in_progress", opening)
+        return self.event("response.created", opening) + self.event("response.in_progress", opening)
 
     def open(self, index: int, item: OutputItem) -> bytes:
         """An item as it starts, empty."""
         nothing: dict[str, Any] = {"status": "in_progress", _FILLED[item["type"]]: [] if _part_of(item) else ""}
         empty = item | nothing
-        said = self.say("response.output_item.added", {"output_index": index, "item": empty})
+        events = self.event("response.output_item.added", {"output_index": index, "item": empty})
         if part := _part_of(item):
             at = {"item_id": item["id"], "output_index": index, "content_index": 0}
-            said += self.say("response.content_part.added", at | {"part": part | {"text": ""}})
-        return said
+            events += self.event("response.content_part.added", at | {"part": part | {"text": ""}})
+        return events
 
     def add(self, index: int, item: OutputItem, text: str) -> bytes:
         """A piece of an item's text."""
-        return self.say(f"{_NAMES[item['type']]}.delta", _place(index, item) | {"delta": text})
+        return self.event(f"{_NAMES[item['type']]}.delta", _position(index, item) | {"delta": text})
 
     def close(self, index: int, item: OutputItem) -> bytes:
         """An item as it is, whole."""
-        place, name = _place(index, item), _NAMES[item["type"]]
+        position, name = _position(index, item), _NAMES[item["type"]]
         if item["type"] == "function_call":
-            place["name"] = item["name"]
-        said = self.say(f"{name}.done", place | {_DONE[item["type"]]: text_of(item)})
+            position["name"] = item["name"]
+        events = self.event(f"{name}.done", position | {_DONE[item["type"]]: text_of(item)})
         if part := _part_of(item):
             at = {"item_id": item["id"], "output_index": index, "content_index": 0}
-            said += self.say("response.content_part.done", at | {"part": part})
-        return said + self.say("response.output_item.done", {"output_index": index, "item": item})
+            events += self.event("response.content_part.done", at | {"part": part})
+        return events + self.event("response.output_item.done", {"output_index": index, "item": item})
 
     def end(self, response: dict[str, Any]) -> bytes:
         """What ends a stream."""
-        return self.say(f"response.{response['status']}", {"response": response})
+        return self.event(f"response.{response['status']}", {"response": response})
 
 
 def to_events(body: bytes) -> bytes:
@@ -73,7 +73,7 @@ def to_events(body: bytes) -> bytes:
 
 
 def _events(response: dict[str, Any]) -> Iterator[bytes]:
-    events = Events()
+    events = EventBuilder()
     unfinished: dict[str, Any] = {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
     yield events.begin(response | unfinished)
     for index, item in enumerate(response["output"]):
@@ -113,13 +113,13 @@ def text_of(item: OutputItem) -> str:
     return part["text"] if part else item[_FILLED[item["type"]]]
 
 
-def _place(index: int, item: OutputItem) -> dict[str, Any]:
-    place: dict[str, Any] = {"item_id": item["id"], "output_index": index}
+def _position(index: int, item: OutputItem) -> dict[str, Any]:
+    position: dict[str, Any] = {"item_id": item["id"], "output_index": index}
     if item["type"] in ("message", "reasoning"):
-        place["content_index"] = 0
+        position["content_index"] = 0
     if item["type"] == "message":
-        place["logprobs"] = []
-    return place
+        position["logprobs"] = []
+    return position
 
 
 class ResponsesWriter:
@@ -134,26 +134,26 @@ class ResponsesWriter:
         self._session = session
         self._message_id = message_id
         self._created = int(time.time())
-        self._events = Events()
-        self._begun = False
+        self._events = EventBuilder()
+        self._started = False
         self._items: dict[Part, OutputItem] = {}
-        self._said: dict[Part, int] = {}
+        self._sent: dict[Part, int] = {}
         self._calls: list[ToolCall] = []
         self._ids: list[str] = []
 
     def feed(self, delta: Delta) -> bytes:
         """See Writer."""
-        said = self._begin()
+        events = self._begin()
         part: Part = delta.kind if delta.kind == "reasoning" or delta.kind == "text" else delta.index
         if delta.kind == "tool":
             self._calls.append(ToolCall(delta.id, delta.name, ""))
             self._ids.append(self._session.tool_id(delta.id))
         if part not in self._items and (delta.text or delta.kind == "tool"):
-            said += self._open(part)
+            events += self._open(part)
         if delta.text and self._items[part]["type"] != "custom_tool_call":
-            said += self._events.add(self._index(part), self._items[part], delta.text)
-            self._said[part] += len(delta.text)
-        return said
+            events += self._events.add(self._index(part), self._items[part], delta.text)
+            self._sent[part] += len(delta.text)
+        return events
 
     def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
         """See Writer."""
@@ -162,27 +162,27 @@ class ResponsesWriter:
             generation, self._incoming, self._message_id, self._created, self._ids, list(self._items)
         )
         tail = self._begin()
-        said = list(self._said.values())
+        sent = list(self._sent.values())
         for index, item in enumerate(response["output"]):
-            if index >= len(said):
+            if index >= len(sent):
                 tail += self._events.open(index, item)
-            if rest := text_of(item)[said[index] if index < len(said) else 0 :]:
+            if rest := text_of(item)[sent[index] if index < len(sent) else 0 :]:
                 tail += self._events.add(index, item, rest)
         for index, item in enumerate(response["output"]):
             tail += self._events.close(index, item)
         return message, tail + self._events.end(response)
 
     def _begin(self) -> bytes:
-        if self._begun:
+        if self._started:
             return b""
-        self._begun = True
+        self._started = True
         return self._events.begin(frame(self._incoming, self._message_id, self._created))
 
     def _open(self, part: Part) -> bytes:
         so_far = Generation(model="", text="", finish_reason="", tool_calls=tuple(self._calls))
         item = item_of(part, so_far, self._incoming, self._message_id, self._ids, "in_progress")
         self._items[part] = item
-        self._said[part] = 0
+        self._sent[part] = 0
         return self._events.open(self._index(part), item)
 
     def _index(self, part: Part) -> int:

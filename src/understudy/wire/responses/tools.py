@@ -33,7 +33,7 @@ _LEFT_OUT = frozenset(
 )
 
 
-class Format(Struct):
+class GrammarFormat(Struct):
     """What the input of a custom tool must look like."""
 
     type: str = "text"
@@ -41,7 +41,7 @@ class Format(Struct):
     definition: str = ""
 
 
-class Tool(Struct):
+class ResponsesTool(Struct):
     """A tool of any type; a field that its type does not have keeps the default."""
 
     type: str
@@ -49,11 +49,11 @@ class Tool(Struct):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    format: Format | None = None
-    tools: list[Tool] = field(default_factory=list["Tool"])
+    format: GrammarFormat | None = None
+    tools: list[ResponsesTool] = field(default_factory=list["ResponsesTool"])
 
 
-class Origin(Struct, frozen=True):
+class ToolOrigin(Struct, frozen=True):
     """What the client calls a function that the model was offered."""
 
     type: Literal["function", "custom"]
@@ -61,14 +61,14 @@ class Origin(Struct, frozen=True):
     namespace: str | None = None
 
 
-class Choice(Struct):
+class ResponsesToolChoice(Struct):
     """A tool_choice that is more than a word. `tools` are those of `allowed_tools`."""
 
     type: str
     name: str = ""
     namespace: str | None = None
     mode: Literal["auto", "required"] = "auto"
-    tools: list[Choice] = field(default_factory=list["Choice"])
+    tools: list[ResponsesToolChoice] = field(default_factory=list["ResponsesToolChoice"])
 
 
 class Toolbox(Struct, frozen=True):
@@ -78,18 +78,18 @@ class Toolbox(Struct, frozen=True):
     for.
     """
 
-    tools: Sequence[Tool]
+    tools: Sequence[ResponsesTool]
     functions: list[dict[str, Any]]
-    origins: dict[str, Origin]
+    origins: dict[str, ToolOrigin]
     json: Raw
     unsupported: tuple[str, ...]
 
 
-class _ToolsBody(Struct):
-    tools: list[Tool] | None = None
+class _ResponsesToolsBody(Struct):
+    tools: list[ResponsesTool] | None = None
 
 
-_TOOLS = msgspec.json.Decoder(_ToolsBody)
+_TOOLS = msgspec.json.Decoder(_ResponsesToolsBody)
 
 
 def flat_name(name: str, namespace: str | None) -> str:
@@ -105,7 +105,7 @@ def read_toolbox(sent: bytes) -> Toolbox:
         return msgspec.structs.replace(_EMPTY, unsupported=(str(error),))
 
 
-def new_toolbox(tools: Sequence[Tool]) -> Toolbox:
+def new_toolbox(tools: Sequence[ResponsesTool]) -> Toolbox:
     """Tools as functions."""
     builder = _ToolboxBuilder()
     for tool in tools:
@@ -122,16 +122,16 @@ def new_toolbox(tools: Sequence[Tool]) -> Toolbox:
 class _ToolboxBuilder:
     def __init__(self) -> None:
         self.functions: list[dict[str, Any]] = []
-        self.origins: dict[str, Origin] = {}
+        self.origins: dict[str, ToolOrigin] = {}
         self.unsupported: list[str] = []
 
-    def add(self, tool: Tool, namespace: str | None) -> None:
+    def add(self, tool: ResponsesTool, namespace: str | None) -> None:
         match tool.type:
             case "function":
-                origin = Origin("function", tool.name, namespace)
+                origin = ToolOrigin("function", tool.name, namespace)
                 self._add(origin, tool.description, tool.parameters, tool.strict)
             case "custom":
-                self._add(Origin("custom", tool.name, namespace), _freeform(tool), FREEFORM_SCHEMA, None)
+                self._add(ToolOrigin("custom", tool.name, namespace), _freeform(tool), FREEFORM_SCHEMA, None)
             case "namespace" if namespace is None:
                 for inner in tool.tools:
                     self.add(inner, tool.name)
@@ -143,7 +143,7 @@ class _ToolboxBuilder:
                 )
 
     def _add(
-        self, origin: Origin, description: str | None, parameters: dict[str, Any] | None, strict: bool | None
+        self, origin: ToolOrigin, description: str | None, parameters: dict[str, Any] | None, strict: bool | None
     ) -> None:
         name = flat_name(origin.name, origin.namespace)
         if not origin.name or name in self.origins:
@@ -153,7 +153,7 @@ class _ToolboxBuilder:
         self.functions.append(function_tool(name, description, parameters, strict))
 
 
-def _freeform(tool: Tool) -> str:
+def _freeform(tool: ResponsesTool) -> str:
     description = tool.description or ""
     if tool.format is None or tool.format.type != "grammar":
         return description
@@ -165,10 +165,10 @@ _cache = ToolCache(lambda sent: new_toolbox(decode(b'{"tools":%b}' % sent, _TOOL
 
 
 def choose(
-    box: Toolbox, choice: str | Choice | None
+    box: Toolbox, choice: str | ResponsesToolChoice | None
 ) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None, tuple[str, ...]]:
     """The functions to offer, the choice between them, and what of it is not supported."""
-    if isinstance(choice, Choice):
+    if isinstance(choice, ResponsesToolChoice):
         if choice.type == "allowed_tools":
             names = {flat_name(tool.name, tool.namespace) for tool in choice.tools}
             allowed = [function for function in box.functions if function["function"]["name"] in names]
@@ -187,11 +187,11 @@ def choose(
 # --- calls ---------------------------------------------------------------------------------------------
 
 
-def called_item(
-    origins: Mapping[str, Origin], call: ToolCall, *, item_id: str, call_id: str, status: str
+def call_item(
+    origins: Mapping[str, ToolOrigin], call: ToolCall, *, item_id: str, call_id: str, status: str
 ) -> dict[str, Any]:
     """A tool call of the model as the output item that the client expects."""
-    origin = origins.get(call.name) or Origin("function", call.name)
+    origin = origins.get(call.name) or ToolOrigin("function", call.name)
     item: dict[str, Any] = {"id": f"{_PREFIX[origin.type]}{item_id}", "call_id": call_id, "name": origin.name}
     if origin.namespace is not None:
         item["namespace"] = origin.namespace
