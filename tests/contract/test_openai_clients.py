@@ -258,7 +258,7 @@ async def test_a_fault_in_a_chat_stream_is_raised() -> None:
     ) as front:
         stream = await ask(front, "chat", stream=True)
         hold.set()
-        with pytest.raises(openai.APIError, match="not whole"):
+        with pytest.raises(openai.APIError, match="incomplete"):
             [chunk async for chunk in stream]
 
 

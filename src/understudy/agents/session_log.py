@@ -1,4 +1,4 @@
-"""Claude Code's own session log beside the calls that the gateway kept: neither may have what the other lacks.
+"""Compares Claude Code's own session log with the stored calls: both must have the same responses.
 
 The log was written in a sandbox that a model ruled: whatever it holds, the outcome is findings, never a failure.
 """
@@ -85,7 +85,7 @@ def _findings(logs: Mapping[str, bytes], trajectory: Trajectory, cut_off: bool) 
         answers[_message_id(node)].append(node)
     for key, blocks in logged.items():
         if key not in answers:
-            yield Finding(kind=KIND, message=f"the log has an answer that no call gave: message {key[:_SHOWN]}")
+            yield Finding(kind=KIND, message=f"the log has a response that no call has: message {key[:_SHOWN]}")
             continue
         differences = {node.call.id: _difference(_response_blocks(node), blocks) for node in answers[key]}
         if all(differences.values()):
@@ -160,7 +160,7 @@ def _may_be_missing(node: Node, cut_off: bool) -> bool:
 
 
 def _difference(response: tuple[Block, ...], logged: list[Block]) -> str | None:
-    """How a logged answer differs from the one that was given; None when it is the same."""
+    """How a logged response differs from the stored one; None when it is the same."""
     if (one := _text(response)) != (other := _text(logged)):
         return f"the log has the answer's text otherwise: {_first_difference(one, other)}"
     calls, logged_calls = _tool_calls(response), _tool_calls(logged)

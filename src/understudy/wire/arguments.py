@@ -74,7 +74,7 @@ def tool_input(raw: str) -> msgspec.Raw:
 
 
 def upstream_arguments(sampled: str | None, echoed: str) -> str:
-    """The argument string to send to the model: as it was sampled when the echo says the same, else the echo."""
+    """The argument string to send to the model: as it was sampled when the echo means the same, else the echo."""
     if sampled is not None and sampled != echoed:
         ours, theirs = parse_object(sampled), parse_object(echoed)
         try:
@@ -86,7 +86,7 @@ def upstream_arguments(sampled: str | None, echoed: str) -> str:
 
 
 def same_input(sampled: object, echoed: object) -> bool:
-    """Whether an echo says what was sampled: keys may have been added and reordered, numbers respelled."""
+    """Whether an echo means what was sampled: keys may have been added and reordered, numbers respelled."""
     same_type = type(sampled) is type(echoed)
     number = _double(sampled)
     if number is not None:

@@ -1,4 +1,4 @@
-"""The dialect protocol: one wire format that agents speak, kept apart from what answers them."""
+"""What the gateway needs of a wire format: the `Dialect` protocol, and the types that go in and out of it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class WireSession(Protocol):
         ...
 
     def sampled(self, tool_id: str) -> ToolCall | None:
-        """The tool call as the model wrote it, by the id that the agent was given; None for an unknown id."""
+        """The tool call as the model wrote it, by the id that the agent has; None for an unknown id."""
         ...
 
 
@@ -65,7 +65,7 @@ def messages_for_model(conversation: Conversation, session: WireSession) -> list
 
 
 class DialectRequest(Struct, frozen=True):
-    """A request as it was understood. `model` is the name that the agent asked for."""
+    """A request that was parsed. `model` is the name that the agent asked for."""
 
     model: str
     stream: bool
@@ -73,14 +73,14 @@ class DialectRequest(Struct, frozen=True):
 
 
 class DialectResponse(Struct, frozen=True):
-    """An answer in a dialect: its exact JSON, and the tool calls in it by the ids that the agent sees."""
+    """A response in a dialect: its exact JSON, and the tool calls in it by the ids that the agent sees."""
 
     body: bytes
     sampled: dict[str, ToolCall]
 
 
 class ErrorResponse(Struct, frozen=True):
-    """A fault in a dialect: an HTTP status, extra headers and the JSON body."""
+    """A fault as an error response: an HTTP status, extra headers and the JSON body."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -88,27 +88,26 @@ class ErrorResponse(Struct, frozen=True):
 
 
 class StreamWriter(Protocol):
-    """Says one message as a stream of events while it is being generated.
+    """Writes one response as a stream of events while it is being generated.
 
-    What it says before `finish` never amounts to a whole message, nor to a whole text or tool call that an agent
-    could take for one: the events that close a part belong to `finish`, which is sent after the call is durable.
+    What it writes before `finish` never is a complete response, nor a text or tool call that an agent could take
+    for complete: the events that close a part belong to `finish`, which is sent after the call is durable.
     """
 
     def feed(self, delta: Delta) -> bytes:
-        """The events that a piece of the answer makes; the first call makes the opening ones too."""
+        """The events of a piece of the response; the first call adds the opening ones."""
         ...
 
     def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
-        """The message, and the events that are still to be said, the opening ones if nothing was fed.
+        """The response, and the events that are still to be sent, the opening ones too if nothing was fed.
 
-        The events said and these together say exactly the message. Raises BackendError when the generation makes
-        no sense.
+        All events together are exactly the response. Raises BackendError for an invalid generation.
         """
         ...
 
 
 class Dialect(Protocol):
-    """Translates requests and answers, and says faults so that the agents that speak it do the right thing."""
+    """Translates requests and responses, and words errors so that the agents that speak it react correctly."""
 
     name: ClassVar[str]
 
@@ -121,7 +120,7 @@ class Dialect(Protocol):
         ...
 
     def parse(self, body: bytes, session: WireSession, branch: Branch) -> DialectRequest:
-        """Understand a request. Raises InvalidRequest naming the field."""
+        """Parse a request. Raises InvalidRequest naming the field."""
         ...
 
     def read_request(self, body: bytes) -> Conversation:
@@ -138,26 +137,23 @@ class Dialect(Protocol):
     def message(
         self, generation: Generation, incoming: DialectRequest, session: WireSession, message_id: str
     ) -> DialectResponse:
-        """The answer to what `parse` understood, as one JSON message.
-
-        Raises BackendError when the generation makes no sense.
-        """
+        """The response to a parsed request, as one JSON message. Raises BackendError for an invalid generation."""
         ...
 
     def events(self, message: bytes) -> bytes:
-        """A message as a complete event stream."""
+        """A response as a complete event stream."""
         ...
 
     def writer(self, incoming: DialectRequest, session: WireSession, message_id: str) -> StreamWriter:
-        """What says the answer while it is being generated."""
+        """A writer of the response while it is being generated."""
         ...
 
     def ping(self, message_id: str) -> bytes:
-        """An event, or a comment, that only says that the message is being made."""
+        """An event, or a comment, that keeps the connection alive while the response is being generated."""
         ...
 
     def token_count(self, tokens: int) -> bytes:
-        """The JSON answer to a request for a token count."""
+        """The JSON response to a request for a token count."""
         ...
 
     def models(self, names: Sequence[str]) -> bytes:
@@ -165,9 +161,9 @@ class Dialect(Protocol):
         ...
 
     def error(self, fault: Fault) -> ErrorResponse:
-        """A fault as an HTTP answer."""
+        """A fault as an HTTP response."""
         ...
 
     def error_event(self, fault: Fault) -> bytes:
-        """A fault as an event, for a stream that has begun."""
+        """A fault as an event, for a stream that has started."""
         ...

@@ -1,7 +1,7 @@
 """How a conversation is laid out for a model: the one place where blocks become chat messages.
 
-The gateway sends what this gives to the model's server; exports write the same. What any dialect means is decided
-before, when it is read into blocks.
+The gateway sends the result to the model's server; exports write the same. What a dialect's fields mean is decided
+before, when a request is read into blocks.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ IMAGE = "[image]"
 """Stands for an image where only text can stand."""
 
 SampledCalls = Callable[[str], ToolCall | None]
-"""Gives a tool call as the model wrote it, by the id that the agent was given; None where that is not known."""
+"""Looks a tool call up as the model wrote it, by the id that the agent has for it; None for an unknown id."""
 
 
 def lay_out(instructions: Sequence[str], blocks: Iterable[Block], sampled: SampledCalls) -> list[Message]:
     """The chat messages that a model is shown.
 
     Instructions are one system message; a system block further on is a user's message, since most chat templates
-    know only a first system message, and some refuse any other. Tool results come in the order of their calls:
-    agents send them as their tools end, many templates render them without ids, and some servers give two calls
-    the same id, so to a model it is the order that says which result is whose. The images of tool results follow
-    the last of several results, and begin what the user says then.
+    know only a first system message, and some refuse any other.
+
+    Tool results come in the order of their calls: agents send them as their tools end, many templates render them
+    without ids, and some servers give two calls the same id, so that a model can match results to calls by their
+    order alone. The images of tool results follow the last of several results, at the beginning of the user's
+    next message.
 
     Tool calls that were `sampled` are shown as they were, ids and arguments, unless the agent changed what they
     mean. Thinking stands under `reasoning`.
@@ -96,7 +98,7 @@ def _call(block: Block, sampled: ToolCall | None) -> dict[str, object]:
 
 
 def _backend_id(call_id: str, sampled: ToolCall | None) -> str:
-    """The id that the model's server gave, where there was one: some templates render it."""
+    """The id that the model's server chose, where there was one: some templates render it."""
     return sampled.id if sampled and sampled.id else call_id
 
 
@@ -121,7 +123,7 @@ def _between(blocks: Sequence[Block], called: Sequence[str], sampled: SampledCal
             images = []
         parts = content_parts(group)
         if role != "user":
-            # What the system says is text alone.
+            # A message of the system is text alone.
             parts = [part for part in parts if part["type"] == "text"]
         messages.append(_user([*images, *parts]))
         images = []

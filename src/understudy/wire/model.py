@@ -27,7 +27,7 @@ Message = dict[str, Any]
 
 BlockKind = Literal["text", "thinking", "tool_use", "tool_result", "other"]
 
-# --- what is asked --------------------------------------------------------------------------------------
+# --- requests --------------------------------------------------------------------------------------
 
 
 class Block(Struct, frozen=True, gc=False):
@@ -42,7 +42,7 @@ class Block(Struct, frozen=True, gc=False):
     in a response what the model wrote, which need not be valid. With `freeform` the tool takes plain text, which
     is the one argument `input`. A tool result has the call's `id`.
 
-    `source` is the block as it was sent where `text` and `images` do not tell it from others of its kind.
+    `source` is the block as it was sent where `text` and `images` do not distinguish it from others of its kind.
     """
 
     turn: int
@@ -93,8 +93,8 @@ class Conversation(Struct, frozen=True, gc=False):
 
     The rest is known of stored calls only. `setting` is a digest of the system prompt and the tools as they were
     sent. `has_tools` when there are tools that the agent itself runs, `forced` when the model must call a certain
-    one, `formatted` when the response must fit a JSON schema. `aside`: the prompt cache is told to end before the
-    last message, as for a question that the conversation will not go on from.
+    one, `formatted` when the response must fit a JSON schema. `aside` when the prompt cache ends before the last
+    message, as for a question that the conversation will not go on from.
     """
 
     instructions: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ def setting_digest(system: str, tools: bytes) -> bytes:
 
 SYSTEM_SEPARATOR = "\n\n"
 TEXT_SEPARATOR = "\n"
-"""Frozen: another separator gives other tokens, and every conversation that was begun with this one is split."""
+"""Never change them: another separator is other tokens, and splits every conversation that began with this one."""
 
 
 class ConversationHandle:
@@ -162,7 +162,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     conversation: ConversationHandle | None = None
 
 
-# --- what is generated ----------------------------------------------------------------------------------
+# --- generations ----------------------------------------------------------------------------------
 
 
 class ToolCall(Struct, frozen=True):
@@ -225,7 +225,7 @@ _ENDINGS: dict[str, Ending] = {
 
 
 def ending(generation: Generation) -> Ending:
-    """How a generation ended; one with tool calls ended for them, whatever its server says.
+    """How a generation ended; one with tool calls ended for them, whatever its server reports.
 
     Raises BackendError for an end that no response can have: an aborted generation must not pass for a short one.
     """

@@ -1,4 +1,4 @@
-"""What the two OpenAI dialects share: branches, the list of models, and how faults are told."""
+"""What the two OpenAI dialects share: branches, the list of models, and error responses."""
 
 from __future__ import annotations
 

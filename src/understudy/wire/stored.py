@@ -1,7 +1,7 @@
 """Stored calls: their conversations and responses, and the chat messages that a model was shown.
 
 A stored request was written by an agent in a sandbox, a stored response by a model: a body that cannot be read
-gives an empty conversation, or None, never an exception.
+is an empty conversation, or None, never an exception.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def response_blocks(dialect: str, body: bytes) -> tuple[Block, ...] | None:
 
 
 def sampled_calls(blocks: Iterable[Block] | None) -> dict[str, ToolCall]:
-    """The tool calls of a response as the model wrote them, by the ids that the agent was given."""
+    """The tool calls of a response as the model wrote them, by the ids that the agent has for them."""
     return {b.id: ToolCall(b.id, b.name, b.arguments) for b in blocks or () if b.kind == "tool_use"}
 
 

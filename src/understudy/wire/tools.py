@@ -37,7 +37,7 @@ class ToolCache(Generic[_T]):
 def function_tool(
     name: str, description: str | None, parameters: dict[str, Any] | None, strict: bool | None = None
 ) -> dict[str, Any]:
-    """A tool as models are shown it: the function of a chat completion, without fields that say nothing."""
+    """A tool as models are shown it: the function of a chat completion, without fields that are None."""
     function: dict[str, Any] = {"name": name}
     if description is not None:
         function["description"] = description

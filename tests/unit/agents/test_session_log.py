@@ -71,7 +71,7 @@ def test_a_log_that_agrees_leaves_nothing_to_say():
     [
         (None, "left no session log of 3 answered calls", None),
         (log(("msg_0", LOGGED)), "the answer of call 2 is not in the log", "call_2"),
-        (WHOLE + log(("msg_9", [text("x")])), "an answer that no call gave: message msg_9", None),
+        (WHOLE + log(("msg_9", [text("x")])), "a response that no call has: message msg_9", None),
         (log(("msg_0", LOGGED), ("msg_2", [text("Dane.")])), "text otherwise: 'Dane.', not 'Done.'", "call_2"),
         (log(("msg_0", LOGGED[:1]), ("msg_2", [text("Done.")])), "other tool calls", "call_0"),
         (

@@ -294,8 +294,11 @@ def test_half_of_a_surrogate_pair_is_replaced() -> None:
         (b'{"model": 1, "messages": []}', r"Expected `str`, got `int` - at `\$.model`"),
         (b'{"model": "m", "messages": [{"role": "tool", "content": ""}]}', r"\$.messages\[0\].role"),
         (b'{"model": "m", "messages": [{"role": "user", "content": [1]}]}', r"\$.messages\[0\].content\[0\]"),
-        (b'{"model": "m", "messages": [], "tools": [{"name": "web_search", "type": "w"}]}', "does not exist here"),
-        (b'{"model": "m", "messages": [], "output_config": {"format": {"type": "x"}}}', "json_schema is"),
+        (
+            b'{"model": "m", "messages": [], "tools": [{"name": "web_search", "type": "w"}]}',
+            "missing input_schema",
+        ),
+        (b'{"model": "m", "messages": [], "output_config": {"format": {"type": "x"}}}', "expected json_schema"),
     ],
 )
 def test_what_is_wrong_with_a_request_is_said(body: bytes, says: str) -> None:

@@ -106,7 +106,7 @@ class MessagesBody(Struct):
 
 
 class MessagesRequest(MessagesBody, kw_only=True):
-    """The fields that change what is asked of a model; all others are passed over, whatever they hold."""
+    """The fields that change what is asked of a model; all others are ignored, whatever they hold."""
 
     model: str
     thinking: Thinking | None = None
@@ -209,8 +209,8 @@ def _read_tools(tools: Sequence[ToolParam]) -> _AnthropicTools:
             continue
         if tool.input_schema is None:
             unsupported.append(
-                f"tools: {tool.name!r} has no input_schema; a tool that Anthropic's own servers define or run "
-                f"(type {tool.type!r}) does not exist here"
+                f"tools: {tool.name!r}: missing input_schema; tools that Anthropic's own servers define or run "
+                f"(type {tool.type!r}) are unsupported"
             )
             if tool.type not in (None, "custom"):
                 continue  # The provider's own; one without a type can only be the agent's.
@@ -307,7 +307,7 @@ def _assistant_blocks(turn: int, content: Sequence[ContentBlock]) -> list[Block]
             continue
         shown = True
     if not shown:
-        # A model is shown that there was a turn, though it said nothing.
+        # A model is shown that there was a turn, though nothing of it can be read.
         blocks.append(Block(turn, "assistant", "text"))
     return blocks
 
@@ -370,9 +370,9 @@ _DESCRIBED: dict[str, Callable[[ContentBlock], str]] = {
     "tool_removal": lambda block: f"[tool {_changed(block)} can no longer be used]",
 }
 
-# What an assistant's turn says besides text and calls. Tools of Anthropic's servers, from a turn that Claude
-# answered, are shown as text: no chat template has a place for a call and its result in one turn. Thoughts that
-# cannot be read are left out.
+# What a model is shown of an assistant's turn besides text and calls. Tools of Anthropic's servers, from a turn
+# that Claude answered, are shown as text: no chat template has a place for a call and its result in one turn.
+# Thoughts that cannot be read are left out.
 _SERVED = ("web_search", "web_fetch", "code_execution", "bash_code_execution", "text_editor_code_execution", "mcp")
 _SAID: dict[str, Callable[[ContentBlock], str]] = {
     "compaction": _readable,

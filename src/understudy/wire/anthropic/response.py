@@ -41,7 +41,7 @@ def read_response(body: bytes) -> tuple[Block, ...] | None:
 
 
 def to_message(generation: Generation, model: str, session: WireSession, message_id: str) -> DialectResponse:
-    """The response under the model name that was asked for: thinking, text, then the tool calls.
+    """The response under the requested model name: thinking, text, then the tool calls.
 
     Raises BackendError when the generation did not end in a way that a response can end: an aborted one must not
     pass for a short one.

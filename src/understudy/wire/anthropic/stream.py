@@ -14,7 +14,7 @@ from understudy.wire.arguments import tool_input
 from understudy.wire.dialect import DialectResponse, WireSession
 from understudy.wire.model import Delta, Generation
 
-# --- a whole message -----------------------------------------------------------------------------------
+# --- a complete message -----------------------------------------------------------------------------------
 
 # What a client builds from deltas, and so begins with nothing: block type → (field, its delta, the delta's field).
 _DELTAS: dict[str, tuple[tuple[str, str, str], ...]] = {
@@ -33,7 +33,7 @@ def event(data: dict[str, Any]) -> bytes:
 
 
 def to_events(body: bytes) -> bytes:
-    """The stream that says exactly what a message says."""
+    """A complete message as the event stream that a client builds the same message from."""
     message = _MESSAGE.decode(body)
     usage: dict[str, Any] = msgspec.json.decode(message.get("usage", b"{}"))
     ending = {name: message.pop(name, None) for name in ("stop_reason", "stop_sequence")}
@@ -142,7 +142,7 @@ class AnthropicWriter:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            # Known at the end only; what is said there counts.
+            # Known at the end only; clients take the counts of the last event.
             "usage": {"input_tokens": 0, "output_tokens": 0},
         }
         return event({"type": "message_start", "message": opening})
@@ -226,7 +226,9 @@ class _StreamBlock:
                 return
             piece = delta.get(name)
             if self.type not in takes or not isinstance(piece, str):
-                raise BackendError(f"the provider sent a {kind} that does not fit a block of type {self.type!r}")
+                raise BackendError(
+                    f"invalid stream from the provider: a {kind} for a content block of type {self.type!r}"
+                )
             self.pieces.setdefault(name, []).append(piece)
         elif kind == "citations_delta" and self.type == "text":
             self.data["citations"] = [*(self.data.get("citations") or ()), delta.get("citation")]
@@ -236,15 +238,15 @@ class _StreamBlock:
     def close(self) -> None:
         self.closed = True
         for name, pieces in self.pieces.items():
-            whole = "".join(pieces)
+            value = "".join(pieces)
             if name == "partial_json":
-                self.data["input"] = tool_input(whole)
+                self.data["input"] = tool_input(value)
             else:
-                self.data[name] = whole
+                self.data[name] = value
 
 
 class MessageAssembly:
-    """A message in the making. `begun` when it has started, `complete` when its last event was there."""
+    """Puts a message together from its events. `started` after the first one, `complete` after the last."""
 
     def __init__(self) -> None:
         self.complete = False
@@ -256,9 +258,9 @@ class MessageAssembly:
         return self._message is not None
 
     def add(self, name: bytes, data: bytes) -> None:
-        """Take an event in; what is not part of the message, or comes after its end, is passed over.
+        """Add an event; what is not part of the message, or comes after its end, is ignored.
 
-        Raises BackendError for what no client could make a message of.
+        Raises BackendError for an event that no client could make a message of.
         """
         handler = self._EVENTS.get(name)
         if handler is None or self.complete:
@@ -267,17 +269,15 @@ class MessageAssembly:
         try:
             event = decoder.decode(data)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise BackendError(
-                f"the provider sent a {name.decode()} event that makes no sense: {error}"
-            ) from error
+            raise BackendError(f"invalid {name.decode()} event from the provider: {error}") from error
         take(self, event)
 
     def message(self) -> bytes:
-        """The whole message as JSON. Raises BackendError when it is not whole."""
+        """The message as JSON. Raises BackendError while it is incomplete."""
         if self._message is None or not self.complete:
-            raise BackendError("the provider's stream ended before its message_stop; the answer is not whole")
+            raise BackendError("incomplete response: the provider's stream ended before its message_stop event")
         if not all(block.closed for block in self._blocks.values()):
-            raise BackendError("the provider's stream ended with a block still open; the answer is not whole")
+            raise BackendError("incomplete response: the provider's stream ended with a content block still open")
         content = [block.data for _, block in sorted(self._blocks.items())]
         return msgspec.json.encode(self._message | {"content": content})
 
@@ -285,12 +285,14 @@ class MessageAssembly:
 
     def _start(self, event: _MessageStart) -> None:
         if self._message is not None:
-            raise BackendError("the provider began a message twice in one stream")
+            raise BackendError("invalid stream from the provider: a second message_start event")
         self._message = event.message
 
     def _block_start(self, event: _BlockStart) -> None:
         if self._message is None or event.index in self._blocks:
-            raise BackendError(f"the provider opened block {event.index} twice, or before the message")
+            raise BackendError(
+                f"invalid stream from the provider: block {event.index} starts twice, or before message_start"
+            )
         self._blocks[event.index] = _StreamBlock(event.content_block)
 
     def _block_delta(self, event: _BlockDelta) -> None:
@@ -301,7 +303,7 @@ class MessageAssembly:
 
     def _delta(self, event: _MessageDelta) -> None:
         if self._message is None:
-            raise BackendError("the provider ended a message that it had not begun")
+            raise BackendError("invalid stream from the provider: a message_delta event before message_start")
         self._message |= event.delta
         if event.context_management is not None:
             self._message["context_management"] = event.context_management
@@ -318,7 +320,9 @@ class MessageAssembly:
     def _block(self, index: int) -> _StreamBlock:
         block = self._blocks.get(index)
         if block is None or block.closed:
-            raise BackendError(f"the provider went on with block {index}, which is not open")
+            raise BackendError(
+                f"invalid stream from the provider: an event for content block {index}, which is not open"
+            )
         return block
 
     _EVENTS: ClassVar[dict[bytes, tuple[msgspec.json.Decoder[Any], Callable[[MessageAssembly, Any], None]]]] = {

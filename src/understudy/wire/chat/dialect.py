@@ -53,12 +53,12 @@ _PASSED = (
 _REFUSED: dict[str, tuple[Sequence[object], str]] = {
     "n": ((1,), "unsupported: one request gets one response; for more samples send the request as often"),
     "best_of": ((1,), "unsupported: one request gets one response; for more samples send the request as often"),
-    "top_logprobs": ((0,), "only the logprobs of the sampled tokens are kept; leave it out"),
-    "modalities": ((["text"],), "models answer with text here"),
-    "audio": ((), "models answer with text here"),
-    "functions": (([],), "this older form is not understood; send `tools`"),
-    "function_call": (("auto", "none"), "this older form is not understood; send `tool_choice`"),
-    "web_search_options": ((), "tools that run at the server do not exist here"),
+    "top_logprobs": ((0,), "unsupported; only the logprobs of the sampled tokens are known, leave it out"),
+    "modalities": ((["text"],), "unsupported; models answer with text here"),
+    "audio": ((), "unsupported; models answer with text here"),
+    "functions": (([],), "this older form is unsupported; send `tools`"),
+    "function_call": (("auto", "none"), "this older form is unsupported; send `tool_choice`"),
+    "web_search_options": ((), "unsupported; there are no tools that run at the server"),
 }
 
 

@@ -108,10 +108,10 @@ class ChatBody(Struct):
 
 
 class CompletionRequest(ChatBody, kw_only=True):
-    """The fields that change what is asked of a model, and those that ask for what cannot be given.
+    """The fields that change what is asked of a model, and those that ask for what is unsupported.
 
     All others (`user`, `metadata`, `store`, `service_tier`, `prompt_cache_key`, `safety_identifier`, `prediction`,
-    `verbosity`, …) are passed over, whatever they hold.
+    `verbosity`, …) are ignored, whatever they hold.
     """
 
     model: str
@@ -136,7 +136,7 @@ class CompletionRequest(ChatBody, kw_only=True):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     stop: str | list[str] | None = None
-    # Refused, but for what says nothing.
+    # Refused, but for values that change nothing.
     n: Any = None
     best_of: Any = None
     top_logprobs: Any = None
@@ -211,7 +211,7 @@ def _read_tools(tools: Sequence[ChatTool]) -> _ChatTools:
     for tool in tools:
         function = tool.function
         if tool.type != "function" or function is None:
-            unsupported.append(f"tools: type {tool.type!r} is not known here; function is")
+            unsupported.append(f"tools: unsupported type {tool.type!r}, expected function")
         else:
             functions.append(
                 function_tool(function.name, function.description, function.parameters, function.strict)
@@ -246,7 +246,7 @@ def _choose(
     return (
         tools.functions,
         None,
-        (f"tool_choice.type: {choice.type!r} is not known; function and allowed_tools are",),
+        (f"tool_choice.type: unsupported value {choice.type!r}, expected function or allowed_tools",),
     )
 
 
@@ -282,7 +282,7 @@ class _ChatReader:
     def assistant(self, message: ChatMessage, *, response: bool = False) -> None:
         """Read an assistant's message; that of a `response` has its tool calls as the model wrote them."""
         if message.function_call is not None:
-            self._refuse("function_call: this older form is not understood; send `tool_calls`")
+            self._refuse("function_call: this older form is unsupported; send `tool_calls`")
         before = len(self.blocks)
         thinking = message.reasoning_content or message.reasoning
         if isinstance(thinking, str) and thinking:
@@ -293,7 +293,7 @@ class _ChatReader:
         for call in message.tool_calls or ():
             function = call.function
             if call.type != "function" or function is None:
-                self._refuse(f"tool_calls: type {call.type!r} is not known here; function is")
+                self._refuse(f"tool_calls: unsupported type {call.type!r}, expected function")
                 continue
             arguments = function.arguments or ""
             self.blocks.append(
@@ -325,7 +325,7 @@ class _ChatReader:
 
     def _result(self, message: ChatMessage) -> None:
         if not message.tool_call_id:
-            self._refuse("tool_call_id: a tool message must say which call it answers")
+            self._refuse("tool_call_id: missing; a tool message must name the call that it answers")
         content = message.content
         parts = [self._part(part) for part in content] if isinstance(content, list) else [(content or "", None)]
         self.blocks.append(
@@ -354,7 +354,7 @@ class _ChatReader:
         if part.type == "image_url" and part.image_url:
             image = {"url": part.image_url} if isinstance(part.image_url, str) else part.image_url
             return IMAGE, {"type": "image_url", "image_url": image}
-        self._refuse(f"content: a part of type {part.type!r} cannot be read here; text and images can")
+        self._refuse(f"content: unsupported part of type {part.type!r}, expected text or image_url")
         return f"[{part.type}]", None
 
     def _add(self, role: str, kind: Literal["text", "thinking"], text: str) -> None:

@@ -1,4 +1,4 @@
-"""OpenAI chat completions answers: a generation as one JSON completion, and that as an event stream."""
+"""OpenAI chat completions responses: a generation as one JSON completion or as events, and read back."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def read_response(body: bytes) -> tuple[Block, ...] | None:
 def to_completion(
     generation: Generation, incoming: ChatDialectRequest, message_id: str, created: int, ids: list[str]
 ) -> DialectResponse:
-    """The answer under the model name that was asked for; `ids` are those of its tool calls.
+    """The response under the requested model name; `ids` are those of its tool calls.
 
-    A streamed answer has `usage` only where `stream_options.include_usage` asked for it. Raises BackendError when
-    the generation did not end as an answer can end.
+    A streamed response has `usage` only when `stream_options.include_usage` is true. Raises BackendError when
+    the generation did not end in a way that a response can end.
     """
     calls = generation.tool_calls
     message: dict[str, Any] = {"role": "assistant", "content": generation.text or (None if calls else "")}
@@ -104,7 +104,7 @@ def completion_id(message_id: str) -> str:
 def _logprobs(generation: Generation) -> dict[str, Any] | None:
     """The logprobs of all sampled tokens, thinking and tool calls among them, as the backend gave them.
 
-    A token is named by its id, as vLLM does when told to: its text is the tokenizer's to say.
+    A token is named by its id, as vLLM can do: its text is known to the tokenizer only.
     """
     ids, logprobs = generation.completion_token_ids, generation.logprobs
     if ids is None or logprobs is None:
@@ -136,7 +136,7 @@ def event(data: object) -> bytes:
 
 
 def to_events(body: bytes) -> bytes:
-    """The stream that says exactly what a completion made by `to_completion` says."""
+    """A completion made by `to_completion` as the event stream that a client builds the same one from."""
     completion = _COMPLETION.decode(body)
     chunks = _Chunks(completion.id, completion.model, completion.created, completion.usage is not UNSET)
     message = completion.choices[0].message
@@ -159,7 +159,7 @@ class _Chunks:
             "created": created,
             "model": model,
         }
-        # Where usage was asked for, it stands in every chunk, and is null in all but the last.
+        # Where usage was requested, it stands in every chunk, and is null in all but the last.
         self._usage: dict[str, Any] = {"usage": None} if usage else {}
 
     def begin(self) -> bytes:
@@ -181,7 +181,7 @@ class _Chunks:
 
 
 class ChatWriter:
-    """See Writer. No client takes a chat completion for whole before it has a finish reason."""
+    """See StreamWriter. No client takes a chat completion for complete before it has a finish reason."""
 
     def __init__(self, incoming: ChatDialectRequest, session: WireSession, message_id: str) -> None:
         self._incoming = incoming
@@ -193,7 +193,7 @@ class ChatWriter:
         self._ids: list[str] = []
 
     def feed(self, delta: Delta) -> bytes:
-        """See Writer."""
+        """See StreamWriter."""
         events = b"" if self._started else self._chunks.begin()
         self._started = True
         match delta.kind:
@@ -210,7 +210,7 @@ class ChatWriter:
         return events
 
     def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
-        """See Writer."""
+        """See StreamWriter."""
         if not self._started:
             self._ids = new_ids(generation.tool_calls, self._session)
         message = to_completion(generation, self._incoming, self._message_id, self._created, self._ids)

@@ -36,13 +36,13 @@ from understudy.wire.responses.response import (
 from understudy.wire.responses.stream import EventBuilder, ResponsesWriter, to_events
 from understudy.wire.responses.tools import EXPECTED
 
-_STATELESS = "nothing is kept here between requests; send the whole conversation as `input`"
+_STATELESS = "unsupported; the gateway is stateless, send the complete conversation as `input`"
 _REFUSED: dict[str, tuple[Sequence[object], str]] = {
     "previous_response_id": ((), _STATELESS),
     "conversation": ((), _STATELESS),
-    "background": ((False,), "an answer is given to the request itself; leave it out"),
-    "prompt": ((), "there are no stored prompts here; send `instructions` and `input`"),
-    "top_logprobs": ((0,), "only the logprobs of the sampled tokens are kept; leave it out"),
+    "background": ((False,), "unsupported; the request itself gets the response, leave it out"),
+    "prompt": ((), "unsupported; there are no stored prompts, send `instructions` and `input`"),
+    "top_logprobs": ((0,), "unsupported; leave it out"),
 }
 
 

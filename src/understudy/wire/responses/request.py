@@ -79,10 +79,10 @@ class ResponsesBody(Struct):
 
 
 class ResponsesRequest(ResponsesBody, kw_only=True):
-    """The fields that change what is asked of a model, and those that ask for what cannot be given.
+    """The fields that change what is asked of a model, and those that ask for what is unsupported.
 
     All others (`store`, `include`, `truncation`, `metadata`, `user`, `service_tier`, `prompt_cache_key`,
-    `max_tool_calls`, `text.verbosity`, `stream_options`, `client_metadata`, …) are passed over, whatever they
+    `max_tool_calls`, `text.verbosity`, `stream_options`, `client_metadata`, …) are ignored, whatever they
     hold.
     """
 
@@ -94,7 +94,7 @@ class ResponsesRequest(ResponsesBody, kw_only=True):
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    # Refused, but for what says nothing.
+    # Refused, but for values that change nothing.
     previous_response_id: Any = None
     conversation: Any = None
     background: Any = None
@@ -163,7 +163,7 @@ _CLOSED, _THOUGHT, _SPOKE, _CALLED = range(4)
 
 
 class _ResponsesReader:
-    """Reads items into blocks. What a model said in one response, as several items, becomes one turn again."""
+    """Reads items into blocks. The items of one response become one turn again."""
 
     def __init__(self, unsupported: Sequence[str] = (), *, response: bool = False) -> None:
         self.instructions: list[str] = []
@@ -180,7 +180,7 @@ class _ResponsesReader:
         if take := _ITEMS.get(item.type):
             take(self, item)
             return
-        self._refuse(f"type: {item.type!r} is not known here; expected one of {', '.join(_ITEMS)}")
+        self._refuse(f"type: unsupported value {item.type!r}, expected one of {', '.join(_ITEMS)}")
         role = "user" if item.type.endswith("_output") else "assistant"
         self._begin(role, _CALLED if role == "assistant" else _CLOSED)
         self._add(role, "other", f"[{item.type}]", name=item.type, source=item)
@@ -212,7 +212,7 @@ class _ResponsesReader:
 
     def _call(self, item: Item, arguments: str, *, freeform: bool = False) -> None:
         if not item.call_id or not item.name:
-            self._refuse("call_id: a call needs a call_id and a name")
+            self._refuse("call_id: missing call_id or name of a call")
         name = flat_name(item.name or "", item.namespace)
         self._begin("assistant", _CALLED)
         self._add(
@@ -221,7 +221,7 @@ class _ResponsesReader:
 
     def result(self, item: Item) -> None:
         if not item.call_id:
-            self._refuse("call_id: an output must say which call it is of")
+            self._refuse("call_id: missing; an output must name its call")
         self._begin("user")
         parts = self._parts(item.output)
         images = tuple(image for _, image in parts if image is not None)
@@ -270,7 +270,7 @@ class _ResponsesReader:
         if part.type == "input_image" and part.image_url:
             image = {"url": part.image_url} | ({"detail": part.detail} if part.detail else {})
             return IMAGE, {"type": "image_url", "image_url": image}
-        self._refuse(f"content: a part of type {part.type!r} cannot be read here; texts and images with a URL can")
+        self._refuse(f"content: unsupported part of type {part.type!r}, expected texts or images with a URL")
         return f"[{part.type}]", None
 
     def _add(self, role: str, kind: Any, text: str = "", **fields: Any) -> None:

@@ -52,7 +52,7 @@ def _bare(message_id: str) -> str:
 
 
 def frame(incoming: ResponsesDialectRequest, message_id: str, created: int) -> dict[str, Any]:
-    """A response that was only begun.
+    """A response that has only started.
 
     Instructions and tools are not repeated: they would be the greater part of an answer, three times in a stream.
     """
@@ -91,10 +91,10 @@ def to_response(
     ids: Sequence[str],
     parts: Sequence[Part] = (),
 ) -> tuple[DialectResponse, dict[str, Any]]:
-    """The answer under the model name that was asked for, and the same as a value.
+    """The response under the requested model name, and the same as a value.
 
-    `ids` are those of its tool calls; `parts` are those that were said already, in their order. Raises
-    BackendError when the generation did not end as an answer can end.
+    `ids` are those of its tool calls; `parts` are those that were streamed already, in their order. Raises
+    BackendError when the generation did not end in a way that a response can end.
     """
     incomplete = _INCOMPLETE.get(ending(generation))
     status = "incomplete" if incomplete else "completed"
@@ -153,7 +153,7 @@ def item_of(
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Token counts; how many of them were thinking no backend says, and clients demand a number."""
+    """Token counts. No backend reports how many were reasoning, and clients require a number: 0."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {

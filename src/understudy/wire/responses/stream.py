@@ -1,4 +1,4 @@
-"""OpenAI Responses as event streams: of a whole response, and of one that is being generated."""
+"""OpenAI Responses as event streams: of a complete response, and of one that is being generated."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class EventBuilder:
         return self.event(f"{_NAMES[item['type']]}.delta", _position(index, item) | {"delta": text})
 
     def close(self, index: int, item: OutputItem) -> bytes:
-        """An item as it is, whole."""
+        """A complete item."""
         position, name = _position(index, item), _NAMES[item["type"]]
         if item["type"] == "function_call":
             position["name"] = item["name"]
@@ -68,7 +68,7 @@ class EventBuilder:
 
 
 def to_events(body: bytes) -> bytes:
-    """The stream that says exactly what a response made by `to_response` says."""
+    """A response made by `to_response` as the event stream that a client builds the same one from."""
     return b"".join(_events(msgspec.json.decode(body)))
 
 
@@ -84,7 +84,7 @@ def _events(response: dict[str, Any]) -> Iterator[bytes]:
     yield events.end(response)
 
 
-# By the type of an item: the events of its text, the field that is empty at first, and the field of the whole text
+# By the type of an item: the events of its text, the field that is empty at first, and the field of all text
 # in the event that ends it.
 _NAMES = {
     "reasoning": "response.reasoning_text",
@@ -108,7 +108,7 @@ def _part_of(item: OutputItem) -> dict[str, Any] | None:
 
 
 def text_of(item: OutputItem) -> str:
-    """The text of an item: what it says, or what it passes to a tool."""
+    """The text of an item: of a message or reasoning, or what a call passes to its tool."""
     part = _part_of(item)
     return part["text"] if part else item[_FILLED[item["type"]]]
 
@@ -123,10 +123,10 @@ def _position(index: int, item: OutputItem) -> dict[str, Any]:
 
 
 class ResponsesWriter:
-    """See Writer. Items are opened and filled as they come, and all of them closed at the end.
+    """See StreamWriter. Items are opened and filled as they come, and all of them closed at the end.
 
-    Codex runs a tool as soon as its item is done. The text for a custom tool is told at the end: until the model
-    has closed the string it stands in, nobody knows what it says.
+    Codex runs a tool as soon as its item is done. The text for a custom tool is sent at the end: it is a
+    JSON string, which cannot be decoded before the model has closed it.
     """
 
     def __init__(self, incoming: ResponsesDialectRequest, session: WireSession, message_id: str) -> None:
@@ -142,7 +142,7 @@ class ResponsesWriter:
         self._ids: list[str] = []
 
     def feed(self, delta: Delta) -> bytes:
-        """See Writer."""
+        """See StreamWriter."""
         events = self._begin()
         part: Part = delta.kind if delta.kind == "reasoning" or delta.kind == "text" else delta.index
         if delta.kind == "tool":
@@ -156,7 +156,7 @@ class ResponsesWriter:
         return events
 
     def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
-        """See Writer."""
+        """See StreamWriter."""
         self._ids += [self._session.tool_id(call.id) for call in generation.tool_calls[len(self._ids) :]]
         message, response = to_response(
             generation, self._incoming, self._message_id, self._created, self._ids, list(self._items)

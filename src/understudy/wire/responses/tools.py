@@ -74,8 +74,8 @@ class ResponsesToolChoice(Struct):
 class Toolbox(Struct, frozen=True):
     """The tools of a request: as they were sent, and as functions of chat completions.
 
-    `origins` says by the function's name what each one was. `unsupported` are those that no function can stand
-    for.
+    `origins` maps a function's name to the tool that it stands for. `unsupported` lists the errors of tools
+    that no function can stand for.
     """
 
     tools: Sequence[ResponsesTool]
@@ -139,7 +139,7 @@ class _ToolboxBuilder:
                 pass
             case unknown:
                 self.unsupported.append(
-                    f"tools: type {unknown!r} is not known here; function, custom and namespace are"
+                    f"tools: unsupported type {unknown!r}, expected function, custom or namespace"
                 )
 
     def _add(
@@ -147,7 +147,7 @@ class _ToolboxBuilder:
     ) -> None:
         name = flat_name(origin.name, origin.namespace)
         if not origin.name or name in self.origins:
-            self.unsupported.append(f"tools: the name {name!r} is empty, or two tools have it")
+            self.unsupported.append(f"tools: invalid name {name!r}: it is empty, or two tools have it")
             return
         self.origins[name] = origin
         self.functions.append(function_tool(name, description, parameters, strict))
@@ -175,11 +175,11 @@ def choose(
             return allowed, choice.mode if allowed else None, ()
         name = flat_name(choice.name, choice.namespace)
         if name not in box.origins:
-            why = f"tool_choice: there is no tool {name or choice.type!r} here to be chosen"
+            why = f"tool_choice: unknown tool {name or choice.type!r}, expected one of `tools`"
             return box.functions, None, (why,)
         return box.functions, {"type": "function", "function": {"name": name}}, ()
     if choice == "required" and not box.functions:
-        why = "tool_choice: a tool is required, and there is none; tools of the server are not here"
+        why = "tool_choice: a tool is required, but `tools` has none that the client runs"
         return box.functions, None, (why,)
     return box.functions, choice if box.functions else None, ()
 
