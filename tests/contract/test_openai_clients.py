@@ -272,4 +272,4 @@ async def test_a_fault_in_a_responses_stream_is_a_failed_response() -> None:
         events = [event async for event in stream]
     assert {event.type for event in events[:-1]} == {"response.created"}
     assert events[-1].type == "response.failed"
-    assert "not whole" in events[-1].response.error.message
+    assert "incomplete" in events[-1].response.error.message
