@@ -24,7 +24,7 @@ from understudy.redact.pseudonyms import SecretKind
 
 
 class SecretMatch(NamedTuple):
-    """A secret in a text: where, by which rule, what kind of pseudonym it gets, and what the secret is."""
+    """A secret in a text: its span, the rule, the kind of its pseudonym, and its value."""
 
     start: int
     end: int
@@ -34,7 +34,7 @@ class SecretMatch(NamedTuple):
 
 
 class RedactionRule(NamedTuple):
-    """What is tried where a needle (in small letters) stands: the text and the needle's place go in."""
+    """A rule that is tried wherever one of its needles (in lower case) occurs; `look` gets text and position."""
 
     needles: tuple[bytes, ...]
     look: Callable[[str, int], Sequence[SecretMatch]]
@@ -66,7 +66,7 @@ _BESIDE = {
     ),
     "twilio-account": ("twilio-secret", re.compile(r"(?<![A-Za-z0-9])[0-9a-f]{32}(?![A-Za-z0-9])"), 120),
 }
-"""What stands within so many characters of an id: by the rule of the id, the rule and the form of the secret."""
+"""Secrets near an id: by the rule of the id, the rule and form of the secret, and the distance in characters."""
 
 _GENERIC_USERS_TEXT = """
 postgres postgresql root admin administrator user username app mysql mariadb mongo mongodb redis guest
@@ -232,7 +232,7 @@ _LONG = b"w" * 20
 
 
 def find_secrets(text: str) -> list[SecretMatch]:
-    """All that the rules find in a text, in no order; spans may overlap."""
+    """Everything that the rules match in a text, in no order; matches may overlap."""
     if len(text) < 6:
         return []
     # One byte a character, so that places are the same.

@@ -1,4 +1,4 @@
-"""What became of each turn, as far as its log tells: `annotate` sets the signals that states are chosen by."""
+"""What became of each turn, as far as its log shows: `annotate` sets the signals that states are chosen by."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _UNATTENDED = frozenset(("mini-swe-agent", "swe-agent", "swe-smith", "swe-rebenc
 
 
 def annotate(trace: Trace) -> None:
-    """Sets the signals of every turn of a trace. Nothing that a log holds raises.
+    """Set the signals of every turn of a trace. Malformed content never raises.
 
-    All turns of the trace must be there: what came of one is told by those that follow.
+    The trace must have all its turns: what became of a turn shows in those that follow it.
     """
     contexts = _turn_contexts(trace)
     results = _ResultIndex(contexts)
@@ -34,7 +34,7 @@ def annotate(trace: Trace) -> None:
     for turn, own in zip(trace.turns, contexts, strict=True):
         own_files = files if turn.branch == "active" else None
         effects.append([_effects_of(call, own_files) for call in results.calls(own, trace.format)])
-    # Only now it is known what became of the edits.
+    # Whether an edit survived is known only now that all later calls were applied.
     for turn, own, effects_of_turn in zip(trace.turns, contexts, effects, strict=True):
         calls = [one.call for one in effects_of_turn]
         edits = [edit for one in effects_of_turn for edit in one.edits]
@@ -52,7 +52,7 @@ def annotate(trace: Trace) -> None:
 
 
 class _CallEffects(Struct):
-    """A call with what it made."""
+    """A call with its edits and commits."""
 
     call: LoggedCall
     edits: list[TrackedEdit]
@@ -60,7 +60,7 @@ class _CallEffects(Struct):
 
 
 class _TurnContext(Struct):
-    """What belongs to a turn: its own `words` and raw `calls`, and the messages `after` it up to the next turn."""
+    """What belongs to a turn: its `text` and raw `calls`, and the messages `after` it up to the next turn."""
 
     text: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -78,7 +78,7 @@ def _turn_contexts(trace: Trace) -> list[_TurnContext]:
                 acting.setdefault(index, at)
                 bodies.setdefault(id(trace.nodes[index].body), at)
     history = trace.renderer.history
-    # Whose each node is: the turn's that it is of or comes after, -1 before any.
+    # The turn that each node belongs to or follows, by its index; -1 before the first.
     owner: dict[int, int] = {}
     for index in _downwards(trace):
         node = trace.nodes[index]
@@ -98,12 +98,12 @@ def _turn_contexts(trace: Trace) -> list[_TurnContext]:
 
 
 def _add_node(context: _TurnContext, messages: Sequence[Message], *, own: bool, at: int) -> int:
-    """Adds what a node says to a turn; returns whose the nodes behind it are."""
+    """Add a node's messages to a turn. Returns the turn that the nodes behind it belong to."""
     for message in messages:
         role = message.get("role")
         if role == "assistant":
             if not own:
-                return -1  # somebody's answer that is no turn
+                return -1  # a response that is no turn of this trace
             context.calls += message.get("tool_calls") or ()
             text = text_of(message.get("content"))
             context.text = f"{context.text}\n{text}" if context.text else text
@@ -115,7 +115,7 @@ def _add_node(context: _TurnContext, messages: Sequence[Message], *, own: bool, 
 
 
 def _downwards(trace: Trace) -> Iterator[int]:
-    """The nodes, each after its parent; those that have no beginning are left out."""
+    """The indexes of the nodes, parents first; nodes on a circle are left out."""
     nodes = trace.nodes
     if all(node.parent < index for index, node in enumerate(nodes)):
         yield from range(len(nodes))
@@ -130,7 +130,7 @@ def _downwards(trace: Trace) -> Iterator[int]:
 
 
 class _ResultIndex:
-    """The results of calls: those behind a call's own turn, else those anywhere if no other call has its id."""
+    """Finds the results of calls: behind a call's own turn, else anywhere if no other call has its id."""
 
     def __init__(self, contexts: Sequence[_TurnContext]) -> None:
         self._all: dict[str, Message] = {}
@@ -158,13 +158,13 @@ class _ResultIndex:
 
 
 def _effects_of(call: LoggedCall, files: FileTracker | None) -> _CallEffects:
-    """What a call made; with `files` that is done to them."""
+    """The edits and commits of a call, which are applied to `files` where they are passed."""
     edits: list[TrackedEdit] = []
     committed = count_commits(call)
     wanted = [] if call.denied or call.failed else file_changes(call)
     for change in wanted:
         if files is None or not call.completed:
-            # Without a result nobody knows whether it was made.
+            # Without a result it is unknown whether the edit was made.
             edits.append(TrackedEdit(change.path, unknown=files is not None))
         else:
             edits.append(files.apply(change))
@@ -186,7 +186,7 @@ def _feedback(own: _TurnContext, calls: Sequence[LoggedCall]) -> Any:
     return None
 
 
-# What git says of a commit: "[main 1a2b3c4] Subject", "[main (root-commit) 1a2b3c4] Subject".
+# What git prints for a commit: "[main 1a2b3c4] Subject", "[main (root-commit) 1a2b3c4] Subject".
 _MADE = re.compile(r"^\s{0,8}\[[^\]\n]{1,250}[ )][0-9a-f]{7,40}\] ", re.MULTILINE)
 _NONE = ("nothing to commit", "no changes added to commit", "nothing added to commit", "Aborting commit")
 _VALUED = frozenset(("-C", "-c", "--git-dir", "--work-tree", "--namespace"))
@@ -195,7 +195,7 @@ _QUIET = frozenset(("-q", "--quiet"))
 
 
 def count_commits(call: LoggedCall) -> int:
-    """How many commits a call made, as far as its result says so."""
+    """How many git commits a call made, as far as its result shows."""
     if not call.completed:
         return 0
     if call.name.rpartition("__")[2] in ("git_commit", "create_commit"):
@@ -229,6 +229,6 @@ def _action(command: ShellCommand) -> str:
 
 
 def _certain(run: list[ShellCommand], at: int) -> bool:
-    """Whether a commit that says nothing is known to have been made when all ended well."""
+    """Whether a quiet commit must have succeeded because the whole command line did."""
     quiet = any(word in _QUIET for word in run[at].argv) or run[at].writes
     return bool(quiet) and all(command.ends == "&&" for command in run[at : len(run) - 1])

@@ -1,4 +1,4 @@
-"""The calls of a turn with what each gave, whatever program logged them, and how they ended."""
+"""The calls of a turn with their results, whatever program logged them, and how they ended."""
 
 from __future__ import annotations
 
@@ -108,10 +108,10 @@ _CODE_SIGNS = ("xit", "<returncode>")
 
 
 class LoggedCall(Struct):
-    """A call of a tool. `text` is what it gave, None where the log does not hold it.
+    """A call of a tool. `text` is its result, None where the log does not hold it.
 
-    `denied`, `interrupted` and `failed` say how it ended; `code` is the exit code where the result has it, and 0
-    for a command of a log that marks the ones that failed.
+    At most one of `denied`, `interrupted` and `failed` is true. `code` is the exit code where the result shows it,
+    and 0 for an unmarked result of a log that marks failures. `script_text` and `parsed` are caches.
     """
 
     name: str
@@ -126,12 +126,12 @@ class LoggedCall(Struct):
 
     @property
     def completed(self) -> bool:
-        """Whether it was carried out: it gave something, and that was no refusal."""
+        """Whether it ran to its end: it has a result that is neither a refusal nor an interruption."""
         return self.text is not None and not (self.denied or self.interrupted)
 
     @property
     def script(self) -> str:
-        """The text that it gave to a shell, "" where it is no such tool."""
+        """The text that it passed to a shell, "" where it did not call one."""
         if self.script_text is None:
             self.script_text = command_of(self.name, self.arguments) or ""
         return self.script_text
@@ -144,7 +144,7 @@ class LoggedCall(Struct):
 
 
 def command_of(name: str, arguments: dict[str, Any]) -> str | None:
-    """The text that a call gives to a shell, None where it is no call of one."""
+    """The text that a call passes to a shell, None where it calls another tool."""
     key = _SHELL.get(name.lower())
     if key is None:
         return None
@@ -155,7 +155,7 @@ def command_of(name: str, arguments: dict[str, Any]) -> str | None:
 
 
 def call_of(raw: dict[str, Any], result: Message | None, marked: bool) -> LoggedCall:
-    """The call of a message with its result; `marked`: only a result that says so is an error."""
+    """A call of a message with its result. `marked`: the log marks every result that is an error."""
     function = mapping(raw.get("function"))
     call = LoggedCall(string(function.get("name")) or "", arguments_of(function.get("arguments")))
     if result is not None:
@@ -172,7 +172,7 @@ def arguments_of(raw: Any) -> dict[str, Any]:
 
 
 def set_result(call: LoggedCall, text: str, error: bool, marked: bool) -> None:
-    """Sets what a call gave, and by that how it ended."""
+    """Set the result of a call, and from it how the call ended."""
     call.text = text
     if marked and not error:
         call.code = 0
@@ -191,7 +191,7 @@ def set_result(call: LoggedCall, text: str, error: bool, marked: bool) -> None:
 
 
 def _code(text: str) -> int | None:
-    """The exit code that a result names at its beginning or its end."""
+    """The exit code that stands at the beginning or the end of a result."""
     for part in (text[:_HEAD], text[-_TAIL:]) if len(text) > _HEAD else (text,):
         if any(sign in part for sign in _CODE_SIGNS):
             for pattern in _CODES:
@@ -201,7 +201,7 @@ def _code(text: str) -> int | None:
 
 
 def calls_in_text(format: str, answer: str, after: Iterable[Message]) -> list[LoggedCall]:
-    """The calls that a model of these programs wrote into its words, with what the next message says."""
+    """The calls that a model wrote into its text, in formats that have them, with the next message as result."""
     if format in _BLOCKS:
         calls = _functions(answer) or _fenced(answer)
     elif format == "cline":
@@ -241,7 +241,7 @@ def _functions(answer: str) -> list[LoggedCall]:
 
 
 def _tagged(answer: str) -> list[LoggedCall]:
-    """The first call in XML: programs that have such calls carry out one of each answer."""
+    """The first call in XML: the programs that take such calls run one per response."""
     for name in _SAID_TOOLS:
         inside = _between(answer, name)
         if inside is not None:

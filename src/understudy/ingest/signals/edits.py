@@ -1,4 +1,4 @@
-"""Edits of files by the tools of every program, each as the lines that it took out and put in."""
+"""Edits of files by the tools of every program, each as the lines that it removed and added."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _NUMBERED = re.compile(r"^:(?:start_line|end_line):")
 
 
 class FileChange(Struct):
-    """What a call did to one file: `removed` and `added` are its lines without their margins.
+    """What a call did to one file: `removed` and `added` count its lines, without indentation.
 
-    `whole`: the file has the added lines and no others now. `gone`: it is no more. `opaque`: the log does not tell
-    what was put in. `ends` are the first and last of the removed lines, which may be parts of lines only.
+    `whole`: the file now has the added lines and no others. `gone`: it was deleted. `opaque`: the log does not
+    show what was changed. `ends` are the first and the last of the removed lines, which may be only parts of
+    lines.
     """
 
     path: str
@@ -38,7 +39,7 @@ class FileChange(Struct):
 
 
 def file_changes(call: LoggedCall) -> list[FileChange]:
-    """The changes of files that a call asked for, none where it is no edit."""
+    """The changes of files that a call requested; none where it is no editing tool."""
     reader = _TOOLS.get(call.name.lower().rpartition("__")[2])
     if reader is not None:
         return reader(call.arguments)
@@ -65,7 +66,7 @@ def _joined(path: str, parts: list[FileChange]) -> list[FileChange]:
         return []
     whole = FileChange(path, Counter(), Counter())
     for part in parts:
-        # What one part put in, the next may take out.
+        # What one part added, the next may remove.
         remaining = whole.added - part.removed
         whole.removed += part.removed - whole.added
         whole.added = remaining + part.added
@@ -171,7 +172,7 @@ def _patch_call(arguments: dict[str, Any]) -> list[FileChange]:
 
 
 def _patch(text: str) -> list[FileChange]:
-    """A patch of Codex's, a change for each file."""
+    """The changes of a patch in Codex's format, one for each file."""
     file_changes_: list[FileChange] = []
     removed: list[str] = []
     added: list[str] = []

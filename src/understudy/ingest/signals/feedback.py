@@ -1,4 +1,4 @@
-"""What the user said of a turn next: praise, a correction, an interruption. Only what is plain is taken."""
+"""How the user's next message judges a turn: praise, a correction, an interruption. Only plain ones count."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from typing import Literal
 
 _LONGEST = 4_000
-"""Characters of a message beyond which it is a new task or a paste, not a word on what was done."""
+"""A longer message is a new task or a paste, not a comment on what was done."""
 _OPENING = 240
 
 _STOPPED = ("[Request interrupted by user", "<turn_aborted>")
-# What programs say in the user's name.
+# How messages begin that programs write in the user's name.
 _NOT_SAID = (
     "<",
     "[Request interrupted",
@@ -31,7 +31,7 @@ _UNDOES = re.compile(
     r"<bash-input>\s*git\s+(?:revert\b|restore\b|checkout\s+(?:--|\.|HEAD)|reset\s+--hard|stash\b)"
 )
 
-# At the beginning of a message, behind what people begin sentences with.
+# Fillers at the beginning of a message are skipped.
 _FILLER = re.compile(
     r"(?:(?:ok|okay|hmm+|um+|uh|well(?!\s+done)|oh|ah|hey|and|so|but|claude|please|pls|ugh|wait)\b[,.!…\s]*)*+"
 )
@@ -100,17 +100,17 @@ def is_interrupt_note(text: str) -> bool:
 
 
 def is_cut_off(answer: str) -> bool:
-    """Whether an answer itself says that the user stopped it."""
+    """Whether a response ends with a note that the user stopped it."""
     return answer[-80:].rstrip().endswith(_CUT)
 
 
 def is_correction(refusal: str) -> bool:
-    """Whether the user refused a call with words on what to do."""
+    """Whether the user refused a call and wrote what to do instead."""
     return any(sign in refusal[:1_000] for sign in _WITH_WORDS)
 
 
 def feedback(text: str) -> Literal["positive", "negative"] | None:
-    """What the user's words are of what was done before, None where they do not say it plainly."""
+    """How the user's message judges what was done before it; None where it does not say so plainly."""
     message = text[: _LONGEST + 1].lstrip()
     if _UNDOES.match(message):
         return "negative"

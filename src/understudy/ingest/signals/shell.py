@@ -1,4 +1,4 @@
-"""Shell commands taken apart, as far as must be known: which programs run, and which files are written to."""
+"""The commands of a shell script as far as signals need them: which programs run, which files they overwrite."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _redirected(operator: str) -> str:
 
 
 def _without_runners(argv: list[str]) -> list[str]:
-    """The words from the program on that does the work."""
+    """The arguments from the program on that does the work: without `sudo`, `timeout 60`, `uv run` etc."""
     at = 0
     while at < len(argv):
         word = argv[at]
@@ -174,7 +174,7 @@ def _without_runners(argv: list[str]) -> list[str]:
 
 
 def _contained(argv: list[str], at: int) -> int:
-    """Where the command begins that is run in a container, 0 where none is."""
+    """The index of the command that runs in a container, 0 where none does."""
     at += 2 if argv[at + 1 : at + 2] == ["compose"] else 1
     if argv[at : at + 1] not in (["exec"], ["run"]):
         return 0
@@ -191,7 +191,7 @@ def _options(argv: list[str], at: int) -> int:
 
 
 def _script(command: ShellCommand) -> str | None:
-    """What a shell is told to run: its `-c`, or the here document it reads."""
+    """What a shell is told to run: its `-c`, or the here-document that it reads."""
     if command.program == "eval":
         return " ".join(command.argv[1:])
     if command.program not in _SHELLS:

@@ -1,4 +1,4 @@
-"""Which edits are still there at the end of a conversation, by the lines that each put in."""
+"""Which edits are still there at the end of a conversation, by the lines that each of them added."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from understudy.ingest.signals.edits import FileChange, LineCounts
 from understudy.ingest.signals.shell import ShellCommand
 
 _NEAR = 100
-"""Lines at the edges of the last edits of a file that are looked at for parts of lines."""
+"""How many first and last lines of a file's edits are remembered, to recognise edits of parts of lines."""
 _DELETIONS = 8
-"""The last edits of a file that only took out, of which it is seen when they are taken back."""
+"""How many edits of a file that only removed lines are remembered, to recognise when they are undone."""
 _SHORTEST_PART = 4
 _LONGEST_PART = 2_000
 
@@ -37,13 +37,14 @@ CHANGING = re.compile(
     r"\b(?:mv|cp|tee|rm|sed|perl|awk|gawk|yq|git|patch|install|rsync|ln|ed|ex|dd|truncate|shred|unlink|sponge|trash|del"
     r"|python[\d.]*|node|ruby|php|deno|bun|pypy|py)\b|(?<![\d&])>(?!&)"
 )
-"""What is in the text of every command that may change a file."""
+"""Matches every command that may change a file: others need not be parsed."""
 
 
 class TrackedEdit(Struct):
-    """One edit of one file. `put` counts the lines that it put in, `left` those that are still there.
+    """One edit of one file. `put` counts the lines that it added, `left` those of them that are still there.
 
-    `gone` are the lines that an edit took out that put nothing in. `unknown`: nobody can tell.
+    `gone` are the lines removed by an edit that added none. `unknown`: whether it survived cannot be known. `age`
+    is the number of commits before it.
     """
 
     path: str
@@ -56,14 +57,14 @@ class TrackedEdit(Struct):
 
     @property
     def survived(self) -> bool | None:
-        """Whether at least half of it is still there, None where that cannot be told."""
+        """Whether at least half of its lines are still there, None where that is unknown."""
         if self.unknown:
             return None
         return not self.undone and self.left * 2 >= self.put
 
 
 class _TrackedFile(Struct):
-    """The edits of a file, and whose each of its lines is, the newest last."""
+    """The edits of a file, and for each of its lines the edits that added it, the newest last."""
 
     edits: list[TrackedEdit]
     owners: dict[str, list[TrackedEdit]]
@@ -72,7 +73,7 @@ class _TrackedFile(Struct):
 
 
 class FileTracker:
-    """The files of a conversation as its edits change them one after the other."""
+    """The files of a conversation, to which its edits and commands are applied in order."""
 
     def __init__(self) -> None:
         self._files: dict[str, _TrackedFile] = {}
@@ -80,7 +81,7 @@ class FileTracker:
         self._commits = 0
 
     def apply(self, change: FileChange) -> TrackedEdit:
-        """Carries a change out; the edit that it is."""
+        """Apply a change. Returns the edit, which later changes update."""
         path = _normal(change.path)
         file = self._files.get(path)
         if file is None:
@@ -100,7 +101,7 @@ class FileTracker:
         return edit
 
     def run_command(self, command: ShellCommand) -> None:
-        """Notes what a shell command may have done to files that were edited."""
+        """Apply what a shell command may have done to the edited files."""
         if not self._files or not (command.argv or command.writes):
             return
         program, rest = command.program, command.argv[1:]
@@ -127,7 +128,7 @@ class FileTracker:
         return not self._files
 
     def commit(self) -> None:
-        """What was edited so far is committed: putting files back to the last commit does not undo it."""
+        """Note a commit: restoring files to the last commit does not undo the edits before it."""
         self._commits += 1
 
     def _git(self, plain: Sequence[str], rest: Sequence[str]) -> None:
@@ -158,7 +159,7 @@ class FileTracker:
             self._doubt_named(plain[1:])
 
     def _matching(self, names: Sequence[str]) -> list[str]:
-        """The files that were edited and that one of the words names."""
+        """The edited files that one of the arguments names."""
         matches: list[str] = []
         for name in names:
             name = _normal(name)
@@ -182,7 +183,7 @@ class FileTracker:
         self._clear(file)
 
     def _doubt_all(self, *, committed: bool) -> None:
-        """Of no edit it is known whether it is there still, or of none that was not committed."""
+        """Mark all edits as unknown, or without `committed` only those since the last commit."""
         for path in list(self._files):
             file = self._files[path]
             committed_before = [edit for edit in file.edits if not committed and edit.age < self._commits]
@@ -192,7 +193,7 @@ class FileTracker:
                 self._clear(file)
 
     def _forget(self, file: _TrackedFile) -> None:
-        """The file is no more, or as if nothing had been done to it."""
+        """The file was deleted or restored: all its edits are undone."""
         for edit in file.edits:
             edit.undone, edit.unknown = True, False
         self._clear(file)
@@ -205,7 +206,7 @@ class FileTracker:
         self._forget(file)
 
     def _clear(self, file: _TrackedFile) -> None:
-        # What no later edit can change is not looked at again: each edit is cleared once.
+        # These edits cannot change any more. Dropping them keeps the total work linear.
         file.edits.clear()
         file.owners.clear()
         file.edges.clear()
@@ -219,7 +220,7 @@ class FileTracker:
             if not owners:
                 del file.owners[line]
         for edit in file.edits:
-            # An edit of which nothing was known is known to be gone where nothing can be left.
+            # An emptied file holds no edit, whatever was unknown before.
             if edit.unknown and not now:
                 edit.undone, edit.unknown = True, False
 
@@ -242,7 +243,7 @@ class FileTracker:
             file.deletions = remaining
 
     def _take_part(self, file: _TrackedFile, part: str) -> None:
-        """An edit may name parts of lines; the lines that begin or end an edit may be such parts, too."""
+        """Match the edge of an edit, which may be a part of a line, with the edges of earlier edits."""
         if not _SHORTEST_PART <= len(part) <= _LONGEST_PART:
             return
         for line, edit in reversed(file.edges):
@@ -283,6 +284,6 @@ def _normal(path: str) -> str:
 
 
 def count_survived(edits: Sequence[TrackedEdit]) -> int | None:
-    """How many edits survived, None where that cannot be told of one of them."""
+    """How many edits survived, None where that is unknown of one of them."""
     survived = [edit.survived for edit in edits]
     return None if None in survived else sum(1 for one in survived if one)

@@ -18,7 +18,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]{0,20}m")
 
 
 def _counted(bad: str | None, good: str | None) -> Callable[[re.Match[str]], SuiteResult | None]:
-    """How tests ended by the counts in groups of these names."""
+    """Judges a match by its counts: `bad` and `good` name the groups with failures and with passes."""
 
     def ended(match: re.Match[str]) -> SuiteResult | None:
         groups = match.groupdict()
@@ -40,7 +40,8 @@ def _pytest(match: re.Match[str]) -> SuiteResult | None:
     return "passed" if re.search(r"\b[1-9]\d{0,8} (?:passed|xfailed|xpassed)\b", line) else None
 
 
-# What the programs say at the end of a run. Each pattern is bounded: none can be made slow.
+# A sign that must be in the text, a pattern, and how to judge a match. All patterns have bounds, so that no text
+# makes them slow.
 _SUMMARY_LINES: tuple[tuple[str, str, Callable[[re.Match[str]], SuiteResult | None]], ...] = (
     (
         " in ",
@@ -149,7 +150,7 @@ _SUMMARIES = tuple((sign, re.compile(pattern, re.MULTILINE), judge) for sign, pa
 
 
 def result_from_output(text: str) -> SuiteResult | None:
-    """How tests ended by what their program said at last, None where it is not known to say anything."""
+    """The result of a test run by its last output; None where no known test program printed a summary."""
     tail = text[-TAIL:]
     if "\x1b" in tail:
         tail = _ESCAPES.sub("", tail)
@@ -173,7 +174,7 @@ ava cypress gotestsum bats busted prove testem karma wtr jasmine tap lit ginkgo 
 runtests.sh
 """
 _RUNS = frozenset(_RUNS_TEXT.split())
-# Programs that run tests when one of these words is their first (or, for the scripts of a package, behind `run`).
+# Programs that run tests with one of these subcommands (or, for the scripts of a package, behind `run`).
 _SUBCOMMANDS: dict[str, frozenset[str]] = {
     name: frozenset(subcommands.split())
     for names, subcommands in (
@@ -223,7 +224,7 @@ _MODULES = frozenset(
     ("pytest", "unittest", "nose", "nose2", "tox", "nox", "django", "trial", "stestr", "testtools.run")
 )
 _TEST_FILE = re.compile(r"(?:test_[\w.-]{0,100}|[\w.-]{0,100}_tests?|run_?tests?|tests?)\.py")
-# Words with which a program says what it could do, and runs nothing.
+# Arguments with which a program prints something and runs no tests.
 _IDLE_TEXT = """
 --help -h --version -V --collect-only --co --fixtures --markers --setup-plan --listTests --list-tests
 -list --list --no-run -DskipTests --dry-run --showConfig -N --listenvs -l --init
@@ -231,7 +232,7 @@ _IDLE_TEXT = """
 _IDLE = frozenset(_IDLE_TEXT.split())
 _MAY_BE_MORE = frozenset(("-N", "-l", "-h", "-V", "--list", "-list"))  # mean something else to some programs
 
-# What says that no test was run at all.
+# Output that shows that no test was run at all.
 _NOT_RUN = (
     "command not found",
     "is not recognized as",
@@ -257,7 +258,7 @@ _CUT_SHORT = frozenset((124, 137, 143, 130))
 
 
 def result_of_tests(calls: Iterable[LoggedCall]) -> SuiteResult | None:
-    """How the tests that the calls ran ended: failed where one did, None where none ran or it is not told."""
+    """The result of the tests that calls ran: failed if any did, None if none ran or the result is unknown."""
     results = {result for call in calls if call.completed and (result := _result_of(call)) is not None}
     return "failed" if "failed" in results else "passed" if results else None
 
@@ -277,12 +278,12 @@ def _result_of(call: LoggedCall) -> SuiteResult | None:
         return None
     at, command = run[-1]
     if any(_file_of(one) for _, one in run) and call.code == 0:
-        return None  # a script that is named as a test may say that it failed, and still end well
+        return None  # a script that is named as a test may print that it failed and still exit with 0
     return _by_code(call.code, command, call.shell()[at + 1 :])
 
 
 def _by_code(code: int, command: ShellCommand, after: list[ShellCommand]) -> SuiteResult | None:
-    """What an exit code says of one command among others."""
+    """The result of a test command by the exit code of the whole command line."""
     if command.program in ("pytest", "py.test") and code in (4, 5):
         return None  # called wrongly, or no test was found
     if all(one.ends == "&&" for one in (command, *after[:-1])) and after:
@@ -362,7 +363,7 @@ def _python(rest: list[str]) -> bool:
 
 
 def _file_of(command: ShellCommand) -> bool:
-    """Whether it runs one file of Python's that is named as a test."""
+    """Whether it runs a single Python file that is named as a test."""
     return (
         _PYTHON.fullmatch(command.program) is not None
         and any(_TEST_FILE.fullmatch(word.rpartition("/")[2]) for word in command.argv[1:3] if word != "-m")
