@@ -200,9 +200,9 @@ async def test_agents_have_no_way_to_these_paths(store: Store) -> None:
         ("POST", "/publish", {"version": "v2\n"}, 400, "`$.version`"),
         ("POST", "/publish", b"[" * 9000, 400, "/publish expects"),
         ("POST", "/publish", b'{"version": "\xed"}', 400, "/publish expects"),
-        ("POST", "/publish", b" " * 20_000, 413, "more than 10000 bytes"),
-        ("GET", "/pause", None, 405, "/pause is for POST, not for GET"),
-        ("POST", "/stop", None, 404, "there are /healthz, /state"),
+        ("POST", "/publish", b" " * 20_000, 413, "at most 10000 bytes"),
+        ("GET", "/pause", None, 405, "/pause: expected POST, got GET"),
+        ("POST", "/stop", None, 404, "expected one of /healthz, /state"),
     ],
 )
 async def test_a_wrong_order_is_told_what_was_expected(
@@ -248,7 +248,7 @@ async def test_what_a_target_fails_with_is_told() -> None:
 
 
 def test_a_key_that_can_be_guessed_is_refused() -> None:
-    with pytest.raises(ConfigError, match="has 3 characters: give it 16 or more"):
+    with pytest.raises(ConfigError, match="expected at least 16 characters, got 3"):
         AdminApp(Broken(), "abc")
 
 

@@ -621,7 +621,7 @@ async def test_a_dead_socket_is_replaced_and_nothing_else(store: Store, tmp_path
     assert await _get(path) == 200
     await gateway.stop()
     path.write_text("precious")
-    with pytest.raises(ConfigError, match="no socket"):
+    with pytest.raises(ConfigError, match="not a socket"):
         await gateway.start_unix(path)
     assert path.read_text() == "precious"
     with pytest.raises(ConfigError, match=r"missing/g\.sock: No such file"):

@@ -217,7 +217,7 @@ COMMENT = b": " + b"x" * (1 << 20) + b"\n\n"
 @pytest.mark.parametrize(
     ("endless", "message"),
     [
-        (lambda: b"data: " + b"x" * sse.EVENT_LIMIT, "one event of more"),
+        (lambda: b"data: " + b"x" * sse.EVENT_LIMIT, "one event has more"),
         (lambda: COMMENT * (http.ANSWER_LIMIT // len(COMMENT) + 1), "the response has more than"),
     ],
     ids=["one event", "many events"],

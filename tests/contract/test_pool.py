@@ -14,7 +14,7 @@ from aiohttp import web
 
 from understudy.errors import BackendError
 from understudy.gateway.backends.anthropic import AnthropicRelay
-from understudy.gateway.backends.base import NativeRequest, Remembering
+from understudy.gateway.backends.base import NativeRequest, RestorableBackend
 from understudy.gateway.backends.pool import BackendPool, RelayPool
 from understudy.gateway.backends.self_hosted import VLLMBackend
 from understudy.gateway.config import GatewayConfig, ModelConfig, ModelsConfig
@@ -188,5 +188,5 @@ async def test_only_a_pool_that_remembers_is_given_the_calls_of_before() -> None
         for settings, remembers in ((config, False), (exact, True)):
             high = msgspec.convert(settings | {"base_url": model.url}, ModelConfig)
             models = await build_models(GatewayConfig(models=ModelsConfig(high=high)))
-            assert isinstance(models.server_for("any"), Remembering) is remembers
+            assert isinstance(models.server_for("any"), RestorableBackend) is remembers
             await models.close()

@@ -12,7 +12,7 @@ import pytest
 
 from understudy.errors import BackendError
 from understudy.gateway.backends.anthropic import AnthropicRelay
-from understudy.gateway.backends.base import NativeAnswer, NativeRequest
+from understudy.gateway.backends.base import NativeRequest, NativeResponse
 from understudy.gateway.errors import fault_of
 from understudy.types import Usage
 from understudy.wire.anthropic.dialect import Anthropic
@@ -43,7 +43,7 @@ def request(body: bytes = BODY, *, stream: bool = True, **headers: str) -> Nativ
     return NativeRequest(path="/v1/messages?beta=true", headers=named, body=body, stream=stream)
 
 
-async def ask(*script: Reply, emit: Callable[[bytes], None] | None = None, **asked: Any) -> NativeAnswer:
+async def ask(*script: Reply, emit: Callable[[bytes], None] | None = None, **asked: Any) -> NativeResponse:
     async with relaying(*script) as (relay, _):
         return await relay.relay(request(**asked), emit)
 

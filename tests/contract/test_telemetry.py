@@ -299,7 +299,7 @@ async def test_json_is_marked_and_otherwise_kept() -> None:
     ("kind", "encoding", "body", "status", "said"),
     [
         (b"text/plain", b"", b"x", 415, "application/x-protobuf or application/json"),
-        (b"application/x-protobuf", b"", b"\xff" * 9, 400, "no OTLP export of traces"),
+        (b"application/x-protobuf", b"", b"\xff" * 9, 400, "invalid OTLP export of traces"),
         (b"application/json", b"", b"{", 400, "truncated"),
         (b"application/json", b"", b'{"resourceSpans": 3}', 400, "Expected `array`"),
         (b"application/json", b"", b'{"resourceSpans": [{"resource": 3}]}', 400, "Expected `object`"),
@@ -311,9 +311,9 @@ async def test_json_is_marked_and_otherwise_kept() -> None:
             "Expected `array`",
         ),
         (b"application/json", b"", b'{"resourceSpans": ' + b"[" * 100_000, 400, ""),
-        (b"application/json", b"gzip", b"{}", 400, "not in gzip"),
-        (b"application/json", b"gzip", gzip.compress(b"{}" * 99, mtime=0)[:-9], 400, "ends too soon"),
-        (b"application/json", b"br", b"{}", 400, "send it in gzip"),
+        (b"application/json", b"gzip", b"{}", 400, "invalid gzip body"),
+        (b"application/json", b"gzip", gzip.compress(b"{}" * 99, mtime=0)[:-9], 400, "truncated"),
+        (b"application/json", b"br", b"{}", 400, "expected gzip or identity"),
         (b"application/x-protobuf", b"gzip", gzip.compress(bytes(LIMIT + 1)), 400, "smaller batches"),
     ],
 )
@@ -385,10 +385,10 @@ def test_without_the_extra_it_is_said_what_to_install() -> None:
     script = (
         "import sys; sys.modules['opentelemetry'] = None\n"
         "from understudy.gateway.telemetry.agent_exports import AgentTelemetry\n"
-        "from understudy.gateway.telemetry.conventions import Collector\n"
+        "from understudy.gateway.telemetry.conventions import TelemetryCollector\n"
         "from understudy.errors import ConfigError\n"
         "AgentTelemetry()\n"
-        "try:\n    AgentTelemetry(Collector(endpoint='http://127.0.0.1:4318'))\n"
+        "try:\n    AgentTelemetry(TelemetryCollector(endpoint='http://127.0.0.1:4318'))\n"
         "except ConfigError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -204,7 +204,7 @@ def test_an_unknown_backend_agent_sandbox_or_policy(calc_tasks: Path, tmp_path: 
         (("run", "--policy-arg", "p"), "KEY=VALUE"),
         (
             ("run", "vllm", "--base-url", "http://me:secret@localhost/v1", "--backend-model-high", "m"),
-            "an address holds a password",
+            "a password in the address",
         ),
     ):
         done = understudy(*arguments, *base)

@@ -183,7 +183,7 @@ async def test_a_dry_run_estimates_and_sends_nothing(
         (["s", "-t", "free.toml", "--max-cost", "-1"], "is no ceiling"),
         (["s", "-t", "free.toml", "--max-cost", "nan"], "is no ceiling"),
         (["s", "-t", "good.toml", "--name", "a/b"], "--name"),
-        (["s", "-t", "free.toml"], "one: the environment variable NO_SUCH_KEY_HERE is not set"),
+        (["s", "-t", "free.toml"], "the environment variable NO_SUCH_KEY_HERE is not set"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_sent(

@@ -1,4 +1,4 @@
-"""Budgets: what an attempt may use of the model, and what it has used."""
+"""Budgets: how many calls, tokens, dollars and seconds an attempt may use, and what it has used."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class Budget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for name in _UNITS:
             limit = getattr(self, name)
             if limit is not None and not limit > 0:
-                raise ConfigError(f"budget.{name} is {limit}: give a number above 0, or leave it out for no limit")
+                raise ConfigError(
+                    f"budget.{name}: expected a number above 0, got {limit}; leave it out for no limit"
+                )
 
 
 class Spending:
@@ -50,13 +52,13 @@ class Spending:
         self._spent["cost_usd"] += cost_usd or 0.0
 
     def started_ago(self, ago_s: float) -> None:
-        """The first call was this many seconds ago, in another process."""
+        """Start the wall clock this many seconds ago, when the first call was made in another process."""
         self._began = time.monotonic() - ago_s
 
     def exceeded_message(self) -> str | None:
-        """Which limit is reached, and by how much, in words for the agent and for the finding; None if none is.
+        """The message for the agent, and for the attempt's finding, that a limit is reached; None while none is.
 
-        To be asked before each call; the wall clock starts when it is asked for the first time.
+        Call it before each call of the model; the wall clock starts with the first time.
         """
         now = time.monotonic()
         if self._began is None:

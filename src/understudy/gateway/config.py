@@ -1,4 +1,4 @@
-"""What a gateway is told in a TOML file: models, names, sampling, budget, telemetry. No key is ever in it."""
+"""The configuration of a gateway in TOML: models, names, sampling, budget, telemetry. It holds no API keys."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def read_config(path: Path) -> GatewayConfig:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+        raise ConfigError(f"{path}: invalid TOML: {error}") from error
     return parse_config(data, path)
 
 
@@ -178,8 +178,8 @@ def check_config(config: GatewayConfig) -> None:
         _check_model(f"models.{role}", model)
         if config.streaming and model.tokens == "exact":
             raise ConfigError(
-                f'streaming = true and models.{role}.tokens = "exact" exclude each other: exact answers are '
-                "parsed when they are whole; leave streaming out, or observe the tokens"
+                f'streaming = true and models.{role}.tokens = "exact" exclude each other: exact responses are '
+                'parsed when they are complete; remove streaming, or set tokens = "observe"'
             )
         if config.budget and config.budget.cost_usd is not None and model.effective_price is None:
             raise ConfigError(
@@ -206,7 +206,7 @@ def _check_model(key: str, model: ModelConfig) -> None:
         and model.tokenizer is None,
         'tool_format: tokens = "exact" needs the syntax of the model\'s tool calls, such as "hermes"': exact
         and model.tool_format is None,
-        f"tool_format: there is no {model.tool_format!r}; there are: {', '.join(sorted(FORMATS))}": exact
+        f"tool_format: expected one of {', '.join(sorted(FORMATS))}, got {model.tool_format!r}": exact
         and model.tool_format is not None
         and model.tool_format not in FORMATS,
         'template_args: tokens = "exact" takes none': exact and bool(model.template_args),
@@ -230,10 +230,10 @@ def _check_url(key: str, url: str) -> None:
     if parts is not None and "@" in parts.netloc:
         # The address itself is not repeated: it holds a password.
         raise ConfigError(
-            f"{key}: an address holds a password; name a variable with the key in api_key_env instead"
+            f"{key}: unsupported: a password in the address; name an environment variable in api_key_env instead"
         )
     if not valid:
-        raise ConfigError(f"{key}: {url!r} is no address; expected http://host:port/v1 or https://…")
+        raise ConfigError(f"{key}: expected an address like http://host:port/v1 or https://…, got {url!r}")
 
 
 def _with_key(message: str) -> str:

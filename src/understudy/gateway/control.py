@@ -1,4 +1,4 @@
-"""Control: generation is paused, drained and resumed around a change of weights, and versions are published."""
+"""Pauses, drains and resumes generation around a change of weights, and records the policy version."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from understudy.types import PolicySpan
 HOLD_LIMIT_S = 240.0
 """How long a request waits for a paused gateway, in seconds.
 
-Clients give up after 300 s without streaming. What is told then is waited out by Claude Code, and held again.
+Clients give up after 300 s without streaming. After this limit they get an overload, which Claude Code waits out
+and retries; the retry is held again.
 """
 
 
 class GenerationPaused(GatewayError):
-    """Generation is paused, and was for longer than a request is held."""
+    """Generation has been paused for longer than a request is held."""
 
 
 class GatewayState(Struct, frozen=True):
@@ -32,9 +33,9 @@ class GatewayState(Struct, frozen=True):
 
 
 class GenerationControl:
-    """What the gateway and whoever steers it share, within one event loop.
+    """The switch that the gateway and whoever steers it share, within one event loop.
 
-    `version` is the policy version that generates now, None where none was ever told.
+    `version` is the policy version that generates now, None where none was published.
     """
 
     def __init__(self, version: str | None = None, *, hold_limit_s: float = HOLD_LIMIT_S) -> None:

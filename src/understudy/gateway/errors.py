@@ -1,4 +1,4 @@
-"""What goes wrong on the way to an answer, in kinds that every dialect says in its own words."""
+"""Errors of the gateway itself, and how any error becomes a fault that each dialect reports in its own format."""
 
 from __future__ import annotations
 
@@ -7,30 +7,35 @@ from understudy.gateway.control import GenerationPaused
 from understudy.wire.errors import ContextOverflow, Fault, FaultKind, InvalidRequest, ProviderRefusal
 
 RETRY_AFTER_LIMIT_S = 30.0
-"""Claude Code gives up at once when it is told to wait for minutes; this long it waits."""
+"""The longest retry-after that agents get: Claude Code waits that long, and gives up at once at minutes."""
 
 _TRY_AGAIN = frozenset({408, 409, 425})
 
 
 class BudgetExceeded(GatewayError):
-    """The attempt has used up what it was allowed. The agent is told by an ordinary end of its turn."""
+    """The attempt has used up its budget. The agent gets an ordinary final message, and ends by itself."""
 
     retryable = False
 
 
 class Abandoned(GatewayError):
-    """The agent went away, or the gateway stopped, before there was an answer."""
+    """The client disconnected, or the gateway stopped, before there was a response."""
 
 
 def fault_of(error: UnderstudyError) -> Fault:
-    """How an error is told to the agent, so that waiting is tried where it helps and nowhere else."""
+    """The fault for an error: its kind makes agents retry where that can help, and nowhere else."""
     message = str(error)
     match error:
         case ContextOverflow():
             return Fault(kind="too_long", message=message, overflow=(error.prompt_tokens, error.limit))
-        case ProviderRefusal(error=told):
-            kind = _backend_kind(told.status)
-            return Fault(kind=kind, message=told.message, retry_after_s=error.retry_after_s, provider_error=told)
+        case ProviderRefusal(error=provider_error):
+            kind = _backend_kind(provider_error.status)
+            return Fault(
+                kind=kind,
+                message=provider_error.message,
+                retry_after_s=error.retry_after_s,
+                provider_error=provider_error,
+            )
         case BackendError():
             return Fault(kind=_backend_kind(error.status), message=message, retry_after_s=_bounded(error))
         case InvalidRequest():
@@ -38,9 +43,13 @@ def fault_of(error: UnderstudyError) -> Fault:
         case Abandoned() | GenerationPaused():
             return Fault(kind="overloaded", message=message)
         case StoreError():
-            # Every further try would sample again and could not be kept either. Where the store lies is not the
-            # agent's business.
-            return Fault(kind="internal", message="the call could not be kept, so it is not answered", final=True)
+            # Final: every retry would sample again and could not be stored either. The error itself is not passed
+            # on, because it names paths of this machine.
+            return Fault(
+                kind="internal",
+                message="the call could not be stored, so its response is withheld; check the gateway's log",
+                final=True,
+            )
         case _:
             return Fault(kind="internal", message=message)
 
@@ -54,5 +63,8 @@ def _backend_kind(status: int | None) -> FaultKind:
 
 
 def _bounded(error: BackendError) -> float | None:
-    """Only what the server asked for: left alone, Claude Code doubles its waits, which outlasts a restart."""
+    """The retry-after that the server asked for, bounded; None where it asked for none.
+
+    None is invented: left alone, Claude Code doubles its pauses, which is enough to outlast a restart.
+    """
     return None if error.retry_after_s is None else min(max(error.retry_after_s, 0.0), RETRY_AFTER_LIMIT_S)

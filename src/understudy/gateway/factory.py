@@ -1,4 +1,4 @@
-"""Models as they were configured: connected, with their keys, and known to the servers that are to serve them."""
+"""Makes a gateway from its configuration: the models with their backends, and everything that closes with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from understudy.errors import BackendError, ConfigError
 from understudy.gateway.backends.anthropic import BASE_URL, AnthropicRelay
-from understudy.gateway.backends.base import Backend, Relay, Remembering
+from understudy.gateway.backends.base import Backend, Relay, RestorableBackend
 from understudy.gateway.backends.http import HttpClient
 from understudy.gateway.backends.openai import OpenAIBackend
 from understudy.gateway.backends.pool import BackendPool, RelayPool, RememberingPool
@@ -80,7 +80,9 @@ async def _model(key: str, model: ModelConfig) -> Backend | Relay:
     if model.backend == "anthropic":
         return RelayPool([_relay(model, url, secret) for url in model.urls or (BASE_URL,)])
     if model.backend == "embedded" and not model.urls:
-        raise ConfigError(f"{key}.base_url: give the address of an embedded server; only a run starts its own")
+        raise ConfigError(
+            f"{key}.base_url: missing: give an embedded server's address (only `understudy run` starts one)"
+        )
     exact = model.tokens == "exact"
     urls = model.urls or (_PROVIDERS[model.backend].url,)
     # Reading a tokenizer, or fetching it, takes its time.
@@ -94,7 +96,7 @@ async def _model(key: str, model: ModelConfig) -> Backend | Relay:
             await backend.close()
         raise
     first = backends[0]
-    return RememberingPool(backends, first) if isinstance(first, Remembering) else BackendPool(backends)
+    return RememberingPool(backends, first) if isinstance(first, RestorableBackend) else BackendPool(backends)
 
 
 def _secret(key: str, model: ModelConfig) -> str | None:
@@ -104,7 +106,7 @@ def _secret(key: str, model: ModelConfig) -> str | None:
     secret = os.environ.get(name) if name else None
     needed = model.api_key_env is not None or (provider is not None and not model.urls)
     if needed and not secret:
-        raise ConfigError(f"{key}: the environment variable {name} is not set; it must hold the key")
+        raise ConfigError(f"{key}: missing API key: the environment variable {name} is not set")
     return secret or None
 
 
@@ -164,7 +166,9 @@ async def _check_served(key: str, name: str, urls: Sequence[str], backends: Sequ
         elif isinstance(answer, BaseException):
             raise answer
         elif name not in answer:
-            raise ConfigError(f"{key}: the server at {url} has no model {name!r}; it has: {', '.join(answer)}")
+            raise ConfigError(
+                f"{key}.model: the server at {url} has no model {name!r}; expected one of: {', '.join(answer)}"
+            )
     if len(down) == len(backends):
         raise down[0]
 

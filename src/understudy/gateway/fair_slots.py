@@ -1,4 +1,4 @@
-"""Fair slots: so many at once, and those who wait are served in turns, however much one of them asks."""
+"""Fair slots: a bound on concurrent requests whose queue is served round robin between attempts."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ _Waiters = deque["asyncio.Future[None]"]
 
 
 class QueueFull(BackendError):
-    """More requests wait for a model than may; the agent is asked to try again."""
+    """The queue of a model is full; the agent is asked to retry."""
 
     def __init__(self, waiting: int, slots: int) -> None:
         super().__init__(
-            f"the model is busy: {slots} requests are being answered and {waiting} wait already; try again",
+            f"overloaded: the model answers {slots} requests and {waiting} more wait in its queue; retry later, "
+            "or raise the model's `concurrency` or `queue`",
             status=529,
         )
 
 
 class FairSlots:
-    """Room for `slots` holders at once and for `queue` that wait.
+    """`slots` requests run at once, and up to `queue` more wait.
 
-    Who waits is served round robin between keys, and first come, first served within a key.
+    Waiting requests are served round robin between keys, and first come, first served within a key.
     """
 
     def __init__(self, slots: int, queue_limit: int) -> None:
@@ -33,20 +34,20 @@ class FairSlots:
         self.queue = queue_limit
         self.held = 0
         self.waiting = 0
-        # The keys that wait, in the order of their turns.
+        # The queues of the keys, in the order of the keys' turns.
         self._turns: dict[str, _Waiters] = {}
 
     @asynccontextmanager
     async def hold(self, key: str) -> AsyncGenerator[None]:
-        """Holds one slot while the block runs. Raises Crowded when the queue is full."""
-        await self._take(key)
+        """Hold one slot while the block runs. Raises QueueFull."""
+        await self._acquire(key)
         try:
             yield
         finally:
-            self._pass_on()
+            self._release()
 
-    async def _take(self, key: str) -> None:
-        # While anyone waits, all slots are held: one that becomes free is passed on at once.
+    async def _acquire(self, key: str) -> None:
+        # While any request waits, all slots are held: one that becomes free goes straight to the next in turn.
         if self.held < self.slots:
             self.held += 1
             return
@@ -60,7 +61,7 @@ class FairSlots:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                self._pass_on()
+                self._release()
             elif turn in waiters:
                 waiters.remove(turn)
                 self.waiting -= 1
@@ -68,8 +69,8 @@ class FairSlots:
                     del self._turns[key]
             raise
 
-    def _pass_on(self) -> None:
-        """Give a slot that is no longer held to whose turn it is, or back."""
+    def _release(self) -> None:
+        """Give a free slot to the request whose turn it is; where none waits, to nobody."""
         while self._turns:
             key = next(iter(self._turns))
             waiters = self._turns.pop(key)

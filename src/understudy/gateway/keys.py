@@ -18,10 +18,10 @@ _NO_SAMPLING: Mapping[str, Any] = MappingProxyType({})
 
 
 class KeyRing(Protocol):
-    """Where the gateway finds what a key opens."""
+    """Where the gateway looks API keys up."""
 
     async def find_session(self, key: str) -> GatewaySession | None:
-        """The session that a key opens, or None when it is wrong, revoked or expired."""
+        """The session of a key, or None when the key is invalid, revoked or expired."""
         ...
 
 
@@ -40,7 +40,7 @@ class Keys:
         Raises GatewayError when the attempt has a key already.
         """
         if attempt_id in self._indices:
-            raise GatewayError(f"attempt {attempt_id} has a key already; revoke it before issuing another")
+            raise GatewayError(f"attempt {attempt_id} already has an API key; revoke it before issuing another")
         key = new_key()
         digest = digest_of(key)
         self._entries[digest[:8]] = (digest, GatewaySession(attempt_id, sampling, budget))
@@ -48,15 +48,15 @@ class Keys:
         return key
 
     def revoke(self, attempt_id: str) -> GatewaySession | None:
-        """Make an attempt's key worthless at once, and give up its session; None when it has no key."""
+        """Invalidate an attempt's key at once; returns its session, None when it has no key."""
         index = self._indices.pop(attempt_id, None)
         return None if index is None else self._entries.pop(index)[1]
 
     async def find_session(self, key: str) -> GatewaySession | None:
-        """The session that a key opens, or None.
+        """The session of a key, or None.
 
-        Found by a few bytes of the hash, then compared whole in constant time: how long it takes says nothing
-        of the keys there are.
+        It is looked up by a few bytes of its hash, then compared in constant time, so that the time that it takes
+        reveals nothing about the keys that exist.
         """
         digest = digest_of(key)
         expected, session = self._entries.get(digest[:8], (b"", None))
@@ -69,5 +69,5 @@ def new_key() -> str:
 
 
 def digest_of(key: str) -> bytes:
-    """What is kept of a key, whatever it holds."""
+    """The hash of a key, which is all that is stored of it; any text has one."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

@@ -1,4 +1,4 @@
-"""What tokens cost."""
+"""Prices of tokens: the list prices of well-known models, and the cost of a call."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _DATED = re.compile(r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
 
 
 def list_price(model: str) -> Price | None:
-    """What the makers of a well-known model ask for it; None for one that is not in the table.
+    """The list price of a well-known model; None for one that is not in the table.
 
-    A name may end with the date of a snapshot. A longer name is another model, whose price nobody can guess.
+    A name may end with the date of a snapshot. Any other suffix names another model, with another price.
     """
     return _LIST.get(_DATED.sub("", model))
 

@@ -1,4 +1,4 @@
-"""Which model answers for the name that an agent asks for."""
+"""Chooses the model that answers, by the name that an agent asks for."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ class ModelRouter:
         self._table = own | self._roles
         for name, role in names.items():
             if role not in self._roles:
-                raise ConfigError(f"the model name {name!r} stands for {role!r}; expected {HIGH!r} or {LOW!r}")
+                raise ConfigError(f"names.{name}: expected {HIGH!r} or {LOW!r}, got {role!r}")
             self._table[name] = self._roles[role]
 
     @property
     def has_relay(self) -> bool:
-        """Whether any of them takes requests as they are."""
+        """Whether any of the models is a relay, which takes requests without parsing them."""
         return self._relayed
 
     def server_for(self, requested: str) -> Backend | Relay:
-        """What answers for the name that was asked for."""
+        """The backend or relay for the name that was asked for."""
         return self._table.get(requested, self._roles[HIGH])
 
     def slots_of(self, answerer: Backend | Relay) -> FairSlots | None:
-        """What bounds the requests that a model answers at once; None: nothing does."""
+        """The bound on how many requests a model answers at once; None where there is none."""
         return self._slots.get(id(answerer))
 
     def names(self) -> list[str]:
-        """The names that may be asked for, in order; any other is as good as "high"."""
+        """The names that the router maps, sorted; any other name means "high"."""
         return sorted(self._table)
 
     def servers(self) -> list[Backend | Relay]:

@@ -17,7 +17,7 @@ BRANCHES_LIMIT = 1000
 
 
 class GatewaySession:
-    """What the gateway remembers of one attempt while its key works."""
+    """The gateway's state of one attempt (or of one client of a gateway of its own) while its key is valid."""
 
     def __init__(
         self, attempt_id: str, sampling: Mapping[str, Any], budget: Budget | None = None, *, sequence: int = 0
@@ -26,13 +26,13 @@ class GatewaySession:
         self.sampling = dict(sampling)
         self.spending = Spending(budget)
         self.budget_message: str | None = None
-        """What the agent was told when the budget was used up."""
+        """The final message that the agent got when its budget was used up; None before that."""
         self.calls_started = 0
-        """How many exchanges with the model were begun."""
+        """How many calls of the model were started."""
         self.in_flight = 0
         """How many of them have not ended."""
         self.body_bytes = 0
-        """How many bytes the bodies of its requests hold."""
+        """The size of the bodies of its unanswered requests, in bytes."""
         self._calls = sequence
         self._last: dict[Branch, str] = {}
         self._tool_ids: set[str] = set()
@@ -43,19 +43,19 @@ class GatewaySession:
         """The branch as backends know it: the same object for all calls of a branch."""
         key = f"{self.attempt_id} {branch.session_id or ''}"
         handle = self._conversations.pop(branch, None) or ConversationHandle(key)
-        self._conversations[branch] = handle  # the last one, as it was used last
+        self._conversations[branch] = handle  # at the end, as the most recently used
         if len(self._conversations) > BRANCHES_LIMIT:
             del self._conversations[next(iter(self._conversations))]
         return handle
 
     def next_sequence(self) -> int:
-        """The place of the next call in the attempt, from 0."""
+        """The number of the next call in the attempt, from 0."""
         self._calls += 1
         return self._calls - 1
 
     @property
     def unanswered(self) -> bool:
-        """Whether the agent asked the model, and never once got an answer."""
+        """Whether the agent called the model and never got a response."""
         return self.calls_started > 0 and not self._last
 
     def last_call_id(self, branch: Branch) -> str | None:
@@ -63,7 +63,7 @@ class GatewaySession:
         return self._last.get(branch)
 
     def record_response(self, branch: Branch, call_id: str, sampled: Mapping[str, ToolCall]) -> None:
-        """Note a committed answer: the next call on the branch follows it, its tool calls may come back."""
+        """Note a committed response: the next call on the branch follows it, and its tool calls may come back."""
         self._last[branch] = call_id
         self._tool_ids.update(sampled)
         self._sampled.update(sampled)

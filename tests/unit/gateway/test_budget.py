@@ -68,7 +68,7 @@ def test_a_limit_holds_from_the_call_that_reaches_it(limit: int, calls: list[Usa
 @pytest.mark.parametrize("limits", [{"calls": 0}, {"tokens": -1}, {"cost_usd": float("nan")}, {"wall_s": 0.0}])
 def test_a_limit_is_above_nothing(limits: dict[str, Any]) -> None:
     (name,) = limits
-    with pytest.raises(ConfigError, match=rf"budget\.{name} is .*: give a number above 0"):
+    with pytest.raises(ConfigError, match=rf"budget\.{name}: expected a number above 0, got"):
         Budget(**limits)
     with pytest.raises(ConfigError, match=rf"budget\.{name}"):
         msgspec.convert(limits, Budget)

@@ -324,7 +324,7 @@ async def test_a_vocabulary_that_looks_beyond_a_piece_is_used_whole(tmp_path: Pa
 async def test_arguments_that_are_no_object_are_the_string_that_they_are(tmp_path: Path) -> None:
     llama = codec_of(tmp_path / "llama", LLAMA3)
     assert '"parameters": "{\\"a\\":"}' in await text_of(llama, [user("a"), calling('{"a":')])
-    with pytest.raises(BackendError, match="the chat template refuses") as caught:
+    with pytest.raises(BackendError, match="the chat template rejected") as caught:
         await codec_of(tmp_path / "glm", GLM).render([user("a"), calling('{"a":')], [])
     assert caught.value.status == 400
 
@@ -348,7 +348,7 @@ async def test_a_template_that_refuses_says_why(tmp_path: Path) -> None:
     ],
 )
 async def test_a_template_with_a_fault_is_a_backend_error(tmp_path: Path, template: str) -> None:
-    with pytest.raises(BackendError, match="the chat template refuses"):
+    with pytest.raises(BackendError, match="the chat template rejected"):
         await codec_of(tmp_path, template).render([user("a")], [])
 
 
@@ -377,7 +377,7 @@ async def test_the_prompt_for_the_next_turn_and_arguments_of_the_template(tmp_pa
 async def test_an_unknown_token_is_a_backend_error(tmp_path: Path) -> None:
     codec = codec_of(tmp_path, QWEN3)
     for id_ in (-1, 10**6, 10**12):
-        with pytest.raises(BackendError, match=f"token id {id_} is not in the vocabulary"):
+        with pytest.raises(BackendError, match=f"invalid token id {id_}"):
             await codec.decode([5, id_])
 
 
@@ -420,11 +420,11 @@ async def test_where_a_template_may_stand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "match"),
     [
-        ("tokenizer.json", None, "tokenizer.json cannot be read"),
+        ("tokenizer.json", None, "cannot read .*tokenizer.json"),
         ("tokenizer.json", "{", "invalid tokenizer.json"),
         ("tokenizer.json", '{"added_tokens": 5}', "invalid tokenizer.json"),
-        ("tokenizer_config.json", "[]", "tokenizer_config.json holds no JSON object"),
-        ("chat_template.jinja", "{% if %}", "the chat template cannot be read"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json: invalid JSON object"),
+        ("chat_template.jinja", "{% if %}", "invalid chat template"),
         ("chat_template.jinja", None, "has no chat template"),
     ],
 )

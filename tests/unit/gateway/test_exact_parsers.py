@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
-from understudy.gateway.exact.parsers import FORMATS, OutputFormat, format_named, opens_thinking
+from understudy.gateway.exact.parsers import FORMATS, CompletionFormat, format_named, opens_thinking
 from understudy.wire.model import ToolCall
 
 
@@ -120,7 +120,7 @@ def test_what_a_family_writes_is_read_back(
 
 @BY_FORMAT
 @given(text=VALUE.filter(lambda text: "<" not in text and not text.lstrip().startswith("{")))
-def test_plain_text_stays_to_the_letter(format_: OutputFormat, text: str) -> None:
+def test_plain_text_stays_to_the_letter(format_: CompletionFormat, text: str) -> None:
     for end in ("", format_.turn_ends[0]):
         parsed = format_.parse(text + end, TOOLS)
         assert (parsed.text, parsed.reasoning, parsed.tool_calls) == (text, None, ())
@@ -128,7 +128,9 @@ def test_plain_text_stays_to_the_letter(format_: OutputFormat, text: str) -> Non
 
 @BY_FORMAT
 @given(pieces=GARBAGE, is_open=st.booleans())
-def test_nothing_raises_and_nothing_is_invented(format_: OutputFormat, pieces: list[str], is_open: bool) -> None:
+def test_nothing_raises_and_nothing_is_invented(
+    format_: CompletionFormat, pieces: list[str], is_open: bool
+) -> None:
     text = "".join(pieces)
     parsed = format_.parse(text, TOOLS, thinking_open=is_open)
     kept = parsed.text + (parsed.reasoning or "")
@@ -189,7 +191,7 @@ def test_a_tag_in_an_argument_is_an_argument(
         "<think>a</think>",
     ],
 )
-def test_a_megabyte_of_anything_is_read_at_once(format_: OutputFormat, unit: str) -> None:
+def test_a_megabyte_of_anything_is_read_at_once(format_: CompletionFormat, unit: str) -> None:
     text = unit * ((1 << 20) // len(unit))
     ends = '</tool_call></parameter></function></tool_call></arg_value></tool_call>"}</tool_call>'
     for whole in (text, text + ends):

@@ -60,7 +60,7 @@ async def test_a_full_queue_is_told_and_can_be_tried_again() -> None:
     for name in ("1", "2", "3"):
         bench.start("a", name)
     await bench.settle()
-    with pytest.raises(QueueFull, match="2 requests are being answered and 1 wait") as raised:
+    with pytest.raises(QueueFull, match="the model answers 2 requests and 1 more wait") as raised:
         async with bench.fair.hold("b"):
             pass
     assert (raised.value.status, raised.value.retryable) == (529, True)

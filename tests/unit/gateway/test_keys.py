@@ -53,7 +53,7 @@ async def test_a_key_is_kept_nowhere() -> None:
 def test_an_attempt_has_one_key() -> None:
     keys = Keys()
     keys.issue("a")
-    with pytest.raises(GatewayError, match="attempt a has a key already"):
+    with pytest.raises(GatewayError, match="attempt a already has an API key"):
         keys.issue("a")
 
 

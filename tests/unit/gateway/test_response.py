@@ -198,7 +198,7 @@ def test_matching_ignores_order_and_additions_only(sampled: dict[str, Any], adde
             "prompt is too long: 40 tokens > 32 maximum",
             {},
         ),
-        (StoreError("/secret/path"), 500, "api_error", "not be kept", {"x-should-retry": "false"}),
+        (StoreError("/secret/path"), 500, "api_error", "not be stored", {"x-should-retry": "false"}),
     ],
 )
 def test_faults(error: BackendError, status: int, kind: str, says: str, headers: dict[str, str]) -> None:

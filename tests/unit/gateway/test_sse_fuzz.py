@@ -15,9 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.anthropic import AnthropicRelay, renamed
-from understudy.gateway.backends.base import NativeAnswer, NativeRequest
-from understudy.gateway.backends.sse import Event, Splitter
+from understudy.gateway.backends.anthropic import AnthropicRelay, with_model_name
+from understudy.gateway.backends.base import NativeRequest, NativeResponse
+from understudy.gateway.backends.sse import EventSplitter, ServerSentEvent
 from understudy.gateway.session import GatewaySession
 from understudy.wire.anthropic.dialect import Anthropic
 from understudy.wire.anthropic.stream import AnthropicWriter, MessageAssembly, to_events
@@ -48,13 +48,13 @@ def pieces(data: bytes, cuts: Sequence[int]) -> list[bytes]:
 # --- streams -------------------------------------------------------------------------------------------
 
 
-def split(parts: Sequence[bytes]) -> list[Event]:
-    splitter = Splitter()
+def split(parts: Sequence[bytes]) -> list[ServerSentEvent]:
+    splitter = EventSplitter()
     events = [event for part in parts for event in splitter.feed(part)]
     return events + ([rest] if (rest := splitter.rest()) else [])
 
 
-def meaning(events: Sequence[Event]) -> list[tuple[bytes, bytes]]:
+def meaning(events: Sequence[ServerSentEvent]) -> list[tuple[bytes, bytes]]:
     return [(event.name, event.data) for event in events if event.name or event.data]
 
 
@@ -118,7 +118,7 @@ MESSAGE = st.fixed_dictionaries(
 )
 
 
-def assembled(events: Sequence[Event]) -> Any:
+def assembled(events: Sequence[ServerSentEvent]) -> Any:
     assembly = MessageAssembly()
     for event in events:
         assembly.add(event.name, event.data)
@@ -171,7 +171,7 @@ def test_a_relayed_stream_is_the_same_in_any_pieces(message: dict[str, Any], cut
     stream = to_events(msgspec.json.encode(message))
     said: list[bytes] = []
 
-    async def relay() -> NativeAnswer:
+    async def relay() -> NativeResponse:
         async with FakeAnthropic(fake.stream(*pieces(stream, cuts))) as provider:
             relay = AnthropicRelay(provider.url, "ours", "key")
             asked = NativeRequest(path="/v1/messages", headers={}, body=b'{"model": "m"}', stream=True)
@@ -282,7 +282,7 @@ def test_only_the_models_name_changes_in_a_request(parts: list[tuple[str, ...]],
         ]
         return f"{space}{{{','.join(fields)}}}{space}"
 
-    assert renamed(body(None).encode(), name) == body(json.dumps(name)).encode()
+    assert with_model_name(body(None).encode(), name) == body(json.dumps(name)).encode()
 
 
 # --- what is said while it is generated ----------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Where answers come from: one module a kind of model server."""
+"""Clients of model servers and providers, one module a kind."""

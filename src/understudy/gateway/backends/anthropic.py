@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.base import NativeAnswer, NativeRequest
+from understudy.gateway.backends.base import NativeRequest, NativeResponse
 from understudy.gateway.backends.fields import Count
 from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient
 from understudy.gateway.prices import Price
@@ -72,7 +72,7 @@ class _MessageUsage(Struct):
     cache_creation_input_tokens: Count | None = None
 
 
-class _Whole(Struct):
+class _MessageBody(Struct):
     type: Literal["message"]
     content: list[msgspec.Raw]
     model: str | None = None
@@ -80,7 +80,7 @@ class _Whole(Struct):
     usage: _MessageUsage | None = None
 
 
-class _Count(Struct):
+class _TokenCountBody(Struct):
     input_tokens: int
 
 
@@ -113,16 +113,16 @@ class AnthropicRelay:
         """The model that answers, whatever the agent calls it; empty where the agent's own name is used."""
         return self._model or ""
 
-    async def relay(self, request: NativeRequest, emit: Callable[[bytes], None] | None = None) -> NativeAnswer:
+    async def relay(self, request: NativeRequest, emit: Callable[[bytes], None] | None = None) -> NativeResponse:
         """See Relay."""
         url = self._http.base + request.path
         data, headers = self._body(request.body), _headers(request.headers)
         try:
             if request.stream:
                 return await self._stream(url, data, headers, emit)
-            return self._whole(url, await self._http.send("POST", url, data, headers))
+            return self._parse_message(url, await self._http.send("POST", url, data, headers))
         except BackendError as error:
-            raise self._told(error) from error
+            raise self._refusal_for_agent(error) from error
 
     async def relay_count(self, request: NativeRequest) -> bytes:
         """See Relay."""
@@ -130,8 +130,8 @@ class AnthropicRelay:
         try:
             answer = await self._http.send("POST", url, self._body(request.body), _headers(request.headers))
         except BackendError as error:
-            raise self._told(error) from error
-        self._http.decode(f"POST {url}", answer, _Count)
+            raise self._refusal_for_agent(error) from error
+        self._http.decode(f"POST {url}", answer, _TokenCountBody)
         return answer
 
     async def models(self) -> list[str]:
@@ -146,108 +146,110 @@ class AnthropicRelay:
 
     async def _stream(
         self, url: str, data: bytes, headers: dict[str, str], emit: Callable[[bytes], None] | None
-    ) -> NativeAnswer:
+    ) -> NativeResponse:
         message = MessageAssembly()
-        kept: list[bytes] = []
+        held_back: list[bytes] = []
         try:
             async with (
-                asyncio.timeout(None) as patience,
+                asyncio.timeout(None) as deadline,
                 aclosing(self._http.stream("POST", url, data, headers)) as events,
             ):
-                async for several in events:
-                    said: list[bytes] = []
+                async for batch in events:
+                    passed_on: list[bytes] = []
                     try:
-                        for event in several:
+                        for event in batch:
                             if event.name == b"error" and not message.complete:
-                                raise _said(url, event.data)
+                                raise _error_of_event(url, event.data)
                             message.add(event.name, event.data)
                             if message.complete:
-                                kept.append(event.raw)
-                                patience.reschedule(asyncio.get_running_loop().time() + END_S)
+                                held_back.append(event.raw)
+                                deadline.reschedule(asyncio.get_running_loop().time() + END_S)
                             elif emit is None or not message.started or event.name in CLOSING_EVENTS:
-                                kept.append(event.raw)
+                                held_back.append(event.raw)
                             elif event.name == b"message_start":
-                                said += (*kept, event.raw)  # with what came before the message
-                                kept.clear()
+                                passed_on += (*held_back, event.raw)  # with what came before the message
+                                held_back.clear()
                             else:
-                                said.append(event.raw)
+                                passed_on.append(event.raw)
                     finally:
-                        if said and emit is not None:
-                            emit(b"".join(said))  # what came together is passed on together
+                        if passed_on and emit is not None:
+                            emit(b"".join(passed_on))  # what came together is passed on together
         except (BackendError, TimeoutError):
             if not message.complete:
                 raise
-        if not message.started and (whole := self._not_streamed(kept)):
+        if not message.started and (whole := self._unstreamed_response(held_back)):
             return whole
-        answer = self._whole(url, message.message())
-        return msgspec.structs.replace(answer, events=b"".join(kept))
+        answer = self._parse_message(url, message.message())
+        return msgspec.structs.replace(answer, events=b"".join(held_back))
 
-    def _not_streamed(self, kept: list[bytes]) -> NativeAnswer | None:
+    def _unstreamed_response(self, events: list[bytes]) -> NativeResponse | None:
         """The answer of a provider that was asked for a stream, and gave one JSON message instead."""
         try:
-            return self._whole("", b"".join(kept))
+            return self._parse_message("", b"".join(events))
         except BackendError:
             return None
 
-    def _whole(self, url: str, body: bytes) -> NativeAnswer:
-        message = self._http.decode(f"POST {url}", body, _Whole)
-        told, ended = message.usage or _MessageUsage(), message.stop_reason or "none"
-        read, written = told.cache_read_input_tokens or 0, told.cache_creation_input_tokens or 0
-        return NativeAnswer(
+    def _parse_message(self, url: str, body: bytes) -> NativeResponse:
+        message = self._http.decode(f"POST {url}", body, _MessageBody)
+        usage, stop_reason = message.usage or _MessageUsage(), message.stop_reason or "none"
+        cache_read, cache_write = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
+        return NativeResponse(
             message=body,
             events=None,
             model=message.model or self.model,
-            finish_reason=_FINISH_REASONS.get(ended, ended),
+            finish_reason=_FINISH_REASONS.get(stop_reason, stop_reason),
             usage=Usage(
-                prompt_tokens=(told.input_tokens or 0) + read + written,
-                completion_tokens=told.output_tokens or 0,
-                cached_tokens=read,
-                cache_write_tokens=written,
+                prompt_tokens=(usage.input_tokens or 0) + cache_read + cache_write,
+                completion_tokens=usage.output_tokens or 0,
+                cached_tokens=cache_read,
+                cache_write_tokens=cache_write,
             ),
         )
 
-    def _told(self, error: BackendError) -> BackendError:
+    def _refusal_for_agent(self, error: BackendError) -> BackendError:
         """A refusal as it is told to the agent: in the provider's words, but for one of our own key."""
         if isinstance(error, ProviderRefusal):
-            status, said = error.error.status, error.error
+            status, provider_error = error.error.status, error.error
         elif error.status is not None and error.status >= 400:
-            status, said = error.status, _words(error)
+            status, provider_error = error.status, _provider_error(error)
         else:
             return error
         if status in _OUR_KEY:
             # In these words an agent would take it for a fault of its own key, and ask its user for another.
-            message = f"the provider refused the gateway's key or its rights: {said.message}"
-            said = ProviderError(500, "api_error", message, should_retry=False)
-        said = msgspec.structs.replace(
-            said,
-            status=said.status if said.status < _NO_STATUS else 500,
-            type=self._http.clean(said.type),
-            message=self._http.clean(said.message),
+            message = f"the provider refused the gateway's key or its rights: {provider_error.message}"
+            provider_error = ProviderError(500, "api_error", message, should_retry=False)
+        provider_error = msgspec.structs.replace(
+            provider_error,
+            status=provider_error.status if provider_error.status < _NO_STATUS else 500,
+            type=self._http.clean(provider_error.type),
+            message=self._http.clean(provider_error.message),
         )
-        return ProviderRefusal(self._http.clean(str(error)), said, error.retry_after_s)
+        return ProviderRefusal(self._http.clean(str(error)), provider_error, error.retry_after_s)
 
     def _body(self, body: bytes) -> bytes:
-        return body if self._model is None else renamed(body, self._model)
+        return body if self._model is None else with_model_name(body, self._model)
 
 
-def _words(error: BackendError) -> ProviderError:
+def _provider_error(error: BackendError) -> ProviderError:
     """What the provider said in refusing, where it has the usual shape."""
     status = error.status or 0
     try:
-        said = msgspec.json.decode(error.body, type=_ErrorBody).error
+        detail = msgspec.json.decode(error.body, type=_ErrorBody).error
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        said = _ErrorDetail(message=error.body[:500].decode(errors="replace"))
-    return ProviderError(status, said.type, said.message or f"status {status}", error.should_retry)
+        detail = _ErrorDetail(message=error.body[:500].decode(errors="replace"))
+    return ProviderError(status, detail.type, detail.message or f"status {status}", error.should_retry)
 
 
-def _said(url: str, data: bytes) -> BackendError:
+def _error_of_event(url: str, data: bytes) -> BackendError:
     """An error event as an error."""
     try:
-        said = msgspec.json.decode(data, type=_ErrorBody).error
+        detail = msgspec.json.decode(data, type=_ErrorBody).error
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        said = _ErrorDetail(message=data[:500].decode(errors="replace"))
-    told = ProviderError(_STATUS.get(said.type, 500), said.type, said.message)
-    return ProviderRefusal(f"POST {url}: the stream ended with an error: {said.type}: {said.message}", told)
+        detail = _ErrorDetail(message=data[:500].decode(errors="replace"))
+    provider_error = ProviderError(_STATUS.get(detail.type, 500), detail.type, detail.message)
+    return ProviderRefusal(
+        f"POST {url}: the stream ended with an error: {detail.type}: {detail.message}", provider_error
+    )
 
 
 def _headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
@@ -256,25 +258,25 @@ def _headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
     return _VERSION | {name.decode("latin-1"): value.decode("latin-1") for name, value in passed.items()}
 
 
-def renamed(body: bytes, model: str) -> bytes:
+def with_model_name(body: bytes, model: str) -> bytes:
     """A request body with another model's name in it, and every other byte as it was. Raises InvalidRequest."""
-    if (place := _model_place(body)) is not None:
-        start, end = place
+    if (position := _find_model_value(body)) is not None:
+        start, end = position
         return b"".join((body[:start], json.dumps(model).encode(), body[end:]))
     name, parts, done = json.dumps(model), list[str](), 0
     read = json.JSONDecoder().raw_decode
     try:
         text = body.decode()
-        place = _skip(text, 0) + 1  # past the brace
+        position = _skip_whitespace(text, 0) + 1  # past the brace
         while True:
-            key, end = read(text, _skip(text, place))
-            start = _skip(text, _skip(text, end) + 1)
+            key, end = read(text, _skip_whitespace(text, position))
+            start = _skip_whitespace(text, _skip_whitespace(text, end) + 1)
             _, end = read(text, start)
             if key == "model":
                 parts += (text[done:start], name)
                 done = end
-            place = _skip(text, end) + 1
-            if text[place - 1] == "}":
+            position = _skip_whitespace(text, end) + 1
+            if text[position - 1] == "}":
                 return "".join((*parts, text[done:])).encode()
     except RecursionError as error:
         raise too_deep() from error
@@ -282,24 +284,24 @@ def renamed(body: bytes, model: str) -> bytes:
         raise InvalidRequest(f"the request body is not a JSON object: {error}") from error
 
 
-def _model_place(body: bytes) -> tuple[int, int] | None:
+def _find_model_value(body: bytes) -> tuple[int, int] | None:
     """Where the one value of `model` begins and ends, found quickly; None where that is not sure."""
     try:
         fields = _FIELDS.decode(body)
         body.decode()  # what is stepped over is not looked at
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
-    at, found = 0, None
+    position, span = 0, None
     for name, value in fields.items():
-        if (key := _KEY.match(body, at)) is None:
+        if (key := _KEY.match(body, position)) is None:
             return None
-        at = key.end() + len(memoryview(value))
+        position = key.end() + len(memoryview(value))
         if name == "model":
-            found = key.end(), at
+            span = key.end(), position
     # A key that comes twice, of which `fields` has the last value only, shows at the end.
-    return found if body[at:].strip() == b"}" else None
+    return span if body[position:].strip() == b"}" else None
 
 
-def _skip(text: str, place: int) -> int:
-    space = _SPACE.match(text, place)
-    return space.end() if space else place
+def _skip_whitespace(text: str, position: int) -> int:
+    space = _SPACE.match(text, position)
+    return space.end() if space else position

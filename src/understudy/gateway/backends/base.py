@@ -49,7 +49,7 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class Remembering(Protocol):
+class RestorableBackend(Protocol):
     """A backend that keeps something of each call for the calls that follow it."""
 
     def restore(self, request: ChatRequest, generation: Generation) -> None:
@@ -68,7 +68,7 @@ class NativeRequest(Struct, frozen=True, kw_only=True):
     conversation: ConversationHandle | None = None
 
 
-class NativeAnswer(Struct, frozen=True, kw_only=True):
+class NativeResponse(Struct, frozen=True, kw_only=True):
     """A provider's answer: `message` as one JSON object, and of its stream the `events` not passed on yet.
 
     `events` is None when it was no stream. `finish_reason` is in the words of chat completions.
@@ -100,7 +100,7 @@ class Relay(Protocol):
     @property
     def price(self) -> Price | None: ...
 
-    async def relay(self, request: NativeRequest, emit: Callable[[bytes], None] | None = None) -> NativeAnswer:
+    async def relay(self, request: NativeRequest, emit: Callable[[bytes], None] | None = None) -> NativeResponse:
         """Pass a request on and return its answer, whole. Raises BackendError, also for a stream without its end.
 
         With `emit`, whole events are passed back as they come, but for those that complete the answer.

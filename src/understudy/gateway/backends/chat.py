@@ -1,4 +1,4 @@
-"""Chat completions over HTTP: what all servers of that dialect have in common."""
+"""Chat completions over HTTP: what all servers with that API have in common."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from understudy.gateway.backends.chat_response import (
     read_chunk,
 )
 from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient
-from understudy.gateway.backends.overflow import is_overflow, told_limit, told_prompt
+from understudy.gateway.backends.overflow import is_overflow, reported_context_length, reported_prompt_tokens
 from understudy.gateway.backends.prompt_ids import PromptIdCache
 from understudy.gateway.prices import Price
 from understudy.wire.errors import ContextOverflow
@@ -75,12 +75,12 @@ class ChatBackend(ABC):
         try:
             return await self._complete(request, request.sampling, emit)
         except BackendError as error:
-            begun = isinstance(error, StreamError)
-            if not (begun or error.status == 400) or not is_overflow(str(error)):
+            stream_started = isinstance(error, StreamError)
+            if not (stream_started or error.status == 400) or not is_overflow(str(error)):
                 raise
             prompt, limit = await self._measure(request, error)
         asked = request.sampling.get("max_tokens")
-        if begun or prompt >= limit or (asked is not None and prompt + asked <= limit):
+        if stream_started or prompt >= limit or (asked is not None and prompt + asked <= limit):
             raise ContextOverflow(prompt, limit)
         return await self._complete(request, request.sampling | {"max_tokens": limit - prompt}, emit)
 
@@ -99,32 +99,32 @@ class ChatBackend(ABC):
     # --- what differs -----------------------------------------------------------------------------------
 
     @property
-    def _thoughts(self) -> str | None:
+    def _reasoning_field(self) -> str | None:
         """What the reasoning of an earlier turn is called, None where it is not sent back."""
         return "reasoning"
 
     def _prompt(self, request: ChatRequest) -> dict[str, Any]:
         """The part of a request that decides its prompt tokens."""
         messages = request.messages
-        if self._thoughts != "reasoning":
-            messages = [_renamed(message, "reasoning", self._thoughts) for message in messages]
+        if self._reasoning_field != "reasoning":
+            messages = [_renamed(message, "reasoning", self._reasoning_field) for message in messages]
         prompt: dict[str, Any] = {"model": self._model, "messages": messages}
         if request.tools:
             prompt["tools"] = request.tools_json or request.tools
         return prompt
 
     @abstractmethod
-    def _extras(self, *, stream: bool) -> dict[str, Any]:
+    def _extra_fields(self, *, stream: bool) -> dict[str, Any]:
         """What is asked for beyond the answer itself."""
 
-    def _fitted(self, fields: dict[str, Any]) -> dict[str, Any]:
+    def _adapt_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields of a request as this server takes them."""
         return fields
 
     # --- requests ---------------------------------------------------------------------------------------
 
     async def _complete(self, request: ChatRequest, sampling: dict[str, Any], emit: Emit | None) -> Generation:
-        body = sampling | self._prompt(request) | self._extras(stream=emit is not None)
+        body = sampling | self._prompt(request) | self._extra_fields(stream=emit is not None)
         body["stream"] = emit is not None
         if emit is not None:
             body["stream_options"] = {"include_usage": True}
@@ -134,8 +134,8 @@ class ChatBackend(ABC):
             body["parallel_tool_calls"] = request.parallel_tool_calls
         if request.response_format is not None:
             body["response_format"] = request.response_format
-        assembly = await self._send(self._fitted(body), request.conversation, emit)
-        return assembly.generation(self._model, self._fitted(sampling))
+        assembly = await self._send(self._adapt_fields(body), request.conversation, emit)
+        return assembly.generation(self._model, self._adapt_fields(sampling))
 
     async def _send(
         self, body: dict[str, Any], conversation: ConversationHandle | None, emit: Emit | None
@@ -147,9 +147,9 @@ class ChatBackend(ABC):
             assembly.add_whole(read_answer(data, partial(self._http.decode, f"POST {url}", expected=ChatResponse)))
             return assembly
         async with aclosing(self._http.stream("POST", url, msgspec.json.encode(body))) as events:
-            async for several in events:
+            async for batch in events:
                 try:
-                    for event in several:
+                    for event in batch:
                         if event.data == b"[DONE]":
                             return assembly
                         if event.data:
@@ -173,8 +173,8 @@ class ChatBackend(ABC):
             tokens = await self._tokenize(request)
         except BackendError:
             tokens = None
-        limit = tokens.max_model_len if tokens and tokens.max_model_len else told_limit(str(refusal))
-        prompt = tokens.count if tokens else told_prompt(str(refusal))
+        limit = tokens.max_model_len if tokens and tokens.max_model_len else reported_context_length(str(refusal))
+        prompt = tokens.count if tokens else reported_prompt_tokens(str(refusal))
         if limit is None or prompt is None:
             raise refusal
         return prompt, limit

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.fields import Count, NegativeLog, TokenId, WeightSpan, policy_spans
+from understudy.gateway.backends.fields import Count, NegativeLog, TokenId, VersionSpan, policy_spans
 from understudy.gateway.backends.prompt_ids import read_ids
 from understudy.types import PolicySpan, Usage
 from understudy.wire.model import Delta, Emit, Generation, ToolCall
@@ -35,7 +35,7 @@ class ToolPiece(Struct, gc=False):
     function: _FunctionPiece | None = None
 
 
-class _Building:
+class _ToolCallBuilder:
     """A tool call in the making. Once it is opened, its id and its name are said and no longer change."""
 
     def __init__(self, number: int) -> None:
@@ -46,13 +46,13 @@ class _Building:
         self.opened = False
 
 
-class ToolCalls:
+class ToolCallAssembly:
     """The tool calls of one answer, in the order in which they began."""
 
     def __init__(self, emit: Emit | None) -> None:
         self._emit = emit
-        self._all: list[_Building] = []
-        self._at: dict[int, _Building] = {}
+        self._all: list[_ToolCallBuilder] = []
+        self._at: dict[int, _ToolCallBuilder] = {}
         self._opened = 0
 
     def add(self, pieces: Iterable[ToolPiece], *, whole: bool) -> None:
@@ -66,25 +66,25 @@ class ToolCalls:
             # Without an index, the place in the chunk says which of several calls is meant.
             index = position if piece.index is None else piece.index
             call = self._at.get(index)
-            if call is None or whole or _another(call, piece.id, function.name, arguments):
-                call = self._at[index] = _Building(len(self._all))
+            if call is None or whole or _starts_new_call(call, piece.id, function.name, arguments):
+                call = self._at[index] = _ToolCallBuilder(len(self._all))
                 self._all.append(call)
                 if len(self._all) > CALLS_LIMIT:
-                    raise BackendError(f"the backend gave more than {CALLS_LIMIT} tool calls", status=200)
+                    raise BackendError(f"invalid response: more than {CALLS_LIMIT} tool calls", status=200)
             if not call.opened:
-                call.id = _longer(call.id, piece.id or "")
-                call.name = _longer(call.name, function.name or "")
+                call.id = _extended(call.id, piece.id or "")
+                call.name = _extended(call.name, function.name or "")
             if arguments:
                 call.arguments.append(arguments)
                 if call.opened:
-                    self._pass_on(Delta("arguments", arguments, call.number))
+                    self._emit_delta(Delta("arguments", arguments, call.number))
             self._open_ready()
 
     def whole(self) -> tuple[ToolCall, ...]:
         """All of them, complete. Raises BackendError when one has no name."""
         self._open_ready(ended=True)
         if len(self._all) != self._opened:
-            raise BackendError("the backend gave a tool call without a name", status=200)
+            raise BackendError("invalid response: a tool call without a name", status=200)
         return tuple(ToolCall(call.id, call.name, "".join(call.arguments)) for call in self._all)
 
     def _open_ready(self, *, ended: bool = False) -> None:
@@ -96,16 +96,16 @@ class ToolCalls:
                 return
             call.opened = True
             self._opened += 1
-            self._pass_on(Delta("tool", index=call.number, id=call.id, name=call.name))
+            self._emit_delta(Delta("tool", index=call.number, id=call.id, name=call.name))
             if call.arguments:
-                self._pass_on(Delta("arguments", "".join(call.arguments), call.number))
+                self._emit_delta(Delta("arguments", "".join(call.arguments), call.number))
 
-    def _pass_on(self, delta: Delta) -> None:
+    def _emit_delta(self, delta: Delta) -> None:
         if self._emit is not None:
             self._emit(delta)
 
 
-def _another(call: _Building, id_: str | None, name: str | None, arguments: str) -> bool:
+def _starts_new_call(call: _ToolCallBuilder, id_: str | None, name: str | None, arguments: str) -> bool:
     """Whether a piece begins another call, though its index is that of one that has begun.
 
     Some providers give every call the index 0; others repeat id and name with every piece.
@@ -118,9 +118,9 @@ def _another(call: _Building, id_: str | None, name: str | None, arguments: str)
     return bool(arguments.strip()) and len(call.arguments) == 1 and _is_json(call.arguments[0])
 
 
-def _longer(known: str, piece: str) -> str:
+def _extended(current: str, piece: str) -> str:
     """An id or a name with what a piece adds; some providers say the whole again each time."""
-    return piece if piece.startswith(known) else known + piece
+    return piece if piece.startswith(current) else current + piece
 
 
 def _text(arguments: str | dict[str, Any] | None) -> str:
@@ -147,7 +147,7 @@ class ResponseMessage(Struct, gc=False):
     tool_calls: list[ToolPiece] | None = None
 
 
-_SILENCE = ResponseMessage()
+_EMPTY_MESSAGE = ResponseMessage()
 
 
 class _Logprob(Struct, gc=False):
@@ -174,7 +174,7 @@ class _ResponseChoice(Struct, gc=False):
     token_ids: list[TokenId] | None = None
     response_token_ids: list[TokenId] | None = None
     prompt_token_ids: Raw = _ABSENT
-    weight_versions: list[WeightSpan] | None = None
+    weight_versions: list[VersionSpan] | None = None
 
 
 class _PromptDetails(Struct, gc=False):
@@ -196,7 +196,7 @@ class _SglExt(Struct):
 
 class _Metadata(Struct):
     weight_version: str | int | None = None
-    weight_versions: list[WeightSpan] | None = None
+    weight_versions: list[VersionSpan] | None = None
 
 
 class _ChatError(Struct):
@@ -243,19 +243,19 @@ def read_answer(data: bytes, decode: Callable[[bytes], ChatResponse]) -> ChatRes
 
 
 def read_chunk(data: bytes, clean: Callable[[str], str]) -> ChatResponse:
-    """A chunk from the data of its event. Raises StreamFault, also for one that tells an error, made `clean`."""
+    """A chunk from the data of its event. Raises StreamError, also for one that reports an error, whose text goes through `clean`."""
     try:
         chunk = read_answer(data, _CHUNK.decode)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise StreamError(f"invalid chunk in the stream: {error}") from error
     if chunk.error is not None:
-        told = chunk.error if isinstance(chunk.error, _ChatError) else _ChatError(chunk.error)
-        status = told.code if isinstance(told.code, int) and 400 <= told.code < 600 else None
-        raise StreamError(f"the stream ended with an error: {clean(told.message)[:500]}", status=status)
+        error = chunk.error if isinstance(chunk.error, _ChatError) else _ChatError(chunk.error)
+        status = error.code if isinstance(error.code, int) and 400 <= error.code < 600 else None
+        raise StreamError(f"the stream ended with an error: {clean(error.message)[:500]}", status=status)
     return chunk
 
 
-class _Joined:
+class _DeltaJoiner:
     """Passes pieces of an answer on; those of one part that come one after the other as one, at `flush`."""
 
     def __init__(self, emit: Emit) -> None:
@@ -283,14 +283,14 @@ class ResponseAssembly:
     """
 
     def __init__(self, emit: Emit | None = None, read_prompt: Callable[[bytes], Sequence[int]] = read_ids) -> None:
-        self._joined = None if emit is None else _Joined(emit)
+        self._joined = None if emit is None else _DeltaJoiner(emit)
         self._emit = None if self._joined is None else self._joined.add
         self._read_prompt = read_prompt
-        self._calls = ToolCalls(self._emit)
+        self._calls = ToolCallAssembly(self._emit)
         self._model = ""
         self._text: list[str] = []
         self._reasoning: list[str] = []
-        self._thought = False
+        self._has_reasoning = False
         self._finish: str | None = None
         self._stop: str | None = None
         self._usage = _ChatUsage()
@@ -303,22 +303,22 @@ class ResponseAssembly:
     def add_whole(self, answer: ChatResponse) -> None:
         """Take in a whole answer. Raises BackendError unless it is one."""
         if len(answer.choices) != 1:
-            raise BackendError(f"the backend gave {len(answer.choices)} choices, expected 1", status=200)
-        said = answer.choices[0].message
-        if said is None:
-            raise BackendError("the backend gave a choice without a message", status=200)
-        self._add(answer, said, whole=True)
+            raise BackendError(f"invalid response: expected 1 choice, got {len(answer.choices)}", status=200)
+        message = answer.choices[0].message
+        if message is None:
+            raise BackendError("invalid response: a choice without a message", status=200)
+        self._add(answer, message, whole=True)
 
     def add_chunk(self, chunk: ChatResponse) -> None:
-        """Take in the next chunk of a stream. Raises StreamFault for one that belongs to another choice."""
-        said = None
+        """Take in the next chunk of a stream. Raises StreamError for one that belongs to another choice."""
+        delta = None
         if chunk.choices:
             choice = chunk.choices[0]
             if choice.index or len(chunk.choices) > 1:
-                raise StreamError("the stream carries more than the one choice that was asked for")
-            said = choice.delta
+                raise StreamError("invalid stream: expected 1 choice, got more")
+            delta = choice.delta
             self._in_chunks = self._in_chunks or bool(choice.token_ids)
-        self._add(chunk, said or _SILENCE, whole=False)
+        self._add(chunk, delta or _EMPTY_MESSAGE, whole=False)
 
     def flush(self) -> None:
         """Pass on what was added since the last time."""
@@ -331,19 +331,19 @@ class ResponseAssembly:
         text, calls = "".join(self._text), self._calls.whole()
         self.flush()
         if self._ids == [] and (text or calls):
-            raise BackendError("the backend gave an answer without a token in it", status=200)
+            raise BackendError("invalid response: text or tool calls, but no token ids for them", status=200)
         prompt_ids = None if self._prompt is None else self._read_prompt(self._prompt)
         prompt, completion = self._usage.prompt_tokens, self._usage.completion_tokens
         if self._in_chunks and completion is not None and len(self._ids or ()) < completion:
             raise BackendError(
-                f"the stream carried {len(self._ids or ())} of the {completion} tokens that the backend counted; "
-                "an answer like that cannot be trained on",
+                f"invalid response: the stream has {len(self._ids or ())} token ids, expected {completion} as in "
+                "its usage; it cannot be trained on",
                 status=200,
             )
         return Generation(
             model=self._model or model,
             text=text,
-            reasoning="".join(self._reasoning) if self._thought else None,
+            reasoning="".join(self._reasoning) if self._has_reasoning else None,
             tool_calls=calls,
             finish_reason=self._finish or "none",
             stop=self._stop,
@@ -360,19 +360,19 @@ class ResponseAssembly:
             sampling=sampling,
         )
 
-    def _add(self, answer: ChatResponse, said: ResponseMessage, *, whole: bool) -> None:
+    def _add(self, answer: ChatResponse, message: ResponseMessage, *, whole: bool) -> None:
         if not self._model:
             self._model = answer.model or ""
         if answer.usage is not None:
             self._usage = answer.usage
-        thought = said.reasoning if said.reasoning is not None else said.reasoning_content
-        if thought is not None:
-            self._thought = True
-            self._piece("reasoning", thought, self._reasoning)
-        if said.content is not None:
-            self._piece("text", said.content, self._text)
-        if said.tool_calls is not None:
-            self._calls.add(said.tool_calls, whole=whole)
+        reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+        if reasoning is not None:
+            self._has_reasoning = True
+            self._piece("reasoning", reasoning, self._reasoning)
+        if message.content is not None:
+            self._piece("text", message.content, self._text)
+        if message.tool_calls is not None:
+            self._calls.add(message.tool_calls, whole=whole)
         self._add_tokens(answer)
 
     def _piece(self, kind: Literal["reasoning", "text"], text: str, parts: list[str]) -> None:
@@ -383,9 +383,9 @@ class ResponseAssembly:
 
     def _add_tokens(self, answer: ChatResponse) -> None:
         if answer.prompt_token_ids is not _ABSENT:
-            self._prompt = _given(answer.prompt_token_ids) or self._prompt
+            self._prompt = _json_value(answer.prompt_token_ids) or self._prompt
         if answer.sglext is not None:
-            self._prompt = _given(answer.sglext.input_ids) or self._prompt
+            self._prompt = _json_value(answer.sglext.input_ids) or self._prompt
             if answer.sglext.output_ids:
                 self._ids = answer.sglext.output_ids[0]
         if answer.metadata is not None:
@@ -400,7 +400,7 @@ class ResponseAssembly:
         if choice.weight_versions is not None:
             self._spans = policy_spans(choice.weight_versions)
         if choice.prompt_token_ids is not _ABSENT:
-            self._prompt = _given(choice.prompt_token_ids) or self._prompt
+            self._prompt = _json_value(choice.prompt_token_ids) or self._prompt
         ids = choice.token_ids if choice.token_ids is not None else choice.response_token_ids
         if ids is not None:
             self._ids = self._ids or []
@@ -415,14 +415,14 @@ class ResponseAssembly:
             return None
         if len(self._logprobs) != len(self._ids):
             raise BackendError(
-                f"the backend gave {len(self._logprobs)} logprobs for {len(self._ids)} tokens; "
-                "an answer like that cannot be trained on",
+                f"invalid response: {len(self._logprobs)} logprobs for {len(self._ids)} tokens, expected as many; "
+                "it cannot be trained on",
                 status=200,
             )
         return tuple(self._logprobs)
 
 
-def _given(value: Raw) -> bytes | None:
+def _json_value(value: Raw) -> bytes | None:
     """A JSON value without what it was read from, None where there is none."""
     text = bytes(value)
     return None if text in (b"", b"null") else text

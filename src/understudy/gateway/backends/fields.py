@@ -15,7 +15,7 @@ NegativeLog = Annotated[float, Meta(le=1e-3)]
 """A logprob; rounding may lift a certain token's above 0."""
 
 
-class WeightSpan(Struct, gc=False):
+class VersionSpan(Struct, gc=False):
     """The tokens from `start` up to `end` are of this version of the weights."""
 
     version: str | int
@@ -23,7 +23,7 @@ class WeightSpan(Struct, gc=False):
     end: Count
 
 
-def policy_spans(spans: Sequence[WeightSpan] | None, version: str | int | None = None) -> tuple[PolicySpan, ...]:
+def policy_spans(spans: Sequence[VersionSpan] | None, version: str | int | None = None) -> tuple[PolicySpan, ...]:
     """The versions that sampled an answer: of its parts where the server tells them, else the one of all of it."""
     if spans:
         return tuple(PolicySpan(str(span.version), span.start, span.end) for span in spans)

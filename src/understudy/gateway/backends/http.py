@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct, field
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.sse import Event, Splitter
+from understudy.gateway.backends.sse import EventSplitter, ServerSentEvent
 from understudy.util.http import HttpConnection, ResponseTooLarge, read_body, read_pieces, was_not_sent
 
 _T = TypeVar("_T")
@@ -104,13 +104,13 @@ class HttpClient:
 
     async def stream(
         self, method: str, url: str, data: bytes | None, headers: Mapping[str, str] | None = None
-    ) -> AsyncGenerator[list[Event]]:
+    ) -> AsyncGenerator[list[ServerSentEvent]]:
         """The events of a streamed response, in lists of those that arrived together; use it with `aclosing`.
 
         Comments are among them. Closing it ends the request. Raises BackendError as `send` does, and for a stream
         that breaks off, stalls or is too large.
         """
-        splitter = Splitter()
+        splitter = EventSplitter()
         async with (
             self._open(method, url, data, headers, stall_s=STALL_TIMEOUT_S) as response,
             aclosing(read_pieces(response, ANSWER_LIMIT)) as pieces,

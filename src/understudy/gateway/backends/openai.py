@@ -1,4 +1,4 @@
-"""OpenAI, and any provider that follows it: what a strict one refuses is learned from its refusal."""
+"""OpenAI, and providers with its API: parameters that a strict one rejects are learned and left out."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _DISPENSABLE = frozenset(
 """What may be left out where it is refused; without anything else, the answer would be one to another question."""
 
 
-class _Learned(Struct, frozen=True):
+class _ProviderLimits(Struct, frozen=True):
     """What a provider does not take, what it calls the limit of an answer, and an earlier turn's reasoning."""
 
-    left_out: frozenset[str] = frozenset()
-    limit: str = "max_tokens"
-    thoughts: str | None = None
+    unsupported: frozenset[str] = frozenset()
+    max_tokens_field: str = "max_tokens"
+    reasoning_field: str | None = None
 
 
 class OpenAIBackend(ChatBackend):
@@ -41,7 +41,7 @@ class OpenAIBackend(ChatBackend):
     must be; the `sampling` of a generation is what was really sent.
     """
 
-    _learned = _Learned()
+    _learned = _ProviderLimits()
 
     @property
     def name(self) -> str:
@@ -49,17 +49,17 @@ class OpenAIBackend(ChatBackend):
         return "openai"
 
     @property
-    def _thoughts(self) -> str | None:
-        return self._learned.thoughts
+    def _reasoning_field(self) -> str | None:
+        return self._learned.reasoning_field
 
-    def _extras(self, *, stream: bool) -> dict[str, Any]:
+    def _extra_fields(self, *, stream: bool) -> dict[str, Any]:
         return {}
 
-    def _fitted(self, fields: dict[str, Any]) -> dict[str, Any]:
-        kept = {name: value for name, value in fields.items() if name not in self._learned.left_out}
-        if "max_tokens" in kept:
-            kept[self._learned.limit] = kept.pop("max_tokens")
-        return kept
+    def _adapt_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
+        adapted = {name: value for name, value in fields.items() if name not in self._learned.unsupported}
+        if "max_tokens" in adapted:
+            adapted[self._learned.max_tokens_field] = adapted.pop("max_tokens")
+        return adapted
 
     async def _complete(self, request: ChatRequest, sampling: dict[str, Any], emit: Emit | None) -> Generation:
         while True:
@@ -73,24 +73,24 @@ class OpenAIBackend(ChatBackend):
                 # other requests have learned meanwhile.
                 if error.status not in (400, 422):
                     raise
-                self._learned = _lesson(self._learned, str(error))
+                self._learned = _learn_from_refusal(self._learned, str(error))
                 # Of many requests at once, the first refusal teaches; the others find that it was learned.
                 if self._learned == learned_before:
                     raise
 
     async def _tokenize(self, request: ChatRequest) -> TokenCount:
-        raise BackendError(f"{self.model} is served by a provider that does not count tokens", status=404)
+        raise BackendError(f"unsupported: the provider of {self.model} does not count tokens", status=404)
 
 
-def _lesson(known: _Learned, refusal: str) -> _Learned:
+def _learn_from_refusal(learned: _ProviderLimits, refusal: str) -> _ProviderLimits:
     """What is known after a refusal; the same when that says nothing new of a parameter. It only ever grows."""
-    if "max_completion_tokens" in refusal and known.limit == "max_tokens":
-        return structs.replace(known, limit="max_completion_tokens")
-    if "reasoning_content" in refusal and known.thoughts is None:
-        return structs.replace(known, thoughts="reasoning_content")
+    if "max_completion_tokens" in refusal and learned.max_tokens_field == "max_tokens":
+        return structs.replace(learned, max_tokens_field="max_completion_tokens")
+    if "reasoning_content" in refusal and learned.reasoning_field is None:
+        return structs.replace(learned, reasoning_field="reasoning_content")
     if _NOT_TAKEN.search(refusal):
         for quoted, plain in _NAMED.findall(refusal):
             name = quoted or plain
-            if name in _DISPENSABLE - known.left_out:
-                return structs.replace(known, left_out=known.left_out | {name})
-    return known
+            if name in _DISPENSABLE - learned.unsupported:
+                return structs.replace(learned, unsupported=learned.unsupported | {name})
+    return learned

@@ -20,12 +20,12 @@ def is_overflow(message: str) -> bool:
     return _OVERFLOW.search(message) is not None
 
 
-def told_prompt(message: str) -> int | None:
+def reported_prompt_tokens(message: str) -> int | None:
     """The tokens of the prompt, where the refusal tells them."""
     return _number(_PROMPT.search(message))
 
 
-def told_limit(message: str) -> int | None:
+def reported_context_length(message: str) -> int | None:
     """The tokens that the model's context holds, where the refusal tells them."""
     return _number(_LIMIT.search(message))
 

@@ -1,4 +1,4 @@
-"""Several endpoints of one model: a conversation stays on one of them, and a dead one is left until it is back."""
+"""Several endpoints of one model: a conversation stays on one, and those that are down are skipped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from typing import Generic, Protocol, TypeVar
 
 from understudy.errors import BackendError, ConfigError
-from understudy.gateway.backends.base import Backend, NativeAnswer, NativeRequest, Relay, Remembering
+from understudy.gateway.backends.base import Backend, NativeRequest, NativeResponse, Relay, RestorableBackend
 from understudy.gateway.backends.http import NotServedError
 from understudy.gateway.prices import Price
 from understudy.wire.model import ChatRequest, ConversationHandle, Emit, Generation
@@ -43,7 +43,7 @@ class _PooledServer(Protocol):
 _S = TypeVar("_S", bound=_PooledServer)
 
 
-def _unserved(error: BackendError) -> bool:
+def _was_not_served(error: BackendError) -> bool:
     """Whether nothing has begun that another endpoint would repeat. A relay says it in its provider's words."""
     return isinstance(error, NotServedError) or isinstance(error.__cause__, NotServedError)
 
@@ -54,17 +54,17 @@ class _Endpoint(Generic[_S]):
     def __init__(self, server: _S, number: int) -> None:
         self.server = server
         self.number = number
-        self._return: asyncio.Task[None] | None = None
+        self._probe: asyncio.Task[None] | None = None
 
     @property
-    def left(self) -> bool:
+    def is_down(self) -> bool:
         """Whether it is left alone, because it did not answer."""
-        return self._return is not None and not self._return.done()
+        return self._probe is not None and not self._probe.done()
 
-    def leave(self) -> None:
+    def mark_down(self) -> None:
         """Leave it alone until it answers again."""
-        if not self.left:
-            self._return = asyncio.get_running_loop().create_task(self._answers())
+        if not self.is_down:
+            self._probe = asyncio.get_running_loop().create_task(self._wait_until_up())
 
     def weight(self, key: bytes) -> bytes:
         """Rendezvous hashing: of those that are there, the one with the least weight serves the key."""
@@ -72,13 +72,13 @@ class _Endpoint(Generic[_S]):
 
     async def close(self) -> None:
         try:
-            if self._return is not None:
-                self._return.cancel()
-                await asyncio.wait({self._return})
+            if self._probe is not None:
+                self._probe.cancel()
+                await asyncio.wait({self._probe})
         finally:
             await self.server.close()
 
-    async def _answers(self) -> None:
+    async def _wait_until_up(self) -> None:
         """Returns when it answers; a question that everybody answers costs nothing."""
         pause = FIRST_PROBE_S
         while True:
@@ -86,7 +86,7 @@ class _Endpoint(Generic[_S]):
             try:
                 await self.server.models()
             except BackendError as error:
-                if not _unserved(error):
+                if not _was_not_served(error):
                     return  # It refuses the question, so it is there.
                 pause = min(2 * pause, LAST_PROBE_S)
             else:
@@ -98,26 +98,28 @@ class _EndpointPool(Generic[_S]):
 
     def __init__(self, servers: Sequence[_S]) -> None:
         if not servers:
-            raise ConfigError("a model needs at least one endpoint")
+            raise ConfigError("endpoints: expected at least one address")
         self._first = servers[0]
         self._endpoints = [_Endpoint(server, index) for index, server in enumerate(servers)]
-        self._nobody = itertools.count()
+        self._anonymous = itertools.count()
 
     async def _ask(self, conversation: ConversationHandle | None, act: Callable[[_S], Awaitable[_T]]) -> _T:
         """What an endpoint answers: the conversation's own, or where that is dead the next best.
 
         Once an endpoint took a request no other is asked. Raises what the last one raised.
         """
-        key = conversation.key if conversation else f"nobody {next(self._nobody)}"
+        key = conversation.key if conversation else f"nobody {next(self._anonymous)}"
         *others, last = self._ranked(key)
         for endpoint in others:
             try:
                 return await act(endpoint.server)
             except BackendError as error:
-                if not _unserved(error):
+                if not _was_not_served(error):
                     raise
-                _log.warning("endpoint %d is left for a while: %s", endpoint.number, error)
-                endpoint.leave()
+                _log.warning(
+                    "endpoint %d does not respond and is skipped until it does: %s", endpoint.number, error
+                )
+                endpoint.mark_down()
         return await act(last.server)
 
     def _ranked(self, key: str) -> list[_Endpoint[_S]]:
@@ -125,7 +127,7 @@ class _EndpointPool(Generic[_S]):
         if len(self._endpoints) == 1:
             return self._endpoints
         data = key.encode("utf-8", "surrogatepass")
-        return sorted(self._endpoints, key=lambda endpoint: (endpoint.left, endpoint.weight(data)))
+        return sorted(self._endpoints, key=lambda endpoint: (endpoint.is_down, endpoint.weight(data)))
 
     @property
     def name(self) -> str:
@@ -168,7 +170,7 @@ class BackendPool(_EndpointPool[Backend]):
 class RememberingPool(BackendPool):
     """A pool of backends that share what they remember of conversations, which `memory`, one of them, takes up."""
 
-    def __init__(self, backends: Sequence[Backend], memory: Remembering) -> None:
+    def __init__(self, backends: Sequence[Backend], memory: RestorableBackend) -> None:
         super().__init__(backends)
         self._memory = memory
 
@@ -185,7 +187,7 @@ class RelayPool(_EndpointPool[Relay]):
         """The dialect that they speak."""
         return self._first.dialect
 
-    async def relay(self, request: NativeRequest, emit: Callable[[bytes], None] | None = None) -> NativeAnswer:
+    async def relay(self, request: NativeRequest, emit: Callable[[bytes], None] | None = None) -> NativeResponse:
         """See Relay."""
         return await self._ask(request.conversation, lambda one: one.relay(request, emit))
 

@@ -1,4 +1,4 @@
-"""The token ids of prompts, of which each call of a conversation repeats almost all."""
+"""Decodes the token ids of prompts, reusing what each call of a conversation shares with the one before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from understudy.gateway.backends.fields import TokenId
 from understudy.store.tokens import TokenIds, pack_ids, shared_bytes
 from understudy.wire.model import ConversationHandle
 
-KEPT = 8_000_000
+CACHED_IDS = 8_000_000
 """How many ids are remembered over all conversations, at about 10 bytes each."""
 
 _decode = msgspec.json.Decoder(list[TokenId]).decode
@@ -32,7 +32,7 @@ def read_ids(text: bytes) -> TokenIds:
     try:
         ids = _decode(text)
     except msgspec.DecodeError as error:
-        raise BackendError(f"the backend gave prompt token ids that make no sense: {error}", status=200) from error
+        raise BackendError(f"invalid response: prompt token ids: {error}", status=200) from error
     return TokenIds(pack_ids(ids), len(ids))
 
 
@@ -42,29 +42,29 @@ class PromptIdCache:
     Of 15,400 ids of which 400 are new, that is 0.03 ms instead of 0.4.
     """
 
-    def __init__(self, kept: int = KEPT) -> None:
-        self._limit = kept
+    def __init__(self, limit: int = CACHED_IDS) -> None:
+        self._limit = limit
         self._size = 0
         # By weak references: what backends keep of a conversation dies with it, wherever it is also remembered.
-        self._known: OrderedDict[weakref.ref[ConversationHandle], _CachedPrompt] = OrderedDict()
+        self._prompts: OrderedDict[weakref.ref[ConversationHandle], _CachedPrompt] = OrderedDict()
 
     def read(self, text: bytes, conversation: ConversationHandle | None) -> TokenIds:
         """What `read_ids` makes of a prompt."""
         if conversation is None:
             return read_ids(text)
         key = weakref.ref(conversation)
-        known = self._known.pop(key, _NOTHING)
-        self._size -= len(known.ids)
+        previous = self._prompts.pop(key, _NOTHING)
+        self._size -= len(previous.ids)
         # Up to its last comma, what both begin with is an array of ids, as it was when it was read before.
-        end = text.rfind(b",", 0, shared_bytes(known.text, text))
+        end = text.rfind(b",", 0, shared_bytes(previous.text, text))
         if end < 0:
             ids = read_ids(text)
         else:
-            gone, new = read_ids(b"[" + known.text[end + 1 :]), read_ids(b"[" + text[end + 1 :])
-            same = known.ids.packed[: len(known.ids.packed) - len(gone.packed)]
-            ids = TokenIds(same + new.packed, len(known.ids) - len(gone) + len(new))
-        self._known[key] = _CachedPrompt(text, ids)
+            replaced, new = read_ids(b"[" + previous.text[end + 1 :]), read_ids(b"[" + text[end + 1 :])
+            shared = previous.ids.packed[: len(previous.ids.packed) - len(replaced.packed)]
+            ids = TokenIds(shared + new.packed, len(previous.ids) - len(replaced) + len(new))
+        self._prompts[key] = _CachedPrompt(text, ids)
         self._size += len(ids)
         while self._size > self._limit:
-            self._size -= len(self._known.popitem(last=False)[1].ids)
+            self._size -= len(self._prompts.popitem(last=False)[1].ids)
         return ids

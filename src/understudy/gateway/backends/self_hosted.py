@@ -54,7 +54,7 @@ class VLLMBackend(SelfHostedBackend):
         """The kind of the server."""
         return "vllm"
 
-    def _extras(self, *, stream: bool) -> dict[str, Any]:
+    def _extra_fields(self, *, stream: bool) -> dict[str, Any]:
         return _VLLM_EXTRAS
 
 
@@ -76,8 +76,8 @@ class SGLangBackend(SelfHostedBackend):
         return "sglang"
 
     @property
-    def _thoughts(self) -> str | None:
+    def _reasoning_field(self) -> str | None:
         return "reasoning_content"
 
-    def _extras(self, *, stream: bool) -> dict[str, Any]:
+    def _extra_fields(self, *, stream: bool) -> dict[str, Any]:
         return _SGLANG_EXTRAS[stream]

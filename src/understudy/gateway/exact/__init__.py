@@ -1,1 +1,1 @@
-"""Token-in-token-out: the prompt of a turn is the sampled tokens of the turns before it, and what is new."""
+"""Exact mode (token-in-token-out): a prompt is the tokens that were sampled before, and those of what is new."""

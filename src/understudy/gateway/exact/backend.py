@@ -2,7 +2,7 @@
 
 An agent sends the whole conversation back with every call, and not as it got it. Rendered anew, the turns of the
 model would become other tokens than it sampled, and could not be trained on. Here the conversation is only looked
-up (see match and tree), and what follows it is put behind its tokens (see joints).
+up (see `tree`), and the tokens of what is new are appended to its own (see `turn_suffix`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Literal
 from msgspec import Struct, structs
 
 from understudy.errors import BackendError, ConfigError
-from understudy.gateway.backends.overflow import is_overflow, told_limit
+from understudy.gateway.backends.overflow import is_overflow, reported_context_length
 from understudy.gateway.exact.codec import Codec
-from understudy.gateway.exact.parsers import OutputFormat, ParsedOutput
+from understudy.gateway.exact.parsers import CompletionFormat, ParsedOutput
 from understudy.gateway.exact.token_servers import SampledTokens, TokenServer
 from understudy.gateway.exact.tree import ConversationPath, TokenForest, TokenNode, TokenTree, conversation_path
 from understudy.gateway.exact.turn_suffix import USER, HistoryRewritten, TemplateSettings, TurnSuffix, TurnSuffixes
@@ -38,37 +38,37 @@ render what the agent sent back.
 """
 
 
-def _due(turns: int) -> bool:
+def _compares_whole_prompt(turns: int) -> bool:
     """Whether the whole prompt is to be compared after a conversation has gone on for so many turns."""
     return turns > 0 and turns & (turns - 1) == 0
 
 
 async def turn_mismatch(
     codec: Codec,
-    joints: TurnSuffixes,
+    suffixes: TurnSuffixes,
     setting: TemplateSettings,
     node: TokenNode,
     echo: Mapping[str, Any],
-    joint: TurnSuffix,
+    suffix: TurnSuffix,
 ) -> Mismatch | None:
     """How the last answer of `node`, which came back as `echo`, differs from the template's own writing of it.
 
     Raises BackendError where the template cannot write it.
     """
-    habits = await joints.habits(setting)
-    before = await joints.render([USER], setting, generation_prompt=False)
-    after = await joints.render([USER, echo], setting, generation_prompt=False)
-    written = after[len(before) :]
-    ours = [*habits.opening, *node.sampled[: len(node.sampled) - joint.ended], *habits.close]
-    if after[: len(before)] == before and written == ours:
+    habits_ = await suffixes.habits(setting)
+    before = await suffixes.render([USER], setting, generation_prompt=False)
+    after = await suffixes.render([USER, echo], setting, generation_prompt=False)
+    rendered = after[len(before) :]
+    sampled = [*habits_.opening, *node.sampled[: len(node.sampled) - suffix.ended], *habits_.close]
+    if after[: len(before)] == before and rendered == sampled:
         return None
-    if not joint.ended:
+    if not suffix.ended:
         return "truncated turn"
     if [call.arguments for call in node.tool_calls] != _arguments(echo):
         return "tool arguments"
-    if node.reasoned and not (habits.shows_thinking and echo.get("reasoning")):
+    if node.reasoned and not (habits_.shows_thinking and echo.get("reasoning")):
         return "thinking stripped"
-    return _textual(await codec.decode(ours), await codec.decode(written))
+    return _textual(await codec.decode(sampled), await codec.decode(rendered))
 
 
 def _textual(ours: str, written: str) -> Mismatch:
@@ -96,17 +96,17 @@ class _ExactPrompt(Struct, frozen=True, kw_only=True):
     """
 
     ids: list[int]
-    how: str
+    origin: str
     reason: str | None = None
     node: TokenNode | None = None
     echo: Mapping[str, Any] | None = None
-    joint: TurnSuffix | None = None
+    suffix: TurnSuffix | None = None
 
 
 class ExactBackend:
     """A token server as a backend (see Backend). `name` is its kind, `format` the syntax of the model's answers.
 
-    Logprobs are what the server makes them (see servers). Several servers of one model share one `memory`: a
+    Logprobs are what the server makes them (see `token_servers`). Several servers of one model share one `memory`: a
     conversation that moves from one to another keeps its tokens.
     """
 
@@ -115,7 +115,7 @@ class ExactBackend:
         name: str,
         server: TokenServer,
         codec: Codec,
-        format: OutputFormat,
+        format: CompletionFormat,
         *,
         price: Price | None = None,
         memory: TokenForest | None = None,
@@ -125,7 +125,7 @@ class ExactBackend:
         self._codec = codec
         self._format = format
         self._price = price
-        self._joints = TurnSuffixes(codec)
+        self._suffixes = TurnSuffixes(codec)
         self._forest = TokenForest() if memory is None else memory
 
     @property
@@ -152,19 +152,19 @@ class ExactBackend:
         what was asked and cannot be had. Raises ConfigError with `emit`.
         """
         if emit is not None:
-            raise ConfigError("streaming mode and token-in-token-out exclude each other: turn one of them off")
+            raise ConfigError('streaming = true and tokens = "exact" exclude each other: turn one of them off')
         setting = _setting(request)
         tree = self._forest.tree(request.conversation)
         path = conversation_path(request.messages, request.tools, setting.args)
         prompt = await self._prompt(tree, path, request, setting)
         sampling, left_out = await self._sampling(request, len(prompt.ids))
-        sampled, note = await asyncio.gather(
+        sampled, audit = await asyncio.gather(
             self._sample(prompt.ids, sampling, _schema(request)), self._audit(prompt, request, setting)
         )
         generation = await self._generation(request, prompt, sampled, setting)
-        generation = structs.replace(generation, audit=note | ({"left_out": left_out} if left_out else {}))
+        generation = structs.replace(generation, audit=audit | ({"left_out": left_out} if left_out else {}))
         if sampled.finish_reason in _WHOLE:
-            self._keep(tree, path, request, generation, prompt.node, clean=note["mismatch"] is None)
+            self._remember(tree, path, request, generation, prompt.node, clean=audit["mismatch"] is None)
         return generation
 
     def restore(self, request: ChatRequest, generation: Generation) -> None:
@@ -177,8 +177,8 @@ class ExactBackend:
             return
         tree = self._forest.tree(request.conversation)
         path = conversation_path(request.messages, request.tools, _setting(request).args)
-        found = tree.find(path)
-        self._keep(tree, path, request, generation, found[0] if found else None, clean=True)
+        match = tree.find(path)
+        self._remember(tree, path, request, generation, match[0] if match else None, clean=True)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """See Backend."""
@@ -198,22 +198,22 @@ class ExactBackend:
     async def _prompt(
         self, tree: TokenTree, path: ConversationPath, request: ChatRequest, setting: TemplateSettings
     ) -> _ExactPrompt:
-        found = tree.find(path)
-        if found is None:
-            reason = _why_new(tree, path, request)
-            return _ExactPrompt(ids=await self._render(request), how="root", reason=reason)
-        node, depth = found
+        match = tree.find(path)
+        if match is None:
+            reason = _root_reason(tree, path, request)
+            return _ExactPrompt(ids=await self._render(request), origin="root", reason=reason)
+        node, depth = match
         echo, new = request.messages[depth - 1], request.messages[depth:]
         before = node.ids
         try:
-            joint = await self._joints.join(before, node.tool_calls, new, setting, thought=node.thought)
+            suffix = await self._suffixes.after(before, node.tool_calls, new, setting, thought=node.thought)
         except (HistoryRewritten, BackendError) as error:
             if isinstance(error, BackendError) and error.status != 400:
                 raise
             reason = str(error) if isinstance(error, HistoryRewritten) else "refused"
-            return _ExactPrompt(ids=await self._render(request), how="rendered anew", reason=reason, node=node)
-        ids = before[: len(before) - joint.dropped] + joint.suffix
-        return _ExactPrompt(ids=ids, how="extended", node=node, echo=echo, joint=joint)
+            return _ExactPrompt(ids=await self._render(request), origin="rendered anew", reason=reason, node=node)
+        ids = before[: len(before) - suffix.dropped] + suffix.suffix
+        return _ExactPrompt(ids=ids, origin="extended", node=node, echo=echo, suffix=suffix)
 
     async def _render(self, request: ChatRequest) -> list[int]:
         args = _setting(request).args
@@ -222,41 +222,46 @@ class ExactBackend:
     async def _audit(
         self, prompt: _ExactPrompt, request: ChatRequest, setting: TemplateSettings
     ) -> dict[str, Any]:
-        note: dict[str, Any] = {"mode": "exact", "prompt": prompt.how, "reason": prompt.reason, "mismatch": None}
-        node, echo, joint = prompt.node, prompt.echo, prompt.joint
+        audit: dict[str, Any] = {
+            "mode": "exact",
+            "prompt": prompt.origin,
+            "reason": prompt.reason,
+            "mismatch": None,
+        }
+        node, echo, suffix = prompt.node, prompt.echo, prompt.suffix
         if node is None:
-            return note
-        if echo is None or joint is None:
-            return note | {"mismatch": prompt.reason}
+            return audit
+        if echo is None or suffix is None:
+            return audit | {"mismatch": prompt.reason}
         try:
-            note["mismatch"] = await turn_mismatch(self._codec, self._joints, setting, node, echo, joint)
-            if _due(node.turns + 1):
-                note["canonical"] = await self._render(request) == prompt.ids
+            audit["mismatch"] = await turn_mismatch(self._codec, self._suffixes, setting, node, echo, suffix)
+            if _compares_whole_prompt(node.turns + 1):
+                audit["canonical"] = await self._render(request) == prompt.ids
         except BackendError:
-            return note | {"mismatch": "refused"}
-        if note.get("canonical") is False and node.canonical and note["mismatch"] is None:
-            note["mismatch"] = "template"
-        return note
+            return audit | {"mismatch": "refused"}
+        if audit.get("canonical") is False and node.canonical and audit["mismatch"] is None:
+            audit["mismatch"] = "template"
+        return audit
 
     # --- sampling ---------------------------------------------------------------------------------------
 
     async def _sampling(self, request: ChatRequest, prompt: int) -> tuple[dict[str, Any], list[str]]:
         """The parameters to send, and the names of what was asked and cannot be had. Raises ContextOverflow."""
-        asked = dict(request.sampling)
-        if (length := asked.pop("max_completion_tokens", None)) is not None:
-            asked["max_tokens"] = length
+        parameters = dict(request.sampling)
+        if (length := parameters.pop("max_completion_tokens", None)) is not None:
+            parameters["max_tokens"] = length
         limit = await self._codec.context_length()
-        wanted = asked.get("max_tokens")
+        max_tokens = parameters.get("max_tokens")
         if limit is None:
-            asked["max_tokens"] = ANSWER_TOKENS if wanted is None else wanted
+            parameters["max_tokens"] = ANSWER_TOKENS if max_tokens is None else max_tokens
         elif prompt >= limit:
             raise ContextOverflow(prompt, limit)
         else:
-            asked["max_tokens"] = limit - prompt if wanted is None else min(wanted, limit - prompt)
-        left_out = sorted(asked.keys() - self._server.parameters.keys())
+            parameters["max_tokens"] = limit - prompt if max_tokens is None else min(max_tokens, limit - prompt)
+        left_out = sorted(parameters.keys() - self._server.parameters.keys())
         if request.tool_choice not in (None, "auto", "none"):
             left_out.append("tool_choice")
-        return {name: value for name, value in asked.items() if name not in left_out}, left_out
+        return {name: value for name, value in parameters.items() if name not in left_out}, left_out
 
     async def _sample(
         self, prompt: list[int], sampling: dict[str, Any], schema: dict[str, Any] | None
@@ -265,7 +270,9 @@ class ExactBackend:
             return await self._server.generate(prompt, sampling, schema)
         except BackendError as error:
             # A server may be served with a shorter context than the model has.
-            limit = told_limit(str(error)) if error.status == 400 and is_overflow(str(error)) else None
+            limit = (
+                reported_context_length(str(error)) if error.status == 400 and is_overflow(str(error)) else None
+            )
             if limit is None:
                 raise
         room = limit - len(prompt)
@@ -305,13 +312,13 @@ class ExactBackend:
         text = await self._codec.decode(sampled.ids)
         if sampled.stop is not None and sampled.stop in text:
             text = text[: text.rindex(sampled.stop)]
-        habits = await self._joints.habits(setting)
+        habits = await self._suffixes.habits(setting)
         tools: Sequence[dict[str, Any]] = () if request.tool_choice == "none" else request.tools
         return self._format.parse(text, tools, thinking_open=habits.thinking_open)
 
     # --- memory -----------------------------------------------------------------------------------------
 
-    def _keep(
+    def _remember(
         self,
         tree: TokenTree,
         path: ConversationPath,
@@ -343,14 +350,14 @@ def _setting(request: ChatRequest) -> TemplateSettings:
     return TemplateSettings({} if thinking is None else {"enable_thinking": thinking}, bool(request.tools))
 
 
-def _why_new(tree: TokenTree, path: ConversationPath, request: ChatRequest) -> str:
+def _root_reason(tree: TokenTree, path: ConversationPath, request: ChatRequest) -> str:
     """Why no conversation that is known here comes before this one."""
     if tree.setting is None:
         return "first call"
     if tree.setting != path.setting:
         return "tools or system changed"
-    said = any(message.get("role") == "assistant" for message in request.messages)
-    return "history rewritten" if said else "new conversation"
+    has_assistant_turn = any(message.get("role") == "assistant" for message in request.messages)
+    return "history rewritten" if has_assistant_turn else "new conversation"
 
 
 def _schema(request: ChatRequest) -> dict[str, Any] | None:

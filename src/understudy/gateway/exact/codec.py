@@ -179,7 +179,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}; a model's directory has such a file") from error
+        raise ConfigError(f"cannot read {path}: {error}; download it from the model again") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return msgspec.json.decode(_read(path), type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} holds no JSON object: {error}; get it again from the model") from error
+        raise ConfigError(f"{path}: invalid JSON object: {error}; download it from the model again") from error
 
 
 def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
@@ -211,7 +211,7 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     if "default" not in templates:
         raise ConfigError(
             f"{folder} has no chat template; put the model's into {folder / 'chat_template.jinja'}, "
-            "or have the model's server render it"
+            "or leave `tokenizer` out, so that the model's server renders it"
         )
     return templates
 

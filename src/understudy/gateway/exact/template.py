@@ -67,7 +67,7 @@ class ChatTemplate:
                 name: environment.from_string(source, functions) for name, source in sources.items()
             }
         except jinja2.TemplateError as error:
-            raise ConfigError(f"the chat template cannot be read: {error}; get it again from the model") from error
+            raise ConfigError(f"invalid chat template: {error}; download it from the model again") from error
         self._variables = dict(variables)
         self._mark = mark
         self._shapes: dict[bool, _CallShape] = {}
@@ -88,7 +88,7 @@ class ChatTemplate:
             return self._render(prepared, tools, variables)
         except _FAULTS as error:
             raise BackendError(
-                f"the chat template refuses the conversation: {str(error) or type(error).__name__}", status=400
+                f"the chat template rejected the conversation: {str(error) or type(error).__name__}", status=400
             ) from error
 
     def _render(
@@ -151,7 +151,7 @@ def _text(content: str | list[dict[str, Any]] | None) -> str:
     other = [part.get("type") for part in content if part.get("type") != "text"]
     if other:
         raise BackendError(
-            f"the conversation holds a part of type {other[0]!r}; with token-in-token-out a model gets text only",
+            f'unsupported content of type {other[0]!r}: with tokens = "exact" a model gets text only',
             status=400,
         )
     return "\n".join(part["text"] for part in content)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from msgspec import Struct, json
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.fields import Count, NegativeLog, TokenId, WeightSpan, policy_spans
+from understudy.gateway.backends.fields import Count, NegativeLog, TokenId, VersionSpan, policy_spans
 from understudy.gateway.backends.http import HttpClient
 from understudy.types import PolicySpan
 
@@ -70,7 +70,7 @@ class _VLLMChoice(Struct):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     logprobs: _VLLMLogprobs | None = None
-    weight_versions: list[WeightSpan] | None = None
+    weight_versions: list[VersionSpan] | None = None
 
 
 class _VLLMDetails(Struct):
@@ -114,7 +114,9 @@ class VLLMTokens:
         }
         answer = await self.client.call("POST", self._url, body, _VLLMAnswer)
         if len(answer.choices) != 1:
-            raise BackendError(f"{self._url}: {len(answer.choices)} choices, expected 1", status=200)
+            raise BackendError(
+                f"{self._url}: invalid response: expected 1 choice, got {len(answer.choices)}", status=200
+            )
         choice = answer.choices[0]
         entries = choice.logprobs.content if choice.logprobs else None
         if entries is not None:
@@ -148,7 +150,7 @@ class _SGLangMeta(Struct):
     finish_reason: _SGLangFinish | None = None
     output_token_logprobs: list[tuple[NegativeLog, TokenId, Any]] | None = None
     weight_version: str | int | None = None
-    weight_versions: list[WeightSpan] | None = None
+    weight_versions: list[VersionSpan] | None = None
     cached_tokens: Count = 0
 
 
@@ -211,7 +213,7 @@ def _check(url: str, ids: Sequence[int], named: Sequence[int], count: int) -> No
     """Raises BackendError unless there is one logprob for each token, and of that token."""
     if count != len(ids) or list(ids) != list(named):
         raise BackendError(
-            f"{url}: {count} logprobs for {len(ids)} tokens, or for other ones; "
-            "an answer like that cannot be trained on",
+            f"{url}: invalid response: expected a logprob for each of {len(ids)} tokens, got {count}, or those of "
+            "other tokens; it cannot be trained on",
             status=200,
         )

@@ -1,7 +1,7 @@
 """What was sampled on a branch: the tokens of every answered conversation, by what was said in it.
 
 Conversations that go on from one another share one array of tokens (a line), so that a branch of n turns holds
-each of its tokens once. Which answer follows which is told by digests (see match): calls may be added in any
+each of its tokens once. Which answer follows which is told by digests (see ConversationPath): calls may be added in any
 order.
 """
 
@@ -152,8 +152,8 @@ class TokenTree:
     def find(self, path: ConversationPath) -> tuple[TokenNode, int] | None:
         """The deepest conversation that `path` goes on from, and how many messages it has."""
         for depth in range(len(path.marks) - 2, 0, -1):
-            if found := self._nodes.get(path.marks[depth]):
-                return found[-1], depth
+            if siblings := self._nodes.get(path.marks[depth]):
+                return siblings[-1], depth
         return None
 
     def add(

@@ -80,12 +80,12 @@ class TurnSuffixes:
     async def habits(self, setting: TemplateSettings) -> TemplateHabits:
         """How turns are written. Raises BackendError where the template cannot be rendered."""
         key = msgspec.json.encode(setting, order="deterministic")
-        known = self._habits.get(key)
-        if known is None or (known.done() and (known.cancelled() or known.exception())):
-            known = self._habits[key] = asyncio.ensure_future(self._learn(setting))
-        return await asyncio.shield(known)
+        learning = self._habits.get(key)
+        if learning is None or (learning.done() and (learning.cancelled() or learning.exception())):
+            learning = self._habits[key] = asyncio.ensure_future(self._learn(setting))
+        return await asyncio.shield(learning)
 
-    async def join(
+    async def after(
         self,
         ids: Sequence[int],
         tool_calls: Sequence[ToolCall],
@@ -110,10 +110,10 @@ class TurnSuffixes:
         )
         close = list(habits.close)
         if after[: len(before)] == before and before[len(before) - len(close) :] == close:
-            return _joint(ids, habits, after[len(before) :])
+            return _suffix_after(ids, habits, after[len(before) :])
         if thought:
             raise HistoryRewritten("thinking stripped")
-        return _joint(ids, habits, await self._difference(tool_calls, new, close, setting))
+        return _suffix_after(ids, habits, await self._difference(tool_calls, new, close, setting))
 
     async def _difference(
         self, tool_calls: Sequence[ToolCall], new: Sequence[Message], close: list[int], setting: TemplateSettings
@@ -151,16 +151,16 @@ class TurnSuffixes:
     async def _following(self, close: list[int], setting: TemplateSettings) -> list[list[int]]:
         """What a user's message adds, and the result of a tool call, where the template takes such a one."""
         call = ToolCall("call_0", "f", "{}")
-        found: list[list[int]] = []
+        added: list[list[int]] = []
         for calls, new in (((), USER), ((call,), {"role": "tool", "tool_call_id": call.id, "content": "0"})):
             try:
-                found.append(await self._difference(calls, [new], close, setting))
+                added.append(await self._difference(calls, [new], close, setting))
             except HistoryRewritten:
                 continue
             except BackendError as error:
                 if error.status != 400:
                     raise
-        return found
+        return added
 
     async def render(
         self, messages: Sequence[Message], setting: TemplateSettings, *, generation_prompt: bool = True
@@ -185,7 +185,7 @@ def _assistant(text: str, tool_calls: Sequence[ToolCall] = ()) -> dict[str, Any]
     return turn
 
 
-def _joint(ids: Sequence[int], habits: TemplateHabits, new: list[int]) -> TurnSuffix:
+def _suffix_after(ids: Sequence[int], habits: TemplateHabits, new: list[int]) -> TurnSuffix:
     close = habits.close
     if not close and ids and ids[-1] in habits.markers:
         # The model itself began the next turn; what begins it in truth is the first new token.

@@ -42,11 +42,11 @@ class _Added(Struct):
     special: bool = False
 
 
-class _Step(Struct):
+class _TokenizerStep(Struct):
     type: str
     add_prefix_space: bool = False
-    normalizers: list[_Step] = []
-    pretokenizers: list[_Step] = []
+    normalizers: list[_TokenizerStep] = []
+    pretokenizers: list[_TokenizerStep] = []
 
     def kinds(self) -> set[str]:
         """Its own kind and those of the steps inside it; one that looks at where it stands is `prefix`."""
@@ -56,8 +56,8 @@ class _Step(Struct):
 
 class _Definition(Struct):
     added_tokens: list[_Added] = []
-    normalizer: _Step | None = None
-    pre_tokenizer: _Step | None = None
+    normalizer: _TokenizerStep | None = None
+    pre_tokenizer: _TokenizerStep | None = None
 
 
 class TokenizerVocabulary:
@@ -78,7 +78,7 @@ class TokenizerVocabulary:
         except Exception as error:  # what `tokenizers` raises has no narrower class
             raise ConfigError(f"invalid tokenizer.json: {error}; download it from the model again") from error
         vocabulary = self._whole.get_vocab(with_added_tokens=True)
-        self._known = frozenset(vocabulary.values())
+        self._all_ids = frozenset(vocabulary.values())
         self._specials = {token.content: vocabulary[token.content] for token in parts.added_tokens}
         self._piecewise = _is_piecewise(parts)
         # Blanks that are tokens of their own are what they look like.
@@ -94,7 +94,7 @@ class TokenizerVocabulary:
             return text
         if _MARK in text:
             text = text.replace(_MARK, _MARK + _MARK)
-        return self._look_alike.sub(lambda found: found[0][0] + _MARK + found[0][1:], text)
+        return self._look_alike.sub(lambda match: match[0][0] + _MARK + match[0][1:], text)
 
     async def encode(self, text: str) -> list[int]:
         """The token ids of marked text. A lone surrogate, which no vocabulary has, becomes its JSON escape."""
@@ -103,35 +103,35 @@ class TokenizerVocabulary:
             return (await _encode(self._whole, [text]))[0].tolist()
         pieces = [piece for piece in self._pieces.split(text) if piece]
         ordinary = dict.fromkeys(piece for piece in pieces if piece not in self._specials)
-        known = {piece: found for piece in ordinary if (found := self._recall(piece)) is not None}
-        missing = [piece for piece in ordinary if piece not in known]
+        encoded = {piece: cached for piece in ordinary if (cached := self._cached(piece)) is not None}
+        missing = [piece for piece in ordinary if piece not in encoded]
         fresh = await _encode(self._plain, [_MARKS.sub(r"\1", piece) for piece in missing])
         for piece, piece_ids in zip(missing, fresh, strict=True):
-            known[piece] = piece_ids
-            self._keep(piece, piece_ids)
+            encoded[piece] = piece_ids
+            self._cache_piece(piece, piece_ids)
         ids: list[int] = []
         for piece in pieces:
             special = self._specials.get(piece)
-            ids.extend(known[piece] if special is None else (special,))
+            ids.extend(encoded[piece] if special is None else (special,))
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids. Raises BackendError for an id outside the vocabulary."""
-        if not self._known.issuperset(ids):
-            wrong = next(id_ for id_ in ids if id_ not in self._known)
+        if not self._all_ids.issuperset(ids):
+            wrong = next(id_ for id_ in ids if id_ not in self._all_ids)
             raise BackendError(
-                f"token id {wrong} is not in the vocabulary of {len(self._known)} tokens; "
-                "is the tokenizer that of the model that is served?"
+                f"invalid token id {wrong}: the vocabulary has {len(self._all_ids)} tokens; "
+                "check that `tokenizer` is the tokenizer of the served model"
             )
         return self._whole.decode(ids, skip_special_tokens=False)
 
-    def _recall(self, piece: str) -> array[int] | None:
+    def _cached(self, piece: str) -> array[int] | None:
         ids = self._cache.get(piece)
         if ids is not None:
             self._cache.move_to_end(piece)
         return ids
 
-    def _keep(self, piece: str, ids: array[int]) -> None:
+    def _cache_piece(self, piece: str, ids: array[int]) -> None:
         # Another conversation may have brought the same piece while this one was in a thread.
         if piece in self._cache:
             return

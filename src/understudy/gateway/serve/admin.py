@@ -1,4 +1,4 @@
-"""The operator's side: pause, resume, publish, state and metrics, on a listener of its own and behind a key.
+"""The admin API: pause, resume, publish, state and metrics, on a listener and with a key of its own.
 
 No agent can reach it: the gateway that agents talk to has none of these paths, and their keys open none of them.
 """
@@ -27,7 +27,7 @@ Version = Annotated[str, Meta(pattern=r"^[!-~]{1,200}\Z")]
 
 
 class AdminTarget(Protocol):
-    """What an operator steers: one gateway, or a supervisor that tells each of its workers."""
+    """What an operator steers: one gateway, or a supervisor that passes requests to each of its workers."""
 
     async def pause(self, drain_s: float) -> int:
         """Let nothing begin any more and wait for up to `drain_s` seconds; how many generations are still left."""
@@ -42,7 +42,7 @@ class AdminTarget(Protocol):
         ...
 
     async def state(self) -> GatewayState:
-        """What is going on, over all workers."""
+        """The present state, summed over all workers."""
         ...
 
     async def metrics(self) -> bytes:
@@ -87,7 +87,7 @@ class _Publish(Struct, forbid_unknown_fields=True):
 
 
 class _AdminError(Exception):
-    """A request that is not done, with the status and the words for it."""
+    """A rejected admin request: its HTTP status and message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -102,7 +102,7 @@ class AdminApp:
 
     def __init__(self, target: AdminTarget, key: str) -> None:
         if len(key) < KEY_LENGTH:
-            raise ConfigError(f"the admin key has {len(key)} characters: give it {KEY_LENGTH} or more")
+            raise ConfigError(f"admin key too short: expected at least {KEY_LENGTH} characters, got {len(key)}")
         self._target = target
         self._key = key.encode()
         self._routes: dict[str, tuple[str, Callable[[HttpRequest], Awaitable[None]]]] = {
@@ -129,13 +129,16 @@ class AdminApp:
         if request.path == "/healthz":
             return await _reply(request, 200, {"status": "ok"})
         if not hmac.compare_digest(request.api_key().encode(), self._key):
-            raise _AdminError(401, "give the admin key as `authorization: Bearer KEY`")
+            raise _AdminError(
+                401,
+                "invalid admin key: expected the header `authorization: Bearer KEY`, with the key in admin.key",
+            )
         method, handler = self._routes.get(request.path, ("", None))
         if handler is None:
-            known = ", ".join(["/healthz", *self._routes])
-            raise _AdminError(404, f"{request.path[:200]}: there is nothing at this path; there are {known}")
+            paths = ", ".join(["/healthz", *self._routes])
+            raise _AdminError(404, f"{request.path[:200]}: not found; expected one of {paths}")
         if request.method != method:
-            raise _AdminError(405, f"{request.path} is for {method}, not for {request.method[:20]}")
+            raise _AdminError(405, f"{request.path}: expected {method}, got {request.method[:20]}")
         await handler(request)
 
     async def _state(self, request: HttpRequest) -> None:
@@ -165,7 +168,7 @@ async def _read(request: HttpRequest, type_: type[_T]) -> _T:
     async for chunk in request.body_chunks():
         body += chunk
         if len(body) > BODY_LIMIT:
-            raise _AdminError(413, f"the request body has more than {BODY_LIMIT} bytes")
+            raise _AdminError(413, f"request body too large: expected at most {BODY_LIMIT} bytes")
     try:
         return msgspec.json.decode(bytes(body) or b"{}", type=type_)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Where a running gateway takes orders: an address and a key in its directory, for whoever may read them."""
+"""Finds and calls the admin API of a running gateway: its address and its key are files in its directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADMIN_KEY = "admin.key"
 
 
 class GatewayAddress(Struct, frozen=True):
-    """Where a gateway listens: for agents, and for orders."""
+    """Where a gateway listens: for agents, and for its operator."""
 
     url: str
     admin_url: str
@@ -26,7 +26,7 @@ class GatewayAddress(Struct, frozen=True):
 
 
 def admin_key(directory: Path) -> str:
-    """The key for orders in a gateway's directory, made when it is not there; readable by its owner alone."""
+    """The admin key in a gateway's directory, created where it is missing; readable by its owner only."""
     path = directory / ADMIN_KEY
     if not path.exists():
         # Durably: a gateway that starts with half a key, as after a power cut, takes no orders.
@@ -35,23 +35,23 @@ def admin_key(directory: Path) -> str:
 
 
 def announce(directory: Path, address: GatewayAddress) -> None:
-    """Write the address down, whole or not at all."""
+    """Write the address file atomically."""
     atomic_write(directory / ADDRESS, msgspec.json.encode(address))
 
 
 async def send_admin_request(directory: Path, method: str, path: str, body: dict[str, Any] | None = None) -> str:
-    """What the gateway in a directory answers to an order. Raises ConfigError and GatewayError."""
+    """The response of the gateway in a directory to an admin request. Raises ConfigError and GatewayError."""
     try:
         address = msgspec.json.decode((directory / ADDRESS).read_bytes(), type=GatewayAddress)
         key = (directory / ADMIN_KEY).read_text().strip()
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(
-            f"no gateway runs in {directory} ({error}); name its directory with --dir, or start one: "
+            f"no gateway is running in {directory} ({error}); give its directory with --dir, or start one with: "
             "understudy gateway serve"
         ) from error
     try:
         async with (
-            # No limit: to drain takes as long as the order says.
+            # No timeout: a drain takes as long as the request asks for.
             aiohttp.ClientSession(
                 headers={"authorization": f"Bearer {key}"}, timeout=aiohttp.ClientTimeout(total=None)
             ) as client,
@@ -60,8 +60,8 @@ async def send_admin_request(directory: Path, method: str, path: str, body: dict
             answer = await response.text()
     except (aiohttp.ClientError, OSError) as error:
         raise GatewayError(
-            f"the gateway of {directory} does not answer at {address.admin_url}: {error}"
+            f"the gateway in {directory} does not respond at {address.admin_url}: {error}; is it still running?"
         ) from error
     if response.status != 200:
-        raise GatewayError(f"the gateway refused {path}: {answer[:500]}")
+        raise GatewayError(f"the gateway rejected {path}: {answer[:500]}")
     return answer

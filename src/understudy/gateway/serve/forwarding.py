@@ -1,4 +1,4 @@
-"""Which worker a request belongs to: all calls of an attempt are one worker's, the others pass them on to it."""
+"""Forwards requests between workers: all calls of an attempt belong to one worker, which has its session."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ForwardingApp:
         try:
             index = await self._owner(request.api_key())
             if index != self._index:
-                return await self._pass_on(request, self._client(index))
+                return await self._forward(request, self._client(index))
         except ClientGone:
             return
         except GatewayError as error:
@@ -51,7 +51,7 @@ class ForwardingApp:
         await self._gateway(scope, receive, send)
 
     async def _owner(self, key: str) -> int:
-        """The worker that a key's calls belong to; this one for a key that opens nothing. Raises GatewayError."""
+        """The worker that a key's calls belong to; this one for an invalid key. Raises GatewayError."""
         attempt = await self._keys.attempt(key) if key and len(self._sockets) > 1 else None
         return self._index if attempt is None else owner(attempt, len(self._sockets))
 
@@ -70,7 +70,7 @@ class ForwardingApp:
             )
         return client
 
-    async def _pass_on(self, request: HttpRequest, client: aiohttp.ClientSession) -> None:
+    async def _forward(self, request: HttpRequest, client: aiohttp.ClientSession) -> None:
         read = asyncio.Event()
 
         async def body() -> AsyncGenerator[bytes]:
@@ -111,11 +111,13 @@ class ForwardingApp:
                 data=body if has_body else None,
                 allow_redirects=False,
             ) as response:
-                kept = [pair for pair in response.raw_headers if pair[0].lower() not in _HOP_BY_HOP]
-                await request.start(response.status, [(name.lower(), value) for name, value in kept])
+                headers_out = [pair for pair in response.raw_headers if pair[0].lower() not in _HOP_BY_HOP]
+                await request.start(response.status, [(name.lower(), value) for name, value in headers_out])
                 async for chunk in response.content.iter_any():
                     await request.write(chunk)
                 await request.write(b"", last=True)
         except (aiohttp.ClientError, OSError):
-            fault = Fault(kind="overloaded", message="the worker that holds this attempt is starting; try again")
+            fault = Fault(
+                kind="overloaded", message="overloaded: the worker that has this attempt is restarting; retry"
+            )
             await request.send_fault(self._gateway.dialect_of(request), fault)

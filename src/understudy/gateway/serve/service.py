@@ -101,13 +101,13 @@ async def serve_until_signal(
 ) -> None:
     """Serve until SIGINT or SIGTERM; `started` is told the address and the first key. Raises as `service` does."""
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
+    signalled = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, signalled.set)
     async with service(config, places, workers=workers) as (supervisor, address, key):
         started(address, key)
         watch = asyncio.ensure_future(supervisor.watch())
-        end = asyncio.ensure_future(told.wait())
+        end = asyncio.ensure_future(signalled.wait())
         await asyncio.wait({watch, end}, return_when=asyncio.FIRST_COMPLETED)
         end.cancel()
         if watch.done():

@@ -1,4 +1,4 @@
-"""Keys that outlive a process: their hashes are in the store, and so is all that their sessions are made of."""
+"""API keys in the store, and sessions that are restored from the stored calls after a restart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from understudy.errors import GatewayError, StoreError
-from understudy.gateway.backends.base import Remembering
+from understudy.gateway.backends.base import RestorableBackend
 from understudy.gateway.budget import Budget
 from understudy.gateway.keys import digest_of, new_key
 from understudy.gateway.router import ModelRouter
@@ -57,7 +57,7 @@ async def issue(
 
 @dataclass
 class _KeyLookup:
-    """What the store said of a key, and when; None: it opens nothing."""
+    """The result of looking a key up, and its time; `key` is None for an invalid one."""
 
     key: StoredKey | None
     at: float = field(default_factory=time.monotonic)
@@ -85,59 +85,65 @@ class StoredKeys:
         self._models = models
         self._sampling = sampling
         self._budget = budget
-        self._checked: dict[bytes, _KeyLookup] = {}
-        self._kept: dict[str, _OpenSession] = {}
+        self._lookups: dict[bytes, _KeyLookup] = {}
+        self._sessions: dict[str, _OpenSession] = {}
         self._swept_at = time.monotonic()
         # By attempt, and only while somebody waits: one that has a long past holds up no other.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def attempt(self, key: str) -> str | None:
         """The attempt that a key names, or None when it is wrong, revoked or expired. Raises GatewayError."""
-        found = await self._check(digest_of(key))
-        return None if found is None else found.attempt_id
+        stored_key = await self._look_up(digest_of(key))
+        return None if stored_key is None else stored_key.attempt_id
 
     async def find_session(self, key: str) -> GatewaySession | None:
         """See KeyRing. Raises GatewayError, or StoreError when the calls of an attempt cannot be read."""
-        found = await self._check(digest_of(key))
-        if found is None:
+        stored_key = await self._look_up(digest_of(key))
+        if stored_key is None:
             return None
-        kept = self._kept.get(found.attempt_id)
-        if kept is None or (kept.digest != found.digest and kept.session.in_flight == 0):
-            lock = self._locks.setdefault(found.attempt_id, asyncio.Lock())
+        open_session = self._sessions.get(stored_key.attempt_id)
+        if open_session is None or (
+            open_session.digest != stored_key.digest and open_session.session.in_flight == 0
+        ):
+            lock = self._locks.setdefault(stored_key.attempt_id, asyncio.Lock())
             async with lock:
-                kept = self._kept.get(found.attempt_id)
-                if kept is None or (kept.digest != found.digest and kept.session.in_flight == 0):
-                    kept = self._kept[found.attempt_id] = _OpenSession(await self._restore(found), found.digest)
-        kept.used_at = time.monotonic()
-        return kept.session
+                open_session = self._sessions.get(stored_key.attempt_id)
+                if open_session is None or (
+                    open_session.digest != stored_key.digest and open_session.session.in_flight == 0
+                ):
+                    open_session = self._sessions[stored_key.attempt_id] = _OpenSession(
+                        await self._restore(stored_key), stored_key.digest
+                    )
+        open_session.used_at = time.monotonic()
+        return open_session.session
 
-    async def _check(self, digest: bytes) -> StoredKey | None:
-        checked = self._checked.get(digest)
+    async def _look_up(self, digest: bytes) -> StoredKey | None:
+        checked = self._lookups.get(digest)
         if checked is None or time.monotonic() - checked.at > RECHECK_S:
-            self._forget()
+            self._drop_idle()
             try:
                 # On the event loop: one row by its key waits for nobody, and a thread costs five times as much.
                 checked = _KeyLookup(self._store.keys.find(digest))
             except StoreError as error:
                 # Nothing was asked of a model yet, so that another try does no harm.
-                _log.error("a key cannot be looked up: %s", error)
-                raise GatewayError("the gateway cannot look its keys up; try again") from error
+                _log.error("an API key cannot be looked up: %s", error)
+                raise GatewayError("the gateway cannot look up API keys in its store; retry later") from error
             if checked.key is not None:  # what anybody may invent is not remembered
-                self._checked[digest] = checked
+                self._lookups[digest] = checked
         key = checked.key
         if key is None or key.revoked_at is not None:
             return None
         return None if key.expires_at is not None and key.expires_at <= time.time() else key
 
-    def _forget(self) -> None:
+    def _drop_idle(self) -> None:
         now = time.monotonic()
         if now - self._swept_at < SWEEP_S:
             return
         self._swept_at = now
-        self._checked = {d: c for d, c in self._checked.items() if now - c.at <= RECHECK_S}
-        idle = [a for a, k in self._kept.items() if now - k.used_at > IDLE_S and k.session.in_flight == 0]
+        self._lookups = {d: c for d, c in self._lookups.items() if now - c.at <= RECHECK_S}
+        idle = [a for a, k in self._sessions.items() if now - k.used_at > IDLE_S and k.session.in_flight == 0]
         for attempt_id in idle:
-            del self._kept[attempt_id]
+            del self._sessions[attempt_id]
 
     async def _restore(self, key: StoredKey) -> GatewaySession:
         """A session as it was when the last of its calls was answered."""
@@ -151,17 +157,17 @@ class StoredKeys:
                     session.spending.started_ago(time.time() - call.started_at)
                 session.spending.add(call.usage, call.cost_usd)
                 if call.status == "ok":
-                    self._recall(session, call)
+                    self._restore_call(session, call)
         return session
 
-    def _recall(self, session: GatewaySession, call: Call) -> None:
+    def _restore_call(self, session: GatewaySession, call: Call) -> None:
         """Take up an answered call: its tool calls may come back, and a backend may build on its tokens."""
         branch = Branch(call.session_id, call.agent_id)
         blocks = read_response(call) or ()
         sampled = sampled_calls(blocks)
         session.record_response(branch, call.id, sampled)
         answerer = self._models.server_for(call.requested_model)
-        if call.completion_token_ids is None or not isinstance(answerer, Remembering):
+        if call.completion_token_ids is None or not isinstance(answerer, RestorableBackend):
             return
         text = "".join(block.text for block in blocks if block.kind == "text")
         generation = Generation(

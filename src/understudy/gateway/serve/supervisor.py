@@ -1,4 +1,4 @@
-"""What keeps a gateway running: it holds the sockets, starts the workers, starts them again, and takes orders."""
+"""Keeps a gateway running: holds the sockets, starts and restarts the workers, passes admin requests to them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _log = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 RESTART_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0)
-"""A worker that does not even start so many times is not helped by another try."""
+"""The pauses before each restart; a worker that fails to start this often is given up."""
 
 
 class WorkerProcess:
-    """One worker process and the way to give it orders."""
+    """One worker process, and the client of its admin API."""
 
     def __init__(self, spec: WorkerSpec, lock: int) -> None:
         self.spec = spec
@@ -62,24 +62,24 @@ class WorkerProcess:
         spec = msgspec.structs.replace(self.spec, paused=paused, version=version)
         stdin.write(msgspec.json.encode(spec) + b"\n")
         try:
-            said = await asyncio.wait_for(stdout.readline(), START_TIMEOUT_S)
+            output = await asyncio.wait_for(stdout.readline(), START_TIMEOUT_S)
         except TimeoutError:
-            said = b"nothing was heard of it for %d s" % START_TIMEOUT_S
-        if said != READY:
+            output = b"no output within %d s" % START_TIMEOUT_S
+        if output != READY:
             await self.stop()
-            why = said.decode(errors="replace").strip() or "it ended without a word"
-            raise GatewayError(f"a worker of the gateway did not start: {why}")
+            reason = output.decode(errors="replace").strip() or "it exited without a message; its log says more"
+            raise GatewayError(f"worker {self.spec.index} of the gateway failed to start: {reason}")
 
-    async def ended(self) -> str:
+    async def wait(self) -> str:
         """Waits for the end of the process, and returns how it ended."""
         assert self.process is not None
         assert self.process.stdout is not None
-        said = await self.process.stdout.read()
+        output = await self.process.stdout.read()
         code = await self.process.wait()
-        return f"exit code {code}" + (f": {said.decode(errors='replace').strip()}" if said else "")
+        return f"exit code {code}" + (f": {output.decode(errors='replace').strip()}" if output else "")
 
     async def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
-        """What the worker answers to an order. Raises GatewayError."""
+        """The worker's response to an admin request. Raises GatewayError."""
         if self._client is None:
             self._client = aiohttp.ClientSession(
                 connector=aiohttp.UnixConnector(self.spec.orders),
@@ -91,13 +91,17 @@ class WorkerProcess:
             async with self._client.request(method, url, json=body) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, OSError) as error:
-            raise GatewayError(f"worker {self.spec.index} does not take orders: {error}") from error
+            raise GatewayError(
+                f"worker {self.spec.index} does not respond: {error}; retry when it has restarted"
+            ) from error
         if response.status != 200:
-            raise GatewayError(f"worker {self.spec.index} refused {path}: {answer[:500].decode(errors='replace')}")
+            raise GatewayError(
+                f"worker {self.spec.index} rejected {path}: {answer[:500].decode(errors='replace')}"
+            )
         return answer
 
     async def stop(self) -> None:
-        """Let it end what is under way, then kill it if it has not."""
+        """Let it finish its calls in flight; kill it after STOP_TIMEOUT_S."""
         if self._client is not None:
             await self._client.close()
             self._client = None
@@ -109,7 +113,7 @@ class WorkerProcess:
                 await asyncio.wait_for(self.process.wait(), STOP_TIMEOUT_S)
             except TimeoutError:
                 pass
-            finally:  # who has no time to wait leaves none behind either
+            finally:  # a stop that is cancelled leaves no process behind either
                 if self.process.returncode is None:
                     with suppress(ProcessLookupError):
                         self.process.kill()
@@ -117,7 +121,7 @@ class WorkerProcess:
 
 
 class Supervisor:
-    """The workers of one gateway as one thing that an operator steers (see Target)."""
+    """The workers of one gateway as one thing that an operator steers (see AdminTarget)."""
 
     def __init__(self, workers: Sequence[WorkerProcess]) -> None:
         self._workers = workers
@@ -129,13 +133,13 @@ class Supervisor:
         await _together(self._start(worker) for worker in self._workers)
 
     async def watch(self) -> None:
-        """Start workers again that end, for as long as this is awaited. Raises GatewayError when it is no use."""
+        """Restart workers that end, until this is cancelled. Raises GatewayError when one cannot be started."""
         await _together(self._watch(worker) for worker in self._workers)
 
     async def _watch(self, worker: WorkerProcess) -> None:
         while True:
-            how = await worker.ended()
-            _log.warning("worker %d ended (%s) and is started again", worker.spec.index, how)
+            how = await worker.wait()
+            _log.warning("worker %d ended (%s); restarting it", worker.spec.index, how)
             await worker.stop()
             for pause in (*RESTART_PAUSES_S, None):
                 try:
@@ -168,24 +172,24 @@ class Supervisor:
     # --- orders -----------------------------------------------------------------------------------------
 
     async def pause(self, drain_s: float) -> int:
-        """See Target."""
+        """See AdminTarget."""
         self._paused = True
         answers = await self._all("POST", "/pause", {"drain_s": drain_s})
         return sum(msgspec.json.decode(answer, type=_PauseResponse).in_flight for answer in answers)
 
     async def resume(self, version: str | None) -> None:
-        """See Target."""
+        """See AdminTarget."""
         self._paused = False
         self._version = version or self._version
         await self._all("POST", "/resume", {} if version is None else {"version": version})
 
     async def publish(self, version: str) -> None:
-        """See Target."""
+        """See AdminTarget."""
         self._version = version
         await self._all("POST", "/publish", {"version": version})
 
     async def state(self) -> GatewayState:
-        """See Target."""
+        """See AdminTarget."""
         states = [msgspec.json.decode(answer, type=GatewayState) for answer in await self._all("GET", "/state")]
         return GatewayState(
             paused=self._paused,
@@ -195,7 +199,7 @@ class Supervisor:
         )
 
     async def metrics(self) -> bytes:
-        """See Target."""
+        """See AdminTarget."""
         answers = await self._all("GET", "/metrics")
         return merged({str(index): answer for index, answer in enumerate(answers)})
 

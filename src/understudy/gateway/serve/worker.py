@@ -80,17 +80,17 @@ async def work(spec: WorkerSpec) -> None:
         stack.push_async_callback(gateway.stop)  # before the listeners, so that whoever waits is told
         gc.freeze()  # what is there now stays until the end
         os.write(sys.stdout.fileno(), READY)
-        await _told_to_end()
+        await _wait_for_end()
 
 
-async def _told_to_end() -> None:
+async def _wait_for_end() -> None:
     """Returns at SIGTERM or SIGINT, and when stdin ends because the supervisor did."""
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
+    ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(sys.stdin.fileno(), 4096) else told.set())
-    await told.wait()
+        loop.add_signal_handler(number, ended.set)
+    loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(sys.stdin.fileno(), 4096) else ended.set())
+    await ended.wait()
     loop.remove_reader(sys.stdin.fileno())
 
 

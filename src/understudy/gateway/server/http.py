@@ -1,4 +1,4 @@
-"""One HTTP request as the gateway sees it: a bounded body, and the ways to answer."""
+"""One HTTP request to the gateway: its bounded body, and how it is answered."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from understudy.wire.errors import Fault
 BODY_LIMIT = 32 << 20
 """The largest request body in bytes; it is what Anthropic's own API takes."""
 VALUES_LIMIT = 1 << 20
-"""How many commas a body may have: a value is a few bytes there and a hundred as an object, and takes its time."""
+"""How many commas a body may have: JSON values of a few bytes become objects of a hundred in memory."""
 ATTEMPT_LIMIT = 128 << 20
-"""What the bodies of one attempt may hold in bytes together, from their first byte until they are answered."""
+"""The total size of one attempt's request bodies, from their first byte until they are answered."""
 
 STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _JSON = b"application/json"
@@ -33,11 +33,11 @@ class RequestLimits(Struct, frozen=True, kw_only=True):
     `head_s` and `body_s` are for a request's headers and body to come, `unread_bytes` for all bodies on their way
     together, `drain_s` for what is under way to end when the gateway stops.
 
-    `headers_after_s` is how long the status line of a stream is held back. While it is, a failure can still be
-    told by its status, which Claude Code waits out (529), honours (429) or takes as final (400). After it, a
-    failure is an error event, which tells no status and no time to wait: an overload is still waited out. It has
-    been seen to wait this long without a byte, and waits ten minutes by its own settings. Then come pings, one
-    every `ping_every_s`.
+    `headers_after_s` is how long the status line of a stream is held back. Until then a failure can still be sent
+    as a status, which Claude Code waits out (529), honours (429) or takes as final (400). Later, a failure is an
+    error event, which has no status and no retry-after; Claude Code still waits out an overload. It has been seen
+    to wait this long without a byte, and waits ten minutes by its own settings. After the status line, pings
+    follow, one every `ping_every_s`.
     """
 
     head_s: float = 30.0
@@ -49,11 +49,11 @@ class RequestLimits(Struct, frozen=True, kw_only=True):
 
 
 class ClientGone(Exception):
-    """The client left before its request was read; there is nobody to answer and nothing to keep."""
+    """The client disconnected before its request was read: there is nobody to answer, and nothing to store."""
 
 
 class UnreadBodies:
-    """What the bodies that are being read hold of memory, over all requests of a gateway, and within what time."""
+    """The memory that bodies on their way take, over all requests of a gateway, its limit and their timeout."""
 
     def __init__(self, limits: RequestLimits) -> None:
         self.limit_bytes = limits.unread_bytes
@@ -78,19 +78,19 @@ class HttpRequest:
 
     @property
     def target(self) -> str:
-        """The path with its query, as it was asked for."""
+        """The path with its query, as the client sent it."""
         return f"{self.path}?{self.query.decode('latin-1')}" if self.query else self.path
 
     def api_key(self) -> str:
-        """The key that the request carries in either of the two places for it, or nothing."""
+        """The API key in either of the two headers for it, else an empty string."""
         scheme, _, token = self.headers.get(b"authorization", b"").partition(b" ")
         key = token.strip() if scheme.lower() == b"bearer" else self.headers.get(b"x-api-key", b"")
         return key.decode("latin-1")
 
     async def read_body(self, unread: UnreadBodies, session: GatewaySession) -> bytes | Fault:
-        """The whole body of a session's request, or why it is not taken. Raises ClientGone.
+        """The whole body of a session's request, or why it is refused. Raises ClientGone.
 
-        It counts as held by the session until `release`.
+        It counts towards the session's `body_bytes` until `release_body`.
         """
         if int(self.headers.get(b"content-length", b"0")) > BODY_LIMIT:
             return _TOO_LARGE
@@ -106,18 +106,27 @@ class HttpRequest:
                     if self._size > BODY_LIMIT:
                         return _TOO_LARGE
                     if unread.total_bytes > unread.limit_bytes or session.body_bytes > ATTEMPT_LIMIT:
-                        return Fault(kind="overloaded", message="too many large requests at once; try again")
+                        return Fault(
+                            kind="overloaded",
+                            message="overloaded: too many large requests at once; retry later",
+                        )
             body = b"".join(chunks)
         except TimeoutError:
-            return Fault(kind="timeout", message=f"the request body did not arrive within {unread.timeout_s:g} s")
+            return Fault(
+                kind="timeout",
+                message=f"timeout: the request body did not arrive within {unread.timeout_s:g} s; retry",
+            )
         finally:
             unread.total_bytes -= self._size
         if len(body) > VALUES_LIMIT and body.count(b",") > VALUES_LIMIT:
-            return Fault(kind="too_large", message=f"the request body has more than {VALUES_LIMIT} values")
+            return Fault(
+                kind="too_large",
+                message=f"request body too large: it has more than {VALUES_LIMIT} JSON values; send fewer",
+            )
         return body
 
     def release_body(self) -> None:
-        """The request has its answer: its session holds it no longer."""
+        """The request was answered: its body no longer counts."""
         if self._session is not None:
             self._session.body_bytes -= self._size
 
@@ -150,24 +159,27 @@ class HttpRequest:
     async def send_response(
         self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = (), *, content_type: bytes = _JSON
     ) -> None:
-        """Send a whole answer, which is JSON if nothing else is said."""
+        """Send a whole response, by default as JSON."""
         length = (b"content-length", str(len(body)).encode())
         await self.start(status, [(b"content-type", content_type), length, *headers])
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def send_fault(self, dialect: Dialect, fault: Fault) -> None:
-        """Tell a fault: by its status, or by an event in a stream that has begun."""
+        """Send a fault: as a status, or as an event in a stream that has begun."""
         if self.started:
             return await self.write(dialect.error_event(fault), last=True)
         error = dialect.error(fault)
         await self.send_response(error.status, error.body, error.headers)
 
 
-_TOO_LARGE = Fault(kind="too_large", message=f"the request body has more than {BODY_LIMIT} bytes")
+_TOO_LARGE = Fault(
+    kind="too_large",
+    message=f"request body too large: it has more than {BODY_LIMIT} bytes; send a shorter conversation",
+)
 
 
 class Subscriber:
-    """Lets one task wait for the first of several things, each of which calls `wake`; far cheaper than tasks."""
+    """Lets a task wait for the first of several events, each of which calls `wake`; cheaper than tasks."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -72,9 +72,7 @@ def _clear(path: Path, name: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise ConfigError(
-            f"cannot listen on the socket {path}: something that is no socket is there; move it away"
-        )
+        raise ConfigError(f"cannot listen on the socket {path}: that file is not a socket; move it away")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -209,7 +207,7 @@ class Listener:
             while not self._server.started:
                 if self._task.done():
                     await self._task
-                    raise ConfigError("the HTTP server ended while it was starting")
+                    raise ConfigError("the HTTP server stopped while it was starting; its log says why")
                 await asyncio.sleep(0.001)
         except BaseException:
             await self.stop()

@@ -1,4 +1,4 @@
-"""What agents tell of themselves by OTLP over HTTP: marked with its attempt, and passed on to a collector."""
+"""OTLP exports of the agents themselves: marked with their attempt and forwarded to a collector."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class AgentTelemetry:
         """
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind not in _NOTHING:
-            return _refuse(415, f"send {_PROTOBUF.decode()} or {_JSON.decode()}")
+            return _refuse(415, f"unsupported content-type: expected {_PROTOBUF.decode()} or {_JSON.decode()}")
         if self._collector is None:
             return ExportReply(200, kind, _NOTHING[kind])
         try:
@@ -74,7 +74,9 @@ class AgentTelemetry:
             async with self._http.post(url, data=body, headers=headers, allow_redirects=False) as answer:
                 return ExportReply(answer.status, answer.content_type.encode(), await answer.content.read(LIMIT))
         except (aiohttp.ClientError, TimeoutError):
-            return _refuse(503, "the collector of telemetry cannot be reached")
+            return _refuse(
+                503, "no connection to the telemetry collector; retry later, or check telemetry.endpoint"
+            )
 
     async def close(self) -> None:
         """Drop the connections. May be called twice."""
@@ -96,13 +98,13 @@ def _unpack(encoding: bytes, body: bytes) -> bytes:
             try:
                 plain = stream.decompress(body, LIMIT + 1)
             except zlib.error as error:
-                raise ValueError(f"the body is not in gzip: {error}") from error
+                raise ValueError(f"invalid gzip body: {error}") from error
             if not stream.eof and len(plain) <= LIMIT:
-                raise ValueError("the body is not in gzip: it ends too soon")
+                raise ValueError("invalid gzip body: it is truncated")
         case _:
-            raise ValueError("send it in gzip, or as it is")
+            raise ValueError("unsupported content-encoding: expected gzip or identity")
     if len(plain) > LIMIT:
-        raise ValueError(f"an export has {LIMIT} bytes at most; send smaller batches")
+        raise ValueError(f"export too large: expected at most {LIMIT} bytes; send smaller batches")
     return plain
 
 

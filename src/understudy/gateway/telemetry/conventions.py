@@ -56,7 +56,7 @@ def attributes(call: Call) -> dict[str, Attribute]:
     """What the conventions say of a call, without its contents. What is not known is not there."""
     usage = call.usage
     answered = call.finish_reason is not None
-    said: dict[str, Attribute | None] = {
+    values: dict[str, Attribute | None] = {
         "gen_ai.operation.name": OPERATION,
         "gen_ai.provider.name": call.backend,
         "gen_ai.request.model": call.requested_model,
@@ -79,23 +79,23 @@ def attributes(call: Call) -> dict[str, Attribute]:
         "understudy.cost_usd": call.cost_usd,
     }
     for name, attribute in _SAMPLING.items():
-        said[attribute] = _number(call.sampling.get(name))
-    return {name: value for name, value in said.items() if value is not None}
+        values[attribute] = _number(call.sampling.get(name))
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def contents(call: Call) -> dict[str, Attribute]:
     """What was said in a call, as the JSON text that the conventions describe; nothing when it is too deep."""
     asked, answer = read_request(call), read_response(call)
-    said: dict[str, Any] = {
+    values: dict[str, Any] = {
         "gen_ai.system_instructions": [{"type": "text", "content": asked.system}] if asked.system else None,
         "gen_ai.input.messages": [
             _message(turn) for _, turn in groupby(asked.blocks, key=lambda block: block.turn)
         ],
     }
     if answer is not None:
-        said["gen_ai.output.messages"] = [_message(answer) | {"finish_reason": call.finish_reason or ""}]
+        values["gen_ai.output.messages"] = [_message(answer) | {"finish_reason": call.finish_reason or ""}]
     try:
-        return {name: msgspec.json.encode(value).decode() for name, value in said.items() if value}
+        return {name: msgspec.json.encode(value).decode() for name, value in values.items() if value}
     except RecursionError:
         return {}
 

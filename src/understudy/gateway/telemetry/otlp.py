@@ -94,7 +94,7 @@ def mark(signal: str, body: bytes, attempt_id: str) -> bytes:
     try:
         request, resources = _read[signal](body)
     except DecodeError as error:
-        raise ValueError(f"the body is no OTLP export of {signal}: {error}") from error
+        raise ValueError(f"invalid OTLP export of {signal}: {error}") from error
     for resource in resources:
         honest = [attribute for attribute in resource.attributes if attribute.key != ATTEMPT_ID]
         del resource.attributes[:]

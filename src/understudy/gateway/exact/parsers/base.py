@@ -43,7 +43,7 @@ FindCalls = Callable[[str, Tools], list[CallMatch]]
 """The whole calls in a text, in order and apart from each other. Never raises, and takes linear time."""
 
 
-class OutputFormat(Struct, frozen=True):
+class CompletionFormat(Struct, frozen=True):
     """The syntax in which a family of models writes thinking and tool calls.
 
     `turn_ends` are the texts of the special tokens that end a turn.
@@ -67,9 +67,9 @@ class OutputFormat(Struct, frozen=True):
         if rest is not None:
             return _assemble(rest, self.find_calls(rest, tools) if tools else [], reasoning)
         assert reasoning is not None
-        found = _trailing(reasoning, self.find_calls(reasoning, tools) if tools else [])
-        calls = tuple(one.call for one in found)
-        return ParsedOutput("", (reasoning[: found[0].start] if found else reasoning).strip("\n"), calls)
+        matches = _trailing(reasoning, self.find_calls(reasoning, tools) if tools else [])
+        calls = tuple(one.call for one in matches)
+        return ParsedOutput("", (reasoning[: matches[0].start] if matches else reasoning).strip("\n"), calls)
 
 
 def opens_thinking(prompt: str) -> bool:
@@ -98,24 +98,24 @@ def _split_thinking(text: str, is_open: bool) -> tuple[str | None, str | None]:
     return "\n".join(thoughts) if thoughts else None, rest
 
 
-def _trailing(text: str, found: list[CallMatch]) -> list[CallMatch]:
+def _trailing(text: str, matches: list[CallMatch]) -> list[CallMatch]:
     """Those of the calls after which nothing but calls comes."""
     end = len(text)
-    for index in range(len(found) - 1, -1, -1):
-        if text[found[index].end : end].strip():
-            return found[index + 1 :]
-        end = found[index].start
-    return found
+    for index in range(len(matches) - 1, -1, -1):
+        if text[matches[index].end : end].strip():
+            return matches[index + 1 :]
+        end = matches[index].start
+    return matches
 
 
-def _assemble(text: str, found: list[CallMatch], reasoning: str | None) -> ParsedOutput:
-    if not found:
+def _assemble(text: str, matches: list[CallMatch], reasoning: str | None) -> ParsedOutput:
+    if not matches:
         return ParsedOutput(text, reasoning)
-    starts = [0, *(one.end for one in found)]
-    ends = [*(one.start for one in found), len(text)]
+    starts = [0, *(one.end for one in matches)]
+    ends = [*(one.start for one in matches), len(text)]
     parts = [text[start:end] for start, end in zip(starts, ends, strict=True)]
-    said = "\n".join(part.strip("\n") for part in parts if part.strip())
-    return ParsedOutput(said, reasoning, tuple(one.call for one in found))
+    remaining = "\n".join(part.strip("\n") for part in parts if part.strip())
+    return ParsedOutput(remaining, reasoning, tuple(one.call for one in matches))
 
 
 def offered_names(tools: Tools) -> frozenset[str]:

@@ -51,7 +51,7 @@ class _Nothing(Struct):
 
 def find_hermes(text: str, tools: Tools) -> list[CallMatch]:
     """Calls as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
-    found: list[CallMatch] = []
+    matches: list[CallMatch] = []
     position = 0
     while opened := _HERMES_OPEN.search(text, position):
         position = opened.end()
@@ -59,14 +59,14 @@ def find_hermes(text: str, tools: Tools) -> list[CallMatch]:
         close = _HERMES_CLOSE.match(text, end) if end else None
         call = _decode(text[position:end], _HermesCallJson) if close else None
         if call and close and call.name:
-            found.append(CallMatch(opened.start(), close.end(), ToolCall("", call.name, _text(call.arguments))))
+            matches.append(CallMatch(opened.start(), close.end(), ToolCall("", call.name, _text(call.arguments))))
             position = close.end()
-    return found
+    return matches
 
 
 def find_deepseek(text: str, tools: Tools) -> list[CallMatch]:
     """Calls between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`, the JSON fenced as in V3 or bare."""
-    found: list[CallMatch] = []
+    matches: list[CallMatch] = []
     position = 0
     while opened := _DEEPSEEK_OPEN.search(text, position):
         position = opened.end()
@@ -75,9 +75,9 @@ def find_deepseek(text: str, tools: Tools) -> list[CallMatch]:
         close = _DEEPSEEK_CLOSE[style].match(text, end) if end else None
         name = opened[style].strip()
         if close and name and _decode(text[position:end], _Nothing):
-            found.append(CallMatch(opened.start(), close.end(), ToolCall("", name, text[position:end])))
+            matches.append(CallMatch(opened.start(), close.end(), ToolCall("", name, text[position:end])))
             position = close.end()
-    return found
+    return matches
 
 
 def find_llama3(text: str, tools: Tools) -> list[CallMatch]:
@@ -92,7 +92,7 @@ def find_llama3(text: str, tools: Tools) -> list[CallMatch]:
         return []
     start, position = (0, 0) if bare else (tag, tag + len(_PYTHON_TAG))
     names = offered_names(tools)
-    found: list[CallMatch] = []
+    matches: list[CallMatch] = []
     while between := _LLAMA_BETWEEN.match(text, position):
         begin = between.end()
         end = _object_end(text, begin) if text.startswith("{", begin) else 0
@@ -100,9 +100,9 @@ def find_llama3(text: str, tools: Tools) -> list[CallMatch]:
         arguments = _text(call.parameters) or _text(call.arguments) if call else ""
         if not call or not call.name or not arguments or (bare and call.name not in names):
             break
-        found.append(CallMatch(position if found else start, end, ToolCall("", call.name, arguments)))
+        matches.append(CallMatch(position if matches else start, end, ToolCall("", call.name, arguments)))
         position = end
-    return found
+    return matches
 
 
 def _object_end(text: str, start: int) -> int:

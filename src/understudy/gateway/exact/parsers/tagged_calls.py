@@ -47,7 +47,7 @@ def typed_json(value: str, types: frozenset[str] | None) -> str:
 
 def _types(schema: Any) -> frozenset[str]:
     """All types that a schema names, itself or in its alternatives; empty where it leaves the type open."""
-    found: set[str] = set()
+    types: set[str] = set()
     waiting = [schema]
     while waiting:
         one = json_object(waiting.pop())
@@ -57,11 +57,11 @@ def _types(schema: Any) -> frozenset[str]:
         named = [declared] if isinstance(declared, str) else _list(declared)
         if not named and not alternatives and not values:
             return frozenset()
-        found.update(name for name in named if isinstance(name, str))
+        types.update(name for name in named if isinstance(name, str))
         if not named:
-            found.update(_type_of(value) for value in values)
+            types.update(_type_of(value) for value in values)
         waiting.extend(alternatives)
-    return frozenset(found)
+    return frozenset(types)
 
 
 def _type_of_json(text: str) -> str | None:
@@ -139,7 +139,7 @@ def find_glm(text: str, tools: Tools) -> list[CallMatch]:
 def _find(syntax: _Syntax, text: str, tools: Tools) -> list[CallMatch]:
     ends = [(one.start(), one.end()) for one in syntax.last.finditer(text)]
     names = offered_names(tools)
-    found: list[CallMatch] = []
+    matches: list[CallMatch] = []
     position = 0
     while head := syntax.head.search(text, position):
         position = head.end()
@@ -155,9 +155,9 @@ def _find(syntax: _Syntax, text: str, tools: Tools) -> list[CallMatch]:
                 arguments = _arguments(syntax, text, key, ends[index][0], parameter_types(tools, name))
                 end = ends[index][1]
         if end:
-            found.append(CallMatch(head.start(), end, ToolCall("", name, arguments)))
+            matches.append(CallMatch(head.start(), end, ToolCall("", name, arguments)))
             position = end
-    return found
+    return matches
 
 
 def _arguments(syntax: _Syntax, text: str, key: re.Match[str], end: int, types: dict[str, frozenset[str]]) -> str:
