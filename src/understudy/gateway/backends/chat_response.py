@@ -243,7 +243,7 @@ def read_answer(data: bytes, decode: Callable[[bytes], ChatResponse]) -> ChatRes
 
 
 def read_chunk(data: bytes, clean: Callable[[str], str]) -> ChatResponse:
-    """A chunk from the data of its event. Raises StreamError, also for one that reports an error, whose text goes through `clean`."""
+    """A chunk from the data of its event. Raises StreamError, also for an error in it."""
     try:
         chunk = read_answer(data, _CHUNK.decode)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

@@ -106,7 +106,7 @@ class _ExactPrompt(Struct, frozen=True, kw_only=True):
 class ExactBackend:
     """A token server as a backend (see Backend). `name` is its kind, `format` the syntax of the model's answers.
 
-    Logprobs are what the server makes them (see `token_servers`). Several servers of one model share one `memory`: a
+    Logprobs: see `token_servers`. Several servers of one model share one `memory`: a
     conversation that moves from one to another keeps its tokens.
     """
 

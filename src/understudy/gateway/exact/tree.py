@@ -1,7 +1,7 @@
 """What was sampled on a branch: the tokens of every answered conversation, by what was said in it.
 
 Conversations that go on from one another share one array of tokens (a line), so that a branch of n turns holds
-each of its tokens once. Which answer follows which is told by digests (see ConversationPath): calls may be added in any
+each of its tokens once. Digests tell which answer follows which (ConversationPath): calls may be added in any
 order.
 """
 
