@@ -374,7 +374,7 @@ async def test_what_failed_stays_so_when_a_wave_is_gone_on_with(order: Order, po
         collector = collector_of(order, policy, "exit 3")
         wave = collector.start([calc_task(0)], tmp_path / "run", samples=1, seed=0)
         assert (await wave.wait()).infrastructure_failures == 1
-        assert wave.figures()["calc-0"].failed == 1
+        assert (await wave.task_counts())["calc-0"].failed == 1
         assert (wave.progress.done, wave.progress.failed) == (1, 1)
     with Store.open(tmp_path / "run", create=False) as store:
         assert len(store.runs.attempts(store.runs.rollouts()[0].id)) == 3

@@ -10,7 +10,7 @@ from msgspec import Struct
 from understudy.checks.base import CheckResult, failed_result, output_tail, read_result_file
 from understudy.errors import ConfigError, GraderError
 from understudy.sandbox.base import Sandbox
-from understudy.types import ScriptChecks, Verdict
+from understudy.types import ScriptChecks, Verdict, is_solved
 
 REWARDS = "/tmp/understudy-rewards"
 """Where check scripts write their reward: the directory of `reward_file` is a link to it (`hidden_mounts`)."""
@@ -74,5 +74,5 @@ def judge_script(checks: ScriptChecks, result: ScriptResult) -> CheckResult:
         return failed_result(f"the checks did not end in {checks.timeout_s:g} s", result.log)
     if result.reward is None:
         return failed_result(result.complaint, result.log)
-    reward = 1.0 if result.reward >= 1.0 else 0.0
+    reward = 1.0 if is_solved(result.reward) else 0.0
     return CheckResult(Verdict(reward=reward, reason=f"the checks gave {result.reward:g}", log=result.log))

@@ -32,6 +32,7 @@ from understudy.preference.checks import message_of
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import Role
 from understudy.trajectory.tree import Node, Trajectory
+from understudy.types import is_solved
 from understudy.wire.stored import response_message
 
 
@@ -145,7 +146,7 @@ def _call_example(
         messages=messages,
         trained=trained,
         tools=node.conversation.tools or None,
-        desirable=reward >= 1,
+        desirable=is_solved(reward),
         reward=reward,
         model=call.backend_model,
         family=model_family(call.backend_model),

@@ -32,7 +32,7 @@ from understudy.grade.verdict import grade
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, hidden_mounts, prepare, sandbox_spec
-from understudy.types import SuiteChecks, Task, Verdict
+from understudy.types import SuiteChecks, Task, Verdict, is_solved
 
 _AHEAD = 2
 
@@ -158,7 +158,7 @@ async def _grade_with_doubt(bench: GradingSetup, prepared: PreparedTask, patch: 
     """
     verdict = await _grade_retrying(bench, prepared, patch)
     suite = isinstance(prepared.task.checks, SuiteChecks)
-    if verdict.reward == 1.0 or not verdict.applied or not suite or not bench.doubt:
+    if is_solved(verdict.reward) or not verdict.applied or not suite or not bench.doubt:
         return verdict
     try:
         validated = await validate(

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import ConfigError, TaskError
-from understudy.types import KEEPS, SOLVES, PytestChecks, ScriptChecks, SuiteChecks, Task, Verdict
+from understudy.types import KEEPS, SOLVES, PytestChecks, ScriptChecks, SuiteChecks, Task, Verdict, is_solved
 from understudy.util.atomic import atomic_write
 
 LOGS = Path("logs", "run_evaluation")
@@ -64,7 +64,7 @@ class _StoredVerdict(Struct, frozen=True):
 def outcome_of(verdict: Verdict) -> GradingOutcome:
     """What a verdict comes to in the summary."""
     suspicious = verdict.integrity.status == "suspicious"
-    if verdict.reward >= 1.0:
+    if is_solved(verdict.reward):
         return GradingOutcome("resolved", verdict.reason, suspicious=suspicious)
     cause, tier = _cause(verdict)
     return GradingOutcome("unresolved", verdict.reason, cause, tier, suspicious)
@@ -98,7 +98,7 @@ def instance_report(task: Task, patch: bytes | None, verdict: Verdict) -> dict[s
         "patch_is_None": patch is None,
         "patch_exists": bool(patch),
         "patch_successfully_applied": bool(patch) and verdict.applied,
-        "resolved": verdict.reward >= 1.0,
+        "resolved": is_solved(verdict.reward),
         "infra_failure": False,
     }
     cause, tier = _cause(verdict)
@@ -228,7 +228,7 @@ def summary(
 
 
 def _cause(verdict: Verdict) -> tuple[str, Tier | Literal[""]]:
-    if verdict.reward >= 1.0:
+    if is_solved(verdict.reward):
         return "", ""
     if _TIMED_OUT in verdict.reason:
         return "tests_timed_out", "ambiguous"

@@ -22,7 +22,7 @@ from understudy.grade.verdict import evaluate
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask
-from understudy.types import SuiteChecks, Verdict
+from understudy.types import SuiteChecks, Verdict, is_solved
 from understudy.util.atomic import atomic_write
 
 _FORMAT = "2"  # part of every digest: a change of how patches are judged validates anew
@@ -62,7 +62,7 @@ async def validate(
         (graded, gold), empty = await asyncio.gather(trying, grading)
     finally:  # if one raises, wait for the other: its sandbox must not outlive this call
         await asyncio.wait((trying, grading))
-    if graded != prepared and gold.reward == 1.0:
+    if graded != prepared and is_solved(gold.reward):
         # The empty patch was graded without the options that the gold patch turned out to need.
         empty = await evaluate(graded, nothing, sandboxes=sandboxes, environment=environment)
     for name, verdict, expected in (("the gold patch", gold, 1.0), ("the empty patch", empty.verdict, 0.0)):
@@ -101,7 +101,7 @@ async def _find_grading_options(
             if result.verdict.reward != 1.0 and result.conflicts:
                 candidate = replace(candidate, conflicts=result.conflicts)
                 result = await evaluate(candidate, gated, sandboxes=sandboxes, environment=environment)
-            if result.verdict.reward == 1.0:
+            if is_solved(result.verdict.reward):
                 return candidate, result.verdict
             first = first or result.verdict
     return prepared, first or Verdict(reward=0.0, reason="")

@@ -30,7 +30,7 @@ from understudy.redact.redactor import Redactor
 from understudy.store import Store
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.tree import Node, build
-from understudy.types import Task
+from understudy.types import Task, is_solved
 
 ENVIRONMENT = "another environment before another action"
 NOT_DIFFERENT = "no different action"
@@ -62,7 +62,7 @@ class _Line(Struct, frozen=True):
 
     @property
     def solved(self) -> bool:
-        return self.graded.verdict.reward >= 1
+        return is_solved(self.graded.verdict.reward)
 
 
 def rollout_pairs(
@@ -94,7 +94,7 @@ def rollout_pairs(
         for task_id, rollouts in chosen.rollouts.items():
             task = store.runs.task(each, task_id)
             place = Place(task.workdir)
-            solved = sum(member.verdict.reward >= 1 for member in rollouts)
+            solved = sum(is_solved(member.verdict.reward) for member in rollouts)
             if not 0 < solved < len(rollouts):
                 tally.notes["tasks all of whose rollouts ended alike"] += 1
                 continue

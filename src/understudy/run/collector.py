@@ -269,23 +269,25 @@ class RolloutBatch(RunMonitor):
             assert self._work is not None
             await asyncio.wait((self._work,), timeout=_POLL_S)
 
-    def figures(self) -> dict[str, TaskCounts]:
-        """What became of the tasks of which every rollout has ended. Raises StoreError."""
-        if self._store is not None:
-            return _counts_of_ended_tasks(self._store, self.run_id, self.samples)
-        if not (self.directory / "store.db").exists():
-            return {}
-        with Store.open(self.directory, create=False) as store:
-            return _counts_of_ended_tasks(store, self.run_id, self.samples)
+    async def task_counts(self) -> dict[str, TaskCounts]:
+        """The rollouts of each task of which every one has ended, counted in a thread. Raises StoreError.
+
+        Agents wait while the event loop does: whatever is read from the store is read beside it.
+        """
+        return await asyncio.to_thread(self._read_task_counts, self._store)
+
+    def _read_task_counts(self, store: Store | None) -> dict[str, TaskCounts]:
+        if store is None:
+            if not (self.directory / "store.db").exists():
+                return {}
+            with Store.open(self.directory, create=False) as own:
+                return self._read_task_counts(own)
+        counts = store.outcomes.by_task(self.run_id)
+        return {task: count for task, count in counts.items() if count.graded + count.failed == self.samples}
 
     def last_error(self) -> ErrorInfo | None:
         """The last fault that a rollout met."""
         return self.progress.last_error
-
-
-def _counts_of_ended_tasks(store: Store, run_id: str, samples: int) -> dict[str, TaskCounts]:
-    counts = store.outcomes.by_task(run_id)
-    return {task: count for task, count in counts.items() if count.graded + count.failed == samples}
 
 
 def _with_model(gateway: GatewayConfig, model: str | None) -> GatewayConfig:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from understudy.errors import AgentError, StoreError, UnderstudyError
 from understudy.store.store import Store
-from understudy.types import Attempt, ErrorInfo, Rollout, Verdict, info_of
+from understudy.types import Attempt, ErrorInfo, Rollout, Verdict, info_of, is_solved
 
 MAX_ATTEMPTS = 3
 HEARTBEAT_S = 5.0
@@ -166,7 +166,7 @@ class Scheduler:
         finally:
             self._active.discard(attempt.id)
         self.progress.done += 1
-        self.progress.solved += verdict.reward == 1.0
+        self.progress.solved += is_solved(verdict.reward)
         return None
 
     def _stop_when_hopeless(self, rollout_id: str, error: UnderstudyError) -> None:

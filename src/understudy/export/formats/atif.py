@@ -31,7 +31,7 @@ from understudy.ingest.trace import Message, RequestShape, Trace, TraceTurn, Tur
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import Role
 from understudy.trajectory.tree import Node, Trajectory
-from understudy.types import Call
+from understudy.types import Call, is_solved
 from understudy.wire.model import Block
 from understudy.wire.stored import response_message, shown_messages
 
@@ -381,7 +381,7 @@ def _rollout_document(
     policies = sorted({node.call.policy_version for node in line.nodes if node.call.policy_version})
     extra: dict[str, Any] = {
         "reward": verdict.reward,
-        "resolved": verdict.reward >= 1,
+        "resolved": is_solved(verdict.reward),
         "task": graded.rollout.task_id,
         "exit_status": graded.attempt.status,
         "integrity": verdict.integrity.status,

@@ -20,7 +20,7 @@ from understudy.export.parquet import Parquet
 from understudy.ingest.trace import Message
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.samples import Sample
-from understudy.types import Task
+from understudy.types import Task, is_solved
 
 Form = Literal["sft", "rl", "tokens"]
 
@@ -156,7 +156,7 @@ def task(told: Task, run_id: str, split: str, index: int, rewards: list[float]) 
             "repo": told.repo,
             "run_id": run_id,
             "rollouts": len(rewards),
-            "solve_rate": sum(reward >= 1 for reward in rewards) / len(rewards),
+            "solve_rate": sum(map(is_solved, rewards)) / len(rewards),
         },
     }
 

@@ -261,16 +261,17 @@ class Loop:
         last = number >= self.config.steps or not self._overlaps(number)
         wanted = max(1, math.ceil(self.config.quorum * self.config.groups))
         while True:
+            # Noted before rollouts are counted: a batch that ends meanwhile is counted once more.
+            running = {number: wave for number, wave in self._waves.items() if not wave.ended}
             await self._record_refused()
-            ready = self._ready()
-            open_ = any(not self._waves[ref.wave].ended for ref in self.state.pending() if ref not in ready)
+            ready = await self._ready()
+            open_ = any(ref.wave in running for ref in self.state.pending() if ref not in ready)
             differing = sum(
                 0 < figures.solved < figures.graded and self._fresh(ref) for ref, figures in ready.items()
             )
             if not open_ or (not last and len(ready) >= wanted and differing >= self.config.min_groups):
                 return ready
-            going = [wave for wave in self._waves.values() if not wave.ended]
-            looks = [asyncio.ensure_future(wave.changed()) for wave in going]
+            looks = [asyncio.ensure_future(wave.changed()) for wave in running.values()]
             try:
                 await asyncio.wait(looks, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -300,11 +301,11 @@ class Loop:
             self._save(replace(self.state, refused=refused))
         usable(self._tasks, refused)
 
-    def _ready(self) -> dict[GroupRef, TaskCounts]:
+    async def _ready(self) -> dict[GroupRef, TaskCounts]:
         pending = set(self.state.pending())
         ready: dict[GroupRef, TaskCounts] = {}
         for number in {ref.wave for ref in pending}:
-            for task, figures in self._waves[number].figures().items():
+            for task, figures in (await self._waves[number].task_counts()).items():
                 if (ref := GroupRef(number, task)) in pending:
                     ready[ref] = figures
         return dict(sorted(ready.items()))
@@ -356,7 +357,7 @@ class Loop:
         if not summary.rollouts:
             reasons = "\n".join(f"  {task}: {why}" for task, why in list(summary.refused_tasks.items())[:5])
             raise TaskError(f"none of the held-out tasks passed validation:\n{reasons}")
-        figures = wave.figures()
+        figures = await wave.task_counts()
         evaluation = Evaluation(
             step=number,
             version=self.state.version,
