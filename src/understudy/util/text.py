@@ -14,7 +14,7 @@ def visible(text: str) -> str:
 
     Line ends and tabs stay. CRLF becomes a plain line end.
     """
-    return _UNSAFE.sub(lambda found: _picture(ord(found[0])), text.replace("\r\n", "\n"))
+    return _UNSAFE.sub(lambda match: _picture(ord(match[0])), text.replace("\r\n", "\n"))
 
 
 def _picture(code: int) -> str:

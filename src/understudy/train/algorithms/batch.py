@@ -95,7 +95,7 @@ def plan(batch: TrainingBatch, options: GRPOOptions, random: Random) -> Iterator
 def _order(version: str) -> list[tuple[int, str]]:
     """What versions are sorted by: step-10000 comes after step-9999."""
     parts = [part.lstrip("0") if index % 2 else part for index, part in enumerate(re.split("([0-9]+)", version))]
-    return [(len(part) if place % 2 else 0, part) for place, part in enumerate(parts)]
+    return [(len(part) if index % 2 else 0, part) for index, part in enumerate(parts)]
 
 
 def group_rewards(group: RolloutGroup, options: GRPOOptions) -> list[float]:

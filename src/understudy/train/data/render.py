@@ -147,8 +147,8 @@ def _of_row(row: dict[str, Any], renderer: Renderer, left_out: Counter[str]) -> 
     tools = _tools(row)
     ids: list[int] = []
     mask: list[int] = []
-    for place in sorted(learned):
-        pair = renderer.answer(messages[:place], [messages[place]], tools, left_out)
+    for index in sorted(learned):
+        pair = renderer.answer(messages[:index], [messages[index]], tools, left_out)
         if pair is None:
             continue
         prompt, completion = pair

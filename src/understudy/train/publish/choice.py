@@ -52,7 +52,7 @@ def make_publisher(
     urls = [base_urls] if isinstance(base_urls, str) else list(base_urls)
     make = _MAKERS.get((server, method))
     if make is None or not urls:
-        supported = ", ".join(f"{server} by {way}" for server, way in sorted(_MAKERS))
+        supported = ", ".join(f"{name} by {how}" for name, how in sorted(_MAKERS))
         raise ConfigError(f"cannot publish weights to {len(urls)} × {server} by {method}; supported: {supported}")
     if method == "transfer" and len(urls) > 1:
         raise ConfigError("a transfer goes to one server; give it all its GPUs by --data-parallel-size")
