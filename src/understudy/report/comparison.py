@@ -21,7 +21,7 @@ _MAX_ENUMERATED = 4_000_000
 Judgement = Literal["better", "worse", "open"]
 
 
-class TaskCounts(Struct, frozen=True):
+class SolveCounts(Struct, frozen=True):
     """How often a task was solved, of the rollouts of it that were graded."""
 
     solved: int
@@ -44,7 +44,7 @@ class RateDifference(Struct, frozen=True, kw_only=True):
     judgement: Judgement
 
 
-def rate(tasks: Sequence[TaskCounts]) -> ConfidenceInterval | None:
+def rate(tasks: Sequence[SolveCounts]) -> ConfidenceInterval | None:
     """The solve rate over all rollouts with Wilson's interval; None where none was graded."""
     graded = sum(task.graded for task in tasks)
     return wilson(sum(task.solved for task in tasks), graded) if graded else None
@@ -58,7 +58,7 @@ def mean_reward(rewards: Sequence[float]) -> MeanEstimate | None:
     return mean_estimate(rewards)
 
 
-def compare(before: dict[str, TaskCounts], after: dict[str, TaskCounts]) -> RateDifference | None:
+def compare(before: dict[str, SolveCounts], after: dict[str, SolveCounts]) -> RateDifference | None:
     """How a later solve rate differs from an earlier one, by the counts of each task; None if one has no rollout.
 
     The interval is Newcombe's. It takes rollouts for independent, which several of one task are not; hence the
@@ -82,7 +82,7 @@ def compare(before: dict[str, TaskCounts], after: dict[str, TaskCounts]) -> Rate
     )
 
 
-def permutation_p_value(pairs: Sequence[tuple[TaskCounts, TaskCounts]]) -> float:
+def permutation_p_value(pairs: Sequence[tuple[SolveCounts, SolveCounts]]) -> float:
     """How likely the tasks' rates differ by as much, on the whole, if each task's two were swapped at random.
 
     Two-sided; exact where the sums can be enumerated, else by a normal distribution. Each task was graded at least
@@ -112,5 +112,5 @@ def permutation_p_value(pairs: Sequence[tuple[TaskCounts, TaskCounts]]) -> float
     return min(1.0, sum(share for total, share in probabilities.items() if abs(total) >= observed))
 
 
-def _total(tasks: dict[str, TaskCounts]) -> tuple[int, int]:
+def _total(tasks: dict[str, SolveCounts]) -> tuple[int, int]:
     return sum(task.solved for task in tasks.values()), sum(task.graded for task in tasks.values())

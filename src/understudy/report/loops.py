@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import StoreError
-from understudy.report.comparison import TaskCounts, rate
+from understudy.report.comparison import SolveCounts, rate
 from understudy.report.figures import Point, TrainingStep
 from understudy.report.metrics import read_steps
 from understudy.report.runs import RunFigures, read_run_figures
@@ -93,7 +93,7 @@ def _evaluation(directory: LoopDirectory, evaluation: Evaluation, notes: list[st
                 f"{figures.point.solved} of {figures.point.graded}; the store is what is shown"
             )
         return figures
-    tasks = {task: TaskCounts(*counted) for task, counted in evaluation.tasks.items()}
+    tasks = {task: SolveCounts(*counted) for task, counted in evaluation.tasks.items()}
     point = Point(
         label=label,
         step=evaluation.step,

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from msgspec import Struct, structs
 
-from understudy.report.comparison import TaskCounts, compare, mean_reward, rate
+from understudy.report.comparison import SolveCounts, compare, mean_reward, rate
 from understudy.report.figures import BoundaryRow, Headline, Point, TaskRow
 from understudy.store.outcomes import AttemptFault, RolloutOutcome, VersionUse
 from understudy.store.store import Store
@@ -30,8 +30,8 @@ class RunFigures(Struct, frozen=True, kw_only=True):
 
     point: Point
     about: dict[str, str]
-    tasks: dict[str, TaskCounts]
-    strict: dict[str, TaskCounts]
+    tasks: dict[str, SolveCounts]
+    strict: dict[str, SolveCounts]
     turns: dict[str, float]
     faults: list[AttemptFault]
     unsolved: Counter[str]
@@ -225,8 +225,8 @@ def _solves_cleanly(outcome: RolloutOutcome) -> bool:
     return _solves(outcome) and outcome.integrity != "suspicious"
 
 
-def _tried(outcomes: Sequence[RolloutOutcome], solves: Callable[[RolloutOutcome], bool]) -> TaskCounts:
-    return TaskCounts(sum(map(solves, outcomes)), len(outcomes))
+def _tried(outcomes: Sequence[RolloutOutcome], solves: Callable[[RolloutOutcome], bool]) -> SolveCounts:
+    return SolveCounts(sum(map(solves, outcomes)), len(outcomes))
 
 
 def _share(tried: tuple[int, int]) -> float:

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.report.comparison import TaskCounts, compare, mean_reward, permutation_p_value, rate
+from understudy.report.comparison import SolveCounts, compare, mean_reward, permutation_p_value, rate
 from understudy.util.statistics import MeanEstimate, mean_estimate, wilson
 
-counts = st.integers(1, 5).flatmap(lambda graded: st.builds(TaskCounts, st.integers(0, graded), st.just(graded)))
+counts = st.integers(1, 5).flatmap(lambda graded: st.builds(SolveCounts, st.integers(0, graded), st.just(graded)))
 
 
-def tasks(solved: int, total: int, samples: int = 1) -> dict[str, TaskCounts]:
-    return {f"t{n}": TaskCounts(samples if n < solved else 0, samples) for n in range(total)}
+def tasks(solved: int, total: int, samples: int = 1) -> dict[str, SolveCounts]:
+    return {f"t{n}": SolveCounts(samples if n < solved else 0, samples) for n in range(total)}
 
 
 def test_a_rate_is_wilsons_over_all_rollouts_and_nothing_where_none_was_graded():
-    assert rate([TaskCounts(3, 10), TaskCounts(9, 30)]) == wilson(12, 40)
-    assert rate([TaskCounts(0, 0)]) is None and rate([]) is None
+    assert rate([SolveCounts(3, 10), SolveCounts(9, 30)]) == wilson(12, 40)
+    assert rate([SolveCounts(0, 0)]) is None and rate([]) is None
 
 
 def test_a_mean_of_zeros_and_ones_is_a_rate():
@@ -41,7 +41,7 @@ def test_a_single_reward_has_an_interval_only_where_it_is_a_rate():
 
 
 @given(st.lists(st.tuples(counts, counts), min_size=1, max_size=7))
-def test_the_test_by_task_counts_all_swaps(pairs: list[tuple[TaskCounts, TaskCounts]]):
+def test_the_test_by_task_counts_all_swaps(pairs: list[tuple[SolveCounts, SolveCounts]]):
     changes = [last.solved / last.graded - first.solved / first.graded for first, last in pairs]
     seen = abs(sum(changes))
     sums = [
@@ -52,19 +52,19 @@ def test_the_test_by_task_counts_all_swaps(pairs: list[tuple[TaskCounts, TaskCou
 
 
 @given(st.lists(st.tuples(counts, counts), min_size=1, max_size=20))
-def test_which_comes_first_does_not_matter(pairs: list[tuple[TaskCounts, TaskCounts]]):
+def test_which_comes_first_does_not_matter(pairs: list[tuple[SolveCounts, SolveCounts]]):
     assert permutation_p_value(pairs) == pytest.approx(
         permutation_p_value([(last, first) for first, last in pairs])
     )
 
 
 def test_many_tasks_are_tested_by_a_normal_distribution_that_agrees():
-    few = [(TaskCounts(0, 1), TaskCounts(n % 3 > 0, 1)) for n in range(40)] + [
-        (TaskCounts(1, 1), TaskCounts(0, 1))
+    few = [(SolveCounts(0, 1), SolveCounts(n % 3 > 0, 1)) for n in range(40)] + [
+        (SolveCounts(1, 1), SolveCounts(0, 1))
     ] * 15
     many = few * 60  # 3300 tasks
     assert permutation_p_value(many) < 1e-9
-    even = [(TaskCounts(0, 1), TaskCounts(1, 1))] * 1500 + [(TaskCounts(1, 1), TaskCounts(0, 1))] * 1500
+    even = [(SolveCounts(0, 1), SolveCounts(1, 1))] * 1500 + [(SolveCounts(1, 1), SolveCounts(0, 1))] * 1500
     assert permutation_p_value(even) == pytest.approx(1.0)
 
 
@@ -91,17 +91,17 @@ def test_a_small_gain_is_open():
 
 
 def test_without_tasks_in_common_the_interval_alone_counts():
-    found = compare(tasks(1, 30), {f"other{n}": TaskCounts(1, 1) for n in range(30)})
+    found = compare(tasks(1, 30), {f"other{n}": SolveCounts(1, 1) for n in range(30)})
     assert found is not None and found.p_by_task is None and found.judgement == "better"
 
 
 def test_nothing_graded_is_no_difference():
     assert compare({}, tasks(1, 2)) is None
-    assert compare(tasks(1, 2), {"a": TaskCounts(0, 0)}) is None
+    assert compare(tasks(1, 2), {"a": SolveCounts(0, 0)}) is None
 
 
 def test_few_tasks_with_odd_numbers_of_rollouts_are_enumerated():
-    pairs = [(TaskCounts(0, graded), TaskCounts(graded, graded)) for graded in (97, 89, 83, 79, 73, 71)]
+    pairs = [(SolveCounts(0, graded), SolveCounts(graded, graded)) for graded in (97, 89, 83, 79, 73, 71)]
     assert permutation_p_value(pairs) == pytest.approx(2 / 2**6)
-    pairs = [(TaskCounts(0, graded), TaskCounts(1, graded)) for graded in (97, 89, 83, 79, 73, 71)]
+    pairs = [(SolveCounts(0, graded), SolveCounts(1, graded)) for graded in (97, 89, 83, 79, 73, 71)]
     assert permutation_p_value(pairs) == pytest.approx(2 / 2**6)
