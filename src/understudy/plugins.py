@@ -20,4 +20,4 @@ def load(kind: str, name: str) -> Any:
     """
     for point in entry_points(group=f"understudy.{kind}", name=name):
         return point.load()
-    raise ConfigError(f"no {kind} adapter is called {name!r}; there are: {', '.join(names(kind))}")
+    raise ConfigError(f"unknown name {name!r} among {kind}; expected one of: {', '.join(names(kind))}")

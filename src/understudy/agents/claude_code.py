@@ -87,13 +87,13 @@ class ClaudeCode:
         debug: str = "",
     ) -> None:
         if run_method not in RUN_METHODS:
-            raise ConfigError(f"there is no run method {run_method!r}; there are: {', '.join(RUN_METHODS)}")
+            raise ConfigError(f"unknown run method {run_method!r}; expected one of: {', '.join(RUN_METHODS)}")
         if open_file_limit and not (open_file_limit.isascii() and open_file_limit.isdigit()):
-            raise ConfigError(f"the open file limit {open_file_limit!r} is no number of files")
+            raise ConfigError(f"open file limit: expected a number of files, got {open_file_limit!r}")
         self._by_sdk = run_method == "python"
         names = tuple(name.strip() for name in tools.split(",")) if tools else ()
         if any(re.fullmatch(r"\w+", name) is None for name in names):
-            raise ConfigError(f"the tools {tools!r} are no names separated by commas, as in Read,Edit")
+            raise ConfigError(f"tools: expected names separated by commas, as in Read,Edit, got {tools!r}")
         self._restriction = ToolRestriction(names, system_prompt)
         self._open_file_limit = open_file_limit
         self._debug = bool(debug)

@@ -44,7 +44,7 @@ def gateway_config(settings: BackendSettings, *, backend: str | None) -> Gateway
     if backend is None:
         raise ConfigError(f"say who answers: a backend ({', '.join(BACKENDS)}), or --config FILE")
     if backend not in BACKENDS:
-        raise ConfigError(f"there is no backend {backend!r}; expected one of {', '.join(BACKENDS)}")
+        raise ConfigError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
     if backend == "embedded" and not urls:
         if high or low:
             raise ConfigError("the embedded backend takes no model names: its one model is known")
@@ -118,14 +118,14 @@ def embedded_server(config: GatewayConfig, settings: ModelSettings) -> tuple[str
 def _sampled(config: GatewayConfig, settings: ModelSettings) -> GatewayConfig:
     """The configuration with the sampling of the settings laid over what agents ask, where they have any."""
     wanted = {"temperature": settings.temperature, "max_tokens": settings.answer_tokens}
-    given = {name: value for name, value in wanted.items() if value is not None}
+    overrides = {name: value for name, value in wanted.items() if value is not None}
     sampling = config.sampling
     return replace(
         config,
         sampling=replace(
             sampling,
-            training=replace(sampling.training, **given),
-            evaluation=replace(sampling.evaluation, **given),
+            training=replace(sampling.training, **overrides),
+            evaluation=replace(sampling.evaluation, **overrides),
         ),
     )
 

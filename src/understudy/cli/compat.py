@@ -1,66 +1,59 @@
-"""Command lines in the spelling of the example that Understudy began from, answered with the present one."""
+"""Command lines of the example that Understudy grew out of: refused, with the one to use now."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from understudy.errors import ConfigError
 
-_OPTIONS = {
-    "--model_name_or_path": "--backend-model-high",
-    "--server_address": "--base-url",
-    "--dataset_path": "--dataset-path",
-    "--max_step": "--max-turns",
-    "--max_turns": "--max-turns",
-    "--output_dir": "--output-dir",
-    "--base_url": "--base-url",
-    "--backend_model_high": "--backend-model-high",
-    "--backend_model_low": "--backend-model-low",
-    "--frontend_model_high": "--frontend-model-high",
-    "--frontend_model_low": "--frontend-model-low",
-    "--cooldown_seconds": "--cooldown-seconds",
+_RENAMED = {
+    "model-name-or-path": "backend-model-high",
+    "server-address": "base-url",
+    "max-step": "max-turns",
 }
-_OFFICIAL = "--official"
-_WAYS = ("vllm", "anthropic", "openai", "sglang", "embedded")
+_BACKENDS = ("vllm", "anthropic", "openai", "sglang", "embedded")
+_OLD_OPTION = re.compile(
+    r"--(official|(?:dataset_path|output_dir|base_url|max_turns|(?:back|front)end_model_(?:high|low)|cooldown_seconds"
+    r"|model_name_or_path|server_address|max_step))(=.*)?",
+    re.DOTALL,
+)
 
 
-def refuse_former(arguments: Sequence[str]) -> None:
-    """Raise ConfigError with the command line to use when these arguments are in the former spelling."""
-    begins_a_run = bool(arguments) and (arguments[0] in ("run", *_WAYS) or arguments[0].startswith("--"))
-    options = {argument.partition("=")[0] for argument in arguments}
-    without_run = bool(arguments) and arguments[0] in _WAYS
-    if begins_a_run and (without_run or options & {_OFFICIAL, *_OPTIONS}):
-        raise ConfigError(f"this is an older spelling; the command is now:\n  {present(arguments)}")
+def refuse_old_spelling(arguments: Sequence[str]) -> None:
+    """Raise ConfigError with the command line to use when these arguments are in the old spelling."""
+    if not arguments:
+        return
+    backend_first = arguments[0] in _BACKENDS
+    starts_run = backend_first or arguments[0] == "run" or arguments[0].startswith("--")
+    if backend_first or (starts_run and any(_OLD_OPTION.fullmatch(argument) for argument in arguments)):
+        raise ConfigError(f"this is an older spelling; the command is now:\n  {current_spelling(arguments)}")
 
 
-def present(arguments: Sequence[str]) -> str:
-    """The present command line of former arguments, ready for a shell."""
-    words = list(arguments[1:] if arguments[:1] == ["run"] else arguments)
-    way = words.pop(0) if words and words[0] in _WAYS else ""
-    official = _OFFICIAL in words or way == "anthropic"
-    options = [
-        (name, value)
-        for name, value in _pairs(words)
-        # It was the address of the server that --official did without.
-        if name != _OFFICIAL and not (_OFFICIAL in words and name == "--base-url")
-    ]
-    way = "anthropic" if official else way or "vllm"
-    if way in ("vllm", "openai") and "--backend-model-high" not in dict(options):
-        options.insert(0, ("--backend-model-high", "MODEL"))
-    flat = [word for name, value in options for word in ([name] if value is None else [name, value])]
-    return shlex.join(["understudy", "run", way, *flat])
-
-
-def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Each option by its present name, with its value where it has one."""
-    rest = list(words)
+def current_spelling(arguments: Sequence[str]) -> str:
+    """The command line that does now what these arguments did, ready for a shell."""
+    rest = list(arguments[1:] if arguments[:1] == ["run"] else arguments)
+    backend = rest.pop(0) if rest and rest[0] in _BACKENDS else "vllm"
+    official = "--official" in rest
+    options: list[str] = []
     while rest:
-        name, equals, value = rest.pop(0).partition("=")
-        takes_next = not equals and name.startswith("--") and rest and not rest[0].startswith("--")
-        if takes_next:
+        argument = rest.pop(0)
+        if not _OLD_OPTION.fullmatch(argument):
+            options.append(argument)
+            continue
+        name, equals, value = argument.removeprefix("--").replace("_", "-", argument.count("_")).partition("=")
+        if equals:
+            value = argument.partition("=")[2]
+        elif name != "official" and rest:
             value = rest.pop(0)
-        name = _OPTIONS.get(name, name)
-        if name == "--base-url" and value and "://" not in value:
+        name = _RENAMED.get(name, name)
+        if name == "base-url" and "://" not in value:
             value = f"http://{value}"
-        yield name, value if equals or takes_next else None
+        # --official asked Anthropic itself, so it needs no address.
+        if name != "official" and not (official and name == "base-url"):
+            options += [f"--{name}", value]
+    backend = "anthropic" if official else backend
+    if backend in ("vllm", "openai") and "--backend-model-high" not in options:
+        options[:0] = ["--backend-model-high", "MODEL"]
+    return shlex.join(["understudy", "run", backend, *options])

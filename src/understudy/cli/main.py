@@ -23,13 +23,13 @@ def main() -> None:
 
         try:
             from understudy.cli.app import app
-            from understudy.cli.compat import refuse_former
+            from understudy.cli.compat import refuse_old_spelling
 
-            refuse_former(sys.argv[1:])
+            refuse_old_spelling(sys.argv[1:])
             try:
                 app()
             finally:
-                sys.stdout.flush()  # here, where what it meets can be told
+                sys.stdout.flush()  # here, so that its errors are reported below
         except UnderstudyError as error:
             from understudy.util.text import visible
 
@@ -37,11 +37,11 @@ def main() -> None:
         except OSError as error:
             if error.errno not in (*_NO_ROOM, errno.EPIPE):
                 raise
-            # What is still held would be tried again at the very end.
+            # Python would try to flush the rest at exit, and fail again: let it go nowhere.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             if error.errno == errno.EPIPE:
-                sys.exit(1)  # nobody reads on: that is no fault
-            _end(f"what is printed, or a file, cannot be written: {error.strerror}; make room", EXIT_ERROR)
+                sys.exit(1)  # the reader has closed the pipe (`| head`): not an error
+            _end(f"cannot write to stdout or to a file: {error.strerror}; free some disk space", EXIT_ERROR)
     except KeyboardInterrupt:
         _end("interrupted", EXIT_INTERRUPTED)
 

@@ -34,11 +34,11 @@ def command(body: Callable[..., None]) -> Callable[..., None]:
             parameters.append(each.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
     names = {name: [one.name for one in options_of(kind)] for name, kind in settings}
 
-    def run(**given: Any) -> None:
+    def run(**options: Any) -> None:
         for name, kind in settings:
-            own = {option: _plain(given.pop(option)) for option in names[name]}
-            given[name] = from_options(kind, own)
-        body(**given)
+            own = {option: _plain(options.pop(option)) for option in names[name]}
+            options[name] = from_options(kind, own)
+        body(**options)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -47,15 +47,15 @@ def command(body: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def from_options(kind: type[Any], given: dict[str, Any]) -> Any:
+def from_options(kind: type[Any], options: dict[str, Any]) -> Any:
     """The settings of what a command line gave, and of the file that it names. Raises ConfigError."""
-    config = given.get("config")
+    config = options.get("config")
     if config is None:
-        return build(kind, given, {})
+        return build(kind, options, {})
     file = read_toml(Path(config))
     if getattr(kind, "needs_table", True):
         require_table(file, kind, str(config))
-    return build(kind, given, file, str(config))
+    return build(kind, options, file, str(config))
 
 
 def _plain(value: Any) -> Any:

@@ -146,7 +146,7 @@ class TaskSettings(Struct, frozen=True, kw_only=True):
         return ImageChoice(self.namespace, self.instance_image_tag)
 
 
-class AgentSettings(Struct, frozen=True, kw_only=True):
+class AgentRunSettings(Struct, frozen=True, kw_only=True):
     """How agents work, in a run and in every run of a loop."""
 
     agent: Annotated[str, option("claude-code, or shell.")] = "claude-code"
@@ -222,8 +222,8 @@ class SandboxSettings(Struct, frozen=True, kw_only=True):
     @property
     def image_options(self) -> dict[str, Any]:
         """The options of sandboxes that run container images, as far as they were given."""
-        given = {name: getattr(self, name) for name in ("image", "cache_level", "clean", "force_rebuild")}
-        return {name: value for name, value in given.items() if value}
+        options = {name: getattr(self, name) for name in ("image", "cache_level", "clean", "force_rebuild")}
+        return {name: value for name, value in options.items() if value}
 
 
 def default_concurrency() -> int:

@@ -42,7 +42,7 @@ _NO_DATASET: dict[DatasetState, str] = {
     "suspicious patch": "{count} have neither stream nor dataset: their patches look as if they were made to "
     "deceive the grader; see their reports, and: understudy export hf --include-suspicious",
     "not installed": "{count} have no dataset: the package pyarrow is not installed; "
-    "pip install 'understudy[hf]', then give the same command again",
+    "pip install 'understudy[hf]', then run the same command again",
 }
 """Why rollouts may have no dataset, in words; what is not in here needs none."""
 
@@ -107,7 +107,7 @@ class RolloutFiles:
         if self._failures:
             first = next(iter(self._failures.values()))
             notes.append(
-                f"{len(self._failures)} outputs could not be written, give the same command again: {first}"
+                f"{len(self._failures)} outputs could not be written; run the same command again: {first}"
             )
         return tuple(notes)
 

@@ -43,7 +43,7 @@ _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 WatchServer = Callable[[], Awaitable[None]]
-"""Waits for the end of something that a run cannot do without, and raises when it comes."""
+"""Waits until the model server that a run depends on ends, and then raises."""
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):
@@ -75,10 +75,10 @@ class RunSummary(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedResources:
-    """What several runs at a time share, kept by whoever starts them.
+    """What several runs share that are executed at the same time; whoever starts them owns it.
 
-    The configuration of the `gateway` has the addresses of a model's servers, which a run's own leaves out: they
-    are no part of what the run is. `control` steers all their gateways, and their agents share the `places`.
+    `gateway` has the addresses of a model's servers, which a run's own configuration leaves out because they do
+    not belong to its identity. `control` pauses all their gateways, and their agents share the `agent_slots`.
     """
 
     gateway: GatewayConfig
@@ -87,13 +87,13 @@ class SharedResources:
 
 
 class RunMonitor:
-    """What a run tells while it goes on. The base class listens to nothing; a display overrides what it shows."""
+    """Receives the events of a run. This base class ignores them; a display overrides what it shows."""
 
     def stage(self, text: str) -> None:
-        """A stage before the rollouts began, in words."""
+        """A stage before the rollouts start, as text."""
 
     def running(self, scheduler: Scheduler, store: Store) -> None:
-        """The rollouts begin; the scheduler's progress and the store's counts may be read from now on."""
+        """The rollouts start; the scheduler's progress and the store's counts may be read from now on."""
 
     def stopped(self) -> None:
         """The store is about to be closed, and must not be read any more."""
@@ -112,12 +112,14 @@ async def execute_run(
     agent_extras: Mapping[str, str] = _NO_OPTIONS,
     shared: SharedResources | None = None,
 ) -> RunSummary:
-    """Carry out a run, or continue it where an earlier start of it ended.
+    """Execute a run, or continue it where an earlier start of it ended.
 
-    After an agent its place stays empty for `cooldown_s` seconds. `rewrite` writes the files of rollouts that
-    ended before anew. `agent_extras` are options of the agent that are no part of what the run is. With `lent` it
-    uses what is kept for several runs, and writes no files of its rollouts beside the store; what failed stays so,
-    for its group may have been used, and no usable task is no error: others know of more.
+    An agent's slot stays empty for `cooldown_s` seconds after it. `rewrite` writes the files of rollouts that
+    ended before once more. `agent_extras` are options of the agent that do not belong to the run's identity.
+
+    With `shared` the run is one of several, as in a training loop: it uses their resources and writes no files
+    beside the store. Failed rollouts are not tried again then, because their group may have been used already, and
+    it is no error when none of the tasks is usable.
 
     Everything it starts is stopped when it returns, raises or is cancelled. Raises ConfigError, TaskError,
     StoreError, or the error that made going on useless.
@@ -128,7 +130,7 @@ async def execute_run(
     if problems := agent.problems():
         raise ConfigError("\n".join(problems))
     if not config.starts_server:
-        # Intake may take hours: what the models lack is to be known before it.
+        # Validation may take hours: ask first whether the models can be used at all.
         monitor.stage("asking for the models")
         await (await build_models(shared.gateway if shared else config.gateway)).close()
     lock = locked(

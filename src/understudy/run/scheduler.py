@@ -18,10 +18,10 @@ HEARTBEAT_S = 5.0
 _log = logging.getLogger(__name__)
 
 ExecuteAttempt = Callable[[Rollout, Attempt, bool, Callable[[], None]], Awaitable[Verdict]]
-"""Carries out an attempt; told whether it is the rollout's last one, and what to call when its agent is done."""
+"""Executes an attempt, given whether it is the rollout's last one, and what to call when its agent is done."""
 
 PrepareRollout = Callable[[Rollout], Awaitable[None]]
-"""Makes ready what a rollout will need, while it waits for its turn; may raise, for the attempt meets it again."""
+"""Prepares what a rollout will need while it waits. Errors are ignored: the attempt would raise them again."""
 
 
 async def _no_preparation(rollout: Rollout) -> None:
@@ -30,7 +30,7 @@ async def _no_preparation(rollout: Rollout) -> None:
 
 @dataclass
 class RunProgress:
-    """Where a run stands. `done` counts rollouts that ended, those of an earlier start of the run included."""
+    """How far a run is. `done` counts finished rollouts, those of an earlier start of the run included."""
 
     total: int
     done: int = 0
@@ -45,12 +45,14 @@ class RunProgress:
 class Scheduler:
     """Runs every open rollout of a run to its end, with `concurrency` agents at a time.
 
-    An agent that is done gives its place to the next rollout while its patch is graded; as many rollouts as there
-    are places are graded, or made ready, beside them. A place is free again `cooldown_s` seconds after its agent.
-    `places` are those that it shares with other schedulers.
+    An agent that is done releases its slot to the next rollout while its patch is graded; as many rollouts as
+    there are slots are graded, or prepared, beside them. A slot is free again `cooldown_s` seconds after its agent
+    is done. `shared_slots` are those that it shares with other schedulers.
 
-    When attempt after attempt fails at one boundary, of more rollouts than one and with none ending well in
-    between, what they need is broken: the run stops with that error and leaves the rest queued.
+    An attempt that fails for reasons of infrastructure is tried again, at most `MAX_ATTEMPTS` times in all.
+
+    When many attempts in a row fail at the same boundary (sandbox, backend, ...), and they belong to more than one
+    rollout, something that all need is broken: the run stops with that error and leaves the rest queued.
     """
 
     store: Store
@@ -71,7 +73,7 @@ class Scheduler:
         self._slots = self.shared_slots or asyncio.Semaphore(self.concurrency)
 
     def drain(self) -> None:
-        """Start nothing new; rollouts that run are let finish."""
+        """Start nothing new; the running rollouts finish."""
         self._draining = True
 
     @property
@@ -96,7 +98,7 @@ class Scheduler:
             for finished in done:
                 finished.result()
         finally:
-            # A worker that raised leaves the others running: they are stopped, and their sandboxes closed.
+            # gather() lets the other workers run on when one raises: cancel them, so that their sandboxes close.
             for task in (heartbeat, *workers):
                 task.cancel()
             await asyncio.gather(heartbeat, work, *workers, return_exceptions=True)
@@ -106,7 +108,7 @@ class Scheduler:
             await self._run_rollout(self._queue.popleft())
 
     async def _run_rollout(self, rollout_id: str) -> None:
-        """Give a rollout its attempts until it ends or they are used up."""
+        """Start attempts of a rollout until one succeeds or they are used up."""
         slot = AgentSlot(self._slots, self.progress, self.cooldown_s)
         if self._slots.locked():
             await self._prepare(rollout_id)
@@ -131,19 +133,19 @@ class Scheduler:
                     return
                 await asyncio.sleep(self.retry_pause_s * (MAX_ATTEMPTS - tries_left))
         except BaseException:
-            self._draining = True  # the run ends here: nothing new may begin in this one's place
+            self._draining = True  # the whole run ends here: no other worker may start something new
             raise
         finally:
             slot.release()
 
     async def _prepare(self, rollout_id: str) -> None:
-        """Have made ready what a rollout will need; an attempt meets again what goes wrong, and stores it."""
+        """Prepare what a rollout will need. Errors are only logged: the attempt raises and stores them again."""
         try:
             await self.prepare(self.store.runs.rollout(rollout_id))
         except StoreError:
             raise
-        except Exception as error:  # noqa: BLE001 - what is wrong with one rollout does not end the others
-            _log.debug("rollout %s cannot be made ready ahead: %s", rollout_id, error)
+        except Exception as error:  # noqa: BLE001 - an error of one rollout must not end the others
+            _log.debug("rollout %s cannot be prepared ahead of its turn: %s", rollout_id, error)
 
     async def _run_attempt(
         self, rollout_id: str, attempt: Attempt, release_slot: Callable[[], None], *, final: bool
@@ -154,7 +156,7 @@ class Scheduler:
             verdict = await self.execute(self.store.runs.rollout(rollout_id), attempt, final, release_slot)
         except StoreError:
             raise
-        except Exception as raised:  # noqa: BLE001 - what is wrong with one attempt does not end the others
+        except Exception as raised:  # noqa: BLE001 - an error of one attempt must not end the others
             error = raised if isinstance(raised, UnderstudyError) else _internal_error(raised)
             info = info_of(error)
             rollout_status = "failed" if final or not error.retryable else "requeuing"
@@ -170,7 +172,7 @@ class Scheduler:
         return None
 
     def _stop_when_hopeless(self, rollout_id: str, error: UnderstudyError) -> None:
-        """Raise the error when the last attempts all failed where this one did."""
+        """Raise the error when so many attempts in a row failed at this boundary that going on is useless."""
         failures = self._consecutive_failures
         counts = error.retryable and not (isinstance(error, AgentError) and error.had_answers)
         if not counts or (failures and failures[-1][0] != error.boundary):
@@ -183,7 +185,7 @@ class Scheduler:
         ):
             raise type(error)(
                 f"{len(failures)} attempts in a row failed at the {error.boundary}; the rest is left queued. "
-                f"Mend this and give the same command again: {error}"
+                f"Fix the cause and run the same command again; finished rollouts are not repeated: {error}"
             )
 
     async def _heartbeat(self) -> None:
@@ -194,7 +196,7 @@ class Scheduler:
 
 
 class AgentSlot:
-    """One of the places for agents, as one rollout holds it or not."""
+    """One of the slots for agents, which a rollout holds while its agent works."""
 
     def __init__(self, slots: asyncio.Semaphore, progress: RunProgress, cooldown_s: float) -> None:
         self._slots = slots
@@ -203,14 +205,14 @@ class AgentSlot:
         self._held = False
 
     async def acquire(self) -> None:
-        """Wait for a place, unless it is held."""
+        """Wait for a slot, unless this rollout holds one already."""
         if not self._held:
             await self._slots.acquire()
             self._held = True
             self._progress.running += 1
 
     def release(self) -> None:
-        """Give the place to another, if it is held, once it has cooled down."""
+        """Release the slot, if it is held, after the cooldown."""
         if self._held:
             self._held = False
             self._progress.running -= 1
@@ -218,8 +220,6 @@ class AgentSlot:
 
 
 def _internal_error(raised: Exception) -> UnderstudyError:
-    """A fault of our own as an error that can be stored; trying again does not mend it."""
-    _log.error("an attempt met a fault of Understudy's own", exc_info=raised)
-    return UnderstudyError(
-        f"{type(raised).__name__}: {raised}; this is a fault of Understudy's own, please report it"
-    )
+    """An unexpected exception as an error that can be stored; a retry would not help."""
+    _log.error("an attempt failed because of a bug in Understudy", exc_info=raised)
+    return UnderstudyError(f"{type(raised).__name__}: {raised}; this is a bug in Understudy, please report it")

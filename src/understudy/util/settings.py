@@ -123,7 +123,7 @@ def _unwrap(kind: Any) -> tuple[Any, Meta | None]:
             return kind, meta
 
 
-def build(kind: type[T], given: Mapping[str, Any], file: Mapping[str, Any], source: str = "options") -> T:
+def build(kind: type[T], arguments: Mapping[str, Any], file: Mapping[str, Any], source: str = "options") -> T:
     """The settings: what was `given` (None: not), else what the tables of a `file` say, else the defaults.
 
     `source` names the file in errors. Raises ConfigError for a key that is unknown or has an unsuitable value.
@@ -139,13 +139,13 @@ def build(kind: type[T], given: Mapping[str, Any], file: Mapping[str, Any], sour
         table = tables.get(each.table, {})
         if group is not None:
             table = _table(table.get(group.key))
-        value = given.get(each.name)
+        value = arguments.get(each.name)
         if value is None:
             value = table.get(each.key)
         if value is None:
             continue
-        if group is not None and given.get(group.name) is False:
-            if given.get(each.name) is not None:
+        if group is not None and arguments.get(group.name) is False:
+            if arguments.get(each.name) is not None:
                 raise ConfigError(
                     f"--no-{group.key} and --{each.name.replace('_', '-')} contradict each other; "
                     "leave one of them out"
@@ -153,7 +153,7 @@ def build(kind: type[T], given: Mapping[str, Any], file: Mapping[str, Any], sour
             continue
         _put(values, each.path, _prepared(each, value))
     for path, group in groups.items():
-        wanted = given.get(group.name)
+        wanted = arguments.get(group.name)
         present = isinstance(tables.get(group.table, {}).get(group.key), dict)
         if wanted is not False and (wanted or present):
             _put(values, (*path, ""), None)  # the group itself, with its defaults

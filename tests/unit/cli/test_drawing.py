@@ -11,10 +11,10 @@ from functools import partial
 
 import pytest
 
-from understudy.cli.display.live import Drawn, drawn
+from understudy.cli.display.live import LiveStatus, live
 
 
-class Told(Drawn):
+class Told(LiveStatus):
     plain_s = 600.0
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Told(Drawn):
         self.asked += 1
         return self.stage
 
-    def said(self) -> list[str]:
+    def new_lines(self) -> list[str]:
         lines, self.lines = self.lines, []
         return lines
 
@@ -48,7 +48,7 @@ def until(holds: Callable[[], bool]) -> None:
 def test_elsewhere_than_on_a_terminal_news_is_told_at_once_and_once():
     stream, shown = io.StringIO(), Told()
     began = time.monotonic()
-    with drawn(shown, stream):
+    with live(shown, stream):
         until(lambda: stream.getvalue() == "before\n")
         for asked in (1, 2):  # the same again is no news
             shown.changed.set()
@@ -66,7 +66,7 @@ def test_on_a_terminal_what_was_said_stays_above_the_line(monkeypatch: pytest.Mo
     monkeypatch.setenv("TERM", "xterm")
     ours, theirs = pty.openpty()
     shown = Told()
-    with os.fdopen(theirs, "w") as stream, drawn(shown, stream):
+    with os.fdopen(theirs, "w") as stream, live(shown, stream):
         until(lambda: not shown.lines)
         shown.lines = ["at the end"]
     seen = b"".join(iter(partial(said_on, ours), b"")).decode()

@@ -10,7 +10,7 @@ import pytest
 
 from understudy.agents.claude_code import ClaudeCode
 from understudy.cli.backends import FRONTEND_HIGH, FRONTEND_LOW, run_gateway_config
-from understudy.cli.compat import present, refuse_former
+from understudy.cli.compat import current_spelling, refuse_old_spelling
 from understudy.cli.display.run_summary import print_summary
 from understudy.cli.settings import ModelSettings, TaskSettings
 from understudy.errors import ConfigError
@@ -40,11 +40,11 @@ from support import understudy
 )
 def test_a_former_command_line_is_answered_with_the_present_one(former: str, now: str):
     words = shlex.split(former)
-    assert present(words) == f"understudy run {now}"
+    assert current_spelling(words) == f"understudy run {now}"
     with pytest.raises(ConfigError, match="older spelling"):
-        refuse_former(words)
+        refuse_old_spelling(words)
     # What is answered is no former spelling itself.
-    refuse_former(shlex.split(now, posix=True) and ["run", *shlex.split(now)])
+    refuse_old_spelling(shlex.split(now, posix=True) and ["run", *shlex.split(now)])
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_former_command_line_is_answered_with_the_present_one(former: str, now
     ],
 )
 def test_other_command_lines_are_let_through(words: list[str]):
-    refuse_former(words)
+    refuse_old_spelling(words)
 
 
 def test_the_answer_reaches_a_person():

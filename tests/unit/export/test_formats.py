@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from understudy import plugins
-from understudy.cli.commands.export import app, few
+from understudy.cli.commands.export import app, shortened_list
 from understudy.errors import ConfigError
 from understudy.export.base import Exported, traits_of
 from understudy.export.corpus import Corpus, Selection
@@ -345,7 +345,7 @@ def test_a_summary_names_a_few_files_of_many(tmp_path: Path):
     assert done.exit_code == 0, done.output
     assert re.search(r"and 3\d more\)", done.output) and len(done.output) < 2_000
     planned = plan(tmp_path / "out", "ann/x")
-    assert len(planned.files) > 40 and "more" in few(list(planned.files))
+    assert len(planned.files) > 40 and "more" in shortened_list(list(planned.files))
 
 
 def test_every_format_is_an_exporter():

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from understudy.cli.commands.show import newest
-from understudy.cli.display.transcript import Printer, Record
+from understudy.cli.commands.show import newest_run
+from understudy.cli.display.transcript import RolloutRecord, TranscriptPrinter
 from understudy.errors import ConfigError
 from understudy.store import Store
 from understudy.trajectory.tree import build
@@ -42,9 +42,9 @@ def conversation(attempt_id: str = "a1") -> Session:
     return session
 
 
-def record() -> Record:
+def record() -> RolloutRecord:
     tests = {"test_a.py::test_good": "passed", f"test_a.py::test_{HOSTILE}": "failed"}
-    return Record(
+    return RolloutRecord(
         rollout=Rollout(
             id="r1",
             run_id="run1",
@@ -70,7 +70,7 @@ def shown(*, full: bool = False, color: bool = False) -> str:
         file=out, force_terminal=color, color_system="standard" if color else None, width=200, markup=False
     )
     shown = record()
-    Printer(console, full=full).show(shown, build(shown.calls))
+    TranscriptPrinter(console, full=full).show(shown, build(shown.calls))
     return out.getvalue()
 
 
@@ -90,7 +90,7 @@ def test_tabs_and_blank_lines_keep_their_places():
     session = Session()
     session.ask([user(text("1\tdef f():\n2\n\n3\t    return 1"))], [text("Hm.")])
     shown = msgspec.structs.replace(record(), calls=session.calls)
-    Printer(Console(file=out, width=200), full=False).show(shown, build(shown.calls))
+    TranscriptPrinter(Console(file=out, width=200), full=False).show(shown, build(shown.calls))
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     at = lines.index("  1       def f():")
     assert lines[at + 1 : at + 4] == ["  2", "", "  3           return 1"]
@@ -125,12 +125,12 @@ def test_visible_text_is_printable_but_for_line_ends_and_tabs(said: str):
 
 def test_the_newest_run_is_found(tmp_path: Path):
     with pytest.raises(ConfigError, match="--dir"):
-        newest(tmp_path)
+        newest_run(tmp_path)
     for number, name in enumerate(("b", "a")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "store.db").touch()
         os.utime(tmp_path / name / "store.db", (number, number))
-    assert newest(tmp_path) == tmp_path / "a"
+    assert newest_run(tmp_path) == tmp_path / "a"
 
 
 def wait(future: Future[Any]) -> Any:
@@ -220,7 +220,7 @@ def test_a_line_for_each_branch_and_the_figures_come_first():
     session.calls[3] = msgspec.structs.replace(session.calls[3], audit=anew, policy_version="v2")
     out = io.StringIO()
     told = msgspec.structs.replace(record(), calls=session.calls)
-    Printer(Console(file=out, width=200, markup=False), full=False).show(told, build(told.calls))
+    TranscriptPrinter(Console(file=out, width=200, markup=False), full=False).show(told, build(told.calls))
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     for line in (
         "calls    4   1,000 prompt tokens, 10 completion tokens, 900 cached",

@@ -249,7 +249,7 @@ def test_an_interrupted_ingest_leaves_whole_traces_and_goes_on(jobs: str, tmp_pa
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "give the same command again to continue" in said
+    assert "run the same command again to continue" in said
     assert not list(store.glob(".reading.*"))
     assert {len(trace.turns) for trace in trace_store.traces(store)} <= {2, 6000}
     assert told(logs, "--dir", store)["unchanged"] >= 1

@@ -20,7 +20,7 @@ from understudy.cli.display.output import print_json
 from understudy.errors import ConfigError
 
 
-class Check(Struct, frozen=True):
+class HealthCheck(Struct, frozen=True):
     """One thing a run needs: whether it is there, what was found, and what to do when it is not."""
 
     name: str
@@ -64,7 +64,7 @@ def setup() -> None:
     )
 
 
-def _print(checks: list[Check]) -> None:
+def _print(checks: list[HealthCheck]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -77,110 +77,120 @@ def _print(checks: list[Check]) -> None:
     Console().print(table, markup=False)
 
 
-def _python() -> Check:
-    found = platform.python_version()
-    return Check(
-        "Python", sys.version_info >= (3, 11), found, "" if sys.version_info >= (3, 11) else "use 3.11 or newer"
+def _python() -> HealthCheck:
+    version = platform.python_version()
+    return HealthCheck(
+        "Python", sys.version_info >= (3, 11), version, "" if sys.version_info >= (3, 11) else "use 3.11 or newer"
     )
 
 
-def _tool(name: str, remedy: str, *, required: bool = True) -> Callable[[], Check]:
-    def check() -> Check:
+def _tool(name: str, remedy: str, *, required: bool = True) -> Callable[[], HealthCheck]:
+    def check() -> HealthCheck:
         path = shutil.which(name)
         if path is None:
-            return Check(name, False, "not found", remedy, required)
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-        return Check(
-            name, True, f"{path} ({said.strip().splitlines()[0] if said.strip() else 'no version'})", "", required
+            return HealthCheck(name, False, "not found", remedy, required)
+        output = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+        return HealthCheck(
+            name,
+            True,
+            f"{path} ({output.strip().splitlines()[0] if output.strip() else 'no version'})",
+            "",
+            required,
         )
 
     return check
 
 
-def _sandbox() -> Check:
+def _sandbox() -> HealthCheck:
     from understudy.sandbox.local.sandboxes import LocalSandboxes
 
     problems = LocalSandboxes().problems()
-    found = "does not work here" if problems else "works"
-    return Check("sandbox: local", not problems, found, "; ".join(problems))
+    state = "does not work here" if problems else "works"
+    return HealthCheck("sandbox: local", not problems, state, "; ".join(problems))
 
 
-def _docker() -> Check:
+def _docker() -> HealthCheck:
     from understudy.sandbox.docker.sandboxes import DockerSandboxes
 
     problems = DockerSandboxes().problems()
-    found = "does not work here" if problems else "works"
-    return Check("sandbox: docker (container images)", not problems, found, "; ".join(problems), required=False)
+    state = "does not work here" if problems else "works"
+    return HealthCheck(
+        "sandbox: docker (container images)", not problems, state, "; ".join(problems), required=False
+    )
 
 
-def _npm() -> Check:
+def _npm() -> HealthCheck:
     from understudy.agents.claude_install import find_npm
 
     npm = find_npm()
     remedy = "" if npm else "install Node.js with npm, or: pip install 'understudy[node]'"
-    return Check("npm", npm is not None, " ".join(npm) if npm else "not found", remedy, required=False)
+    return HealthCheck("npm", npm is not None, " ".join(npm) if npm else "not found", remedy, required=False)
 
 
-def _claude_code() -> Check:
+def _claude_code() -> HealthCheck:
     from understudy.agents.claude_install import binary_path, is_installed
     from understudy.config import CLAUDE_CODE_VERSION
 
     try:
         binary = binary_path()
     except ConfigError as error:
-        return Check("Claude Code", False, str(error))
+        return HealthCheck("Claude Code", False, str(error))
     if is_installed(binary):
-        return Check("Claude Code", True, f"{CLAUDE_CODE_VERSION} at {binary}")
-    return Check("Claude Code", False, f"{CLAUDE_CODE_VERSION} is not fetched", "understudy setup")
+        return HealthCheck("Claude Code", True, f"{CLAUDE_CODE_VERSION} at {binary}")
+    return HealthCheck("Claude Code", False, f"{CLAUDE_CODE_VERSION} is not fetched", "understudy setup")
 
 
-def _task_environment() -> Check:
+def _task_environment() -> HealthCheck:
     from understudy.config import cache_dir
     from understudy.tasks.environment import is_installed
 
-    made = is_installed(cache_dir())
-    remedy = "" if made else "understudy setup"
-    return Check("tasks' environment", made, "pinned pytest" if made else "not made yet", remedy)
+    installed = is_installed(cache_dir())
+    remedy = "" if installed else "understudy setup"
+    return HealthCheck("tasks' environment", installed, "pinned pytest" if installed else "not made yet", remedy)
 
 
-def _packages() -> Check:
+def _packages() -> HealthCheck:
     from understudy.config import cache_dir
     from understudy.tasks.generate.catalog import CATALOG
     from understudy.tasks.sources.materialise import archive_path
 
     missing = [name for name, each in CATALOG.items() if not archive_path(each.sdist, cache_dir()).is_file()]
-    found = f"not fetched yet: {', '.join(missing)}" if missing else ", ".join(CATALOG)
-    return Check(
-        "packages (tasks make)", not missing, found, "understudy setup" if missing else "", required=False
+    state = f"not fetched yet: {', '.join(missing)}" if missing else ", ".join(CATALOG)
+    return HealthCheck(
+        "packages (tasks make)", not missing, state, "understudy setup" if missing else "", required=False
     )
 
 
-def _extra(name: str, extra: str, *modules: str) -> Callable[[], Check]:
+def _extra(name: str, extra: str, *modules: str) -> Callable[[], HealthCheck]:
     """The check of an extra's packages, by the names that they are imported by."""
 
-    def check() -> Check:
+    def check() -> HealthCheck:
         missing = [module for module in modules if find_spec(module) is None]
         if missing:
-            found, remedy = f"not installed: {', '.join(missing)}", f"pip install 'understudy[{extra}]'"
-            return Check(name, False, found, remedy, required=False)
-        return Check(name, True, ", ".join(f"{module} {version(module)}" for module in modules), required=False)
+            state, remedy = f"not installed: {', '.join(missing)}", f"pip install 'understudy[{extra}]'"
+            return HealthCheck(name, False, state, remedy, required=False)
+        return HealthCheck(
+            name, True, ", ".join(f"{module} {version(module)}" for module in modules), required=False
+        )
 
     return check
 
 
-def _gpu() -> Check:
+def _gpu() -> HealthCheck:
     """The GPU as torch sees it. It is asked only where there is one: importing torch takes seconds."""
     name = "GPU (training)"
     device = next((path for path in _GPU_DEVICES if Path(path).exists()), None)
     if device is None:
-        return Check(name, True, "none: models are trained on the CPU", required=False)
+        return HealthCheck(name, True, "none: models are trained on the CPU", required=False)
     if find_spec("torch") is None:
-        return Check(name, False, f"{device}, and no torch", "pip install 'understudy[train]'", required=False)
-    said = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=False)
-    if seen := said.stdout.strip():
-        return Check(name, True, "; ".join(seen.splitlines()), required=False)
+        return HealthCheck(
+            name, False, f"{device}, and no torch", "pip install 'understudy[train]'", required=False
+        )
+    output = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=False)
+    if seen := output.stdout.strip():
+        return HealthCheck(name, True, "; ".join(seen.splitlines()), required=False)
     remedy = "install the build of torch for this driver: https://pytorch.org/get-started/locally"
-    return Check(name, False, f"{device}, which torch {version('torch')} cannot use", remedy, required=False)
+    return HealthCheck(name, False, f"{device}, which torch {version('torch')} cannot use", remedy, required=False)
 
 
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
@@ -191,7 +201,7 @@ for number in range(torch.cuda.device_count()):
 """
 
 
-def _cache() -> Check:
+def _cache() -> HealthCheck:
     from understudy.config import cache_dir
 
     cache = cache_dir()
@@ -199,10 +209,10 @@ def _cache() -> Check:
     parent = next(path for path in (cache, *cache.parents) if os.access(path, os.F_OK))
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         remedy = "set UNDERSTUDY_CACHE to a directory that you can write"
-        return Check("cache directory", False, f"{cache} cannot be written", remedy)
+        return HealthCheck("cache directory", False, f"{cache} cannot be written", remedy)
     free = shutil.disk_usage(parent).free / 2**30
     enough = free >= 2
-    return Check(
+    return HealthCheck(
         "cache directory",
         enough,
         f"{cache} ({free:.0f} GiB free)",
@@ -210,7 +220,7 @@ def _cache() -> Check:
     )
 
 
-_CHECKS: tuple[Callable[[], Check], ...] = (
+_CHECKS: tuple[Callable[[], HealthCheck], ...] = (
     _python,
     _tool("git", "install git, as: apt-get install git"),
     _sandbox,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from understudy.store import Store
     from understudy.trajectory.roles import Role
 
-_GIVEN = ("corpus", "output", "report")
+_CORPUS_PARAMETERS = ("corpus", "output", "report")
 """Parameters of an exporter that are no options of its command."""
 
 
@@ -28,7 +28,7 @@ _SHOWN = 8
 """Names of files, of a summary."""
 
 
-class _Formats(TyperGroup):
+class _FormatCommands(TyperGroup):
     """The formats as commands, each made when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -43,7 +43,7 @@ class _Formats(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Formats,
+    cls=_FormatCommands,
     no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,
@@ -102,12 +102,12 @@ def _command(name: str, function: Callable[..., Exported]) -> Any:
 
     traits = traits_of(function)
 
-    def run(**given: Any) -> None:
-        own = {option: given.pop(option) for option in own_options}
-        _export(name, function, traits, given, own)
+    def run(**options: Any) -> None:
+        own = {option: options.pop(option) for option in own_options}
+        _export(name, function, traits, options, own)
 
-    own_options = _own(function)
-    parameters = [_adapted(each, traits) for each in _parameters(_common) if _has_use(each.name, traits)]
+    own_options = _own_options(function)
+    parameters = [_with_default(each, traits) for each in _parameters(_common) if _applies(each.name, traits)]
     parameters += own_options.values()
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -117,7 +117,7 @@ def _command(name: str, function: Callable[..., Exported]) -> Any:
     return typer.main.get_command(maker)
 
 
-def _has_use(name: str, traits: Traits) -> bool:
+def _applies(name: str, traits: Traits) -> bool:
     """Whether an option says anything to a format."""
     needs = {
         "from_": len(traits.origins) > 1,
@@ -130,7 +130,7 @@ def _has_use(name: str, traits: Traits) -> bool:
     return needs.get(name, True)
 
 
-def _adapted(parameter: inspect.Parameter, traits: Traits) -> inspect.Parameter:
+def _with_default(parameter: inspect.Parameter, traits: Traits) -> inspect.Parameter:
     """A common option with the default that a format has."""
     from understudy.trajectory.roles import ROLES
 
@@ -141,8 +141,8 @@ def _adapted(parameter: inspect.Parameter, traits: Traits) -> inspect.Parameter:
         return parameter.replace(default=inspect.Parameter.empty, annotation=Annotated[Path, option])
     if parameter.name == "roles":
         usual = "all" if set(traits.roles) == set(ROLES) else ", ".join(traits.roles)
-        told = f"Only calls, or sessions, of these roles: {', '.join(ROLES)} [default: {usual}]."
-        return parameter.replace(annotation=Annotated[str | None, typer.Option(help=told)])
+        help_text = f"Only calls, or sessions, of these roles: {', '.join(ROLES)} [default: {usual}]."
+        return parameter.replace(annotation=Annotated[str | None, typer.Option(help=help_text)])
     return parameter
 
 
@@ -154,53 +154,53 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     ]
 
 
-def _own(function: Callable[..., Exported]) -> dict[str, inspect.Parameter]:
+def _own_options(function: Callable[..., Exported]) -> dict[str, inspect.Parameter]:
     """The options that a format declares by its keyword-only parameters."""
-    found: dict[str, inspect.Parameter] = {}
+    options: dict[str, inspect.Parameter] = {}
     for parameter in _parameters(function):
-        if parameter.name in _GIVEN:
+        if parameter.name in _CORPUS_PARAMETERS:
             continue
-        kind, told = parameter.annotation, ""
-        if get_origin(kind) is Annotated:
-            kind, *extras = get_args(kind)
-            told = next((extra for extra in extras if isinstance(extra, str)), "")
+        type_, help_text = parameter.annotation, ""
+        if get_origin(type_) is Annotated:
+            type_, *extras = get_args(type_)
+            help_text = next((extra for extra in extras if isinstance(extra, str)), "")
         flag = "--" + parameter.name.strip("_").replace("_", "-")
-        if kind is bool and parameter.default is True:
+        if type_ is bool and parameter.default is True:
             flag += f"/--no-{flag.removeprefix('--')}"
-        option = typer.Option(flag, help=told)
-        found[parameter.name] = parameter.replace(annotation=Annotated[kind, option])
-    return found
+        option = typer.Option(flag, help=help_text)
+        options[parameter.name] = parameter.replace(annotation=Annotated[type_, option])
+    return options
 
 
 def _export(
     name: str,
     function: Callable[..., Exported],
     traits: Traits,
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     own: Mapping[str, Any],
 ) -> None:
     from understudy.export.corpus import Corpus, Selection
     from understudy.redact.redactor import Redactor
     from understudy.store import Store
 
-    roles = _roles(given["roles"], traits.roles)
-    with Store.open(given["directory"], create=False) as store:
-        origins = _origins(given.get("from_", "all"), traits, store)
-        unredacted: bool = given.get("unredacted", False)
+    roles = _roles(options["roles"], traits.roles)
+    with Store.open(options["directory"], create=False) as store:
+        origins = _origins(options.get("from_", "all"), traits, store)
+        unredacted: bool = options.get("unredacted", False)
         selection = Selection(
             origins=origins,
-            run=_run(given["run"], store, origins),
+            run=_run_to_export(options["run"], store, origins),
             roles=roles,
-            include_suspicious=given["include_suspicious"],
-            where=given.get("where"),
-            solved_only=given.get("solved_only", False),
-            test_share=given.get("test_share", 0.0),
-            seed=given.get("seed", 0),
+            include_suspicious=options["include_suspicious"],
+            where=options.get("where"),
+            solved_only=options.get("solved_only", False),
+            test_share=options.get("test_share", 0.0),
+            seed=options.get("seed", 0),
         )
         redactor = Redactor.from_user_key() if "sessions" in origins and not unredacted else None
         corpus = Corpus(store, selection, redactor, unredacted=unredacted)
-        exported = function(corpus, given["output"] or given["directory"], report=_Shown(), **own)
-    if given["json_"]:
+        exported = function(corpus, options["output"] or options["directory"], report=ExportProgress(), **own)
+    if options["json_"]:
         print_json(exported)
     else:
         _summarise(name, exported, traits, roles)
@@ -212,44 +212,44 @@ def _export(
         )
 
 
-def _origins(given: str, traits: Traits, store: Store) -> tuple[Origin, ...]:
+def _origins(requested: str, traits: Traits, store: Store) -> tuple[Origin, ...]:
     """What to export: what was named, else all that the format writes and the store has.
 
     Raises ConfigError for a word that is none.
     """
     from understudy.export.corpus import ORIGINS
 
-    if given == "all":
+    if requested == "all":
         if len(traits.origins) == 1:
             return traits.origins
         there = {"sessions": store.sessions.count()[0] > 0, "rollouts": bool(store.runs.all())}
         # Without anything, rollouts: what is missing is then said in their words.
         return tuple(origin for origin in traits.origins if there[origin]) or ("rollouts",)
     for origin in ORIGINS:
-        if given == origin:
+        if requested == origin:
             return (origin,)
-    raise ConfigError(f"--from: {given!r} is neither sessions nor rollouts nor all")
+    raise ConfigError(f"--from: {requested!r} is neither sessions nor rollouts nor all")
 
 
-def _run(given: str | None, store: Store, origins: tuple[Origin, ...]) -> str | None:
+def _run_to_export(requested: str | None, store: Store, origins: tuple[Origin, ...]) -> str | None:
     """The id of the run to export; None for all."""
-    if given is not None or "rollouts" not in origins:
-        return None if given == "all" else given
+    if requested is not None or "rollouts" not in origins:
+        return None if requested == "all" else requested
     runs = sorted(store.runs.all(), key=lambda each: each.created_at)
     if len(runs) > 1:
         typer.echo(f"exporting run {runs[-1].id}, the latest of {len(runs)}; --run chooses another", err=True)
     return runs[-1].id if runs else None
 
 
-def _roles(given: str | None, usual: tuple[Role, ...]) -> tuple[Role, ...]:
+def _roles(requested: str | None, usual: tuple[Role, ...]) -> tuple[Role, ...]:
     """The roles that an option names, in their own order. Raises ConfigError for one that there is not."""
     from understudy.trajectory.roles import ROLES
 
-    if given is None:
+    if requested is None:
         return usual
-    names = {name.strip() for name in given.split(",")}
+    names = {name.strip() for name in requested.split(",")}
     if unknown := names.difference(ROLES):
-        raise ConfigError(f"--roles: there is no role {sorted(unknown)[0]!r}; give some of: {', '.join(ROLES)}")
+        raise ConfigError(f"--roles: unknown role {sorted(unknown)[0]!r}; expected some of: {', '.join(ROLES)}")
     return tuple(role for role in ROLES if role in names)
 
 
@@ -259,7 +259,7 @@ def _summarise(name: str, exported: Exported, traits: Traits, roles: tuple[Role,
         return
     typer.echo(
         f"{exported.rows} rows as {name} in {exported.output_dir}: {_listed(exported.splits)}"
-        f" ({few(exported.files)})"
+        f" ({shortened_list(exported.files)})"
     )
     for title, counts in (
         ("from", exported.origins),
@@ -311,7 +311,7 @@ def _summarise_run(exported: Exported, roles: tuple[Role, ...]) -> None:
         typer.echo(f"give it away with: understudy push {exported.output_dir} NAME/DATASET")
 
 
-def few(names: Sequence[str]) -> str:
+def shortened_list(names: Sequence[str]) -> str:
     """Names of files, as many as can be read."""
     more = len(names) - _SHOWN
     return ", ".join(names) if more <= 0 else f"{', '.join(names[:_SHOWN])} and {more} more"
@@ -324,7 +324,7 @@ def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {visible(name)}" for name, count in counts.items())
 
 
-class _Shown:
+class ExportProgress:
     """Keeps one line on a terminal's stderr up to date."""
 
     def __call__(self, done: int, of: int) -> None:

@@ -96,7 +96,7 @@ def ingest(
         require_pyarrow(output)
     begin = timestamp_seconds(since)
     if since is not None and begin is None:
-        raise ConfigError(f"--since: {since!r} is no date; give one as 2026-11-21 or 2026-11-21T09:30")
+        raise ConfigError(f"--since: invalid date {since!r}; expected one as 2026-11-21 or 2026-11-21T09:30")
     selection = StateSelection(begin, project, min_turns, all_roles)
     only = None if format is None else format_named(format)
     if not paths:
@@ -104,13 +104,13 @@ def ingest(
         typer.echo(f"reading {paths[0]}, the projects directory of Claude Code", err=True)
     jobs = jobs or min(available_cpus(), _MOST_JOBS)
     interrupt_on_termination()
-    shown = _Shown()
+    progress = IngestDisplay()
     if dry_run:
         output = directory = None
     elif output is None and directory is None:
         directory = Path(_STORE)
     try:
-        logs = find_logs(paths, only, output, shown)
+        logs = find_logs(paths, only, output, progress)
         if not logs.batches:
             why = _listed(logs.skipped) or "there are no files"
             raise ConfigError(
@@ -118,23 +118,23 @@ def ingest(
                 "a directory or a zip, or name the --format of a file."
             )
         if output is not None:
-            counts = collect_to_file(logs, selection, output, jobs, shown, _key() if redact else None)
+            counts = collect_to_file(logs, selection, output, jobs, progress, _key() if redact else None)
         elif directory is not None:
-            counts = collect_to_store(logs, selection, directory, jobs, shown)
+            counts = collect_to_store(logs, selection, directory, jobs, progress)
         else:
-            counts = count_states(logs, selection, jobs, shown)
+            counts = count_states(logs, selection, jobs, progress)
     except KeyboardInterrupt:
         from understudy.cli.exit_codes import EXIT_INTERRUPTED
         from understudy.cli.interrupts import interrupted
 
-        shown.clear()
+        progress.clear()
         if directory is not None:
             raise interrupted() from None
         typer.echo("understudy: interrupted; nothing was written", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     finally:
-        shown.clear()
-    _tell(counts, output, directory, redact, json_)
+        progress.clear()
+    _print_summary(counts, output, directory, redact, json_)
 
 
 def _key() -> bytes:
@@ -155,16 +155,18 @@ def _projects(env: Mapping[str, str]) -> Path:
     return projects
 
 
-def _tell(counts: IngestSummary, output: Path | None, directory: Path | None, redact: bool, as_json: bool) -> None:
-    file, store = _named(output), _named(directory)
+def _print_summary(
+    counts: IngestSummary, output: Path | None, directory: Path | None, redact: bool, as_json: bool
+) -> None:
+    file, store = _path_text(output), _path_text(directory)
     if as_json:
         import msgspec
 
         print_json({"output": file, "dir": store, **msgspec.structs.asdict(counts)})
     elif directory is not None:
-        _stored(counts, directory)
+        _print_stored(counts, directory)
     else:
-        _summarise(counts, f"are in {file}" if file else "would be written")
+        _print_counts(counts, f"are in {file}" if file else "would be written")
     if redact:
         if not as_json:
             typer.echo(f"redacted: {_listed(counts.redactions) or 'nothing was found'}")
@@ -178,31 +180,33 @@ def _tell(counts: IngestSummary, output: Path | None, directory: Path | None, re
         )
 
 
-def _named(path: Path | None) -> str | None:
+def _path_text(path: Path | None) -> str | None:
     return None if path is None else os.fsencode(path).decode(errors="replace")
 
 
-def _stored(counts: IngestSummary, directory: Path) -> None:
+def _print_stored(counts: IngestSummary, directory: Path) -> None:
     from understudy.store import Store
 
     if counts.unchanged < counts.files:
-        _summarise(counts, f"were read: {counts.new} new, {counts.changed} changed, {counts.same} already there")
+        _print_counts(
+            counts, f"were read: {counts.new} new, {counts.changed} changed, {counts.same} already there"
+        )
     if counts.unchanged:
         typer.echo(f"{counts.unchanged} files are as they were when they were read, and were not read again")
     with Store.open(directory, create=False) as store:
         turns, traces = store.sessions.count()
-    typer.echo(f"{turns} states of {traces} conversations are in {_named(directory)}")
+    typer.echo(f"{turns} states of {traces} conversations are in {_path_text(directory)}")
 
 
-def _summarise(counts: IngestSummary, where: str) -> None:
+def _print_counts(counts: IngestSummary, where: str) -> None:
     read = counts.files
     if where.startswith("were"):
         read -= counts.unchanged
     elif counts.unchanged:
-        kept = (
+        unchanged = (
             "none of which is other than it was" if counts.unchanged == read else f"{counts.unchanged} unchanged"
         )
-        where = f"({kept}) {where}"
+        where = f"({unchanged}) {where}"
     typer.echo(f"{counts.states} states of {counts.traces} conversations in {read} files {where}")
     if counts.duplicates:
         typer.echo(f"{counts.duplicates} more are in several files, and were taken once")
@@ -215,7 +219,7 @@ def _summarise(counts: IngestSummary, where: str) -> None:
         if counter:
             typer.echo(f"by {name}: {', '.join(f'{n} {kind}' for kind, n in counter.most_common())}")
     for kind, n in counts.left_out.most_common():
-        role = _words(kind.removeprefix("role:"))
+        role = _label(kind.removeprefix("role:"))
         reason = _REASONS.get(kind) or f"of {role} agents, which the program started for itself (--all-roles)"
         typer.echo(f"left out: {n} states {reason}", err=True)
     for title, counter in (("files not read", counts.skipped), ("lost in reading", counts.losses)):
@@ -224,17 +228,17 @@ def _summarise(counts: IngestSummary, where: str) -> None:
 
 
 def _listed(counter: Counter[str]) -> str:
-    return ", ".join(f"{n} {_words(kind)}" for kind, n in counter.most_common())
+    return ", ".join(f"{n} {_label(kind)}" for kind, n in counter.most_common())
 
 
-def _words(kind: str) -> str:
+def _label(kind: str) -> str:
     """The name of a count, as words; some of it may stand in a log."""
     from understudy.util.text import visible
 
     return visible(kind.replace("_", " ").replace("-", " "))
 
 
-class _Shown:
+class IngestDisplay:
     """The progress on stderr: a line that is kept up to date on a terminal, one now and then elsewhere."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import typer
 from understudy.errors import ConfigError
 
 
-class Status(StrEnum):
+class IntegrityStatus(StrEnum):
     """What a patch may be."""
 
     clean = "clean"
@@ -20,7 +20,7 @@ class Status(StrEnum):
 
 def integrity(
     rollout: Annotated[str, typer.Argument(help="A rollout's id or its beginning, or an attempt's id.")],
-    status: Annotated[Status, typer.Argument(help="What it is.")],
+    status: Annotated[IntegrityStatus, typer.Argument(help="What it is.")],
     reason: Annotated[str, typer.Option("--reason", help="Why, for whoever reads it later.")],
     directory: Annotated[
         Path | None, typer.Option("--dir", help="A run's output directory [default: the newest in ./runs].")
@@ -30,17 +30,17 @@ def integrity(
 
     Exports leave suspicious ones out. What the grader found stays on record beside it.
     """
-    from understudy.cli.commands.show import newest
+    from understudy.cli.commands.show import newest_run
     from understudy.store import Store
 
-    with Store.open(directory or newest(Path("runs")), create=False) as store:
+    with Store.open(directory or newest_run(Path("runs")), create=False) as store:
         attempt_id = rollout
         rollout_id, _, number = rollout.rpartition(".")
         if not (number.isdecimal() and any(each.id == rollout_id for each in store.runs.rollouts())):
-            found = store.runs.find_rollout(rollout)
-            graded = [each.id for each in store.runs.attempts(found.id) if store.runs.verdict(each.id) is not None]
+            match = store.runs.find_rollout(rollout)
+            graded = [each.id for each in store.runs.attempts(match.id) if store.runs.verdict(each.id) is not None]
             if not graded:
-                raise ConfigError(f"rollout {found.id} has no verdict that could be reviewed")
+                raise ConfigError(f"rollout {match.id} has no verdict that could be reviewed")
             attempt_id = graded[-1]
         store.runs.review(attempt_id, status.value, reason).result()
     typer.echo(f"{attempt_id} is {status.value} now")

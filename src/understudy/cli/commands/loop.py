@@ -10,7 +10,7 @@ import msgspec
 import typer
 from msgspec import Struct, field
 
-from understudy.cli.display.live import drawn
+from understudy.cli.display.live import live
 from understudy.cli.display.loop_progress import LoopDisplay
 from understudy.cli.display.loop_summary import print_loop_summary
 from understudy.cli.exit_codes import EXIT_INTERRUPTED
@@ -20,7 +20,7 @@ from understudy.cli.settings import (
     DOCKER,
     DRAIN_TIMEOUT_S,
     LOCAL,
-    AgentSettings,
+    AgentRunSettings,
     DrainTimeout,
     sandbox_for,
 )
@@ -67,7 +67,7 @@ class LoopSettings(Struct, frozen=True, kw_only=True):
         Annotated[float, option("Temperature of evaluations [default: as --temperature].", ge=0)] | None
     ) = None
     answer_tokens: Annotated[int, option("Tokens that an answer may have.", ge=1)] | None = None
-    agent: AgentSettings = AgentSettings()
+    agent: AgentRunSettings = AgentRunSettings()
     sandbox: Annotated[str | None, option("docker, local or unsafe-local [default: as understudy run].")] = None
     runtime: LoopRuntime = field(default_factory=LoopRuntime)
     drain_timeout: DrainTimeout = DRAIN_TIMEOUT_S
@@ -102,7 +102,7 @@ def loop(
         collectors[0].drain()
         return True
 
-    with drawn(LoopDisplay(), sys.stderr) as display:
+    with live(LoopDisplay(), sys.stderr) as display:
         work = _run_loop(settings, display, collectors)
         summary = run_stoppable(work, drain, drain_timeout_s=settings.drain_timeout)
     print_loop_summary(summary, json_)
@@ -220,6 +220,6 @@ def model_directory(name: str) -> Path:
     """The directory that a model's name means. Raises ConfigError when there is none."""
     path = directory_of(name)
     if not path.is_dir():
-        raise ConfigError(f"there is no directory {path}; give that of a model in Hugging Face's form, or {TINY}")
+        raise ConfigError(f"there is no directory {path}; expected a model in Hugging Face's form, or {TINY}")
     check_model(path)
     return path

@@ -94,16 +94,16 @@ def pairs(
     try:
         with (
             Store.open(directory, create=False) as store,
-            _ChatTemplate(settings.tokenizer) as template,
+            _RenderingTemplate(settings.tokenizer) as template,
             PairProgress(tallies),
         ):
             checks = Checks(limits, None if settings.tokenizer is None else template)
-            made = _pairs(store, settings, redactor, checks, tallies)
+            found_pairs = _pairs(store, settings, redactor, checks, tallies)
             if output is None:
-                for _ in made:
+                for _ in found_pairs:
                     pass
             else:
-                _write(made, output)
+                _write(found_pairs, output)
                 write_report_beside(output, redactor and redactor.report)
     except KeyboardInterrupt:
         typer.echo("understudy: interrupted; nothing was written", err=True)
@@ -136,7 +136,7 @@ def _pairs(
         )
 
 
-def _write(made: Iterator[Pair], output: Path) -> None:
+def _write(pairs: Iterator[Pair], output: Path) -> None:
     """Write the pairs, all or nothing, for the user's eyes alone. Raises ConfigError when that cannot be done."""
 
     if output.is_dir():
@@ -145,7 +145,7 @@ def _write(made: Iterator[Pair], output: Path) -> None:
         with atomic_path(output) as path:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
-                for pair in made:
+                for pair in pairs:
                     file.write(json_bytes(msgspec.to_builtins(pair)) + b"\n")
     except OSError as error:
         raise ConfigError(f"cannot write {output}: {error}; choose another --output") from error
@@ -182,18 +182,20 @@ class PairProgress:
             self._shown = self._terminal
 
 
-class _ChatTemplate:
+class _RenderingTemplate:
     """The chat template of a tokenizer's directory, as `checks.Template` has it."""
 
     def __init__(self, directory: Path | None) -> None:
         if directory is not None and not directory.is_dir():
-            raise ConfigError(f"--tokenizer: {directory} is no directory; give one with a model's tokenizer.json")
+            raise ConfigError(
+                f"--tokenizer: {directory} is not a directory; expected one with a model's tokenizer.json"
+            )
         self._codec: LocalCodec | None = None
         if directory is not None:
             self._codec = LocalCodec.load(str(directory))
         self._runner = asyncio.Runner()
 
-    def __enter__(self) -> _ChatTemplate:
+    def __enter__(self) -> _RenderingTemplate:
         return self
 
     def __exit__(self, *_: object) -> None:

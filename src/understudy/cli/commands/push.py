@@ -25,7 +25,7 @@ def push(
     Who you are the hub's own library knows: by `hf auth login`, or HF_TOKEN. A push that was cut off can be made
     again: what the hub has is not sent twice.
     """
-    from understudy.cli.commands.export import few
+    from understudy.cli.commands.export import shortened_list
     from understudy.export import push as pushing
 
     done = pushing.plan(output, repo, private=private, unredacted=unredacted)
@@ -37,6 +37,8 @@ def push(
     size = sum(done.files.values())
     verb = "would be pushed" if dry_run else "are"
     where = f"{'private' if done.private else 'PUBLIC'} dataset {done.repo}"
-    typer.echo(f"{len(done.files)} files, {size / 1e6:.1f} MB, {verb} in the {where}: {few(list(done.files))}")
+    typer.echo(
+        f"{len(done.files)} files, {size / 1e6:.1f} MB, {verb} in the {where}: {shortened_list(list(done.files))}"
+    )
     if done.url:
         typer.echo(done.url)

@@ -84,7 +84,7 @@ def _select_teachers(teachers: Teachers, file: Path, judge: str | None, max_toke
     if judge is not None:
         if (named := teachers.named(judge)) is None:
             names = ", ".join(teacher.name for teacher in teachers.teachers)
-            raise ConfigError(f"--judge: there is no {judge!r} in {file}; there are: {names}")
+            raise ConfigError(f"--judge: unknown teacher {judge!r}; {file} has: {names}")
         teachers = Teachers(teachers.teachers, named)
     if max_tokens is None:
         return teachers
@@ -156,19 +156,19 @@ def _print_summary(summary: Summary, as_json: bool) -> None:
         print_json(summary)
     else:
         for name, tally in summary.teachers.items():
-            typer.echo(f"{name}: {_ended(tally)}")
+            typer.echo(f"{name}: {_tally_text(tally)}")
         if summary.judge is not None:
-            said = ", ".join(f"{n} {what}" for what, n in summary.judged.most_common())
-            typer.echo(f"judge: {_ended(summary.judge)}" + (f" ({said})" if said else ""))
+            verdicts = ", ".join(f"{n} {what}" for what, n in summary.judged.most_common())
+            typer.echo(f"judge: {_tally_text(summary.judge)}" + (f" ({verdicts})" if verdicts else ""))
         ceiling = "" if summary.max_cost_usd is None else f" of {_dollars(summary.max_cost_usd)}"
         typer.echo(f"this replay has cost {_dollars(summary.cost_usd)}{ceiling} so far, at the most")
     for name, tally in [*summary.teachers.items(), *([("judge", summary.judge)] if summary.judge else [])]:
-        _warn(name, tally)
+        _print_warnings(name, tally)
     if summary.left:
         typer.echo(f"{summary.left} asks are left", err=True)
 
 
-def _ended(tally: Tally) -> str:
+def _tally_text(tally: Tally) -> str:
     before = {
         "noted only now": tally.recovered,
         "answered before": tally.answered_before,
@@ -181,7 +181,7 @@ def _ended(tally: Tally) -> str:
     return ", ".join(parts)
 
 
-def _warn(name: str, tally: Tally) -> None:
+def _print_warnings(name: str, tally: Tally) -> None:
     for why, n in Counter(tally.why).most_common(3):
         typer.echo(visible(f"{name}: {n} failed: {why}"), err=True)
     if tally.dismissed:

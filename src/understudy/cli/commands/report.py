@@ -45,7 +45,7 @@ def report(
     from understudy.report.read import read
 
     figures = read(runs, label or [])
-    target = output if output is not None else _place(figures, runs[-1]) / _PAGE
+    target = output if output is not None else _output_directory(figures, runs[-1]) / _PAGE
     if target.is_dir():
         raise ConfigError(f"--output: {target} is a directory; give a file, as {target / _PAGE}")
     if png and target.suffix == _PICTURE:
@@ -60,7 +60,7 @@ def report(
     typer.echo(f"\nwritten: {target}" + (f", {target.with_suffix(_PICTURE)}" if png else ""))
 
 
-def _place(figures: ReportFigures, directory: Path) -> Path:
+def _output_directory(figures: ReportFigures, directory: Path) -> Path:
     """Where the page is written unless told: what lies in a model's own directory would be taken for its part."""
     from understudy.report.metrics import metrics_file
 

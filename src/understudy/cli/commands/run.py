@@ -15,7 +15,7 @@ import typer
 from msgspec import Struct, field
 
 from understudy.cli.backends import embedded_server, run_gateway_config
-from understudy.cli.display.live import drawn
+from understudy.cli.display.live import live
 from understudy.cli.display.run_progress import RunDisplay
 from understudy.cli.display.run_summary import print_summary
 from understudy.cli.exit_codes import EXIT_INTERRUPTED
@@ -25,7 +25,7 @@ from understudy.cli.settings import (
     DOCKER,
     DRAIN_TIMEOUT_S,
     LOCAL,
-    AgentSettings,
+    AgentRunSettings,
     DrainTimeout,
     ModelSettings,
     SandboxSettings,
@@ -63,7 +63,7 @@ class RunSettings(Struct, frozen=True, kw_only=True):
         float, option("Seconds that an agent's place stays empty before the next one.", ge=0)
     ] = 0.0
     seed: Annotated[int, option("Seed of everything random in the run.")] = 0
-    agent: AgentSettings = AgentSettings()
+    agent: AgentRunSettings = AgentRunSettings()
     sandbox: SandboxSettings = SandboxSettings()
     output_dir: Annotated[
         Path | None, option("Store and outputs [default: runs/BACKEND-POLICY-ID].", "--output-dir", "-o")
@@ -95,7 +95,7 @@ def run(
         )
     config = run_config_of(settings)
     raise_file_limit()
-    with drawn(RunDisplay(), sys.stderr) as display:
+    with live(RunDisplay(), sys.stderr) as display:
 
         def drain() -> bool:
             scheduler = display.scheduler

@@ -12,7 +12,7 @@ from understudy.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from understudy.cli.display.transcript import Record
+    from understudy.cli.display.transcript import RolloutRecord
     from understudy.store import Store
     from understudy.types import Attempt, Rollout, Verdict
 
@@ -37,40 +37,40 @@ def show(
     """
     from understudy.store import Store
 
-    with Store.open(directory or newest(Path("runs")), create=False) as store:
+    with Store.open(directory or newest_run(Path("runs")), create=False) as store:
         if rollout is None:
             _list(store, json_)
         else:
             _show(_record(store, rollout), full=full, as_json=json_)
 
 
-def newest(runs: Path) -> Path:
+def newest_run(runs: Path) -> Path:
     """The directory in `runs` whose store was written last. Raises ConfigError when there is none."""
-    found = {path.parent: path.stat().st_mtime for path in runs.glob("*/store.db*")}
-    if not found:
+    stores = {path.parent: path.stat().st_mtime for path in runs.glob("*/store.db*")}
+    if not stores:
         raise ConfigError(f"no run's output directory in {runs.absolute()}; name one with --dir")
-    return max(found, key=lambda path: found[path])
+    return max(stores, key=lambda path: stores[path])
 
 
-def _show(record: Record, *, full: bool, as_json: bool) -> None:
-    from understudy.cli.display.transcript import Printer, console, summary
+def _show(record: RolloutRecord, *, full: bool, as_json: bool) -> None:
+    from understudy.cli.display.transcript import TranscriptPrinter, console, summary
     from understudy.trajectory.tree import build
 
     trajectory = build(record.calls)
     if as_json:
         _print_json(summary(record, trajectory))
     else:
-        Printer(console(), full=full).show(record, trajectory)
+        TranscriptPrinter(console(), full=full).show(record, trajectory)
 
 
-def _record(store: Store, name: str) -> Record:
+def _record(store: Store, name: str) -> RolloutRecord:
     """What the store has under a name: a client's or an attempt's, else the rollout whose id begins so."""
-    from understudy.cli.display.transcript import Record
+    from understudy.cli.display.transcript import RolloutRecord
     from understudy.store.keys import CLIENT
 
     attempts = {attempt.id: attempt for attempt in store.keys.clients()}
     if client := attempts.get(CLIENT + name) or attempts.get(name):
-        return Record(
+        return RolloutRecord(
             rollout=None,
             attempts=[client],
             task=None,
@@ -81,13 +81,13 @@ def _record(store: Store, name: str) -> Record:
         )
     rollout_id, dot, number = name.rpartition(".")
     if dot and number.isdecimal() and any(rollout.id == rollout_id for rollout in store.runs.rollouts()):
-        return _of_rollout(store, store.runs.rollout(rollout_id), store.runs.attempt(name))
-    return _of_rollout(store, store.runs.find_rollout(name))
+        return _rollout_record(store, store.runs.rollout(rollout_id), store.runs.attempt(name))
+    return _rollout_record(store, store.runs.find_rollout(name))
 
 
-def _of_rollout(store: Store, rollout: Rollout, chosen: Attempt | None = None) -> Record:
+def _rollout_record(store: Store, rollout: Rollout, chosen: Attempt | None = None) -> RolloutRecord:
     """What the store has of a rollout: the chosen attempt, else its graded one, else its last one."""
-    from understudy.cli.display.transcript import Record
+    from understudy.cli.display.transcript import RolloutRecord
 
     attempts = store.runs.attempts(rollout.id)
     verdicts = [store.runs.verdict(attempt.id) for attempt in attempts]
@@ -96,7 +96,7 @@ def _of_rollout(store: Store, rollout: Rollout, chosen: Attempt | None = None) -
     if chosen is not None:
         shown = attempts.index(chosen)
     attempt = attempts[shown] if attempts else None
-    return Record(
+    return RolloutRecord(
         rollout=rollout,
         attempts=attempts,
         task=store.runs.task(rollout.run_id, rollout.task_id),

@@ -83,8 +83,8 @@ def _write(
     if redactor is None:
         typer.echo(f"nothing in {output} is redacted; keep it to yourself", err=True)
     else:
-        found = ", ".join(f"{n} {rule}" for rule, n in redactor.report.counts.most_common())
-        typer.echo(f"redacted: {found or 'nothing was found'}; what and where is in {report}", err=True)
+        counts = ", ".join(f"{n} {rule}" for rule, n in redactor.report.counts.most_common())
+        typer.echo(f"redacted: {counts or 'nothing was found'}; what and where is in {report}", err=True)
 
 
 def _print(sessions: SessionRepository, where: str | None, limit: int | None, unredacted: bool) -> None:
@@ -107,9 +107,9 @@ def _table(sessions: SessionRepository, where: str | None, limit: int) -> None:
     head = ("state", "model", "project", "role", "fidelity", "calls", "signals")
     table = Table(*head, box=None)
     for row in sessions.table(_COLUMNS, where, limit=limit):
-        found: dict[str, Any] = dict(zip(_COLUMNS, map(_text, row), strict=True))
-        cells = (*(found[name] or "" for name in ("state_id", "model", "project", "role", "fidelity")),)
-        table.add_row(*(Text(visible(str(cell))) for cell in (*cells, found["tool_calls"], _signals(found))))
+        values: dict[str, Any] = dict(zip(_COLUMNS, map(_text, row), strict=True))
+        cells = (*(values[name] or "" for name in ("state_id", "model", "project", "role", "fidelity")),)
+        table.add_row(*(Text(visible(str(cell))) for cell in (*cells, values["tool_calls"], _signals(values))))
     turns, traces = sessions.count(where)
     if table.row_count:
         console().print(table)
@@ -121,21 +121,23 @@ def _text(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def _signals(found: dict[str, Any]) -> str:
+def _signals(values: dict[str, Any]) -> str:
     """What became of a turn, in few words."""
-    told: list[str] = []
-    if found["tests"]:
-        told.append(f"tests {found['tests']}")
-    if found["edits"]:
-        lasting = found["edits_survived"]
-        told.append(f"{found['edits']} edits" if lasting is None else f"{lasting} of {found['edits']} edits last")
-    for name, words in (("commits", "commits"), ("tool_errors", "errors"), ("denied", "denied")):
-        if found[name]:
-            told.append(f"{found[name]} {words}")
-    if found["interrupted"]:
-        told.append("interrupted")
-    if found["feedback"]:
-        told.append(f"{found['feedback']} feedback")
-    if found["resolved"] is not None:
-        told.append("solved" if found["resolved"] else "unsolved")
-    return ", ".join(told)
+    parts: list[str] = []
+    if values["tests"]:
+        parts.append(f"tests {values['tests']}")
+    if values["edits"]:
+        survived = values["edits_survived"]
+        parts.append(
+            f"{values['edits']} edits" if survived is None else f"{survived} of {values['edits']} edits last"
+        )
+    for name, label in (("commits", "commits"), ("tool_errors", "errors"), ("denied", "denied")):
+        if values[name]:
+            parts.append(f"{values[name]} {label}")
+    if values["interrupted"]:
+        parts.append("interrupted")
+    if values["feedback"]:
+        parts.append(f"{values['feedback']} feedback")
+    if values["resolved"] is not None:
+        parts.append("solved" if values["resolved"] else "unsolved")
+    return ", ".join(parts)

@@ -29,7 +29,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _FUNCTIONS = "functions"
 
 
-class Split(StrEnum):
+class TaskSplit(StrEnum):
     """Which of the generated tasks: those to train on, or those whose names and files no training has seen."""
 
     train = "train"
@@ -45,7 +45,7 @@ def make_tasks(
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many tasks.")] = 10,
     seed: Annotated[int, typer.Option(help="The same seed makes the same tasks.")] = 0,
     split: Annotated[
-        Split | None, typer.Option(help="Of functions: those to train on, or those held out [default: train].")
+        TaskSplit | None, typer.Option(help="Of functions: those to train on, or those held out [default: train].")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="JSONL file [default: tasks/PACKAGE-COUNT-SEED.jsonl].")
@@ -66,7 +66,7 @@ def make_tasks(
 
     if split is not None and package != _FUNCTIONS:
         raise ConfigError(f"--split: {package} has no such parts; it is for: understudy tasks make {_FUNCTIONS}")
-    name = f"{_FUNCTIONS}-{(split or Split.train).value}" if package == _FUNCTIONS else package
+    name = f"{_FUNCTIONS}-{(split or TaskSplit.train).value}" if package == _FUNCTIONS else package
     path = output or Path("tasks") / f"{name}-{count}-{seed}.jsonl"
     workers = jobs or available_cpus()
     cache = cache_dir()
@@ -74,7 +74,7 @@ def make_tasks(
     environment = python_environment(cache)
 
     async def work() -> None:
-        tasks = await _made(package, count, seed, split or Split.train, sandboxes, cache, workers)
+        tasks = await _generate(package, count, seed, split or TaskSplit.train, sandboxes, cache, workers)
         intake = await validate_tasks(
             tasks,
             cache=cache,
@@ -85,7 +85,7 @@ def make_tasks(
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         dump(intake.accepted, path)
-        made, refused = len(intake.accepted), intake.refused
+        accepted, refused = len(intake.accepted), intake.refused
         if json_:
             report = {
                 "path": str(path),
@@ -94,7 +94,7 @@ def make_tasks(
             }
             print_json(report)
         else:
-            typer.echo(f"{made} tasks in {path}")
+            typer.echo(f"{accepted} tasks in {path}")
             typer.echo(f"next: understudy run --tasks {path}")
         if refused:
             raise TaskError(f"{len(refused)} tasks did not pass validation: {refused}")
@@ -102,8 +102,8 @@ def make_tasks(
     asyncio.run(work())
 
 
-async def _made(
-    package: str, count: int, seed: int, split: Split, sandboxes: Sandboxes, cache: Path, jobs: int
+async def _generate(
+    package: str, count: int, seed: int, split: TaskSplit, sandboxes: Sandboxes, cache: Path, jobs: int
 ) -> list[Task]:
     """The tasks, not validated yet. Raises TaskError."""
     if package == _FUNCTIONS:

@@ -253,8 +253,8 @@ def _train_with_llamafactory(model: Path, settings: SFTSettings, as_json: bool) 
         "--track": settings.track not in ("auto", "none"),
         "--micro-batch-tokens": settings.trainer.micro_batch_tokens != SFTOptions().micro_batch_tokens,
     }
-    if given := [option for option, value in unsupported.items() if value]:
-        raise ConfigError(f"{given[0]} means nothing to LLaMA-Factory; leave it out, or train by --engine trl")
+    if rejected := [option for option, value in unsupported.items() if value]:
+        raise ConfigError(f"{rejected[0]} means nothing to LLaMA-Factory; leave it out, or train by --engine trl")
     result = llamafactory.train(
         model,
         settings.sources,
@@ -336,5 +336,5 @@ def roles_of(names: str | None) -> tuple[Role, ...]:
         return WORK
     chosen = tuple(part.strip() for part in names.split(",") if part.strip())
     if unknown := [name for name in chosen if name not in ROLES]:
-        raise ConfigError(f"--roles: {unknown[0]!r} is none of {', '.join(ROLES)}")
+        raise ConfigError(f"--roles: unknown role {unknown[0]!r}; expected some of: {', '.join(ROLES)}")
     return cast("tuple[Role, ...]", chosen)

@@ -15,7 +15,7 @@ from rich.text import Text
 _TERMINAL_S = 0.25
 
 
-class Drawn:
+class LiveStatus:
     """What is drawn. It is read by another thread; `changed` is set where there is news that shall not wait."""
 
     plain_s = 10.0
@@ -28,55 +28,55 @@ class Drawn:
         """Where it stands."""
         raise NotImplementedError
 
-    def said(self) -> list[str]:
+    def new_lines(self) -> list[str]:
         """Lines that are to stay, since the last time."""
         return []
 
 
-D = TypeVar("D", bound=Drawn)
+D = TypeVar("D", bound=LiveStatus)
 
 
 @contextmanager
-def drawn(shown: D, stream: TextIO) -> Generator[D]:
+def live(status: D, stream: TextIO) -> Generator[D]:
     """Draw `shown` on `stream` while the context is open."""
     stop = threading.Event()
     draw = _draw_live if stream.isatty() else _draw_plain
-    thread = threading.Thread(target=draw, args=(shown, stream, stop), name="progress", daemon=True)
+    thread = threading.Thread(target=draw, args=(status, stream, stop), name="progress", daemon=True)
     thread.start()
     try:
-        yield shown
+        yield status
     finally:
         stop.set()
-        shown.changed.set()
+        status.changed.set()
         thread.join()
 
 
-def _draw_live(shown: Drawn, stream: TextIO, stop: threading.Event) -> None:
+def _draw_live(status: LiveStatus, stream: TextIO, stop: threading.Event) -> None:
     spinner, console = Spinner("dots"), Console(file=stream)
     with Live(spinner, console=console, auto_refresh=False, transient=True) as live:
         while True:
             ending = stop.is_set()
-            for line in shown.said():
+            for line in status.new_lines():
                 console.print(Text(line))
             if ending:
                 return
-            spinner.update(text=Text(shown.line()))
+            spinner.update(text=Text(status.line()))
             live.refresh()
             stop.wait(_TERMINAL_S)
 
 
-def _draw_plain(shown: Drawn, stream: TextIO, stop: threading.Event) -> None:
+def _draw_plain(status: LiveStatus, stream: TextIO, stop: threading.Event) -> None:
     last = ""
     while True:
         # Before anything is read: what changes from here on, the end too, is not waited for.
-        shown.changed.clear()
+        status.changed.clear()
         ending = stop.is_set()
-        lines = shown.said()
-        if not lines and not ending and (now := shown.line()) != last:
+        lines = status.new_lines()
+        if not lines and not ending and (now := status.line()) != last:
             lines, last = [now], now
         for line in lines:
             stream.write(f"{line}\n")
         stream.flush()
         if ending:
             return
-        shown.changed.wait(shown.plain_s)
+        status.changed.wait(status.plain_s)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from understudy.cli.display.live import Drawn
+from understudy.cli.display.live import LiveStatus
 from understudy.train.loop.watcher import LoopStatus, Watcher
 
 if TYPE_CHECKING:
     from understudy.train.loop.state import Evaluation, StepState
 
 
-class LoopDisplay(Watcher, Drawn):
+class LoopDisplay(Watcher, LiveStatus):
     """What a loop tells, as lines of text; thread-safe to read."""
 
     plain_s = 15.0
@@ -21,7 +21,7 @@ class LoopDisplay(Watcher, Drawn):
         super().__init__()
         self._loop: LoopStatus | None = None
         self._stage = "starting"
-        self._said: list[str] = []
+        self._new_lines: list[str] = []
         self._lock = threading.Lock()
 
     def stage(self, text: str) -> None:
@@ -33,7 +33,7 @@ class LoopDisplay(Watcher, Drawn):
         """See Watcher."""
         self._loop = loop
         if loop.state.steps:
-            self._say(f"going on after step {loop.state.done} with {loop.state.version}")
+            self._add_line(f"going on after step {loop.state.done} with {loop.state.version}")
 
     def stepped(self, step: StepState) -> None:
         """See Watcher."""
@@ -51,12 +51,12 @@ class LoopDisplay(Watcher, Drawn):
             parts.append(f"{step.cut} calls went on through the change of weights")
         parts += [f"{count} {why}" for why, count in step.skipped.items()]
         parts.append(" + ".join(f"{name} {took:.0f} s" for name, took in step.seconds.items()))
-        self._say(" · ".join(parts))
+        self._add_line(" · ".join(parts))
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """See Watcher."""
         rate = evaluation.rate
-        self._say(
+        self._add_line(
             f"held out after step {evaluation.step}: {evaluation.solved}/{evaluation.total} solved, "
             f"{rate.estimate:.3f} ({rate.low:.3f} to {rate.high:.3f})"
             + (f" · {evaluation.failed} failed" if evaluation.failed else "")
@@ -69,10 +69,10 @@ class LoopDisplay(Watcher, Drawn):
     def said(self) -> list[str]:
         """See Drawn."""
         with self._lock:
-            lines, self._said = self._said, []
+            lines, self._new_lines = self._new_lines, []
         return lines
 
-    def _say(self, text: str) -> None:
+    def _add_line(self, text: str) -> None:
         with self._lock:
-            self._said.append(text)
+            self._new_lines.append(text)
         self.changed.set()

@@ -34,8 +34,8 @@ def print_loop_summary(summary: LoopSummary, as_json: bool) -> None:
         table.add_row(name, Text(str(value)))
     for each in summary.evaluations:
         rate = each.rate
-        words = f"{rate.estimate:.3f} ({rate.low:.3f} to {rate.high:.3f}): {each.solved} of {each.total}"
-        table.add_row(f"held out, step {each.step}", Text(words))
+        text = f"{rate.estimate:.3f} ({rate.low:.3f} to {rate.high:.3f}): {each.solved} of {each.total}"
+        table.add_row(f"held out, step {each.step}", Text(text))
     if summary.gain is not None:
         gain = summary.gain
         table.add_row("gain", Text(f"{gain.estimate:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})"))

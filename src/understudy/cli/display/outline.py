@@ -32,7 +32,7 @@ class BranchLine(Struct, frozen=True, kw_only=True):
     cost_usd: float | None
 
 
-class Exact(Struct, frozen=True, kw_only=True):
+class ExactFigures(Struct, frozen=True, kw_only=True):
     """How token-in-token-out went: calls by how their prompt was made, and why where it was not extended.
 
     `mismatches` are the classes in which a rendering anew would have given other tokens.
@@ -43,7 +43,7 @@ class Exact(Struct, frozen=True, kw_only=True):
     mismatches: dict[str, int]
 
 
-class Figures(Struct, frozen=True, kw_only=True):
+class TrajectoryFigures(Struct, frozen=True, kw_only=True):
     """A trajectory in figures. `priced` counts the calls whose cost is known, `cost_usd` is their sum.
 
     `policy_versions` counts calls; one during which the weights changed counts for each version. `segments` are
@@ -58,7 +58,7 @@ class Figures(Struct, frozen=True, kw_only=True):
     priced: int
     policy_versions: dict[str, int] = field(default_factory=dict[str, int])
     segments: dict[str, int] = field(default_factory=dict[str, int])
-    exact: Exact | None = None
+    exact: ExactFigures | None = None
 
 
 def outline(trajectory: Trajectory) -> list[BranchLine]:
@@ -69,11 +69,11 @@ def outline(trajectory: Trajectory) -> list[BranchLine]:
     return [_line(name, nodes, above) for name, nodes in branches.items()]
 
 
-def figures(trajectory: Trajectory) -> Figures:
+def figures(trajectory: Trajectory) -> TrajectoryFigures:
     """The figures of all calls of a trajectory."""
     calls = [node.call for node in trajectory.nodes]
     costs = [call.cost_usd for call in calls if call.cost_usd is not None]
-    return Figures(
+    return TrajectoryFigures(
         calls=len(calls),
         prompt_tokens=sum(call.usage.prompt_tokens for call in calls),
         completion_tokens=sum(call.usage.completion_tokens for call in calls),
@@ -133,7 +133,7 @@ def _versions(call: Call) -> Iterator[str]:
         yield call.policy_version
 
 
-def _exact(calls: Sequence[Call]) -> Exact | None:
+def _exact(calls: Sequence[Call]) -> ExactFigures | None:
     notes = [call.audit for call in calls if call.audit.get("mode") == "exact"]
     if not notes:
         return None
@@ -141,4 +141,4 @@ def _exact(calls: Sequence[Call]) -> Exact | None:
     def counted(name: str) -> dict[str, int]:
         return dict(Counter(str(note[name]) for note in notes if note.get(name)))
 
-    return Exact(prompts=counted("prompt"), reasons=counted("reason"), mismatches=counted("mismatch"))
+    return ExactFigures(prompts=counted("prompt"), reasons=counted("reason"), mismatches=counted("mismatch"))

@@ -6,7 +6,7 @@ import threading
 import time
 
 from understudy.cli.display.formatting import short, time_left
-from understudy.cli.display.live import Drawn
+from understudy.cli.display.live import LiveStatus
 from understudy.run.runner import RunMonitor
 from understudy.run.scheduler import Scheduler
 from understudy.store import RunCounts, Store
@@ -15,7 +15,7 @@ _COUNTING_SHARE = 20
 """The store's counts are asked for again after this many times as long as asking took: it grows with the run."""
 
 
-class RunDisplay(RunMonitor, Drawn):
+class RunDisplay(RunMonitor, LiveStatus):
     """What a run tells, as one line of text; thread-safe to read."""
 
     def __init__(self) -> None:

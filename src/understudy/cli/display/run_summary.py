@@ -50,4 +50,4 @@ def print_summary(summary: RunSummary, as_json: bool) -> None:
         table.add_row("note", Text(visible(note)))
     Console().print(table)
     if summary.pending:
-        typer.echo("Stopped early; give the same command again to continue.", err=True)
+        typer.echo("Stopped early; run the same command again to continue.", err=True)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from understudy.cli.display.outline import BranchLine, Figures, figures, outline
+from understudy.cli.display.outline import BranchLine, TrajectoryFigures, figures, outline
 from understudy.store.keys import CLIENT
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Attempt, Call, ErrorInfo, Integrity, Rollout, Task, Verdict
@@ -36,7 +36,7 @@ _ROLE_STYLES = {"compaction": "cyan", "auxiliary": "dim"}
 _STATUS_STYLES = {"succeeded": "green", "failed": "red", "timeout": "yellow", "unresponsive": "yellow"}
 
 
-class Record(Struct, frozen=True, kw_only=True):
+class RolloutRecord(Struct, frozen=True, kw_only=True):
     """All that is shown of one rollout. `attempt` is the one shown, `patch` and `verdict` are its own.
 
     The client of a gateway that runs alone has neither rollout nor task.
@@ -53,20 +53,20 @@ class Record(Struct, frozen=True, kw_only=True):
 
 def console() -> Console:
     """A console on stdout that interprets nothing in what it prints, and wraps lines on a terminal only."""
-    made = Console(markup=False, highlight=False, emoji=False)
-    if not made.is_terminal:
-        made.width = _UNWRAPPED
-    return made
+    result = Console(markup=False, highlight=False, emoji=False)
+    if not result.is_terminal:
+        result.width = _UNWRAPPED
+    return result
 
 
-class Printer:
+class TranscriptPrinter:
     """Prints records to a console; `full` shortens nothing."""
 
     def __init__(self, console: Console, *, full: bool) -> None:
         self._console = console
         self._full = full
 
-    def show(self, record: Record, trajectory: Trajectory) -> None:
+    def show(self, record: RolloutRecord, trajectory: Trajectory) -> None:
         """Print the head, a line for each branch, the instruction, every branch, the patch, tests and errors."""
         lines = outline(trajectory)
         self._head(record)
@@ -88,7 +88,7 @@ class Printer:
 
     # --- parts -----------------------------------------------------------------------------------------
 
-    def _head(self, record: Record) -> None:
+    def _head(self, record: RolloutRecord) -> None:
         rollout, verdict = record.rollout, record.verdict
         if rollout is not None and record.task is not None:
             status = Text(rollout.status, style=_STATUS_STYLES.get(rollout.status, ""))
@@ -105,21 +105,23 @@ class Printer:
             mark = "   (shown)" if attempt is record.attempt and len(record.attempts) > 1 else ""
             self._fact("attempt", f"{attempt.number}   {attempt.status}{ended}{mark}")
 
-    def _figures(self, told: Figures) -> None:
-        tokens = f"{told.prompt_tokens:,} prompt tokens, {told.completion_tokens:,} completion tokens"
-        cached = f", {told.cached_tokens:,} cached" if told.cached_tokens else ""
-        self._fact("calls", f"{told.calls}   {tokens}{cached}")
-        if told.priced:
-            partly = "" if told.priced == told.calls else f"   of {told.priced} calls whose price is known"
-            self._fact("cost", f"{_dollars(told.cost_usd)}{partly}")
-        if told.policy_versions:
-            self._fact("policy", ", ".join(f"{version} ({n})" for version, n in told.policy_versions.items()))
-        if told.segments:
-            self._fact("segments", _counted(told.segments))
-        if told.exact is not None:
-            why = f"   because of {_counted(told.exact.reasons)}" if told.exact.reasons else ""
-            self._fact("prompts", f"{_counted(told.exact.prompts)}{why}")
-            self._fact("audit", _counted(told.exact.mismatches) or "no mismatch")
+    def _figures(self, figures: TrajectoryFigures) -> None:
+        tokens = f"{figures.prompt_tokens:,} prompt tokens, {figures.completion_tokens:,} completion tokens"
+        cached = f", {figures.cached_tokens:,} cached" if figures.cached_tokens else ""
+        self._fact("calls", f"{figures.calls}   {tokens}{cached}")
+        if figures.priced:
+            partly = (
+                "" if figures.priced == figures.calls else f"   of {figures.priced} calls whose price is known"
+            )
+            self._fact("cost", f"{_dollars(figures.cost_usd)}{partly}")
+        if figures.policy_versions:
+            self._fact("policy", ", ".join(f"{version} ({n})" for version, n in figures.policy_versions.items()))
+        if figures.segments:
+            self._fact("segments", _counted(figures.segments))
+        if figures.exact is not None:
+            why = f"   because of {_counted(figures.exact.reasons)}" if figures.exact.reasons else ""
+            self._fact("prompts", f"{_counted(figures.exact.prompts)}{why}")
+            self._fact("audit", _counted(figures.exact.mismatches) or "no mismatch")
 
     def _outline(self, lines: Sequence[BranchLine]) -> None:
         if lines:
@@ -138,12 +140,12 @@ class Printer:
             style = "dim" if line.superseded else _ROLE_STYLES.get(line.role, "")
             self._line(f"{name:{width}}   {'   '.join(parts)}", style)
 
-    def _findings(self, record: Record, trajectory: Trajectory) -> None:
+    def _findings(self, record: RolloutRecord, trajectory: Trajectory) -> None:
         numbers = {node.call.id: node.call.sequence for node in trajectory.nodes}
-        found = record.attempt.findings if record.attempt else ()
-        if found:
+        findings = record.attempt.findings if record.attempt else ()
+        if findings:
             self._section("findings")
-        for finding in found:
+        for finding in findings:
             where = "" if finding.call_id is None else f" (call {numbers.get(finding.call_id, finding.call_id)})"
             self._line(f"{finding.kind}: {finding.message}{where}", "yellow")
 
@@ -210,9 +212,9 @@ class Printer:
         self._section("integrity")
         style = "red" if integrity.status == "suspicious" else "green"
         self._line(f"{integrity.status}: {integrity.reason}", style)
-        for found in integrity.evidence:
-            place = f"{found.path}:{found.line}" if found.line else found.path
-            self._line(f"{found.rule}   {place}   {found.text}".rstrip(), "yellow", 1)
+        for evidence in integrity.evidence:
+            location = f"{evidence.path}:{evidence.line}" if evidence.line else evidence.path
+            self._line(f"{evidence.rule}   {location}   {evidence.text}".rstrip(), "yellow", 1)
 
     def _tests(self, verdict: Verdict) -> None:
         if verdict.tests:
@@ -223,10 +225,10 @@ class Printer:
             self._section("test log")
             self._text(verdict.log)
 
-    def _errors(self, record: Record) -> None:
-        found = [("rollout", record.rollout.error)] if record.rollout else []
-        found += [(f"attempt {attempt.number}", attempt.error) for attempt in record.attempts]
-        errors = [(where, error) for where, error in found if error is not None]
+    def _errors(self, record: RolloutRecord) -> None:
+        records = [("rollout", record.rollout.error)] if record.rollout else []
+        records += [(f"attempt {attempt.number}", attempt.error) for attempt in record.attempts]
+        errors = [(where, error) for where, error in records if error is not None]
         if errors:
             self._section("errors")
         for where, error in errors:
@@ -261,7 +263,7 @@ class Printer:
         return cut if left <= 0 else f"{cut}\n\u2026 {left:,} more characters (--full shows them)"
 
 
-def summary(record: Record, trajectory: Trajectory) -> dict[str, Any]:
+def summary(record: RolloutRecord, trajectory: Trajectory) -> dict[str, Any]:
     """The record as JSON types: the rollout, its attempts, its branches with their turns, patch and verdict.
 
     `outline` has what `show` says of each branch, `figures` of all.
