@@ -93,7 +93,7 @@ def test_what_cannot_be_built_says_why(engine: docker_engine.Engine, sandboxes: 
         (
             "a",
             f"FROM {image}\nWORKDIR /app\nRUN echo so it is && exit 3\n",
-            r"Dockerfile: cannot be built: .*\n?.*so it is",
+            r"Dockerfile: the build failed: .*\n?.*so it is",
         ),
         ("b", f"FROM {image}\nWORKDIR /\n", "has no WORKDIR below /"),
         ("c", "FRO nothing\n", "Dockerfile: cannot be built"),

@@ -33,19 +33,19 @@ def failed_result(reason: str, log: str) -> CheckResult:
 def outcome_reason(
     checks: PytestChecks | SuiteChecks,
     not_fixed: Sequence[str],
-    not_kept: Sequence[str],
+    regressed: Sequence[str],
     tests: Mapping[str, TestOutcome],
 ) -> str:
     """Why the deciding tests' outcomes do not solve the task; empty when they do.
 
-    `not_fixed` and `not_kept` are those of `fail_to_pass` and `pass_to_pass` that did not end as they must.
+    `not_fixed` and `regressed` are those of `fail_to_pass` and `pass_to_pass` that did not end as they must.
     """
     if not_fixed:
         count = len(checks.fail_to_pass)
         return f"{len(not_fixed)} of {count} tests to fix still fail: {list_tests(not_fixed, tests)}"
-    if not_kept:
+    if regressed:
         count = len(checks.pass_to_pass)
-        return f"{len(not_kept)} of {count} tests that passed now fail: {list_tests(not_kept, tests)}"
+        return f"{len(regressed)} of {count} tests that passed now fail: {list_tests(regressed, tests)}"
     return ""
 
 

@@ -139,11 +139,11 @@ def judge_pytest(checks: PytestChecks, report: PytestReport) -> CheckResult:
     ids = (*checks.fail_to_pass, *checks.pass_to_pass)
     tests: dict[str, TestOutcome] = {id: report.outcomes.get(id, "missing") for id in ids}
     not_fixed = [id for id in checks.fail_to_pass if tests[id] not in SOLVES]
-    not_kept = [id for id in checks.pass_to_pass if tests[id] not in KEEPS]
+    regressed = [id for id in checks.pass_to_pass if tests[id] not in KEEPS]
     failures = any(outcome in ("failed", "error") for outcome in report.outcomes.values())
     if report.timed_out:
         reason = f"the tests did not end in {checks.timeout_s:g} s"
-    elif reason := outcome_reason(checks, not_fixed, not_kept, tests):
+    elif reason := outcome_reason(checks, not_fixed, regressed, tests):
         pass
     elif not report.finished or report.exit_code not in (0, 1):
         reason = f"pytest did not come to its end (exit code {report.exit_code})"

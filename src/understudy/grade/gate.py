@@ -13,26 +13,13 @@ from understudy.grade.patch import MAX_PATCH_BYTES, NO_PATCH, show_path
 from understudy.types import PytestChecks, SuiteChecks, Task
 from understudy.util.diffs import DiffError, FileDiff, parse_diff
 
-# What decides how tests are found, run and imported is not the agent's to change, unless the right answer does.
-_PROTECTED = frozenset(
-    {
-        "conftest.py",
-        "pytest.ini",
-        ".pytest.ini",
-        "pytest.toml",
-        ".pytest.toml",
-        "tox.ini",
-        "setup.cfg",
-        "setup.py",
-        "pyproject.toml",
-        ".gitattributes",
-        "__pycache__",
-    }
-)
+# Files that decide how tests are found, run and imported; an agent may not change them unless the gold patch does.
+_PYTEST_FILES = ("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg")
+_PROTECTED = frozenset((*_PYTEST_FILES, "setup.py", "pyproject.toml", ".gitattributes", "__pycache__"))
 _PROTECTED_LIKE = re.compile(
     r"(?:site|user)customize(?:\..*)?|.*\.(?:pth|pyc|pyo|egg-link|egg-info|dist-info|so|pyd|dylib|dll)"
 )
-# New modules that would be found before the installed ones, from the root or a directory of tests.
+# New modules that would be imported instead of the installed ones, from the root or a directory of tests.
 _SHADOWS = re.compile(r"(?:.*tests?/)?(?:pytest|_pytest|pluggy|iniconfig|unittest|nose|xdist)(?:\.py$|/.*)")
 _TEST_DIRECTORY = re.compile(r"((?:.*/)?(?:tests?|testing)/)[^/]*(?:/.*)?")
 _NAMED_AS_TEST = re.compile(r"(?:.*/)?(?:test_[^/]*|[^/]*_test)\.\w+")

@@ -178,21 +178,21 @@ class PristineRepository:
         return frozenset(path.removeprefix(b"./") for path in output.split(b"\0") if path)
 
     def patch(self, delta: TreeChanges, *, limit: int) -> bytes:
-        """The patch that makes the base what `delta` tells; at most one byte more than `limit` of it.
+        """The patch from the base to the changed tree, cut after `limit` + 1 bytes.
 
-        Raises TooSlow, GraderError when git fails.
+        Raises GitTimeout, GraderError when git fails.
         """
-        now = {path: known for path, known in self.base.items() if not _is_gone(path, delta)}
+        now = {path: blob for path, blob in self.base.items() if not _is_gone(path, delta)}
         for path, entry in delta.files.items():
             now[path] = (entry.mode.encode(), _blob_id(entry.data))
         taken = _parents(delta.files)
         now = {
-            path: known
-            for path, known in now.items()
+            path: blob
+            for path, blob in now.items()
             if path in delta.files or (path not in taken and not _below(path, delta.files))
         }
         gone = [path for path in self.base if path not in now]
-        changed = [path for path, known in now.items() if self.base.get(path) != known]
+        changed = [path for path, blob in now.items() if self.base.get(path) != blob]
         if not gone and not changed:
             return b""
         with tempfile.TemporaryDirectory() as room:
@@ -284,16 +284,8 @@ def _output_of(git: subprocess.Popen[bytes], stdin: bytes, fine: tuple[int, ...]
 
 
 _DIFF = (
-    *(
-        "diff",
-        "--cached",
-        "--binary",
-        "--full-index",
-        "--no-renames",
-        "--no-ext-diff",
-        "--no-textconv",
-        "--no-color",
-    ),
+    *("diff", "--cached", "--binary", "--full-index", "--no-renames"),
+    *("--no-ext-diff", "--no-textconv", "--no-color"),
     *("--src-prefix=a/", "--dst-prefix=b/", "HEAD", "--"),
 )
 

@@ -18,24 +18,22 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWN_VARIABLES = ("PATH", "HOME")
-_SYSTEM = frozenset(
-    [
-        "/bin",
-        "/boot",
-        "/dev",
-        "/etc",
-        "/lib",
-        "/lib32",
-        "/lib64",
-        "/libx32",
-        "/proc",
-        "/run",
-        "/sbin",
-        "/sys",
-        "/usr",
-        "/",
-    ]
+_SYSTEM_NAMES = (
+    "bin",
+    "boot",
+    "dev",
+    "etc",
+    "lib",
+    "lib32",
+    "lib64",
+    "libx32",
+    "proc",
+    "run",
+    "sbin",
+    "sys",
+    "usr",
 )
+_SYSTEM = frozenset(("/", *(f"/{name}" for name in _SYSTEM_NAMES)))
 
 
 def _is_seconds(value: object) -> bool:

@@ -75,7 +75,7 @@ def _changed_lines(task: Task) -> set[str]:
 
 
 async def test_unknown_package() -> None:
-    with pytest.raises(TaskError, match="there are: boltons, inflection, sqlparse, toolz"):
+    with pytest.raises(TaskError, match="expected one of boltons, inflection, sqlparse, toolz"):
         await make_mutated(
             "left-pad", 1, 1, sandboxes=sandboxes(), cache=cache_dir(), jobs=1, progress=lambda kept, tried: None
         )

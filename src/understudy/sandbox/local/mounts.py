@@ -118,45 +118,15 @@ def outer(spec: SandboxSpec, *, rootless: bool) -> list[str]:
     argv = ["unshare", "--pid", "--kill-child=SIGKILL", "--mount-proc"]
     argv += ["--user", "--map-root-user", "--"] if rootless else ["--"]
     # The kernel lets the inner bubble mount a /proc only while a whole one is in sight, hence no --proc here.
-    argv += [
-        "bwrap",
-        "--cap-add",
-        "ALL",
-        "--dev-bind",
-        "/dev",
-        "/dev",
-        "--dev-bind",
-        "/proc",
-        "/proc",
-        "--dir",
-        "/tmp",
-    ]
+    argv += ["bwrap", "--cap-add", "ALL", "--dev-bind", "/dev", "/dev"]
+    argv += ["--dev-bind", "/proc", "/proc", "--dir", "/tmp"]
     argv += ["--size", str(spec.limits.disk_bytes), "--tmpfs", "/state", "--dir", BOX, *_system()]
-    argv += [
-        "--dir",
-        "/state/upper",
-        "--dir",
-        "/state/work",
-        "--dir",
-        "/private",
-        "--ro-bind",
-        str(spec.tree.absolute()),
-        "/lower",
-    ]
+    argv += ["--dir", "/state/upper", "--dir", "/state/work", "--dir", "/private"]
+    argv += ["--ro-bind", str(spec.tree.absolute()), "/lower"]
     for area in AREAS:
         argv += ["--perms", "1777" if area in ("/tmp", "/dev/shm") else "0755", "--dir", f"{BOX}{area}"]
-    argv += [
-        "--dir",
-        f"{BOX}/run",
-        "--dir",
-        f"{BOX}/proc",
-        "--dir",
-        f"{BOX}{spec.workdir}",
-        "--perms",
-        "1777",
-        "--dir",
-        f"{BOX}/var/tmp",
-    ]
+    argv += ["--dir", f"{BOX}/run", "--dir", f"{BOX}/proc", "--dir", f"{BOX}{spec.workdir}"]
+    argv += ["--perms", "1777", "--dir", f"{BOX}/var/tmp"]
     late: list[str] = []
     for index, mount in enumerate(spec.mounts):
         if mount.private:
@@ -165,7 +135,7 @@ def outer(spec: SandboxSpec, *, rootless: bool) -> list[str]:
             argv += ["--ro-bind", str(mount.source.absolute()), f"/late/{index}"]
             late += [f"/late/{index}", f"{BOX}{mount.target}"]
         else:
-            # bubblewrap would make them for itself alone.
+            # Parents that bubblewrap creates itself would be unreadable for the sandbox's user.
             for parent in reversed(PurePosixPath(mount.target).parents[:-1]):
                 argv += ["--dir", f"{BOX}{parent}"]
             argv += ["--ro-bind", str(mount.source.absolute()), f"{BOX}{mount.target}"]
@@ -187,14 +157,8 @@ def environment(spec: SandboxSpec, extra: Mapping[str, str] | None) -> dict[str,
 
 def inner(spec: SandboxSpec, env: Mapping[str, str], *, cwd: str, reveal: bool) -> list[str]:
     """Options of the bubble for one run, made inside the outer one."""
-    args = [
-        "--unshare-user",
-        "--disable-userns",
-        "--unshare-pid",
-        "--unshare-net",
-        "--unshare-ipc",
-        "--unshare-uts",
-    ]
+    args = ["--unshare-user", "--disable-userns", "--unshare-pid"]
+    args += ["--unshare-net", "--unshare-ipc", "--unshare-uts"]
     args += ["--unshare-cgroup-try", "--uid", str(USER_ID), "--gid", str(USER_ID), "--hostname", "sandbox"]
     args += ["--die-with-parent", "--new-session", "--cap-drop", "ALL", "--ro-bind", BOX, "/"]
     args += ["--proc", "/proc", "--dev", "/dev"]

@@ -27,28 +27,7 @@ REPO = "functions"
 _HELD_OUT_SHARE = 4
 """One name in this many belongs to the held-out split."""
 
-_ONSETS = (
-    "b",
-    "d",
-    "f",
-    "g",
-    "k",
-    "l",
-    "m",
-    "n",
-    "p",
-    "r",
-    "s",
-    "t",
-    "v",
-    "z",
-    "br",
-    "dr",
-    "gr",
-    "kl",
-    "pl",
-    "tr",
-)
+_ONSETS = (*"bdfgklmnprstvz", "br", "dr", "gr", "kl", "pl", "tr")
 _VOWELS = ("a", "e", "i", "o", "u")
 _CODAS = ("", "", "n", "r", "l", "s")
 _FOLDERS = ("src", "lib", "app", "core", "util")
