@@ -184,7 +184,7 @@ async def test_an_image_that_is_nowhere_is_a_fault_of_the_task(kind: DockerSandb
         name = registry.image.replace("tree", "absent")
         with pytest.raises(TaskError, match=f"image '{name}' not found on this machine"):
             kind.export_tree(name, "/testbed", "", tmp_path / "tree")
-        with pytest.raises(TaskError, match="no image"):
+        with pytest.raises(TaskError, match="not found on this machine"):
             await kind.open(SandboxSpec(tree=tmp_path, image=name))
 
 

@@ -68,7 +68,7 @@ def test_every_kind_of_prediction(calc_tasks: Path, tmp_path: Path):
         "refused_rows": 1,
         "not_graded": 0,
     }
-    assert said["errors"] == {"nobody": f"task: {given}:6: there is no task 'nobody'"}
+    assert said["errors"] == {"nobody": f"task: {given}:6: no task has the id 'nobody'"}
     assert said["rows"][0].startswith(f"{given}:3: not a prediction: ")
     summary = json.loads(Path(said["summary"]).read_text())
     assert Path(said["summary"]).name == "org__m.understudy.json"
@@ -90,7 +90,7 @@ def test_gold_patches_of_some_instances(calc_tasks: Path, tmp_path: Path):
     summary = json.loads((tmp_path / "out" / "gold.understudy.json").read_text())
     assert (summary["resolved_ids"], summary["total_instances"]) == (["calc-1", "calc-3"], 2)
     done = understudy("grade", "gold", "-t", calc_tasks, "--instance-ids", "calc-9", "-o", tmp_path)
-    assert (done.returncode, "no task has the id 'calc-9'" in done.stderr) == (2, True)
+    assert (done.returncode, "there is no task 'calc-9'" in done.stderr) == (2, True)
 
 
 def test_what_has_a_report_is_graded_again_only_with_another_patch_or_task(calc_tasks: Path, tmp_path: Path):
