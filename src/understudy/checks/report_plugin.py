@@ -68,7 +68,7 @@ def main(report: str, root: str, *files: str) -> int:
     # The tree must not stand in for pytest: it joins the path only when pytest is loaded.
     foreign = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     tree = [entry for entry in sys.path if entry in foreign]
-    sys.path[:] = [place for place in sys.path if place not in foreign]
+    sys.path[:] = [directory for directory in sys.path if directory not in foreign]
     try:
         import pytest
     except ImportError as error:

@@ -44,9 +44,9 @@ def chat(raw: Any, losses: Counter[str]) -> Message | None:
         message["tool_call_id"] = call_id
         message["content"] = message["content"] or ""
     elif role == "assistant":
-        made = calls(source.get("tool_calls"), losses)
-        if made:
-            message["tool_calls"] = made
+        tool_calls = calls(source.get("tool_calls"), losses)
+        if tool_calls:
+            message["tool_calls"] = tool_calls
         thought = string(source.get("reasoning_content")) or string(source.get("reasoning"))
         think(message, thought, items(source.get("thinking_blocks")))
     return message
@@ -54,16 +54,16 @@ def chat(raw: Any, losses: Counter[str]) -> Message | None:
 
 def think(message: Message, thought: str | None, blocks: list[Any] | None = None) -> None:
     """Puts the thinking into a message: the text, else that of Anthropic's blocks, else that it is hidden."""
-    said = [text for block in blocks or () if (text := string(mapping(block).get("thinking")))]
-    if thought or said:
-        message["reasoning_content"] = thought or "\n".join(said)
+    thoughts = [text for block in blocks or () if (text := string(mapping(block).get("thinking")))]
+    if thought or thoughts:
+        message["reasoning_content"] = thought or "\n".join(thoughts)
     elif blocks:
         message["thinking_hidden"] = True
 
 
 def calls(raw: Any, losses: Counter[str]) -> list[dict[str, Any]]:
     """The tool calls of a message, in OpenAI's form or as `{id, name, arguments}`."""
-    made: list[dict[str, Any]] = []
+    tool_calls: list[dict[str, Any]] = []
     for at, entry in enumerate(items(raw)):
         call = mapping(entry)
         function = mapping(call.get("function")) or call
@@ -76,8 +76,8 @@ def calls(raw: Any, losses: Counter[str]) -> list[dict[str, Any]]:
             losses["call_without_id"] += 1
             call_id = f"call_{at}"
         arguments = function.get("arguments")
-        made.append(tool_call(call_id, title, {} if arguments is None else arguments))
-    return made
+        tool_calls.append(tool_call(call_id, title, {} if arguments is None else arguments))
+    return tool_calls
 
 
 def content(raw: Any, losses: Counter[str]) -> str | list[dict[str, Any]] | None:
@@ -101,9 +101,9 @@ def _part(entry: Any, losses: Counter[str]) -> list[dict[str, Any]]:
     if isinstance(entry, str):
         return [{"type": "text", "text": entry}]
     part = mapping(entry)
-    said = part.get("text") if str(part.get("type")) in _TEXTS or "type" not in part else None
-    if isinstance(said, str):
-        return [{"type": "text", "text": said}]
+    part_text = part.get("text") if str(part.get("type")) in _TEXTS or "type" not in part else None
+    if isinstance(part_text, str):
+        return [{"type": "text", "text": part_text}]
     addresses = [address for address in _images(part) if address]
     if not addresses:
         losses["unknown_part"] += 1
@@ -129,9 +129,9 @@ def blocks(role: str, raw: Any, losses: Counter[str]) -> list[Message]:
     """The messages that one of Anthropic's is: the tool results, then the words; or an answer with its calls."""
     if isinstance(raw, str):
         return [{"role": role, "content": raw}]
-    words: list[Any] = []
+    parts: list[Any] = []
     results: list[Message] = []
-    made: list[dict[str, Any]] = []
+    tool_calls: list[dict[str, Any]] = []
     thoughts: list[Any] = []
     for entry in items(raw):
         block = mapping(entry)
@@ -146,13 +146,13 @@ def blocks(role: str, raw: Any, losses: Counter[str]) -> list[Message]:
                 {**result, "tool_call_id": call_id, **({"is_error": True} if block.get("is_error") else {})}
             )
         elif kind == "tool_use":
-            made.extend(calls([{**block, "arguments": block.get("input") or {}}], losses))
+            tool_calls.extend(calls([{**block, "arguments": block.get("input") or {}}], losses))
         elif kind in ("thinking", "redacted_thinking"):
             thoughts.append(block)
         else:
-            words.append(entry)
-    message: Message = {"role": role, "content": content(words, losses)}
-    if made:
-        message["tool_calls"] = made
+            parts.append(entry)
+    message: Message = {"role": role, "content": content(parts, losses)}
+    if tool_calls:
+        message["tool_calls"] = tool_calls
     think(message, None, thoughts)
     return results + ([message] if len(message) > 2 or message["content"] else [])

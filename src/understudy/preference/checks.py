@@ -80,14 +80,14 @@ class Checks:
         self.template = template
         self._seen: set[bytes] = set()
 
-    def flaw(self, pair: Pair, place: Place = NOWHERE) -> str | None:
+    def flaw(self, pair: Pair, location: Place = NOWHERE) -> str | None:
         """Why a pair is left out; None where it is to be learned from, for the first time it is asked."""
         return (
             _content(pair)
             or _length(pair, self.limits)
             or (None if in_turns(pair.messages) else TEMPLATE)
             or self._rendered(pair)
-            or self._repeated(pair, place)
+            or self._repeated(pair, location)
         )
 
     def _rendered(self, pair: Pair) -> str | None:
@@ -105,8 +105,8 @@ class Checks:
                 return LONG_PROMPT
         return None
 
-    def _repeated(self, pair: Pair, place: Place) -> str | None:
-        actions = [repr(substance(action, place).key) for action in (pair.chosen, pair.rejected)]
+    def _repeated(self, pair: Pair, location: Place) -> str | None:
+        actions = [repr(substance(action, location).key) for action in (pair.chosen, pair.rejected)]
         whole = digest(["whole", *map(_plain, pair.messages), *actions])
         near = digest(["near", *(stable(_plain(message)) for message in pair.messages[-_SUFFIX:]), *actions])
         if whole in self._seen:
@@ -183,9 +183,9 @@ def _length(pair: Pair, limits: Limits) -> str | None:
 
 def _plain(message: Message) -> str:
     """A message as text, without the ids of its tool calls."""
-    said = {key: value for key, value in message.items() if key not in ("tool_call_id", "tool_calls")}
+    fields = {key: value for key, value in message.items() if key not in ("tool_call_id", "tool_calls")}
     calls: list[Any] = [call.get("function") for call in message.get("tool_calls") or ()]
     try:
-        return msgspec.json.encode((said, calls), order="deterministic").decode()
+        return msgspec.json.encode((fields, calls), order="deterministic").decode()
     except (ValueError, TypeError, OverflowError):
-        return repr((said, calls))
+        return repr((fields, calls))

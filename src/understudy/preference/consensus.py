@@ -43,7 +43,7 @@ class _Voice(Struct, frozen=True):
 
 
 def consensus(
-    proposals: Sequence[Proposal], *, minimum: int = MINIMUM, judge: Judge | None = None, place: Place = NOWHERE
+    proposals: Sequence[Proposal], *, minimum: int = MINIMUM, judge: Judge | None = None, location: Place = NOWHERE
 ) -> Consensus | None:
     """What at least `minimum` teachers would have done; None when they do not agree.
 
@@ -51,7 +51,7 @@ def consensus(
     for the group that most of its answers are in, and for none when that is not one.
     """
     asked = tuple(sorted({each.teacher for each in proposals}))
-    groups = grouped(proposals, place)
+    groups = grouped(proposals, location)
     if not groups or len(asked) < minimum:
         return None
     best = max(len(group.supporters) for group in groups)
@@ -66,28 +66,28 @@ def consensus(
     return _agreed(groups[chosen], asked, "judge")
 
 
-def grouped(proposals: Sequence[Proposal], place: Place = NOWHERE) -> list[Group]:
+def grouped(proposals: Sequence[Proposal], location: Place = NOWHERE) -> list[Group]:
     """The proposals in groups, each in one: the largest first is taken out, then the largest of the rest.
 
     Of groups of one size that comes first whose members are the most similar. They are given in the order of what
     they come to.
     """
-    voices = [_Voice(each, substance(each.action, place)) for each in proposals]
+    voices = [_Voice(each, substance(each.action, location)) for each in proposals]
     voices = sorted((voice for voice in voices if not voice.substance.empty), key=_order)
     near = [
         frozenset(j for j, other in enumerate(voices) if i == j or alike(voice.substance, other.substance))
         for i, voice in enumerate(voices)
     ]
     left = set(range(len(voices)))
-    found: list[tuple[int, list[int]]] = []
+    clusters: list[tuple[int, list[int]]] = []
     while left:
         # The one of the most teachers; then the closest; then the first.
         centre = max(sorted(left), key=lambda i: _weight(voices, i, near[i] & left))
         members = sorted(near[centre] & left)
-        found.append((centre, members))
+        clusters.append((centre, members))
         left.difference_update(members)
-    votes = _votes([[voices[i].proposal.teacher for i in members] for _, members in found])
-    by_key = sorted(zip(found, votes, strict=True), key=lambda each: repr(voices[each[0][0]].substance.key))
+    votes = _votes([[voices[i].proposal.teacher for i in members] for _, members in clusters])
+    by_key = sorted(zip(clusters, votes, strict=True), key=lambda each: repr(voices[each[0][0]].substance.key))
     return [
         Group(voices[centre].proposal, tuple(voices[i].proposal for i in members), supporters)
         for (centre, members), supporters in by_key

@@ -36,17 +36,17 @@ class Difference(Struct, frozen=True, kw_only=True):
     similarity: float | None = None
 
 
-def told(difference: Difference) -> dict[str, Any]:
+def difference_json(difference: Difference) -> dict[str, Any]:
     """A difference as evidence, in the types that JSON has."""
     return msgspec.json.decode(msgspec.json.encode(difference))
 
 
-def differ(a: TurnAction, b: TurnAction, place: Place = NOWHERE) -> Difference | None:
+def differ(a: TurnAction, b: TurnAction, location: Place = NOWHERE) -> Difference | None:
     """What differs in substance; None where they come to the same.
 
     What is said before the same tool call, and what of its arguments does not count, is no difference.
     """
-    return between(substance(a, place), substance(b, place))
+    return between(substance(a, location), substance(b, location))
 
 
 def between(a: Substance, b: Substance) -> Difference | None:
@@ -56,10 +56,12 @@ def between(a: Substance, b: Substance) -> Difference | None:
     if not a.doings and not b.doings:
         kind: Kind = "nothing" if a.empty or b.empty else "words"
         share = None if kind == "nothing" else round(similarity(a, b), 4)
-        return Difference(kind=kind, a=_said(a), b=_said(b), similarity=share)
+        return Difference(kind=kind, a=_words_or_effects(a), b=_words_or_effects(b), similarity=share)
     if not a.doings or not b.doings:
         kind = "nothing" if a.empty or b.empty else "words or tools"
-        return Difference(kind=kind, a=_done(a.doings) or _said(a), b=_done(b.doings) or _said(b))
+        return Difference(
+            kind=kind, a=_done(a.doings) or _words_or_effects(a), b=_done(b.doings) or _words_or_effects(b)
+        )
     only_a, only_b = _only(a.doings, b.doings), _only(b.doings, a.doings)
     same_tools = Counter(each.name for each in only_a) == Counter(each.name for each in only_b)
     names = _changed(only_a[0], only_b[0]) if same_tools and len(only_a) == 1 else ()
@@ -92,7 +94,7 @@ def _done(doings: Sequence[Doing]) -> tuple[str, ...]:
     return (*shown, f"and {more} more") if more > 0 else tuple(shown)
 
 
-def _said(of: Substance) -> tuple[str, ...]:
+def _words_or_effects(of: Substance) -> tuple[str, ...]:
     return (_short(of.text),) if of.text else ()
 
 

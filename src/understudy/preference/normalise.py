@@ -56,14 +56,14 @@ NOWHERE = Place()
 _UNKNOWN = Known()
 
 
-def doing(call: Mapping[str, Any], place: Place = NOWHERE) -> Doing:
+def doing(call: Mapping[str, Any], location: Place = NOWHERE) -> Doing:
     """A tool call in OpenAI form, in its one form."""
     function: Any = call.get("function")
-    given: Mapping[str, Any] = cast(Mapping[str, Any], function) if isinstance(function, dict) else {}
-    return of_name(given.get("name"), given.get("arguments"), place)
+    function_call: Mapping[str, Any] = cast(Mapping[str, Any], function) if isinstance(function, dict) else {}
+    return of_name(function_call.get("name"), function_call.get("arguments"), location)
 
 
-def of_name(name: Any, arguments: Any, place: Place = NOWHERE) -> Doing:
+def of_name(name: Any, arguments: Any, location: Place = NOWHERE) -> Doing:
     """The call of a tool by its name, with its arguments: JSON text, or an object that was read already."""
     called = name if isinstance(name, str) else ""
     called = ALIASES.get(called, called)
@@ -71,29 +71,29 @@ def of_name(name: Any, arguments: Any, place: Place = NOWHERE) -> Doing:
     if read is None:
         text = unwrapped(arguments) if isinstance(arguments, str) else repr(arguments)
         return _done(called, text, readable=False)
-    known = TOOLS.get(called)
+    tool = TOOLS.get(called)
     try:
         if called == "MultiEdit" and (single := _single_edit(read)) is not None:
-            called, read, known = "Edit", single, TOOLS["Edit"]
-        return _done(called, _plain(read) if known is None else _known(read, known, place))
+            called, read, tool = "Edit", single, TOOLS["Edit"]
+        return _done(called, _plain(read) if tool is None else _known_arguments(read, tool, location))
     except _TooDeepError:
         return _done(called, str(arguments))
 
 
-def doings(action: TurnAction, place: Place = NOWHERE) -> tuple[Doing, ...]:
+def doings(action: TurnAction, location: Place = NOWHERE) -> tuple[Doing, ...]:
     """What an action does: its calls as a set, in an order of their own.
 
     A call that is made twice counts twice, unless its tool only reads. What an agent notes for itself counts only
     where it does nothing else.
     """
-    found = sorted((doing(call, place) for call in action.tool_calls), key=lambda each: each.key)
-    if not all(_traits(each).notes for each in found):
-        found = [each for each in found if not _traits(each).notes]
-    kept: list[Doing] = []
-    for each in found:
-        if not (kept and kept[-1].key == each.key and _traits(each).reads):
-            kept.append(each)
-    return tuple(kept)
+    ordered = sorted((doing(call, location) for call in action.tool_calls), key=lambda each: each.key)
+    if not all(_traits(each).notes for each in ordered):
+        ordered = [each for each in ordered if not _traits(each).notes]
+    distinct: list[Doing] = []
+    for each in ordered:
+        if not (distinct and distinct[-1].key == each.key and _traits(each).reads):
+            distinct.append(each)
+    return tuple(distinct)
 
 
 def _traits(call: Doing) -> Known:
@@ -152,29 +152,31 @@ def _done(name: str, arguments: Any, *, readable: bool = True) -> Doing:
     return Doing(name, arguments, key, readable)
 
 
-def _known(arguments: dict[str, Any], known: Known, place: Place) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for given, value in sorted(arguments.items()):
-        key = known.keys.get(given, given)
-        if key in known.idle or value is None:
+def _known_arguments(arguments: dict[str, Any], tool: Known, location: Place) -> dict[str, Any]:
+    normalised: dict[str, Any] = {}
+    for name, value in sorted(arguments.items()):
+        key = tool.keys.get(name, name)
+        if key in tool.idle or value is None:
             continue
-        clean = _of_kind(known.kinds.get(key), _plain(value, without=known.idle), place)
-        if not any(clean == default and type(clean) is type(default) for default in known.defaults.get(key, ())):
-            found[key] = clean
-    return found
+        clean = _of_kind(tool.kinds.get(key), _plain(value, without=tool.idle), location)
+        if not any(clean == default and type(clean) is type(default) for default in tool.defaults.get(key, ())):
+            normalised[key] = clean
+    return normalised
 
 
-def _of_kind(kind: Kind | None, value: Any, place: Place) -> Any:
+def _of_kind(kind: Kind | None, value: Any, location: Place) -> Any:
     if kind == "command" and isinstance(value, list):
-        words = cast(list[Any], value)
+        entries = cast(list[Any], value)
         value = (
-            command_text([str(word) for word in words]) if all(isinstance(word, str) for word in words) else words
+            command_text([str(word) for word in entries])
+            if all(isinstance(word, str) for word in entries)
+            else entries
         )
     if not isinstance(value, str) or kind is None:
         return cast(Any, value)
     if kind == "path":
-        return path(value, place.cwd)
-    return canonical_command(value, place.cwd) if kind == "command" else value
+        return path(value, location.cwd)
+    return canonical_command(value, location.cwd) if kind == "command" else value
 
 
 def _plain(value: Any, depth: int = 0, without: Collection[str] = ()) -> Any:
@@ -204,17 +206,17 @@ def _single_edit(arguments: dict[str, Any]) -> dict[str, Any] | None:
     return {"file_path": arguments.get("file_path"), **cast(dict[str, Any], edits[0])}
 
 
-def path(given: str, cwd: str | None) -> str:
+def path(name: str, cwd: str | None) -> str:
     """A path in one form: relative where it is inside `cwd`, without a slash at its end."""
-    if _WINDOWS.match(given) or (cwd and _WINDOWS.match(cwd)):
-        given = ntpath.normpath(given).replace("\\", "/")
+    if _WINDOWS.match(name) or (cwd and _WINDOWS.match(cwd)):
+        name = ntpath.normpath(name).replace("\\", "/")
         cwd = ntpath.normpath(cwd).replace("\\", "/") if cwd else None
-    if not given:
-        return given
+    if not name:
+        return name
     home = posixpath.normpath(cwd) if cwd else None
-    if home and not given.startswith("/") and not _WINDOWS.match(given):
-        given = f"{home}/{given}"
-    clean = posixpath.normpath(given)
+    if home and not name.startswith("/") and not _WINDOWS.match(name):
+        name = f"{home}/{name}"
+    clean = posixpath.normpath(name)
     if clean.startswith("//"):
         clean = clean[1:]
     if not home:

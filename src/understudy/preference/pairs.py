@@ -17,7 +17,7 @@ from understudy.preference import checks
 from understudy.preference.base import Consensus, Pair, Proposal
 from understudy.preference.checks import Checks, Tally
 from understudy.preference.consensus import MINIMUM, Judge, consensus
-from understudy.preference.differences import Difference, between, told
+from understudy.preference.differences import Difference, between, difference_json
 from understudy.preference.normalise import Place, unreadable
 from understudy.preference.prefixes import digest
 from understudy.preference.proposals import judge_of, names_in, proposals
@@ -74,32 +74,34 @@ def replay_pairs(
         for trace in trace_store.traces(store.sessions, where=_chosen(answered[start : start + _AT_ONCE], where)):
             ids = [state_id(trace.trace_id, turn.message_id) for turn in trace.turns]
             names = _names(trace)
-            given = {each: proposals(store, each, names=names, left_out=tally.answers) for each in ids}
+            proposals_by_state = {
+                each: proposals(store, each, names=names, left_out=tally.answers) for each in ids
+            }
             exported = trace
             if redactor is not None:
                 exported = redact_trace(trace, redactor)
-                given = _redacted(trace, given, redactor)
+                proposals_by_state = _redacted(trace, proposals_by_state, redactor)
             # The ids are those of the trace as it is stored: asks are kept by them.
             for own, state in zip(ids, expand(exported), strict=True):
                 state.state_id = own
                 tally.compared += 1
-                votes, why = _votes(state, given[own], allowed, tally)
-                found = why or _pair(state, trace.format, votes, minimum, judge_of(store, own), checked)
-                if isinstance(found, str):
-                    tally.left_out[found] += 1
+                votes, why = _votes(state, proposals_by_state[own], allowed, tally)
+                outcome = why or _pair(state, trace.format, votes, minimum, judge_of(store, own), checked)
+                if isinstance(outcome, str):
+                    tally.left_out[outcome] += 1
                 else:
                     tally.pairs += 1
-                    yield found
+                    yield outcome
 
 
 def _votes(
-    state: TraceState, given: list[Proposal], allowed: Mapping[str, _Allowed], tally: Tally
+    state: TraceState, candidates: list[Proposal], allowed: Mapping[str, _Allowed], tally: Tally
 ) -> tuple[list[Proposal], str | None]:
     """The proposals that have a vote, and why the state gives no pair whatever they are."""
     own, votes = state.source_family, list[Proposal]()
-    if own is None and not (given := [each for each in given if allowed[each.replay_id].unknown]):
+    if own is None and not (candidates := [each for each in candidates if allowed[each.replay_id].unknown]):
         return [], UNKNOWN_FAMILY
-    for each in given:
+    for each in candidates:
         may = allowed[each.replay_id]
         if each.family is None and not may.unknown:
             tally.answers[NO_FAMILY] += 1
@@ -115,8 +117,8 @@ def _votes(
 def _names(trace: Trace) -> set[str]:
     """The names of the tools of a trace, as far as they are known."""
     shapes = (trace.shape, *(turn.shape for turn in trace.turns if turn.shape is not None))
-    said = chain.from_iterable(trace.renderer.history(node.body) for node in trace.nodes)
-    return names_in(said, chain.from_iterable(shape.tools or () for shape in shapes))
+    messages = chain.from_iterable(trace.renderer.history(node.body) for node in trace.nodes)
+    return names_in(messages, chain.from_iterable(shape.tools or () for shape in shapes))
 
 
 def _allowed(replay: StoredReplay) -> _Allowed:
@@ -127,26 +129,26 @@ def _allowed(replay: StoredReplay) -> _Allowed:
 
 def _foreign(state: TraceState, proposal: Proposal) -> bool:
     """Whether a proposal has a pseudonym that does not stand in the conversation."""
-    names = {found[0] for found in PSEUDONYM.finditer(_text(proposal.action))}
+    names = {match[0] for match in PSEUDONYM.finditer(_text(proposal.action))}
     if not names:
         return False
-    told = repr((state.messages, state.tools)) + _text(state.student_action)
-    return any(name not in told for name in names)
+    state_text = repr((state.messages, state.tools)) + _text(state.student_action)
+    return any(name not in state_text for name in names)
 
 
 def _pair(
-    state: TraceState, source: str, found: Sequence[Proposal], minimum: int, judge: Judge, checked: Checks
+    state: TraceState, source: str, candidates: Sequence[Proposal], minimum: int, judge: Judge, checked: Checks
 ) -> Pair | str:
     """The pair of a state, or why there is none."""
-    place = Place(state.project)
+    location = Place(state.project)
     if not (state.student_action.tool_calls or (state.student_action.content or "").strip()):
         return checks.EMPTY
     if unreadable(state.student_action):
         return checks.UNREADABLE
-    agreed = consensus(found, minimum=minimum, judge=judge, place=place)
+    agreed = consensus(candidates, minimum=minimum, judge=judge, location=location)
     if agreed is None:
         return checks.NO_CONSENSUS
-    difference = between(substance(agreed.action, place), substance(state.student_action, place))
+    difference = between(substance(agreed.action, location), substance(state.student_action, location))
     if difference is None:
         return checks.SAME
     if not _offered(state, agreed.action):
@@ -162,22 +164,22 @@ def _pair(
         state_id=state.state_id,
         model=state.source_model,
         family=state.source_family,
-        evidence=_evidence(state, source, found, agreed, difference, minimum, place),
+        evidence=_evidence(state, source, candidates, agreed, difference, minimum, location),
     )
-    return checked.flaw(pair, place) or pair
+    return checked.flaw(pair, location) or pair
 
 
 def _evidence(
     state: TraceState,
     source: str,
-    found: Sequence[Proposal],
+    candidates: Sequence[Proposal],
     agreed: Consensus,
     difference: Difference,
     minimum: int,
-    place: Place,
+    location: Place,
 ) -> dict[str, Any]:
-    student, chosen = substance(state.student_action, place), substance(agreed.action, place)
-    costs = [each.cost_usd for each in found]
+    student, chosen = substance(state.student_action, location), substance(agreed.action, location)
+    costs = [each.cost_usd for each in candidates]
     return {
         "by": agreed.by,
         "agreement": agreed.agreement,
@@ -195,11 +197,11 @@ def _evidence(
                 "as_chosen": alike(own, chosen),
                 "as_rejected": alike(own, student),
             }
-            for each in found
-            for own in (substance(each.action, place),)
+            for each in candidates
+            for own in (substance(each.action, location),)
         ],
         "cost_usd": None if any(cost is None for cost in costs) else sum(cost or 0.0 for cost in costs),
-        "differs": told(difference),
+        "differs": difference_json(difference),
         "thinking_hidden": state.student_action.thinking_hidden,
         "signals": msgspec.to_builtins(state.signals),
         "outcome": msgspec.to_builtins(state.outcome),
@@ -236,17 +238,21 @@ def _group(state: TraceState) -> str:
     return state.project or task or (state.parent.session_id if state.parent else state.session_id)
 
 
-def _redacted(trace: Trace, given: dict[str, list[Proposal]], redactor: Redactor) -> dict[str, list[Proposal]]:
+def _redacted(
+    trace: Trace, proposals_by_state: dict[str, list[Proposal]], redactor: Redactor
+) -> dict[str, list[Proposal]]:
     """The proposals without what is a secret in them or in their trace: a teacher may have been shown it."""
-    said = {each.ask_id: msgspec.to_builtins(each.action) for some in given.values() for each in some}
+    actions = {
+        each.ask_id: msgspec.to_builtins(each.action) for some in proposals_by_state.values() for each in some
+    }
     histories = (trace.renderer.history(node.body) for node in trace.nodes)
-    knowing = redactor.scoped_to(chain(histories, said.values()))
+    knowing = redactor.scoped_to(chain(histories, actions.values()))
     clean = {
-        ask: msgspec.convert(knowing.value(action, f"answer {ask}"), TurnAction) for ask, action in said.items()
+        ask: msgspec.convert(knowing.value(action, f"answer {ask}"), TurnAction) for ask, action in actions.items()
     }
     return {
         own: [msgspec.structs.replace(each, action=clean[each.ask_id]) for each in some]
-        for own, some in given.items()
+        for own, some in proposals_by_state.items()
     }
 
 

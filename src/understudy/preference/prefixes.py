@@ -50,7 +50,7 @@ def stable(text: str) -> str:
 
 def beginning(conversation: Conversation) -> bytes:
     """A digest of a conversation's system prompt and all that it begins with."""
-    return digest([stable(conversation.system), *_told(conversation.blocks)])
+    return digest([stable(conversation.system), *_contents(conversation.blocks)])
 
 
 def added(blocks: Sequence[Block], calls: Sequence[str]) -> bytes:
@@ -66,11 +66,11 @@ def added(blocks: Sequence[Block], calls: Sequence[str]) -> bytes:
     )
     others = [block for block in blocks if block.kind != "tool_result"]
     return digest(
-        [*(part for result in results for part in ("result", str(result[0]), *result[1:])), *_told(others)]
+        [*(part for result in results for part in ("result", str(result[0]), *result[1:])), *_contents(others)]
     )
 
 
-def _told(blocks: Iterable[Block]) -> list[str]:
+def _contents(blocks: Iterable[Block]) -> list[str]:
     parts: list[str] = []
     for block in blocks:
         if block.kind != "thinking":
@@ -80,8 +80,8 @@ def _told(blocks: Iterable[Block]) -> list[str]:
 
 def digest(parts: Iterable[str]) -> bytes:
     """A digest of texts, 16 bytes."""
-    found = blake2b(digest_size=16)
+    hasher = blake2b(digest_size=16)
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")
-        found.update(len(data).to_bytes(8, "big") + data)
-    return found.digest()
+        hasher.update(len(data).to_bytes(8, "big") + data)
+    return hasher.digest()

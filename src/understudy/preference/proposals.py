@@ -63,7 +63,7 @@ def proposals(
     cannot be made: arguments that are no JSON object, a tool that was not offered. Those are counted in `left_out`
     by why (cut, withheld, empty, bad_arguments, unknown_tool, unreadable). Raises StoreError.
     """
-    found: list[Proposal] = []
+    result: list[Proposal] = []
     sent = {sent_name(name): name for name in names}
     for ask in store.asks.of_state(state_id, "teacher"):
         if ask.call_id is None or ask.status != "answered" or replay not in (None, ask.replay_id):
@@ -73,7 +73,7 @@ def proposals(
             if left_out is not None:
                 left_out[why] += 1
             continue
-        found.append(
+        result.append(
             Proposal(
                 ask_id=ask.id,
                 replay_id=ask.replay_id,
@@ -84,7 +84,7 @@ def proposals(
                 cost_usd=ask.cost_usd,
             )
         )
-    return found
+    return result
 
 
 @cache
@@ -130,11 +130,11 @@ def action_of(call: Call, sent: Mapping[str, str]) -> tuple[TurnAction | None, s
 
 def action_in(blocks: Sequence[Block], names: Mapping[str, str] = MappingProxyType({})) -> TurnAction:
     """What an answer does. `names` gives tools other names."""
-    said = [block.text for block in blocks if block.kind == "text" and block.text]
+    texts = [block.text for block in blocks if block.kind == "text" and block.text]
     thought = [block.text for block in blocks if block.kind == "thinking" and block.text]
     hidden = any(block.kind == "thinking" or block.name == "redacted_thinking" for block in blocks)
     return TurnAction(
-        content="\n".join(said) or None,
+        content="\n".join(texts) or None,
         thinking="\n".join(thought) or None,
         thinking_hidden=hidden and not thought,
         tool_calls=[
@@ -145,10 +145,10 @@ def action_in(blocks: Sequence[Block], names: Mapping[str, str] = MappingProxyTy
 
 def _tools_of(call: Call) -> set[str]:
     try:
-        told = _offered(call.request)
+        offered = _offered(call.request)
     except msgspec.MsgspecError:
         return set()
-    return {tool.function.name if tool.function else tool.name for tool in told.tools}
+    return {tool.function.name if tool.function else tool.name for tool in offered.tools}
 
 
 # --- the judge -----------------------------------------------------------------------------------------
@@ -159,8 +159,8 @@ def judge_ask_id(replay_id: str, state_id: str, judge: str, ask_ids: Sequence[st
 
     With other proposals it is another question.
     """
-    told = msgspec.json.encode([replay_id, state_id, judge, sorted(ask_ids)])
-    return hashlib.blake2b(told, digest_size=16, person=b"judge").hexdigest()
+    encoded = msgspec.json.encode([replay_id, state_id, judge, sorted(ask_ids)])
+    return hashlib.blake2b(encoded, digest_size=16, person=b"judge").hexdigest()
 
 
 def judge_name(teacher: str, model: str) -> str:
@@ -175,12 +175,12 @@ def shown_order(ask_id: str, ask_ids: Sequence[str]) -> list[str]:
     return order
 
 
-def judged(store: Store, state_id: str, found: Sequence[Proposal]) -> int | None:
+def judged(store: Store, state_id: str, candidates: Sequence[Proposal]) -> int | None:
     """Which of these proposals a judge chose, as an index; None where none was asked, or it chose none.
 
     Raises StoreError.
     """
-    ids = [proposal.ask_id for proposal in found]
+    ids = [proposal.ask_id for proposal in candidates]
     for ask in store.asks.of_state(state_id, "judge"):
         name = judge_name(ask.teacher, ask.model)
         if ask.call_id is None or ask.id != judge_ask_id(ask.replay_id, state_id, name, ids):
@@ -198,8 +198,8 @@ def judge_of(store: Store, state_id: str) -> Judge:
 def choice(call: Call, count: int) -> int | None:
     """The index of the proposal that a judge's answer names; None where it is anything but such a number."""
     blocks = read_response(call) or ()
-    said = "".join(block.text for block in blocks if block.kind == "text")
-    number = _NUMBER.fullmatch(said)
+    answer_text = "".join(block.text for block in blocks if block.kind == "text")
+    number = _NUMBER.fullmatch(answer_text)
     if number is None or call.finish_reason in _CUT or not 1 <= int(number[1]) <= count:
         return None
     return int(number[1]) - 1

@@ -21,7 +21,7 @@ from understudy.ingest.trace import Message, TurnAction
 from understudy.preference import prefixes
 from understudy.preference.base import Pair
 from understudy.preference.checks import SAME, Checks, Tally
-from understudy.preference.differences import between, told
+from understudy.preference.differences import between, difference_json
 from understudy.preference.normalise import Place, doing
 from understudy.preference.prefixes import digest
 from understudy.preference.proposals import action_in
@@ -84,36 +84,36 @@ def rollout_pairs(
     """
     tally = tally if tally is not None else Tally()
     checked = checked or Checks()
-    known = [run.id for run in store.runs.all()]
-    if run_id is not None and run_id not in known:
-        raise ConfigError(f"the store has no run {run_id!r}; it has: {', '.join(known) or 'none'}")
-    for each in known if run_id is None else [run_id]:
+    run_ids = [run.id for run in store.runs.all()]
+    if run_id is not None and run_id not in run_ids:
+        raise ConfigError(f"the store has no run {run_id!r}; it has: {', '.join(run_ids) or 'none'}")
+    for each in run_ids if run_id is None else [run_id]:
         chosen = store.outcomes.select_graded(each, include_suspicious=include_suspicious)
         tally.notes["rollouts without a verdict"] += sum(chosen.left_out.values())
         tally.notes["rollouts with a suspicious patch"] += sum(chosen.suspicious.values())
         for task_id, rollouts in chosen.rollouts.items():
             task = store.runs.task(each, task_id)
-            place = Place(task.workdir)
+            location = Place(task.workdir)
             solved = sum(is_solved(member.verdict.reward) for member in rollouts)
             if not 0 < solved < len(rollouts):
                 tally.notes["tasks all of whose rollouts ended alike"] += 1
                 continue
-            lines = [_line(store, member, place) for member in rollouts]
+            lines = [_line(store, member, location) for member in rollouts]
             tally.compared += solved * (len(lines) - solved)
-            yield from _of_task(store, task, lines, place, redactor, most, checked, tally)
+            yield from _of_task(store, task, lines, location, redactor, most, checked, tally)
 
 
 def _of_task(
     store: Store,
     task: Task,
     lines: Sequence[_Line],
-    place: Place,
+    location: Place,
     redactor: Redactor | None,
     most: int,
     checked: Checks,
     tally: Tally,
 ) -> Iterator[Pair]:
-    made = 0
+    pair_count = 0
     # Lines that are the same up to a step; those that take another way are looked at on their own.
     together: list[tuple[int, list[_Line]]] = [(0, list(lines))]
     while together:
@@ -140,15 +140,15 @@ def _of_task(
                         _count(tally, ALSO_SOLVED, compared)
                         continue
                     _count(tally, SAME_PAIR, compared - 1)
-                    if made >= most:
+                    if pair_count >= most:
                         _count(tally, MANY, 1)
                         continue
-                    pair = _pair(store, task, better, worse, group, depth, place, redactor)
-                    flaw = pair if isinstance(pair, str) else checked.flaw(pair, place)
+                    pair = _pair(store, task, better, worse, group, depth, location, redactor)
+                    flaw = pair if isinstance(pair, str) else checked.flaw(pair, location)
                     if isinstance(pair, str) or flaw is not None:
                         _count(tally, str(flaw), 1)
                         continue
-                    made += 1
+                    pair_count += 1
                     tally.pairs += 1
                     yield pair
             # In the order of the store, as a stack gives them back.
@@ -160,11 +160,11 @@ def _classes(lines: Sequence[_Line], depth: int) -> list[list[_Line]]:
     classes: list[list[_Line]] = []
     for line in lines:
         own = line.steps[depth].substance
-        found = next((some for some in classes if alike(some[0].steps[depth].substance, own)), None)
-        if found is None:
+        matching = next((some for some in classes if alike(some[0].steps[depth].substance, own)), None)
+        if matching is None:
             classes.append([line])
         else:
-            found.append(line)
+            matching.append(line)
     return classes
 
 
@@ -185,7 +185,7 @@ def _pair(
     worse: Sequence[_Line],
     group: Sequence[_Line],
     depth: int,
-    place: Place,
+    location: Place,
     redactor: Redactor | None,
 ) -> Pair | str:
     """The pair of the first solved rollout and the first unsolved one, or why there is none."""
@@ -200,7 +200,7 @@ def _pair(
             {"messages": messages, "actions": msgspec.to_builtins(actions)}, f"rollout {good.graded.rollout.id}"
         )
         messages, actions = clean["messages"], msgspec.convert(clean["actions"], list[TurnAction])
-    difference = between(*(substance(action, place) for action in actions))
+    difference = between(*(substance(action, location) for action in actions))
     if difference is None:
         return SAME  # they differed in what is no secret any more
     ids = [line.graded.rollout.id for line in (good, bad)]
@@ -217,9 +217,9 @@ def _pair(
         evidence={
             "task": task.instance_id,
             "turn": depth,
-            "differs": told(difference),
-            "chosen": _told(good, depth),
-            "rejected": _told(bad, depth),
+            "differs": difference_json(difference),
+            "chosen": _evidence_of(good, depth),
+            "rejected": _evidence_of(bad, depth),
             "rollouts_here": len(group),
             "solved_here": sum(line.solved for line in group),
             "did_as_chosen": len(better),
@@ -230,7 +230,7 @@ def _pair(
     )
 
 
-def _told(line: _Line, depth: int) -> dict[str, Any]:
+def _evidence_of(line: _Line, depth: int) -> dict[str, Any]:
     step = line.steps[depth]
     return {
         "rollout_id": line.graded.rollout.id,
@@ -247,7 +247,7 @@ def _told(line: _Line, depth: int) -> dict[str, Any]:
 # --- the way of a rollout ------------------------------------------------------------------------------
 
 
-def _line(store: Store, member: GradedRollout, place: Place) -> _Line:
+def _line(store: Store, member: GradedRollout, location: Place) -> _Line:
     """The main line of an attempt, as far as it is compared."""
     steps: list[_Step] = []
     calls: list[str] = []
@@ -255,10 +255,10 @@ def _line(store: Store, member: GradedRollout, place: Place) -> _Line:
         fresh = node.conversation.blocks[node.fresh :]
         before = prefixes.added(fresh, calls) if steps else prefixes.beginning(node.conversation)
         action = action_in(node.answer or ())
-        own, call = substance(action, place), node.call
+        own, call = substance(action, location), node.call
         cut = call.finish_reason == "length"
         steps.append(_Step(call.id, call.backend_model, call.policy_version, cut, before, own))
-        calls = [each["id"] for each in sorted(action.tool_calls, key=lambda each: doing(each, place).key)]
+        calls = [each["id"] for each in sorted(action.tool_calls, key=lambda each: doing(each, location).key)]
     return _Line(member, tuple(steps))
 
 

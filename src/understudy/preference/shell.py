@@ -32,26 +32,26 @@ def canonical_command(command: str, cwd: str | None = None) -> str:
         return command
     text = command.replace("\r", "")
     try:
-        words, rest = _words(text)
+        tokens, rest = _plain_tokens(text)
     except ShellSyntaxError:
         return text.strip(_SPACE)
     if cwd:
-        words = _relative_to(words, cwd.rstrip("/") or "/")
-    return " ".join(words) + rest
+        tokens = _relative_to(tokens, cwd.rstrip("/") or "/")
+    return " ".join(tokens) + rest
 
 
-def _words(text: str) -> tuple[list[str], str]:
+def _plain_tokens(text: str) -> tuple[list[str], str]:
     """The words and operators of a command, and what follows the line of its first here-document, to the letter.
 
     Raises ShellSyntaxError.
     """
-    words: list[str] = []
+    tokens: list[str] = []
     rest = ""
     announced = document = False
     for token in shell_tokens(text, strict=True):
         if token.kind == "word":
             # The delimiter of a here-document means something else when it is quoted.
-            words.append(shlex.quote(token.value) if token.literal and not announced else token.raw)
+            tokens.append(shlex.quote(token.value) if token.literal and not announced else token.raw)
             announced = False
             continue
         announced = token.kind == "redirect" and token.raw.endswith(("<<", "<<-"))
@@ -60,25 +60,25 @@ def _words(text: str) -> tuple[list[str], str]:
             if document:
                 rest = ("\n" + text[token.end :]).rstrip(_SPACE)
                 break
-            if words and words[-1] not in _COMMAND_STARTS:
-                words.append(";")
+            if tokens and tokens[-1] not in _COMMAND_STARTS:
+                tokens.append(";")
         elif token.raw in ("<(", ">("):
-            words += token.raw  # as they are written with a space between them
+            tokens += token.raw  # as they are written with a space between them
         else:
-            words.append(token.raw)
-    while not rest and words and words[-1] == ";":
-        words.pop()
-    return words, rest
+            tokens.append(token.raw)
+    while not rest and tokens and tokens[-1] == ";":
+        tokens.pop()
+    return tokens, rest
 
 
-def _relative_to(words: list[str], cwd: str) -> list[str]:
-    while len(words) >= 3 and words[0] == "cd" and words[2] in ("&&", ";") and _path(words[1]) == cwd:
-        words = words[3:]
-    if "cd" in words or "pushd" in words:
-        return words
+def _relative_to(tokens: list[str], cwd: str) -> list[str]:
+    while len(tokens) >= 3 and tokens[0] == "cd" and tokens[2] in ("&&", ";") and _path(tokens[1]) == cwd:
+        tokens = tokens[3:]
+    if "cd" in tokens or "pushd" in tokens:
+        return tokens
     first = True
     local: list[str] = []
-    for word in words:
+    for word in tokens:
         path = _path(word)
         inside = path is not None and cwd != "/" and (path == cwd or path.startswith(cwd + "/"))
         if inside and path is not None:

@@ -38,7 +38,7 @@ class Substance(Struct, frozen=True):
 
     doings: tuple[Doing, ...]
     text: str
-    words: Counter[tuple[str, ...]]
+    word_counts: Counter[tuple[str, ...]]
 
     @property
     def empty(self) -> bool:
@@ -51,11 +51,11 @@ class Substance(Struct, frozen=True):
         return ("tools", *(each.key for each in self.doings)) if self.doings else ("text", self.text)
 
 
-def substance(action: TurnAction, place: Place = NOWHERE) -> Substance:
+def substance(action: TurnAction, location: Place = NOWHERE) -> Substance:
     """What an action comes to."""
-    found = doings(action, place)
-    if found:
-        return Substance(found, "", Counter())
+    effects = doings(action, location)
+    if effects:
+        return Substance(effects, "", Counter())
     text = " ".join((action.content or "").split())
     return Substance((), text, _counted(text))
 
@@ -73,16 +73,16 @@ def similarity(a: Substance, b: Substance) -> float:
     """How similar what two actions say is, in [0, 1]."""
     if a.text == b.text:
         return 1.0
-    total = a.words.total() + b.words.total()
+    total = a.word_counts.total() + b.word_counts.total()
     if not total:
         return 0.0
-    few, many = sorted((a.words, b.words), key=len)
+    few, many = sorted((a.word_counts, b.word_counts), key=len)
     return 2 * sum(min(count, many[word]) for word, count in few.items()) / total
 
 
 def _counted(text: str) -> Counter[tuple[str, ...]]:
-    words = _WORD.findall(text[:_LONGEST].casefold())[:MOST_WORDS]
-    return Counter[tuple[str, ...]]([*((word,) for word in words), *pairwise(words)])
+    tokens = _WORD.findall(text[:_LONGEST].casefold())[:MOST_WORDS]
+    return Counter[tuple[str, ...]]([*((word,) for word in tokens), *pairwise(tokens)])
 
 
 def _same_doings(a: tuple[Doing, ...], b: tuple[Doing, ...]) -> bool:
@@ -108,10 +108,10 @@ def _without(some: tuple[Doing, ...], others: tuple[Doing, ...]) -> list[Doing]:
 def _matched(some: list[Doing], others: list[Doing]) -> bool:
     left = list(others)
     for each in some:
-        found = next((other for other in left if _same_effect(each, other)), None)
-        if found is None:
+        match = next((other for other in left if _same_effect(each, other)), None)
+        if match is None:
             return False
-        left.remove(found)
+        left.remove(match)
     return not left
 
 

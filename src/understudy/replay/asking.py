@@ -55,17 +55,17 @@ class Asking:
         result: Outcome | None = None
         async with seat.slots:
             for tried in range(1, tries + 1):
-                await self._place(seat)
+                await self._wait_for_slot(seat)
                 try:
                     if self._stopped.is_set() or seat.dismissed is not None:
                         break
-                    made = make()
-                    amount = self._worst(seat.teacher, made)
+                    request = make()
+                    amount = self._worst(seat.teacher, request)
                     if not await self.ceiling.reserve(amount, self._stopped):
                         # One that was tried before has failed, and is counted as that.
                         seat.tally.unaffordable += result is None and not self._stopped.is_set()
                         break
-                    ask, result = await self._try(ask, made, amount, seat)
+                    ask, result = await self._try(ask, request, amount, seat)
                 finally:
                     self._slots.release()
                 if result.then != "again" or tried >= (min(tries, BILLED_TRIES) if result.billed else tries):
@@ -76,7 +76,7 @@ class Asking:
         self._end(ask, result, seat)
         return result.call if result.then == "none" else None
 
-    async def _place(self, seat: Seat) -> None:
+    async def _wait_for_slot(self, seat: Seat) -> None:
         """Returns with a place among the asks under way, when the teacher is not to be left alone."""
         while True:
             await seat.rested(self._stopped)
@@ -85,11 +85,11 @@ class Asking:
                 return
             self._slots.release()
 
-    def _worst(self, teacher: Teacher, made: Request) -> int:
+    def _worst(self, teacher: Teacher, request: Request) -> int:
         price = teacher.price
-        return 0 if price is None else units(worst_cost(price, made.most_tokens, teacher.config.max_tokens))
+        return 0 if price is None else units(worst_cost(price, request.most_tokens, teacher.config.max_tokens))
 
-    async def _try(self, ask: StoredAsk, made: Request, amount: int, seat: Seat) -> tuple[StoredAsk, Outcome]:
+    async def _try(self, ask: StoredAsk, request: Request, amount: int, seat: Seat) -> tuple[StoredAsk, Outcome]:
         """Send an ask once, within what was reserved for it."""
         assert seat.line is not None
         # What an earlier process held for a try whose end it did not see counts as spent.
@@ -109,7 +109,7 @@ class Asking:
         try:
             await asyncio.wrap_future(self._asks.add(ask))
             seat.tally.tries += 1
-            result = outcome(await seat.line.send(ask.id, made.path, made.body))
+            result = outcome(await seat.line.send(ask.id, request.path, request.body))
             spent = billed(result.call, amount) if result.billed else 0
             if result.then == "none":
                 ask = await self.keep(ask, "answered", spent, call=result.call)
@@ -118,7 +118,7 @@ class Asking:
         finally:
             self.ceiling.settle(amount, spent)
             self._under_way(-1)
-        self._check(result.call, made, seat)
+        self._check(result.call, request, seat)
         return ask, result
 
     async def keep(
@@ -147,17 +147,17 @@ class Asking:
         await asyncio.wrap_future(self._asks.add(ask))
         return ask
 
-    def _check(self, call: Call | None, made: Request, seat: Seat) -> None:
+    def _check(self, call: Call | None, request: Request, seat: Seat) -> None:
         """Notice a teacher that bills more than it was asked for: what it can cost is not known any more."""
         if call is None:
             return
         usage, limit = call.usage, seat.teacher.config.max_tokens
-        if usage.completion_tokens <= limit and usage.prompt_tokens <= made.most_tokens:
+        if usage.completion_tokens <= limit and usage.prompt_tokens <= request.most_tokens:
             return
         seat.tally.overruns += 1
         if self.ceiling.limit is not None:
             seat.dismiss(
-                f"it billed {usage.prompt_tokens}+{usage.completion_tokens} tokens, where {made.most_tokens}+"
+                f"it billed {usage.prompt_tokens}+{usage.completion_tokens} tokens, where {request.most_tokens}+"
                 f"{limit} were the most it was asked for, so its costs cannot be kept below a ceiling"
             )
 
@@ -182,7 +182,7 @@ class Asking:
 
 def billed(call: Call | None, amount: int) -> int:
     """What a try cost: as its usage tells, else the most that it can have been."""
-    told = call is not None and (call.usage.prompt_tokens > 0 and call.usage.completion_tokens > 0)
-    if call is None or call.cost_usd is None or not told:
+    has_usage = call is not None and (call.usage.prompt_tokens > 0 and call.usage.completion_tokens > 0)
+    if call is None or call.cost_usd is None or not has_usage:
         return amount
     return units(call.cost_usd)

@@ -75,11 +75,11 @@ class Calls:
         """See CallSink."""
         future = self._store.calls.append(call)
 
-        def kept(done: Future[None]) -> None:
+        def on_stored(done: Future[None]) -> None:
             if not done.cancelled() and isinstance(error := done.exception(), StoreError):
                 self.fault = error
 
-        future.add_done_callback(kept)
+        future.add_done_callback(on_stored)
         if call.session_id is not None:
             self._last[call.session_id] = call
         return future
@@ -118,14 +118,16 @@ class Line:
             try:
                 async with self._client.post(self._url + path, data=body, headers=headers) as response:
                     text = await response.read()
-                    told = response.headers.get("retry-after")
+                    retry_after = response.headers.get("retry-after")
                     status = response.status
             except aiohttp.ClientError as error:
                 raise GatewayError(f"our own gateway at {self._url} does not answer: {error}") from error
         if self._calls.fault is not None:
             raise self._calls.fault
         call = self._calls.take(ask_id)
-        wait = float(told) if told is not None and told.replace(".", "", 1).isdigit() else None
+        wait = (
+            float(retry_after) if retry_after is not None and retry_after.replace(".", "", 1).isdigit() else None
+        )
         return Reply(call, status, wait, text[:2000].decode(errors="replace"))
 
 

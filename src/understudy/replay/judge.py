@@ -41,17 +41,17 @@ def undecided(proposals: Sequence[Proposal], project: str | None) -> list[Propos
     """What is put to a judge: the proposal that stands for each group, where no group has won; else nothing."""
     groups: list[Proposal] = []
 
-    def asked(given: Sequence[Group]) -> None:
-        groups.extend(group.proposal for group in given)
+    def asked(groups: Sequence[Group]) -> None:
+        groups.extend(group.proposal for group in groups)
 
-    consensus(proposals, judge=asked, place=Place(project))
+    consensus(proposals, judge=asked, location=Place(project))
     return groups
 
 
 def question(messages: Sequence[Message], shown: Sequence[Proposal]) -> list[Message]:
     """The messages that put proposals to a judge, in this order, numbered from 1."""
     proposals = "\n\n".join(
-        f'<proposal number="{number}">\n{_cut(_said(proposal.action))}\n</proposal>'
+        f'<proposal number="{number}">\n{_cut(_action_text(proposal.action))}\n</proposal>'
         for number, proposal in enumerate(shown, 1)
     )
     text = _QUESTION.format(count=len(shown), session=_session(messages), proposals=proposals)
@@ -67,11 +67,11 @@ def _session(messages: Sequence[Message]) -> str:
 
 
 def _message(message: Message) -> str:
-    told = [f"[{message['role']}]", text_of(message.get("content"))]
-    return "\n".join(part for part in (*told, *map(_call, message.get("tool_calls") or ())) if part)
+    lines = [f"[{message['role']}]", text_of(message.get("content"))]
+    return "\n".join(part for part in (*lines, *map(_call, message.get("tool_calls") or ())) if part)
 
 
-def _said(action: TurnAction) -> str:
+def _action_text(action: TurnAction) -> str:
     return "\n".join(part for part in (action.content or "", *map(_call, action.tool_calls)) if part)
 
 

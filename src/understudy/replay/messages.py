@@ -39,12 +39,12 @@ def as_anthropic(messages: list[Message], tools: list[dict[str, Any]] | None) ->
             built.result(str(message.get("tool_call_id") or ""), content)
         else:
             built.user(_blocks(content))
-    told: dict[str, Any] = {"messages": built.done()}
+    request: dict[str, Any] = {"messages": built.done()}
     if system:
-        told["system"] = "\n\n".join(system)
+        request["system"] = "\n\n".join(system)
     if tools:
-        told["tools"] = [_tool(tool) for tool in tools]
-    return told
+        request["tools"] = [_tool(tool) for tool in tools]
+    return request
 
 
 class _Built:
@@ -56,20 +56,20 @@ class _Built:
         """The calls without a result: our id of each, by the one that the messages have."""
         self._used: set[str] = set()
         self._results: list[Block] = []
-        self._words: list[Block] = []
+        self._text_parts: list[Block] = []
 
     def user(self, blocks: list[Block]) -> None:
-        self._words += blocks
+        self._text_parts += blocks
 
     def result(self, call_id: str, content: Any) -> None:
         ours = self._open.pop(call_id, None)
         if ours is None:
-            self._words += _blocks(content)
+            self._text_parts += _blocks(content)
             return
         blocks = _blocks(content)
         only = len(blocks) == 1 and blocks[0]["type"] == "text"
-        told: Any = blocks[0]["text"] if only else blocks or ""
-        self._results.append({"type": "tool_result", "tool_use_id": ours, "content": told})
+        content: Any = blocks[0]["text"] if only else blocks or ""
+        self._results.append({"type": "tool_result", "tool_use_id": ours, "content": content})
 
     def assistant(self, content: Any, calls: Any) -> None:
         blocks = [block for block in _blocks(content) if block["type"] == "text"]
@@ -82,8 +82,8 @@ class _Built:
             # A second call of the same id gets its result by its own: the first, which has none, is closed below.
             self._open[str(call.get("id") or "")] = ours
             name = str(function.get("name") or "")
-            given: Raw = tool_input(str(function.get("arguments") or ""))
-            blocks.append({"type": "tool_use", "id": ours, "name": name, "input": given})
+            arguments: Raw = tool_input(str(function.get("arguments") or ""))
+            blocks.append({"type": "tool_use", "id": ours, "name": name, "input": arguments})
         self._add("assistant", blocks)
 
     def done(self) -> list[dict[str, Any]]:
@@ -96,9 +96,9 @@ class _Built:
         have = {block["tool_use_id"] for block in self._results}
         missing = [id_ for id_ in wanted if id_ not in have]
         results = [{"type": "tool_result", "tool_use_id": id_, "content": MISSING_RESULT} for id_ in missing]
-        blocks = [*self._results, *results, *self._words]
+        blocks = [*self._results, *results, *self._text_parts]
         self._open.clear()
-        self._results, self._words = [], []
+        self._results, self._text_parts = [], []
         if not blocks and last is None:
             blocks = [{"type": "text", "text": UNKNOWN_START}]
         if blocks:
@@ -133,23 +133,23 @@ def _blocks(content: Any) -> list[Block]:
 def _block(part: Any) -> Block:
     if not isinstance(part, dict):
         return {"type": "text", "text": str(part)}
-    told = cast("dict[str, Any]", part)
-    if told.get("type") == "text":
-        return {"type": "text", "text": str(told.get("text") or "")}
-    if told.get("type") == "image_url":
-        image = told.get("image_url")
+    fields = cast("dict[str, Any]", part)
+    if fields.get("type") == "text":
+        return {"type": "text", "text": str(fields.get("text") or "")}
+    if fields.get("type") == "image_url":
+        image = fields.get("image_url")
         url: Any = cast("dict[str, Any]", image).get("url") if isinstance(image, dict) else image
         if isinstance(url, str) and (data := _DATA.fullmatch(url)):
             return {"type": "image", "source": {"type": "base64", "media_type": data[1], "data": data[2]}}
         if isinstance(url, str) and url.startswith(("http://", "https://")):
             return {"type": "image", "source": {"type": "url", "url": url}}
-    return {"type": "text", "text": f"[{told.get('type')}]"}
+    return {"type": "text", "text": f"[{fields.get('type')}]"}
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     function: dict[str, Any] = tool.get("function") or {}
-    made: dict[str, Any] = {"name": str(function.get("name") or "")}
+    tool: dict[str, Any] = {"name": str(function.get("name") or "")}
     if function.get("description"):
-        made["description"] = function["description"]
+        tool["description"] = function["description"]
     schema: dict[str, Any] = function.get("parameters") or {}
-    return made | {"input_schema": {"type": "object", "properties": {}} | schema}
+    return tool | {"input_schema": {"type": "object", "properties": {}} | schema}

@@ -56,8 +56,8 @@ def _failed(call: Call, error: ErrorInfo) -> tuple[Next, bool]:
         return "never", True  # there was an answer, of which nothing could be made
     if error.type in _UNSENT:
         return ("again" if error.type == "Unreached" else "never"), False
-    told = _STATUS.match(error.message)
-    status = int(told[1]) if told else None
+    match = _STATUS.match(error.message)
+    status = int(match[1]) if match else None
     if status is None:
         # Lost on its way: the teacher may have made an answer, or be making one.
         again = error.type == "Abandoned" or _BROKE_OFF.match(error.message) is not None

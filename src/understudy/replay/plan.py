@@ -125,8 +125,8 @@ class Sessions:
         except UnicodeEncodeError:
             return trace  # SQL has no word for it
         name = trace.trace_id.replace("'", "''")
-        found = next(traces(self._store, f"trace_id = '{name}'"), None)
-        return trace if found is None else self._sendable(found)
+        trace = next(traces(self._store, f"trace_id = '{name}'"), None)
+        return trace if trace is None else self._sendable(trace)
 
     def _sendable(self, trace: Trace) -> Trace:
         """The trace as it may be sent. Its ids, and who wrote its turns, are only for us, and stay as they are."""
@@ -191,8 +191,8 @@ def _chosen(
 
 def ask_id(options: ReplaySettings, state_id: str, teacher: Teacher, number: int) -> str:
     """The id of an ask: the same for the same question to the same teacher with the same settings."""
-    told = msgspec.json.encode([options.name, options.redacted, state_id, teacher.identity, number])
-    return hashlib.blake2b(told, digest_size=16, person=b"ask").hexdigest()
+    encoded = msgspec.json.encode([options.name, options.redacted, state_id, teacher.identity, number])
+    return hashlib.blake2b(encoded, digest_size=16, person=b"ask").hexdigest()
 
 
 def asked_of(stated: Stated, teacher: Teacher) -> Request:
@@ -201,7 +201,7 @@ def asked_of(stated: Stated, teacher: Teacher) -> Request:
 
 
 def estimate(
-    chosen: Iterable[Stated], options: ReplaySettings, known: Callable[[Iterable[str]], set[str]]
+    chosen: Iterable[Stated], options: ReplaySettings, existing_asks: Callable[[Iterable[str]], set[str]]
 ) -> dict[str, Share]:
     """What each teacher would be asked about these states, and what it would cost. Nothing is sent.
 
@@ -214,7 +214,7 @@ def estimate(
             for teacher in stated.teachers
             for number in range(options.samples)
         }
-        done = known(ids)
+        done = existing_asks(ids)
         for id_, teacher in ids.items():
             share = shares.setdefault(teacher.name, Share())
             share.asks += 1
@@ -227,8 +227,8 @@ def estimate(
 
 def _add(share: Share, stated: Stated, teacher: Teacher) -> None:
     asked = asked_of(stated, teacher)
-    said = length_of([message_of(stated.state.student_action)]) / _TOKEN_CHARS
-    completion = min(max(int(said), _LIKELY_LEAST), teacher.config.max_tokens)
+    answer_tokens = length_of([message_of(stated.state.student_action)]) / _TOKEN_CHARS
+    completion = min(max(int(answer_tokens), _LIKELY_LEAST), teacher.config.max_tokens)
     share.prompt_tokens += asked.likely_tokens
     share.completion_tokens += completion
     if (price := teacher.price) is not None:

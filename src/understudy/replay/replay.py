@@ -131,7 +131,7 @@ class Replay:
 
     # --- the whole --------------------------------------------------------------------------------------
 
-    async def run(self, told: Told | None = None) -> Summary:
+    async def run(self, report_progress: Told | None = None) -> Summary:
         """Ask what is to be asked. `told` gets the estimate first.
 
         Raises ConfigError for a key that is missing or a server without the model, StoreError when something could
@@ -144,14 +144,16 @@ class Replay:
         self._asking = self._asker(before.cost_usd + before.reserved_usd)
         reader = ThreadPoolExecutor(1, "replay-reader")
         try:
-            return await self._run(reader, attempt_id, sequence, told)
+            return await self._run(reader, attempt_id, sequence, report_progress)
         finally:
             reader.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, reader: ThreadPoolExecutor, attempt_id: str, sequence: int, told: Told | None) -> Summary:
+    async def _run(
+        self, reader: ThreadPoolExecutor, attempt_id: str, sequence: int, report_progress: Told | None
+    ) -> Summary:
         selected, shares = await asyncio.get_running_loop().run_in_executor(reader, self.estimate)
-        if told is not None:
-            told(selected, shares)
+        if report_progress is not None:
+            report_progress(selected, shares)
         self.progress.total = sum(share.asks - share.done for share in shares.values())
         await self._record(selected, None)
         async with AsyncExitStack() as stack:
@@ -187,8 +189,8 @@ class Replay:
 
     async def _record(self, selected: Selected, summary: Summary | None) -> None:
         """Record what was chosen, and what came of it."""
-        known = self._asks.replay(self._options.name)
-        former: list[Any] = known.config.get("invocations", []) if known else []
+        stored = self._asks.replay(self._options.name)
+        former: list[Any] = stored.config.get("invocations", []) if stored else []
         if summary is not None:
             former = former[:-1]
         teachers = self._teachers
@@ -270,10 +272,10 @@ class Replay:
             for teacher in stated.teachers
             for number in range(options.samples)
         }
-        known = self._asks.find(ids)
+        stored_asks = self._asks.find(ids)
         to_ask: list[tuple[StoredAsk, Callable[[], Request]]] = []
         for id_, (teacher, number) in ids.items():
-            before = known.get(id_)
+            before = stored_asks.get(id_)
             if before is not None and self._settled(before):
                 self._note_settled(before)
             else:
@@ -307,16 +309,16 @@ class Replay:
         judge = seat.teacher
         state_id, name = stated.state.state_id, self._options.name
         names = names_in(stated.state.messages, stated.tools)
-        found = await asyncio.to_thread(proposals, self._store, state_id, replay=name, names=names)
-        shown = {proposal.ask_id: proposal for proposal in undecided(found, stated.state.project)}
+        candidates = await asyncio.to_thread(proposals, self._store, state_id, replay=name, names=names)
+        shown = {proposal.ask_id: proposal for proposal in undecided(candidates, stated.state.project)}
         if len(shown) < 2:
             return
         id_ = judge_ask_id(name, state_id, judge_name(judge.name, judge.config.model), list(shown))
-        known = self._asks.find([id_]).get(id_)
-        if known is not None and self._settled(known):
+        stored_ask = self._asks.find([id_]).get(id_)
+        if stored_ask is not None and self._settled(stored_ask):
             return
         order = [shown[ask] for ask in shown_order(id_, list(shown))]
-        ask = known or self._new(id_, state_id, "judge", judge, 0)
+        ask = stored_ask or self._new(id_, state_id, "judge", judge, 0)
         messages = question(stated.state.messages, order)
         call = await self._asking.ask(ask, lambda: request(judge.config, messages, None), seat)
         if call is not None:
@@ -324,8 +326,8 @@ class Replay:
 
 
 def _last_options(store: Store, name: str) -> dict[str, Any]:
-    known = store.asks.replay(name)
-    invocations: list[dict[str, Any]] = known.config.get("invocations", []) if known else []
+    stored = store.asks.replay(name)
+    invocations: list[dict[str, Any]] = stored.config.get("invocations", []) if stored else []
     return invocations[-1]["options"] if invocations else {}
 
 

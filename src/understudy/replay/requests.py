@@ -118,15 +118,15 @@ def _called(message: Message) -> Message:
 
 def _plain(message: Message) -> Message:
     """A message with what chat completions have and nothing else; parts that are no text and no image as text."""
-    kept = {key: message[key] for key in ("role", "content", "tool_calls", "tool_call_id") if key in message}
-    content = kept.get("content")
+    fields = {key: message[key] for key in ("role", "content", "tool_calls", "tool_call_id") if key in message}
+    content = fields.get("content")
     if isinstance(content, list):
-        kept["content"] = [_part(part) for part in cast("list[Any]", content)]
-    if "tool_call_id" in kept:
-        kept["tool_call_id"] = _id(kept["tool_call_id"])
-    if calls := kept.pop("tool_calls", None):
-        kept["tool_calls"] = [call | {"id": _id(call.get("id"))} for call in calls]
-    return kept
+        fields["content"] = [_part(part) for part in cast("list[Any]", content)]
+    if "tool_call_id" in fields:
+        fields["tool_call_id"] = _id(fields["tool_call_id"])
+    if calls := fields.pop("tool_calls", None):
+        fields["tool_calls"] = [call | {"id": _id(call.get("id"))} for call in calls]
+    return fields
 
 
 def _id(offered: object) -> str:
@@ -140,11 +140,11 @@ def _id(offered: object) -> str:
 def _part(part: Any) -> dict[str, Any]:
     if not isinstance(part, dict):
         return {"type": "text", "text": str(part)}
-    told = cast("dict[str, Any]", part)
-    kind = told.get("type")
-    if kind == "image_url" and told.get("image_url"):
-        return told
-    return {"type": "text", "text": str(told.get("text") or "") if kind == "text" else f"[{kind}]"}
+    fields = cast("dict[str, Any]", part)
+    kind = fields.get("type")
+    if kind == "image_url" and fields.get("image_url"):
+        return fields
+    return {"type": "text", "text": str(fields.get("text") or "") if kind == "text" else f"[{kind}]"}
 
 
 def _image_sizes(messages: list[Message]) -> list[int]:

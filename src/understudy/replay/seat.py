@@ -87,9 +87,9 @@ class Seat:
 
     def note(self, result: Outcome) -> None:
         """Take note of how an ask ended."""
-        said = result.error.message if result.error else ""
+        error_message = result.error.message if result.error else ""
         if result.then == "dismiss":
-            self.dismiss(said)
+            self.dismiss(error_message)
         self._failures = self._failures + 1 if result.then in ("again", "doubt") else 0
         if self._failures >= DOWN_AFTER:
-            self.dismiss(f"{self._failures} asks in a row came to nothing, the last because of: {said}")
+            self.dismiss(f"{self._failures} asks in a row came to nothing, the last because of: {error_message}")

@@ -79,15 +79,18 @@ class Teacher(Struct, frozen=True, kw_only=True):
     def identity(self) -> str:
         """What decides its answers: another identity is asked anew."""
         config = self.config
-        told = (self.name, config.backend, config.model, config.max_tokens, config.temperature)
-        args = msgspec.json.encode([*told, config.template_args], order="sorted")
+        parts = (self.name, config.backend, config.model, config.max_tokens, config.temperature)
+        args = msgspec.json.encode([*parts, config.template_args], order="sorted")
         return hashlib.blake2b(args, digest_size=16).hexdigest()
 
     def described(self) -> dict[str, Any]:
         """What is recorded of it."""
         price = self.price
-        told: dict[str, Any] = msgspec.to_builtins(self.config)
-        return told | {"family": self.family, "price": None if price is None else msgspec.to_builtins(price)}
+        description: dict[str, Any] = msgspec.to_builtins(self.config)
+        return description | {
+            "family": self.family,
+            "price": None if price is None else msgspec.to_builtins(price),
+        }
 
 
 class Teachers(Struct, frozen=True):
@@ -133,8 +136,8 @@ def _teacher(path: Path, key: str, name: str, table: Any) -> Teacher:
         raise ConfigError(f"{path}: {_located(key, str(error))}") from error
     if not config.model.strip():
         raise ConfigError(f"{path}: {key}.model: expected the name of a model")
-    known = config.family.strip().lower() if config.family is not None else model_family(config.model)
-    teacher = Teacher(name=name, config=config, family=known or None)
+    family = config.family.strip().lower() if config.family is not None else model_family(config.model)
+    teacher = Teacher(name=name, config=config, family=family or None)
     try:
         check_config(GatewayConfig(models=ModelsConfig(high=teacher.model)))
     except ConfigError as error:
@@ -147,11 +150,13 @@ def _teacher(path: Path, key: str, name: str, table: Any) -> Teacher:
 
 def _located(key: str, message: str) -> str:
     """A validation error as "key: what was expected"."""
-    text, _, place = message.partition(" - at `$")
-    place = key + place.rstrip("`")
+    text, _, key_path = message.partition(" - at `$")
+    key_path = key + key_path.rstrip("`")
     if unknown := _NO_MEMBER.fullmatch(text):
-        known = Price if place.endswith("price") else TeacherConfig
-        return f"{place}.{unknown[1]}: there is no such key; expected one of {', '.join(known.__struct_fields__)}"
-    if place.endswith(".backend"):
+        struct = Price if key_path.endswith("price") else TeacherConfig
+        return (
+            f"{key_path}.{unknown[1]}: there is no such key; expected one of {', '.join(struct.__struct_fields__)}"
+        )
+    if key_path.endswith(".backend"):
         text += f"; expected one of {', '.join(KINDS)}"
-    return f"{place}: {text}"
+    return f"{key_path}: {text}"

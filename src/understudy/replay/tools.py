@@ -55,24 +55,24 @@ def sendable(tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
     Those of other kinds are a provider's own, and are left out. Names are those of `sent_name`.
     """
-    made: dict[str, dict[str, Any]] = {}
+    tools_by_name: dict[str, dict[str, Any]] = {}
     for tool in tools:
         function = tool.get("function")
         if not isinstance(function, dict) or not (name := cast("dict[str, Any]", function).get("name")):
             continue
-        told = cast("dict[str, Any]", function)
+        fields = cast("dict[str, Any]", function)
         sent: dict[str, Any] = {"name": sent_name(str(name))}
-        if told.get("description"):
-            sent["description"] = str(told["description"])
-        schema = told.get("parameters")
-        given = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
-        properties = given.get("properties")
-        sent["parameters"] = given | {
+        if fields.get("description"):
+            sent["description"] = str(fields["description"])
+        schema = fields.get("parameters")
+        parameters = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
+        properties = parameters.get("properties")
+        sent["parameters"] = parameters | {
             "type": "object",
             "properties": properties if isinstance(properties, dict) else {},
         }
-        made.setdefault(sent["name"], {"type": "function", "function": sent})
-    return list(made.values())
+        tools_by_name.setdefault(sent["name"], {"type": "function", "function": sent})
+    return list(tools_by_name.values())
 
 
 def tools_of(trace: Trace) -> list[dict[str, Any]]:
@@ -86,9 +86,9 @@ def tools_of(trace: Trace) -> list[dict[str, Any]]:
 def _tool(name: str, seen: _Seen) -> dict[str, Any]:
     properties: dict[str, Any] = {}
     for argument, types in seen.types.items():
-        known = sorted(types - {""})
+        type_names = sorted(types - {""})
         # Where several types were seen, or none is known, any is allowed.
-        properties[argument] = {"type": known[0]} if len(known) == 1 and "" not in types else {}
+        properties[argument] = {"type": type_names[0]} if len(type_names) == 1 and "" not in types else {}
     parameters = {
         "type": "object",
         "properties": properties,

@@ -66,7 +66,7 @@ def goes_on(node: Node) -> bool:
 
 def _sums_up(node: Node) -> bool:
     """A conversation, then a request for a summary, known by its text, its answer or its mark for the cache."""
-    asked = _last_words(node)
+    asked = _last_user_text(node)
     if not asked or not _has_history(node):
         return False
     if any(_SUMMARY_ASKED.match(text) for text in asked):
@@ -80,7 +80,7 @@ def _is_beside(node: Node, with_tools: Collection[str | None]) -> bool:
     """A single question with no tools to work with, or one to use; or one forked off a conversation."""
     conversation = node.conversation
     if _has_history(node):
-        return any(_BESIDE.match(text) for text in _last_words(node))
+        return any(_BESIDE.match(text) for text in _last_user_text(node))
     if node.children or not conversation.blocks:
         return False
     if conversation.has_tools:
@@ -92,18 +92,20 @@ def _has_history(node: Node) -> bool:
     return any(block.role == "assistant" for block in node.conversation.blocks)
 
 
-def _last_words(node: Node) -> list[str]:
+def _last_user_text(node: Node) -> list[str]:
     """The user's texts behind the last turn of the assistant; not what is in tool results."""
-    words: list[str] = []
+    texts: list[str] = []
     for block in reversed(node.conversation.blocks):
         if block.role == "assistant":
             break
         if block.role == "user" and block.kind == "text":
-            words.append(block.text)
-    return words
+            texts.append(block.text)
+    return texts
 
 
 def _is_summary(node: Node) -> bool:
     answer = node.answer or ()
-    said = "".join(block.text for block in answer if block.kind == "text")
-    return not any(block.kind == "tool_use" for block in answer) and _SUMMARY_GIVEN.fullmatch(said) is not None
+    answer_text = "".join(block.text for block in answer if block.kind == "text")
+    return (
+        not any(block.kind == "tool_use" for block in answer) and _SUMMARY_GIVEN.fullmatch(answer_text) is not None
+    )

@@ -120,10 +120,10 @@ def samples(
 ) -> list[Sample]:
     """The samples of the calls of `trajectory` that have one of `roles`, each with the whole reward."""
     attempts = {node.call.id: node.call.attempt_id for node in trajectory.nodes}
-    found: list[Sample] = []
+    result: list[Sample] = []
     for segment in merge(trajectory, roles).segments:
         versions = set(segment.policy_versions)
-        found.append(
+        result.append(
             Sample(
                 segment=segment,
                 reward=reward,
@@ -134,7 +134,7 @@ def samples(
                 policy_version=versions.pop() if len(versions) == 1 else None,
             )
         )
-    return found
+    return result
 
 
 def usable(node: Node) -> bool:
@@ -175,9 +175,9 @@ def _segment(chain: list[Node], reason: Reason) -> Segment:
         count = len(call.completion_token_ids or ())
         if any(block.is_malformed for block in node.answer or ()):
             malformed.append((start, start + count))
-        known = call.logprobs if call.logprobs is not None and len(call.logprobs) == count else None
+        logprobs = call.logprobs if call.logprobs is not None and len(call.logprobs) == count else None
         mask[start : start + count] = [1] * count
-        logprobs[start : start + count] = [None] * count if known is None else known
+        logprobs[start : start + count] = [None] * count if logprobs is None else logprobs
     return Segment(
         token_ids=token_ids,
         loss_mask=tuple(mask),

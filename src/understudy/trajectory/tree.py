@@ -192,11 +192,11 @@ def _attach(entry: _Entry, answered: _Answered) -> bool:
     call, blocks = entry.node.call, entry.node.conversation.blocks
     for position in range(len(blocks) - 2, -1, -1):
         mark = entry.marks[position]
-        found = answered.get((call.agent_id, mark.loose))
-        if found is None or blocks[position + 1].role == "assistant":
+        parent = answered.get((call.agent_id, mark.loose))
+        if parent is None or blocks[position + 1].role == "assistant":
             continue
         parent = max(
-            found,
+            parent,
             key=lambda e: (
                 e.node.call.session_id == call.session_id,
                 e.end == mark,
@@ -273,11 +273,11 @@ def _mark_superseded(entries: list[_Entry]) -> None:
         if entry.marks:
             groups[entry.request_key].append(entry.node)
     for group in groups.values():
-        kept = [node for node in group if node.children]
-        if not kept:
-            kept = [max(group, key=lambda node: (node.call.status == "ok", _order(node.call)))]
+        continued = [node for node in group if node.children]
+        if not continued:
+            continued = [max(group, key=lambda node: (node.call.status == "ok", _order(node.call)))]
         for node in group:
-            node.superseded = node not in kept
+            node.superseded = node not in continued
 
 
 def _name_branches(nodes: Sequence[Node]) -> None:

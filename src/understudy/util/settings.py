@@ -102,11 +102,13 @@ def _options(kind: type[Struct], table: str, path: tuple[str, ...], prefix: str)
             flags: tuple[str, ...] = meta.extra["flags"]
             long = next((flag for flag in flags if flag.startswith("--")), "--" + field.name)
             key = field.name if meta.extra["off"] else long.removeprefix("--").partition("/")[0].replace("-", "_")
-            default = field.default if field.default is not msgspec.NODEFAULT else _made(field.default_factory)
+            default = (
+                field.default if field.default is not msgspec.NODEFAULT else _default_of(field.default_factory)
+            )
             yield Option(prefix + field.name, here, table, key, plain, default, meta)
 
 
-def _made(factory: Any) -> Any:
+def _default_of(factory: Any) -> Any:
     return msgspec.NODEFAULT if factory is msgspec.NODEFAULT else factory()
 
 
@@ -176,7 +178,7 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 
 def _tables(options: list[Option], file: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
     """The tables of a file that the options read. Raises ConfigError for one with an unknown key."""
-    found: dict[str, dict[str, Any]] = {}
+    tables: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(each.table for each in options):
         if name not in file:
             continue
@@ -193,8 +195,8 @@ def _tables(options: list[Option], file: Mapping[str, Any], source: str) -> dict
         _refuse_unknown(f"{source}: [{name}]", table, keys)
         for group, inner in grouped.items():
             _refuse_unknown(f"{source}: [{name}.{group}]", _table(table.get(group)), inner)
-        found[name] = table
-    return found
+        tables[name] = table
+    return tables
 
 
 def _table(value: Any) -> dict[str, Any]:
@@ -216,8 +218,8 @@ def _converted(
     try:
         return msgspec.convert(values, kind, dec_hook=_decode)
     except msgspec.ValidationError as error:
-        text, _, place = str(error).partition(" - at `$")
-        path = tuple(place.rstrip("`").lstrip(".").split("."))
+        text, _, key_path = str(error).partition(" - at `$")
+        path = tuple(key_path.rstrip("`").lstrip(".").split("."))
         each = next((each for each in options if each.path == path), None)
         if each is None:
             raise ConfigError(f"{source}: {error}") from error

@@ -93,11 +93,11 @@ def shell_tokens(text: str, *, strict: bool = False) -> Iterator[ShellToken]:
         yield word
 
 
-def command_text(words: Sequence[str]) -> str:
+def command_text(arguments: Sequence[str]) -> str:
     """A command given as a list of words, as one text; of `["bash", "-c", TEXT]` and its like it is TEXT."""
-    if len(words) == 3 and words[0].rpartition("/")[2] in _SHELLS and words[1] in _COMMAND_FLAGS:
-        return words[2]
-    return shlex.join(words)
+    if len(arguments) == 3 and arguments[0].rpartition("/")[2] in _SHELLS and arguments[1] in _COMMAND_FLAGS:
+        return arguments[2]
+    return shlex.join(arguments)
 
 
 def _document(text: str, at: int, delimiter: str) -> tuple[str, int]:
