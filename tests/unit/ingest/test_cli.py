@@ -241,7 +241,7 @@ def test_the_default_is_the_users_claude_code_directory(tmp_path: Path):
     [
         (["logs", "--output", "out.jsonl", "--dir", "store"], "give one of them"),
         (["logs", "--redact"], "--redact is for --output FILE"),
-        (["logs", "--output", "out.jsonl", "--since", "yesterday"], "'yesterday' is no date"),
+        (["logs", "--output", "out.jsonl", "--since", "yesterday"], "invalid date 'yesterday'"),
         (["logs", "--output", "none/out.jsonl"], "cannot write in"),
         (["logs", "--output", "logs"], "not a regular file"),
         (["logs", "--output", "logs/s1.jsonl"], "one of the logs to read"),
