@@ -18,6 +18,7 @@ from understudy.store.keys import CLIENT
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Attempt, Call, ErrorInfo, Integrity, Rollout, Task, Verdict
 from understudy.util.text import visible
+from understudy.wire.arguments import comparable_arguments
 from understudy.wire.model import Block
 
 _LINES, _CHARACTERS = 12, 2000
@@ -305,8 +306,16 @@ def _turn(node: Node) -> dict[str, Any]:
     }
 
 
+_BLOCK_FIELDS = ("turn", "role", "kind", "text", "id", "name", "arguments", "is_error")
+"""What `show --json` has of a block."""
+
+
 def _plain(blocks: Iterable[Block]) -> list[dict[str, Any]]:
-    return [msgspec.to_builtins(block) for block in blocks]
+    plain = [{name: getattr(block, name) for name in _BLOCK_FIELDS} for block in blocks]
+    for block in plain:
+        # Without the white space that the model wrote or the agent left out, so that both look the same.
+        block["arguments"] = comparable_arguments(block["arguments"])
+    return plain
 
 
 def _arguments(block: Block) -> Iterator[tuple[str, str]]:
