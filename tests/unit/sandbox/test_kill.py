@@ -19,7 +19,7 @@ PRELUDE = """
 import asyncio, os, sys
 from pathlib import Path
 from understudy.errors import SandboxError
-from understudy.sandbox.base import Limits, Mount, SandboxSpec
+from understudy.sandbox.base import Mount, SandboxLimits, SandboxSpec
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 
 tree = Path(sys.argv[1])
@@ -56,7 +56,7 @@ async def main():
         print("skip", problems)
         return
     kind.prepare_tree(tree)
-    sandbox = await kind.open(SandboxSpec(tree=tree, limits=Limits(processes=40, memory_bytes=300 << 20)))
+    sandbox = await kind.open(SandboxSpec(tree=tree, limits=SandboxLimits(processes=40, memory_bytes=300 << 20)))
     async def sh(script):
         return await sandbox.run(["sh", "-c", script], timeout_s=20)
     done = await sh("id -u; echo more >> a; cat a; rm -r d; mkdir d; ls d; touch /etc/x || touch /x || echo no")
