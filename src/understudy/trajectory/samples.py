@@ -175,9 +175,9 @@ def _segment(chain: list[Node], reason: Reason) -> Segment:
         count = len(call.completion_token_ids or ())
         if any(block.is_malformed for block in node.answer or ()):
             malformed.append((start, start + count))
-        logprobs = call.logprobs if call.logprobs is not None and len(call.logprobs) == count else None
+        sampled = call.logprobs if call.logprobs is not None and len(call.logprobs) == count else None
         mask[start : start + count] = [1] * count
-        logprobs[start : start + count] = [None] * count if logprobs is None else logprobs
+        logprobs[start : start + count] = [None] * count if sampled is None else sampled
     return Segment(
         token_ids=token_ids,
         loss_mask=tuple(mask),
