@@ -41,8 +41,8 @@ def undecided(proposals: Sequence[Proposal], project: str | None) -> list[Propos
     """What is put to a judge: the proposal that stands for each group, where no group has won; else nothing."""
     groups: list[Proposal] = []
 
-    def asked(groups: Sequence[Group]) -> None:
-        groups.extend(group.proposal for group in groups)
+    def asked(candidates: Sequence[Group]) -> None:
+        groups.extend(group.proposal for group in candidates)
 
     consensus(proposals, judge=asked, location=Place(project))
     return groups

@@ -68,8 +68,8 @@ class _Built:
             return
         blocks = _blocks(content)
         only = len(blocks) == 1 and blocks[0]["type"] == "text"
-        content: Any = blocks[0]["text"] if only else blocks or ""
-        self._results.append({"type": "tool_result", "tool_use_id": ours, "content": content})
+        shown: Any = blocks[0]["text"] if only else blocks or ""
+        self._results.append({"type": "tool_result", "tool_use_id": ours, "content": shown})
 
     def assistant(self, content: Any, calls: Any) -> None:
         blocks = [block for block in _blocks(content) if block["type"] == "text"]
@@ -148,8 +148,8 @@ def _block(part: Any) -> Block:
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     function: dict[str, Any] = tool.get("function") or {}
-    tool: dict[str, Any] = {"name": str(function.get("name") or "")}
+    sent: dict[str, Any] = {"name": str(function.get("name") or "")}
     if function.get("description"):
-        tool["description"] = function["description"]
+        sent["description"] = function["description"]
     schema: dict[str, Any] = function.get("parameters") or {}
-    return tool | {"input_schema": {"type": "object", "properties": {}} | schema}
+    return sent | {"input_schema": {"type": "object", "properties": {}} | schema}

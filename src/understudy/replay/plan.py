@@ -125,8 +125,8 @@ class Sessions:
         except UnicodeEncodeError:
             return trace  # SQL has no word for it
         name = trace.trace_id.replace("'", "''")
-        trace = next(traces(self._store, f"trace_id = '{name}'"), None)
-        return trace if trace is None else self._sendable(trace)
+        stored = next(traces(self._store, f"trace_id = '{name}'"), None)
+        return trace if stored is None else self._sendable(stored)
 
     def _sendable(self, trace: Trace) -> Trace:
         """The trace as it may be sent. Its ids, and who wrote its turns, are only for us, and stay as they are."""

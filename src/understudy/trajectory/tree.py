@@ -192,11 +192,11 @@ def _attach(entry: _Entry, answered: _Answered) -> bool:
     call, blocks = entry.node.call, entry.node.conversation.blocks
     for position in range(len(blocks) - 2, -1, -1):
         mark = entry.marks[position]
-        parent = answered.get((call.agent_id, mark.loose))
-        if parent is None or blocks[position + 1].role == "assistant":
+        candidates = answered.get((call.agent_id, mark.loose))
+        if candidates is None or blocks[position + 1].role == "assistant":
             continue
         parent = max(
-            parent,
+            candidates,
             key=lambda e: (
                 e.node.call.session_id == call.session_id,
                 e.end == mark,
