@@ -165,10 +165,19 @@ def digests(directory: Path) -> dict[str, str]:
     return kept
 
 
+CORRECTED = {"run-hf", "run-openai", "run-trl-kto", "run-trl-tokens", "run-verl-sft"}
+"""Exports that 0.1 wrote otherwise, whose content `expected/` has as it is now: the arguments of tool calls were not
+as the model had been shown them (their white space was lost, the agent's defaults were filled in). Of trl-tokens it is
+the card alone, which speaks of malformed calls."""
+
+
 def same_as_archived(name: str, tmp_path: Path) -> None:
     """The export in `out` has the files that are archived under this name, with the same content."""
     opened("exports", tmp_path)
-    assert digests(tmp_path / "out") == digests(tmp_path / "exports" / name)
+    now, archived = digests(tmp_path / "out"), digests(tmp_path / "exports" / name)
+    assert now.keys() == archived.keys()
+    if name not in CORRECTED:
+        assert now == archived
 
 
 # --- a run ----------------------------------------------------------------------------------------------------
