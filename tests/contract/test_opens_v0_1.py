@@ -166,9 +166,11 @@ def digests(directory: Path) -> dict[str, str]:
 
 
 CORRECTED = {"run-hf", "run-openai", "run-trl-kto", "run-trl-tokens", "run-verl-sft"}
-"""Exports that 0.1 wrote otherwise, whose content `expected/` has as it is now: the arguments of tool calls were not
-as the model had been shown them (their white space was lost, the agent's defaults were filled in). Of trl-tokens it is
-the card alone, which speaks of malformed calls."""
+"""Exports that 0.1 wrote otherwise; `expected/` has them as they are now.
+
+The arguments of tool calls were not as the model had been shown them: their white space was lost, the agent's
+defaults were filled in. Of trl-tokens it is the card alone, which speaks of malformed calls.
+"""
 
 
 def same_as_archived(name: str, tmp_path: Path) -> None:
