@@ -81,7 +81,7 @@ class SuiteChecks(Struct, frozen=True, tag="suite", tag_field="kind", forbid_unk
     before any patch is applied, `install` after it where the patch changes what is installed, and `command`, which
     ends with the names of what to test, last. `test_patch` is laid over the patched tree; `files` are the test
     files that `command` runs, relative to the tree. `parser` names how its output is read (a key of
-    `understudy.checks.parsers`); the ids are those the parser finds. The patch is resolved when every id of
+    `understudy.checks.log_parsers`); the ids are those the parser finds. The patch is resolved when every id of
     `fail_to_pass` passes and no id of `pass_to_pass` fails; with `only_failures_count` (SWE-bench's `fail_only`)
     an id that is not in the output counts as passed.
     """

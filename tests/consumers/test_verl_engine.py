@@ -66,8 +66,8 @@ import json, sys
 import msgspec, torch
 from understudy.errors import ConfigError
 from understudy.train.engines import verl
-from understudy.train.data.groups import Group, Sequence, TrainingRollout
-groups = msgspec.msgpack.decode(open(sys.argv[1], "rb").read(), type=list[Group])
+from understudy.train.data.groups import RolloutGroup, TokenSequence, TrainingRollout
+groups = msgspec.msgpack.decode(open(sys.argv[1], "rb").read(), type=list[RolloutGroup])
 lengths = verl.Lengths(4, 6)
 proto = verl.data_proto(groups, lengths, pad_id=0)
 from verl.protocol import DataProto
@@ -85,7 +85,7 @@ given = [verl.outputs(rollout, lengths, steps=(3, 4)) for rollout in groups[0].r
 fields = list_of_dict_to_tensordict([output.as_dict() for each in given for output in each])
 said = {name: done.batch[name].tolist() for name in done.batch.keys()}
 def refused(logprobs, lengths):
-    sequence = Sequence(token_ids=(1, 2), loss_mask=(0, 1), logprobs=logprobs)
+    sequence = TokenSequence(token_ids=(1, 2), loss_mask=(0, 1), logprobs=logprobs)
     rollout = TrainingRollout(rollout_id="r", task_id="t", reward=1.0, sequences=(sequence,))
     try:
         verl.outputs(rollout, verl.Lengths(*lengths))
