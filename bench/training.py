@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from msgspec import Struct
 
-from understudy.model.scripted.tokenizer import shipped
+from understudy.model.scripted.tokenizer import scripted_tokenizer
 from understudy.train.algorithms.forward import behaviours, masks, micro_batches, token_logprobs
 from understudy.train.algorithms.losses import policy_loss, tokens_of_rollouts
 from understudy.train.data.groups import TokenSequence
@@ -67,7 +67,7 @@ def prose(dice: random.Random, count: int) -> str:
 
 def rollout(number: int, turns: int, compaction: bool) -> Sampled:
     """A session of as many calls as turns, read back the way the trainer reads a store."""
-    tokenizer, dice = shipped(), random.Random(number)
+    tokenizer, dice = scripted_tokenizer(), random.Random(number)
     session = Session(f"rollout-{number}")
 
     def turn(role: str, words: str) -> tuple[int, ...]:

@@ -36,9 +36,9 @@ def check_dataset(directory: Path) -> tuple[int, int]:
     """
     from datasets import load_from_disk
 
-    from understudy.model.scripted.tokenizer import shipped
+    from understudy.model.scripted.tokenizer import scripted_tokenizer
 
-    tokenizer = shipped()
+    tokenizer = scripted_tokenizer()
     rows = 0
     paths = sorted(directory.glob("dataset-*"))
     for path in paths:

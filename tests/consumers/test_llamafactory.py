@@ -16,7 +16,7 @@ import pytest
 from understudy.export.examples import Example
 from understudy.export.formats import llamafactory as files
 from understudy.export.formats import llamafactory_rows as rows
-from understudy.export.formats.llamafactory_rows import Template, find_template
+from understudy.export.formats.llamafactory_rows import TemplateRules, template_rules
 from understudy.ingest.trace import TurnAction, tool_call
 from understudy.preference.base import Pair
 
@@ -187,10 +187,10 @@ def pair(chosen: TurnAction, rejected: TurnAction) -> Pair:
 
 LISTS = TurnAction(content="So.", tool_calls=[tool_call("x", "Bash", {"command": "ls"})])
 SAYS = TurnAction(content="No.")
-QWEN, BARE = find_template("qwen3"), find_template("qwen3_nothink")
+QWEN, BARE = template_rules("qwen3"), template_rules("qwen3_nothink")
 
 
-def cases() -> dict[str, tuple[files.Stage, rows.Form, Template, bool, list[Any]]]:
+def cases() -> dict[str, tuple[files.Stage, rows.Form, TemplateRules, bool, list[Any]]]:
     """Data sets by name: stage, form, template, whether only the last answer is learned, rows."""
     turns = [rows.sft(example((last,)), BARE, "sharegpt") for last in (2, 6, 8)]
     judged = [rows.kto(example((6,), desirable=good), QWEN, "sharegpt") for good in (True, False)]
@@ -211,7 +211,7 @@ def written(place: Path, model: Path, name: str) -> Path:
     (place / name).mkdir(parents=True)
     if not (place / "dataset_info.json").exists():
         (place / "dataset_info.json").write_text('{"other": {"hf_hub_url": "some/where"}}')
-    assert not [row for row in made if isinstance(row, rows.Flaw)]
+    assert not [row for row in made if isinstance(row, rows.RowFlaw)]
     (place / name / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
     files.merge_entries(place, {name: files.dataset_entry(f"{name}/train.jsonl", form, stage)})
     config = place / name / "train.yaml"

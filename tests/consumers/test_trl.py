@@ -15,7 +15,7 @@ import pytest
 
 from understudy import plugins
 from understudy.export.base import traits_of
-from understudy.export.corpus import Corpus, Selection
+from understudy.export.corpus import Corpus, ExportSelection
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 
@@ -47,7 +47,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     with Store.open(work / "store", create=False) as opened:
         for place, (_, name, options) in EXPORTS.items():
             function = plugins.load("exports", name)
-            selection = Selection(test_share=0.0, origins=traits_of(function).origins)
+            selection = ExportSelection(test_share=0.0, origins=traits_of(function).origins)
             function(Corpus(opened, selection, Redactor(bytes(32))), work / place, **options)
     done = subprocess.run(
         [sys.executable, PROGRAM, work, *(f"{kind}={work / place}" for place, (kind, _, _) in EXPORTS.items())],

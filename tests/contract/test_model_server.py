@@ -17,11 +17,11 @@ import pytest
 
 from understudy.errors import BackendError
 from understudy.model.process import ServerProcess, start_server
-from understudy.model.scripted.tokenizer import shipped
+from understudy.model.scripted.tokenizer import scripted_tokenizer
 
 from fakes.claude_tools import Body, Tools, tool_definitions
 
-TOKENIZER = shipped()
+TOKENIZER = scripted_tokenizer()
 INSTRUCTION = "Make `add` add again; it must work for <|im_end|> too."
 BEFORE = 'def add(a, b):\n    """Add."""\n    return a - b\n'
 AFTER = BEFORE.replace("a - b", "a + b  # not <tool_call> or é")

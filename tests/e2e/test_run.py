@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from understudy.model.process import start_server
-from understudy.model.scripted.tokenizer import shipped
+from understudy.model.scripted.tokenizer import scripted_tokenizer
 from understudy.store.store import Store
 
 from support import understudy
@@ -77,7 +77,7 @@ def test_the_dataset_holds_the_very_tokens_of_each_call(calc_tasks: Path, tmp_pa
     run(calc_tasks, out, "--policy", "oracle", "--limit", "2")
     done = understudy("export", "hf", out, "--json")
     assert done.returncode == 0, done.stderr
-    tokenizer = shipped()
+    tokenizer = scripted_tokenizer()
     for task in ("calc-0", "calc-1"):
         rows = datasets.load_from_disk(str(out / f"dataset-{task}"))
         assert [row["turn"] for row in rows] == list(range(len(rows)))

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from understudy.model.causal.engine import Engine
-from understudy.model.causal.jobs import Ask, Outcome
+from understudy.model.causal.engine import CausalEngine
+from understudy.model.causal.jobs import SamplingRequest, SamplingResult
 
 
-def ask(prompt: list[int], limit: int = 24, **more: Any) -> Ask:
-    return Ask(prompt=prompt, limit=limit, **({"model": "m", "seed": 5} | more))
+def ask(prompt: list[int], limit: int = 24, **more: Any) -> SamplingRequest:
+    return SamplingRequest(prompt=prompt, limit=limit, **({"model": "m", "seed": 5} | more))
 
 
 def prompts(count: int, longest: int = 70) -> list[list[int]]:
@@ -20,7 +20,7 @@ def prompts(count: int, longest: int = 70) -> list[list[int]]:
     return [[choose.randrange(9, 265) for _ in range(choose.randint(1, longest))] for _ in range(count)]
 
 
-def done(engine: Engine, *asks: Ask) -> list[Outcome]:
+def done(engine: CausalEngine, *asks: SamplingRequest) -> list[SamplingResult]:
     return [future.result(60) for future in [engine.submit(one) for one in asks]]
 
 
@@ -31,7 +31,7 @@ def plain_logits(module: Any, prompt: list[int], ids: list[int]) -> Any:
     return logits[len(prompt) - 1 : -1]
 
 
-def assert_logprobs(module: Any, one: Ask, outcome: Outcome, temperature: float = 1.0) -> None:
+def assert_logprobs(module: Any, one: SamplingRequest, outcome: SamplingResult, temperature: float = 1.0) -> None:
     logits = plain_logits(module, one.prompt, outcome.ids)
     expected = torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(outcome.ids)[:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(outcome.logprobs), expected, atol=1e-4, rtol=0)

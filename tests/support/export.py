@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from understudy.export.base import Exported
-from understudy.export.corpus import Corpus, Selection
+from understudy.export.base import ExportSummary
+from understudy.export.corpus import Corpus, ExportSelection
 from understudy.export.formats import hf
 from understudy.ingest import trace_store
 from understudy.ingest.trace import (
@@ -124,10 +124,10 @@ def export_hf(
     roles: Sequence[Role] = ROLES,
     include_suspicious: bool = False,
     **more: Any,
-) -> Exported:
+) -> ExportSummary:
     """The format "hf" with what it takes unless told otherwise."""
     suspicious = include_suspicious
-    chosen = Selection(origins=("rollouts",), run=run_id, roles=tuple(roles), include_suspicious=suspicious)
+    chosen = ExportSelection(origins=("rollouts",), run=run_id, roles=tuple(roles), include_suspicious=suspicious)
     return hf.export(Corpus(store, chosen), output, **more)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from understudy.model.protocol import Message, Tool
+from understudy.model.protocol import ModelMessage, ModelTool
 from understudy.model.scripted.action import ChatTurn, Policy
 from understudy.model.scripted.policies import make_policy
-from understudy.model.scripted.task_index import KnownTask, KnownTasks
+from understudy.model.scripted.task_index import ScriptedTask, TaskIndex
 
 from fakes.claude_tools import Body, Tools, converse, tool_definitions
 
@@ -58,7 +58,7 @@ def work(
     policy: Policy, root: Path, *, tools: tuple[str, ...] = ALL_TOOLS, said: str = INSTRUCTION
 ) -> tuple[Tools, list[Body]]:
     """Let the policy work in `root`; every action is asked for twice and must be the same both times."""
-    offered = msgspec.convert(tool_definitions(*tools), list[Tool])
+    offered = msgspec.convert(tool_definitions(*tools), list[ModelTool])
     messages: list[Body] = [
         {
             "role": "system",
@@ -68,7 +68,7 @@ def work(
     ]
 
     def ask(history: list[Body]) -> Body:
-        turn = ChatTurn(msgspec.convert(history, list[Message]), offered)
+        turn = ChatTurn(msgspec.convert(history, list[ModelMessage]), offered)
         action = policy.act(turn)
         assert action == policy.act(turn)
         calls = [
@@ -81,7 +81,7 @@ def work(
 
 
 def oracle(patch: str, name: str = "oracle") -> Policy:
-    return make_policy(name, KnownTasks([KnownTask("t", INSTRUCTION, patch, "/elsewhere")]), {})
+    return make_policy(name, TaskIndex([ScriptedTask("t", INSTRUCTION, patch, "/elsewhere")]), {})
 
 
 LINES = "".join(f"line {number}\n" for number in range(1, 101))

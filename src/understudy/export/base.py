@@ -10,14 +10,14 @@ from typing import Any, Protocol, TypeVar
 from msgspec import Struct, field
 
 from understudy.errors import TaskError
-from understudy.export.corpus import ORIGINS, WORK, Corpus, Origin
+from understudy.export.corpus import ORIGINS, WORK_ROLES, Corpus, Origin
 from understudy.trajectory.roles import Role
 
-Report = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Told `(done, of)` while something is written; `of` is 0 where it is not known beforehand."""
 
 
-class Exported(Struct, frozen=True, kw_only=True):
+class ExportSummary(Struct, frozen=True, kw_only=True):
     """What an export wrote: `rows` in `files`, by split in `splits`; `left_out` counts by why what it did not.
 
     `origins`, `sources`, `licences` and `families` count rows. `redaction` counts by rule what was replaced;
@@ -58,13 +58,15 @@ class Exporter(Protocol):
 
     Its other keyword-only parameters are its options: the command line makes one of each, `--name`, of its type
     and default; `Annotated[type, "help"]` gives the help. The first sentence of its docstring is the command's.
-    What it wants to be chosen where the user says nothing is in its `Traits` (see `exporter`).
+    What it wants to be chosen where the user says nothing is in its `FormatTraits` (see `exporter`).
     """
 
-    def __call__(self, corpus: Corpus, output: Path, *, report: Report = ..., **options: Any) -> Exported: ...
+    def __call__(
+        self, corpus: Corpus, output: Path, *, report: ProgressCallback = ..., **options: Any
+    ) -> ExportSummary: ...
 
 
-class Traits(Struct, frozen=True, kw_only=True):
+class FormatTraits(Struct, frozen=True, kw_only=True):
     """What the command line does for a format: `origins` it can write, and what it takes unless told otherwise.
 
     `into_run`: written to the run's own directory where no other is named. `splits`: it has a train and a test
@@ -73,32 +75,32 @@ class Traits(Struct, frozen=True, kw_only=True):
     """
 
     origins: tuple[Origin, ...] = ORIGINS
-    roles: tuple[Role, ...] = WORK
+    roles: tuple[Role, ...] = WORK_ROLES
     chooses_solved: bool = True
     solved_only: bool = False
     into_run: bool = False
     splits: bool = True
 
 
-_E = TypeVar("_E", bound=Callable[..., Exported])
+_E = TypeVar("_E", bound=Callable[..., ExportSummary])
 
 
-def exporter(traits: Traits) -> Callable[[_E], _E]:
+def exporter(traits: FormatTraits) -> Callable[[_E], _E]:
     """Give an exporter its traits."""
 
-    def give(function: _E) -> _E:
+    def attach(function: _E) -> _E:
         function.__dict__["traits"] = traits
         return function
 
-    return give
+    return attach
 
 
-def traits_of(function: Callable[..., Exported]) -> Traits:
+def traits_of(function: Callable[..., ExportSummary]) -> FormatTraits:
     """The traits that an exporter was given, else those that most have."""
-    return getattr(function, "traits", Traits())
+    return getattr(function, "traits", FormatTraits())
 
 
-def silent(done: int, of: int) -> None:
+def no_progress(done: int, of: int) -> None:
     """A `report` that tells nobody."""
 
 
@@ -107,12 +109,12 @@ def carry_back(turns: int, rewards: Mapping[int, float]) -> list[float | None]:
 
     `rewards` maps the turn that a reward was given after to its value.
     """
-    earned: list[float | None] = []
+    returns: list[float | None] = []
     current: float | None = None
     for turn in reversed(range(turns)):
         current = rewards.get(turn, current)
-        earned.append(current)
-    return earned[::-1]
+        returns.append(current)
+    return returns[::-1]
 
 
 def file_name(prefix: str, instance_id: str, suffix: str = "") -> str:

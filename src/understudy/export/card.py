@@ -7,16 +7,21 @@ import json
 from collections.abc import Mapping, Sequence
 
 from understudy import __version__
-from understudy.export.base import Exported
-from understudy.export.corpus import Selection
+from understudy.export.base import ExportSummary
+from understudy.export.corpus import ExportSelection
 
-NAME = "README.md"
+CARD_NAME = "README.md"
 
 _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
 
-def card(
-    exported: Exported, selection: Selection, name: str, about: str, load: str, data: Mapping[str, Sequence[str]]
+def render_card(
+    exported: ExportSummary,
+    selection: ExportSelection,
+    name: str,
+    about: str,
+    load: str,
+    data: Mapping[str, Sequence[str]],
 ) -> str:
     """The card, in Markdown with a YAML header by which `datasets.load_dataset` finds the splits.
 
@@ -49,7 +54,7 @@ def card(
         "A licence is `unknown` where its source does not name one; nothing is said of it then, and it is not a "
         "permission.",
         "## How it was made",
-        _made(selection, name),
+        _how_made(selection, name),
     ]
     if exported.left_out:
         parts.append(_table("left out", "how many", exported.left_out))
@@ -59,14 +64,16 @@ def card(
 
 
 def _configs(data: Mapping[str, Sequence[str]]) -> list[str]:
-    found = {split: [json.dumps(glob.escape(path)) for path in paths] for split, paths in data.items() if paths}
-    if not found:
+    paths_by_split = {
+        split: [json.dumps(glob.escape(path)) for path in paths] for split, paths in data.items() if paths
+    }
+    if not paths_by_split:
         return []
-    splits = [f"  - split: {split}\n    path: [{', '.join(paths)}]" for split, paths in found.items()]
+    splits = [f"  - split: {split}\n    path: [{', '.join(paths)}]" for split, paths in paths_by_split.items()]
     return ["configs:\n- config_name: default\n  data_files:", *splits]
 
 
-def _made(selection: Selection, name: str) -> str:
+def _how_made(selection: ExportSelection, name: str) -> str:
     chosen = {
         "from": ", ".join(selection.origins),
         "run": selection.run or "all",
@@ -82,7 +89,7 @@ def _made(selection: Selection, name: str) -> str:
     )
 
 
-def _redaction(exported: Exported, selection: Selection) -> str:
+def _redaction(exported: ExportSummary, selection: ExportSelection) -> str:
     if exported.unredacted:
         return (
             "**NOT REDACTED.** The sessions in it are as they were logged, with any secrets, names and paths. Do "

@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from understudy.errors import ConfigError
-from understudy.export.examples import Example, Told, attempt_examples, trace_examples
+from understudy.export.examples import Example, TaskOrigin, attempt_examples, trace_examples
 from understudy.export.splits import Split, split
 from understudy.ingest import trace_store
 from understudy.ingest.redaction import redact_trace
@@ -34,14 +34,14 @@ Origin = Literal["sessions", "rollouts"]
 Unit = Literal["turn", "conversation"]
 
 ORIGINS: tuple[Origin, ...] = ("sessions", "rollouts")
-WORK: tuple[Role, ...] = ("main", "subagent")
+WORK_ROLES: tuple[Role, ...] = ("main", "subagent")
 """The roles that did what was wanted; the others an agent started for itself."""
 
 _TRACE_ROLES: dict[str, Role] = {"main": "main", "subagent": "subagent", "compact": "compaction"}
 """A trace's role in the words of calls; what is not here is auxiliary."""
 
 
-class Selection(Struct, frozen=True, kw_only=True):
+class ExportSelection(Struct, frozen=True, kw_only=True):
     """What of a store is exported.
 
     `run` chooses among its runs (None: all). `roles` are what a call, or a session, was for. `where` is an SQL
@@ -52,7 +52,7 @@ class Selection(Struct, frozen=True, kw_only=True):
 
     origins: tuple[Origin, ...] = ORIGINS
     run: str | None = None
-    roles: tuple[Role, ...] = WORK
+    roles: tuple[Role, ...] = WORK_ROLES
     include_suspicious: bool = False
     where: str | None = None
     solved_only: bool = False
@@ -60,10 +60,10 @@ class Selection(Struct, frozen=True, kw_only=True):
     seed: int = 0
 
 
-class Tally(Struct, kw_only=True):
+class CorpusCounts(Struct, kw_only=True):
     """What an iteration gave: examples, pairs or samples by where they came from, and what was left out by why."""
 
-    given: int = 0
+    total: int = 0
     origins: Counter[str] = field(default_factory=Counter[str])
     sources: Counter[str] = field(default_factory=Counter[str])
     licences: Counter[str] = field(default_factory=Counter[str])
@@ -73,7 +73,7 @@ class Tally(Struct, kw_only=True):
 
     def count(self, origin: str, source: str, licence: str | None, family: str | None, times: int = 1) -> None:
         """Count something given, or with -1 take it back."""
-        self.given += times
+        self.total += times
         self.origins[origin] += times
         self.sources[source] += times
         self.licences[licence or "unknown"] += times
@@ -95,16 +95,16 @@ class Corpus:
     def __init__(
         self,
         store: Store,
-        selection: Selection | None = None,
+        selection: ExportSelection | None = None,
         redactor: Redactor | None = None,
         *,
         unredacted: bool = False,
     ) -> None:
         self.store = store
-        self.selection = selection or Selection()
+        self.selection = selection or ExportSelection()
         self.redactor = None if unredacted else redactor
         self.unredacted = unredacted
-        self.tally = Tally()
+        self.counts = CorpusCounts()
         if "sessions" in self.selection.origins and redactor is None and not unredacted:
             raise ConfigError(
                 "sessions hold secrets, names and paths: exporting them needs a redactor; give one, or leave the "
@@ -134,12 +134,12 @@ class Corpus:
         """The token sequences of the rollouts, with the exact tokens that were sampled."""
         tally = self._begin()
         for graded in self._rollouts(tally):
-            told = self.told(graded)
+            origin = self.task_origin(graded)
             for sample in self._samples(graded, tally):
                 if not any(sample.segment.loss_mask) or sample.segment.superseded:
                     tally.left_out["superseded calls" if sample.segment.superseded else "nothing sampled"] += 1
                     continue
-                tally.count("rollout", told.source, told.licence, None)
+                tally.count("rollout", origin.source, origin.licence, None)
                 yield graded, sample
 
     def pairs(self) -> Iterator[Pair]:
@@ -160,19 +160,19 @@ class Corpus:
         """The rollouts with the attempt that decided each, in the order of the store."""
         tally = self._begin()
         for graded in self._rollouts(tally):
-            told = self.told(graded)
-            tally.count("rollout", told.source, told.licence, None)
+            origin = self.task_origin(graded)
+            tally.count("rollout", origin.source, origin.licence, None)
             yield graded
 
     def trajectory(self, graded: GradedRollout) -> Trajectory:
         """The calls of a rollout's deciding attempt as a tree."""
         return build(self.store.calls.of_attempt(graded.attempt.id))
 
-    def told(self, graded: GradedRollout) -> Told:
+    def task_origin(self, graded: GradedRollout) -> TaskOrigin:
         """What the task of a rollout tells of what is made of it."""
         task = self.store.runs.task(graded.rollout.run_id, graded.rollout.task_id)
         licence = task.meta.get("license")
-        return Told(
+        return TaskOrigin(
             group=task.instance_id,
             source=str(task.meta.get("dataset") or task.repo),
             licence=licence if isinstance(licence, str) else None,
@@ -185,20 +185,20 @@ class Corpus:
 
     # --- how it is done --------------------------------------------------------------------------------
 
-    def _begin(self) -> Tally:
-        self.tally = Tally()
-        return self.tally
+    def _begin(self) -> CorpusCounts:
+        self.counts = CorpusCounts()
+        return self.counts
 
-    def _examples(self, unit: Unit, tally: Tally) -> Iterator[Example]:
+    def _examples(self, unit: Unit, tally: CorpusCounts) -> Iterator[Example]:
         for trace in self._traces(tally):
             yield from trace_examples(trace, unit, tally.left_out, tally.notes)
         for graded in self._rollouts(tally):
             trajectory = self.trajectory(graded)
             yield from attempt_examples(
-                trajectory, graded, self.told(graded), unit, self.selection.roles, tally.left_out
+                trajectory, graded, self.task_origin(graded), unit, self.selection.roles, tally.left_out
             )
 
-    def _pairs(self, tally: Tally) -> Iterator[Pair]:
+    def _pairs(self, tally: CorpusCounts) -> Iterator[Pair]:
         counted = checks.Tally(left_out=tally.left_out, notes=tally.notes)
         if "sessions" in self.selection.origins:
             yield from replay_pairs(self.store, where=self.selection.where, redactor=self.redactor, tally=counted)
@@ -211,7 +211,7 @@ class Corpus:
                 tally=counted,
             )
 
-    def _samples(self, graded: GradedRollout, tally: Tally) -> Iterator[Sample]:
+    def _samples(self, graded: GradedRollout, tally: CorpusCounts) -> Iterator[Sample]:
         trajectory = self.trajectory(graded)
         without = sum(
             node.call.status == "ok" and node.call.completion_token_ids is None
@@ -227,7 +227,7 @@ class Corpus:
             roles=self.selection.roles,
         )
 
-    def _traces(self, tally: Tally) -> Iterator[Trace]:
+    def _traces(self, tally: CorpusCounts) -> Iterator[Trace]:
         if "sessions" not in self.selection.origins:
             return
         for trace in trace_store.traces(self.store.sessions, where=self.selection.where):
@@ -239,14 +239,14 @@ class Corpus:
             elif trace.turns:
                 yield trace if self.redactor is None else redact_trace(trace, self.redactor)
 
-    def _rollouts(self, tally: Tally) -> Iterator[GradedRollout]:
+    def _rollouts(self, tally: CorpusCounts) -> Iterator[GradedRollout]:
         if "rollouts" not in self.selection.origins:
             return
-        known = [run.id for run in self.store.runs.all()]
+        run_ids = [run.id for run in self.store.runs.all()]
         run = self.selection.run
-        if run is not None and run not in known:
-            raise ConfigError(f"the store has no run {run!r}; it has: {', '.join(known) or 'none'}")
-        if not known and self.selection.origins == ("rollouts",):
+        if run is not None and run not in run_ids:
+            raise ConfigError(f"the store has no run {run!r}; it has: {', '.join(run_ids) or 'none'}")
+        if not run_ids and self.selection.origins == ("rollouts",):
             raise ConfigError(
                 "the store has neither runs nor, if they were asked for, sessions: nothing can be exported; calls "
                 "that a gateway kept alone belong to no task, `understudy show` has them"

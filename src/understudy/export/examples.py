@@ -65,7 +65,7 @@ class Example(Struct, frozen=True, kw_only=True):
 # --- Rollouts ----------------------------------------------------------------------------------
 
 
-class Told(Struct, frozen=True):
+class TaskOrigin(Struct, frozen=True):
     """What a task tells of the examples made of it."""
 
     group: str
@@ -76,7 +76,7 @@ class Told(Struct, frozen=True):
 def attempt_examples(
     trajectory: Trajectory,
     graded: GradedRollout,
-    told: Told,
+    origin: TaskOrigin,
     unit: str,
     roles: Collection[Role],
     left_out: Counter[str],
@@ -101,7 +101,7 @@ def attempt_examples(
         if unit == "turn":
             for node, answer in answers:
                 messages = [*_history(node), answer]
-                yield _call_example(graded, told, node, messages, (len(messages) - 1,), "turn")
+                yield _call_example(graded, origin, node, messages, (len(messages) - 1,), "turn")
             continue
         while answers:
             node, answer = answers.pop()
@@ -111,17 +111,17 @@ def attempt_examples(
             position = 0
             for earlier in answers:
                 same = earlier[0].conversation.setting == node.conversation.setting
-                found = place(messages, earlier[1], position) if same else None
-                if found is None:
+                index = place(messages, earlier[1], position) if same else None
+                if index is None:
                     missed.append(earlier)
                     continue
-                messages[found] = earlier[1]
-                trained.append(found)
-                position = found + 1
+                messages[index] = earlier[1]
+                trained.append(index)
+                position = index + 1
             answers = missed
             messages.append(answer)
             trained.append(len(messages) - 1)
-            yield _call_example(graded, told, node, messages, tuple(trained), "conversation")
+            yield _call_example(graded, origin, node, messages, tuple(trained), "conversation")
 
 
 def _call_flaw(node: Node, answer: Message | None) -> str | None:
@@ -135,14 +135,19 @@ def _history(node: Node) -> list[Message]:
 
 
 def _call_example(
-    graded: GradedRollout, told: Told, node: Node, messages: list[Message], trained: tuple[int, ...], unit: Any
+    graded: GradedRollout,
+    origin: TaskOrigin,
+    node: Node,
+    messages: list[Message],
+    trained: tuple[int, ...],
+    unit: Any,
 ) -> Example:
     reward, call = graded.verdict.reward, node.call
     return Example(
         example_id=call.id,
         origin="rollout",
         unit=unit,
-        group=told.group,
+        group=origin.group,
         messages=messages,
         trained=trained,
         tools=node.conversation.tools or None,
@@ -150,8 +155,8 @@ def _call_example(
         reward=reward,
         model=call.backend_model,
         family=model_family(call.backend_model),
-        source=told.source,
-        licence=told.licence,
+        source=origin.source,
+        licence=origin.licence,
         meta={
             "run_id": graded.rollout.run_id,
             "rollout_id": graded.rollout.id,
@@ -168,7 +173,7 @@ def _call_example(
 # --- Sessions ----------------------------------------------------------------------------------
 
 
-_AT = "understudy_at"
+_POSITION = "understudy_at"
 """Under this key a message bears its place on the path while it is put in order."""
 
 
@@ -214,61 +219,71 @@ def _turns(trace: Trace, left_out: Counter[str]) -> Iterator[Example]:
 
 
 def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterator[Example]:
-    rendered: dict[int, list[Message]] = {}
-    waiting: dict[int, TraceTurn] = {}
+    remaining: dict[int, TraceTurn] = {}
     answers: dict[int, Message] = {}
-    at: dict[int, list[int]] = {}
-    for index, turn in enumerate(trace.turns):
+    by_context: dict[int, list[int]] = {}
+    for number, turn in enumerate(trace.turns):
         action = trace.renderer.action([trace.nodes[node].body for node in turn.action])
         answer = textual(message_of(action))
         if reason := flaw(answer):
             left_out[reason] += 1
             continue
-        waiting[index], answers[index] = turn, answer
-        at.setdefault(turn.context, []).append(index)
-    for last in sorted(waiting, reverse=True):
-        if last not in waiting:
-            continue
-        turn = waiting.pop(last)
+        remaining[number], answers[number] = turn, answer
+        by_context.setdefault(turn.context, []).append(number)
+    rendered: dict[int, list[Message]] = {}
+    for last in sorted(remaining, reverse=True):
+        if last not in remaining:
+            continue  # trained on a newer path
+        turn = remaining.pop(last)
         shape = turn.shape or trace.shape
-        path = _path(trace, turn.context)
-        history: list[Message] = []
-        answered: list[int] = []  # places on the path where an answer stands
-        for where, node in enumerate(path):
-            if node not in rendered:
-                rendered[node] = trace.renderer.history(trace.nodes[node].body)
-            history += [{**message, _AT: where} for message in rendered[node]]
-            if any(message["role"] == "assistant" and _says(message) for message in rendered[node]):
-                answered.append(where)
-        system = SYSTEM_PROMPT if shape.system is None else shape.system
-        messages: list[Message] = [{"role": "system", "content": system}]
-        places: dict[int, int] = {}
-        for message in normalise_messages(history):
-            where = message.pop(_AT, -1)
-            if message["role"] == "assistant":
-                places.setdefault(where, len(messages))
-            messages.append(textual(message))
-        trained: list[int] = []
-        taken: set[int] = set()
-        for where, node in enumerate((-1, *path), start=-1):
-            for index in at.get(node, ()):
-                if index not in waiting or not _alike(waiting[index].shape or trace.shape, shape):
+        path = _node_path(trace, turn.context)
+        messages, answered = _path_messages(trace, path, shape, rendered)
+        positions = [position for position, _ in answered]
+        trained: set[int] = set()
+        for position, node in enumerate((-1, *path), start=-1):
+            for number in by_context.get(node, ()):
+                if number not in remaining or not _same_shape(remaining[number].shape or trace.shape, shape):
                     continue
-                follows = bisect_right(answered, where)
-                found = places.get(answered[follows]) if follows < len(answered) else None
-                if found is not None and found not in taken and same(messages[found], answers[index]):
-                    messages[found] = answers[index]
-                    trained.append(found)
-                    taken.add(found)
-                    del waiting[index]
+                # A turn's answer is the first one on the path behind the node that the turn was asked at.
+                following = bisect_right(positions, position)
+                index = answered[following][1] if following < len(answered) else None
+                if index is not None and index not in trained and same(messages[index], answers[number]):
+                    messages[index] = answers[number]
+                    trained.add(index)
+                    del remaining[number]
         messages.append(answers[last])
-        trained.sort()
-        trained.append(len(messages) - 1)
+        indexes = (*sorted(trained), len(messages) - 1)
         notes["paths"] += 1
-        yield _turn_example(trace, _Leaf(trace, turn), messages, tuple(trained), "conversation", shape.tools)
+        yield _turn_example(trace, _LastTurn(trace, turn), messages, indexes, "conversation", shape.tools)
 
 
-def _path(trace: Trace, end: int) -> list[int]:
+def _path_messages(
+    trace: Trace, path: list[int], shape: RequestShape, rendered: dict[int, list[Message]]
+) -> tuple[list[Message], list[tuple[int, int | None]]]:
+    """The messages of a path, and of each answer on it its position on the path and its index in the messages.
+
+    The index is None where putting the messages in order dropped the answer. `rendered` caches nodes.
+    """
+    history: list[Message] = []
+    positions: list[int] = []
+    for position, node in enumerate(path):
+        if node not in rendered:
+            rendered[node] = trace.renderer.history(trace.nodes[node].body)
+        history += [{**message, _POSITION: position} for message in rendered[node]]
+        if any(message["role"] == "assistant" and _has_text_or_calls(message) for message in rendered[node]):
+            positions.append(position)
+    system = SYSTEM_PROMPT if shape.system is None else shape.system
+    messages: list[Message] = [{"role": "system", "content": system}]
+    indexes: dict[int, int] = {}
+    for message in normalise_messages(history):
+        position = message.pop(_POSITION, -1)
+        if message["role"] == "assistant":
+            indexes.setdefault(position, len(messages))
+        messages.append(textual(message))
+    return messages, [(position, indexes.get(position)) for position in positions]
+
+
+def _node_path(trace: Trace, end: int) -> list[int]:
     path: list[int] = []
     while end >= 0:
         path.append(end)
@@ -276,15 +291,15 @@ def _path(trace: Trace, end: int) -> list[int]:
     return path[::-1]
 
 
-def _says(message: Message) -> bool:
+def _has_text_or_calls(message: Message) -> bool:
     return bool(message.get("content") or message.get("tool_calls"))
 
 
-def _alike(one: RequestShape, other: RequestShape) -> bool:
+def _same_shape(one: RequestShape, other: RequestShape) -> bool:
     return one is other or one == other
 
 
-class _Leaf:
+class _LastTurn:
     """Of a turn, what `_turn_example` needs of a state."""
 
     def __init__(self, trace: Trace, turn: TraceTurn) -> None:
@@ -299,7 +314,7 @@ class _Leaf:
 
 def _turn_example(
     trace: Trace,
-    state: TraceState | _Leaf,
+    state: TraceState | _LastTurn,
     messages: list[Message],
     trained: tuple[int, ...],
     unit: Any,

@@ -20,24 +20,24 @@ import msgspec
 from understudy import __version__
 from understudy.errors import ConfigError
 from understudy.export import card
-from understudy.export.base import Exported, Report
-from understudy.export.corpus import Corpus, Selection, Tally
+from understudy.export.base import ExportSummary, ProgressCallback
+from understudy.export.corpus import Corpus, CorpusCounts, ExportSelection
 from understudy.export.splits import SPLITS, Split
 from understudy.util.atomic import atomic_path
 
 MANIFEST = "understudy.json"
 """What an export says of itself: how it was made and which files are its own."""
 
-REPLACED = "redaction.json"
+REDACTION_REPORT = "redaction.json"
 """What was replaced where. It stays on this machine."""
 
 STAGING = ".understudy-export"
 """The directory in which an export is written until it is whole."""
 
-_TELL_EVERY = 64
+_REPORT_EVERY = 64
 
 
-class Rows(Protocol):
+class RowWriter(Protocol):
     """A file of rows that is being written."""
 
     def write(self, row: Mapping[str, Any]) -> Any:
@@ -49,7 +49,7 @@ class Rows(Protocol):
         ...
 
 
-class JsonLines:
+class JsonLinesWriter:
     """A row a line, as JSON."""
 
     suffix = ".jsonl"
@@ -78,7 +78,7 @@ def json_bytes(value: Any) -> bytes:
         return text.encode(errors="replace")
 
 
-class Writing:
+class ExportWriter:
     """An export to the directory `output` as format `name`, to be used as a context.
 
     `add` writes rows to the file of the split that their group belongs to; `path` gives a place for any other
@@ -91,8 +91,8 @@ class Writing:
         corpus: Corpus,
         output: Path,
         name: str,
-        rows: Callable[[Path], Rows],
-        report: Report,
+        rows: Callable[[Path], RowWriter],
+        report: ProgressCallback,
         *,
         suffix: str,
     ) -> None:
@@ -104,13 +104,13 @@ class Writing:
         self._suffix = suffix
         self._staging = output / STAGING
         self._stack = ExitStack()
-        self._open: dict[Split, Rows] = {}
+        self._open: dict[Split, RowWriter] = {}
         self._counts: dict[Split, int] = {}
 
     def __enter__(self) -> Self:
-        with writing(self._output):
-            self._stack.enter_context(alone(self._output))
-            self._described = Described(self.corpus, self._output, self._name)
+        with write_errors(self._output):
+            self._stack.enter_context(exclusive(self._output))
+            self._described = ExportDescription(self.corpus, self._output, self._name)
             self._staging.mkdir(mode=0o700)
         return self
 
@@ -126,14 +126,14 @@ class Writing:
     def add(self, group: str, row: Mapping[str, Any]) -> None:
         """Write a row of a group. Raises ConfigError when it cannot be written."""
         split = self.corpus.split(group)
-        with writing(self._output):
+        with write_errors(self._output):
             if split not in self._open:
                 self._open[split] = self._rows(self._staging / f"{split}{self._suffix}")
                 self._counts[split] = 0
             self._open[split].write(row)
         self._counts[split] += 1
         done = sum(self._counts.values())
-        if done % _TELL_EVERY == 0:
+        if done % _REPORT_EVERY == 0:
             self._report(done, 0)
 
     @property
@@ -152,70 +152,72 @@ class Writing:
         *,
         notes: tuple[str, ...] = (),
         check: Callable[[Path], None] | None = None,
-        kept: tuple[str, ...] = (),
-    ) -> Exported:
+        local_only: tuple[str, ...] = (),
+    ) -> ExportSummary:
         """Put the export in place. `about` says in Markdown what a row is, `load` how the data are loaded.
 
         `check` is given each file before, and may raise. Files in `kept` are of this machine: they are not pushed.
 
         Raises ConfigError when there are no rows, or when they cannot be written.
         """
-        tally = self.corpus.tally
+        tally = self.corpus.counts
         if not self._counts:
             why = ", ".join(f"{count} {reason}" for reason, count in tally.left_out.most_common())
             raise ConfigError(
                 f"there is nothing to export as {self._name}; left out: {why or 'nothing, the store has none'}"
             )
-        said = list(notes)
-        with writing(self._output):
+        all_notes = list(notes)
+        with write_errors(self._output):
             while self._open:
                 self._open.popitem()[1].close()
             if "train" not in self._counts:
                 (self._staging / f"test{self._suffix}").rename(self._staging / f"train{self._suffix}")
                 self._counts = {"train": self._counts["test"]}
-                said.append("all groups would have been in test: they are in train, and there is no test split")
+                all_notes.append(
+                    "all groups would have been in test: they are in train, and there is no test split"
+                )
             for path in self._staging.iterdir():
                 if check:
                     check(path)
             if self.corpus.redactor is not None:
-                self.corpus.redactor.report.write(self._staging / REPLACED)
-                kept = (*kept, REPLACED)
-            exported = self._exported(tally, load, said)
+                self.corpus.redactor.report.write(self._staging / REDACTION_REPORT)
+                local_only = (*local_only, REDACTION_REPORT)
+            exported = self._exported(tally, load, all_notes)
             data = {split: [f"{split}{self._suffix}"] for split in exported.splits}
-            self._described.put(exported, about, load, data, staged=self._staging, kept=kept)
+            self._described.write(exported, about, load, data, staged=self._staging, local_only=local_only)
         self._report(exported.rows, exported.rows)
         return exported
 
-    def _exported(self, tally: Tally, load: str, notes: list[str]) -> Exported:
+    def _exported(self, tally: CorpusCounts, load: str, notes: list[str]) -> ExportSummary:
         corpus = self.corpus
         unredacted = corpus.unredacted and "sessions" in corpus.selection.origins
-        return Exported(
+        return ExportSummary(
             output_dir=str(self._output),
             rows=sum(self._counts.values()),
             splits={split: self._counts[split] for split in SPLITS if split in self._counts},
-            files=sorted([*(path.name for path in self._staging.iterdir()), card.NAME]),
-            left_out=_counts(tally.left_out),
-            origins=_counts(tally.origins),
-            sources=_counts(tally.sources),
-            licences=_counts(tally.licences),
-            families=_counts(tally.families),
+            files=sorted([*(path.name for path in self._staging.iterdir()), card.CARD_NAME]),
+            left_out=_count_table(tally.left_out),
+            origins=_count_table(tally.origins),
+            sources=_count_table(tally.sources),
+            licences=_count_table(tally.licences),
+            families=_count_table(tally.families),
             redaction=corpus.redaction,
             unredacted=unredacted,
             notes=notes,
-            load=filled(load, self._output),
+            load=fill_load(load, self._output),
         )
 
 
-def filled(load: str, output: Path) -> str:
+def fill_load(load: str, output: Path) -> str:
     """How an export is loaded: `load` with {output} for its directory, and {quoted} for that in a shell's line."""
     return load.format(output=output, quoted=shlex.quote(str(output)))
 
 
-def _counts(counter: Counter[str]) -> dict[str, int]:
+def _count_table(counter: Counter[str]) -> dict[str, int]:
     return {name: count for name, count in counter.most_common() if count}
 
 
-class Described:
+class ExportDescription:
     """The card and the manifest of an export as format `name` in the directory `output`.
 
     Raises ConfigError when the manifest of an earlier export there is damaged.
@@ -225,25 +227,25 @@ class Described:
         self._corpus = corpus
         self._output = output
         self._name = name
-        self._earlier = _named(read_manifest(output) or {})
+        self._earlier = _own_files(read_manifest(output) or {})
 
-    def put(
+    def write(
         self,
-        exported: Exported,
+        exported: ExportSummary,
         about: str,
         load: str,
         data: Mapping[str, Sequence[str]],
         *,
         staged: Path | None = None,
-        kept: Collection[str] = (),
+        local_only: Collection[str] = (),
     ) -> None:
         """Describe what was exported, and put its files in place where they are `staged` elsewhere.
 
         `data` are the files of rows of each split. What an earlier export had and this has not is removed. Raises
         OSError, and ConfigError when the place of a file is taken by one that no export made.
         """
-        place = staged or self._output
-        for name in exported.files if staged else (card.NAME,):
+        source = staged or self._output
+        for name in exported.files if staged else (card.CARD_NAME,):
             if name not in self._earlier and (self._output / name).exists():
                 raise ConfigError(
                     f"{self._output / name} is there already, and no export made it; move it away, or choose "
@@ -256,12 +258,16 @@ class Described:
         with ExitStack() as stack:
             if exported.files:
                 # Only the last part of the path: what is above it names a person's home.
-                told = filled(load, Path(self._output.resolve().name))
-                text = card.card(exported, selection, self._name, about, told, data)
-                fresh = place / card.NAME if staged else stack.enter_context(atomic_path(place / card.NAME))
+                load_text = fill_load(load, Path(self._output.resolve().name))
+                text = card.render_card(exported, selection, self._name, about, load_text, data)
+                fresh = (
+                    source / card.CARD_NAME
+                    if staged
+                    else stack.enter_context(atomic_path(source / card.CARD_NAME))
+                )
                 fresh.write_text(text, encoding="utf-8")
         if exported.files:
-            manifest = _manifest(exported, selection, self._name, place, kept)
+            manifest = _manifest(exported, selection, self._name, source, local_only)
             with atomic_path(self._output / MANIFEST) as fresh:
                 fresh.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
                 if exported.unredacted:
@@ -281,26 +287,26 @@ class Described:
 
 
 def _manifest(
-    exported: Exported, selection: Selection, name: str, place: Path, kept: Collection[str]
+    exported: ExportSummary, selection: ExportSelection, name: str, source: Path, local_only: Collection[str]
 ) -> dict[str, Any]:
     """What an export says of itself, with the size and hash of each of its files, which are in `place`."""
-    told = msgspec.structs.asdict(exported)
-    said = ("rows", "splits", "origins", "sources", "licences", "families", "left_out", "redaction", "unredacted")
+    summary = msgspec.structs.asdict(exported)
+    keys = ("rows", "splits", "origins", "sources", "licences", "families", "left_out", "redaction", "unredacted")
     files: dict[str, dict[str, Any]] = {}
     for each in exported.files:
-        files[each] = {"bytes": (place / each).stat().st_size, "sha256": sha256_of(place / each)}
-        if each in kept:
+        files[each] = {"bytes": (source / each).stat().st_size, "sha256": sha256_of(source / each)}
+        if each in local_only:
             files[each]["kept"] = True
     return {
         "format": name,
         "made_with": f"understudy {__version__}",
-        **{key: told[key] for key in said},
+        **{key: summary[key] for key in keys},
         "selection": msgspec.structs.asdict(selection),
         "files": files,
     }
 
 
-def _named(manifest: Mapping[str, Any]) -> set[str]:
+def _own_files(manifest: Mapping[str, Any]) -> set[str]:
     """The files that a manifest names, as far as they can be an export's own: none is above its directory."""
     files: Any = manifest.get("files")
     names = cast(dict[str, Any], files) if isinstance(files, dict) else {}
@@ -325,7 +331,7 @@ def sha256_of(path: Path) -> str:
 
 
 @contextmanager
-def alone(output: Path) -> Generator[None]:
+def exclusive(output: Path) -> Generator[None]:
     """Make a directory, hold it against other exports, and remove what one that was killed left half written.
 
     Raises OSError, and ConfigError when another export is being written there.
@@ -344,7 +350,7 @@ def alone(output: Path) -> Generator[None]:
         os.close(descriptor)
 
 
-class writing:
+class write_errors:
     """Makes what goes wrong in writing a ConfigError."""
 
     def __init__(self, output: Path) -> None:

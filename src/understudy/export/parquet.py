@@ -22,7 +22,7 @@ _BATCH_BYTES = 8 << 20
 _ARROW = {"bool": "bool_", "json": "json_"}
 
 
-class _Batches:
+class _BatchWriter:
     """A file of typed columns, to which rows are written in batches.
 
     pyarrow writes to a file of Python's, `sink`, for it takes no path that is no Unicode.
@@ -40,7 +40,7 @@ class _Batches:
         """Keep a row for the batch that it is written with. Halves of surrogate pairs become question marks."""
         stored = {name: _stored(row.get(name), kind) for name, kind in self._columns.items()}
         self._rows.append(stored)
-        self._bytes += sum(map(_weight, stored.values()))
+        self._bytes += sum(map(_estimated_bytes, stored.values()))
         if self._bytes >= _BATCH_BYTES:
             self._flush()
 
@@ -54,7 +54,7 @@ class _Batches:
 
     def _flush(self) -> None:
         if self._rows:
-            arrow = installed()
+            arrow = require_pyarrow()
             arrays = [
                 _array(arrow, [row[name] for row in self._rows], kind) for name, kind in self._columns.items()
             ]
@@ -62,7 +62,7 @@ class _Batches:
         self._rows, self._bytes = [], 0
 
 
-class Parquet(_Batches):
+class ParquetWriter(_BatchWriter):
     """A Parquet file that `datasets` loads with the types of `columns`. Raises ConfigError without pyarrow."""
 
     suffix = ".parquet"
@@ -75,7 +75,7 @@ class Parquet(_Batches):
         super().__init__(pyarrow.parquet.ParquetWriter(sink, of, compression="zstd"), sink, columns, of)
 
 
-class Saved(_Batches):
+class SavedDatasetWriter(_BatchWriter):
     """A directory that `datasets.load_from_disk` loads: what `Dataset.save_to_disk` makes, in a third of its time.
 
     Raises ConfigError without pyarrow.
@@ -86,10 +86,10 @@ class Saved(_Batches):
 
     def __init__(self, path: Path, columns: Columns) -> None:
         of = schema(columns)
-        arrow = installed()
+        arrow = require_pyarrow()
         path.mkdir()
-        told = dict.fromkeys(("citation", "description", "homepage", "license"), "")
-        (path / "dataset_info.json").write_bytes(json_bytes({**told, "features": features(columns)}))
+        info = dict.fromkeys(("citation", "description", "homepage", "license"), "")
+        (path / "dataset_info.json").write_bytes(json_bytes({**info, "features": features(columns)}))
         state: dict[str, Any] = {
             "_data_files": [{"filename": self.data}],
             "_fingerprint": uuid.uuid4().hex[:16],
@@ -111,13 +111,13 @@ def features(columns: Columns) -> dict[str, Any]:
 
 def schema(columns: Columns) -> Any:
     """The Arrow schema of columns, which tells `datasets` their types. Raises ConfigError without pyarrow."""
-    arrow = installed()
-    told = json.dumps({"info": {"features": features(columns)}})
+    arrow = require_pyarrow()
+    metadata = json.dumps({"info": {"features": features(columns)}})
     fields: list[Any] = [arrow.field(name, _type(arrow, kind)) for name, kind in columns.items()]
-    return arrow.schema(fields, metadata={"huggingface": told})
+    return arrow.schema(fields, metadata={"huggingface": metadata})
 
 
-def installed() -> Any:
+def require_pyarrow() -> Any:
     """The package pyarrow. Raises ConfigError where it is missing."""
     try:
         import pyarrow
@@ -162,27 +162,33 @@ def _stored(value: Any, kind: Any) -> Any:
         return json_bytes(value).decode()
     if kind == ["json"]:
         return [json_bytes(each).decode() for each in value]
-    return _whole(value)
+    return _without_lone_surrogates(value)
 
 
-def _whole(value: Any) -> Any:
+def _without_lone_surrogates(value: Any) -> Any:
     """A value whose texts any file can hold."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode(errors="replace").decode()
     if isinstance(value, dict):
-        return {key: _whole(each) for key, each in cast(dict[str, Any], value).items()}
+        return {key: _without_lone_surrogates(each) for key, each in cast(dict[str, Any], value).items()}
     if isinstance(value, list):
         items = cast(list[Any], value)
-        return items if items and isinstance(items[0], int | float) else [_whole(each) for each in items]
+        return (
+            items
+            if items and isinstance(items[0], int | float)
+            else [_without_lone_surrogates(each) for each in items]
+        )
     return value
 
 
-def _weight(value: Any) -> int:
+def _estimated_bytes(value: Any) -> int:
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        return sum(map(_weight, cast(dict[str, Any], value).values()))
+        return sum(map(_estimated_bytes, cast(dict[str, Any], value).values()))
     if isinstance(value, list):
         items = cast(list[Any], value)
-        return 8 * len(items) if not items or isinstance(items[0], int | float) else sum(map(_weight, items))
+        return (
+            8 * len(items) if not items or isinstance(items[0], int | float) else sum(map(_estimated_bytes, items))
+        )
     return 8

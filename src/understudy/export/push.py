@@ -16,7 +16,7 @@ from understudy.export.files import MANIFEST, read_manifest, sha256_of
 _REPO = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 
 
-class Pushed(Struct, frozen=True, kw_only=True):
+class PushSummary(Struct, frozen=True, kw_only=True):
     """What was pushed, or would be: `files` with their size in bytes. `url` is where it is."""
 
     repo: str
@@ -25,7 +25,7 @@ class Pushed(Struct, frozen=True, kw_only=True):
     url: str | None = None
 
 
-def plan(directory: Path, repo: str, *, private: bool = True, unredacted: bool = False) -> Pushed:
+def plan_push(directory: Path, repo: str, *, private: bool = True, unredacted: bool = False) -> PushSummary:
     """What pushing an export would do; nothing is sent.
 
     Raises ConfigError when the directory holds no export, a file of it is missing or was changed (its card may
@@ -43,23 +43,23 @@ def plan(directory: Path, repo: str, *, private: bool = True, unredacted: bool =
             "again without --unredacted, or say that you mean it: --unredacted"
         )
     files: dict[str, int] = {}
-    told: Any = manifest.get("files")
-    for name, about in (cast(dict[str, Any], told) if isinstance(told, dict) else {}).items():
+    listed: Any = manifest.get("files")
+    for name, about in (cast(dict[str, Any], listed) if isinstance(listed, dict) else {}).items():
         if about.get("kept"):
             continue
         path = directory / name
         if not path.is_file() or not path.resolve().is_relative_to(directory.resolve()):
             raise ConfigError(f"{path}: is not there, though the export has it; export again")
-        if name != card.NAME and sha256_of(path) != about.get("sha256"):
+        if name != card.CARD_NAME and sha256_of(path) != about.get("sha256"):
             raise ConfigError(f"{path}: was changed since it was exported; export again")
         files[name] = path.stat().st_size
     if not files:
         raise ConfigError(f"{directory}: its {MANIFEST} names no files; export again")
     files[MANIFEST] = (directory / MANIFEST).stat().st_size
-    return Pushed(repo=repo, private=private, files=files)
+    return PushSummary(repo=repo, private=private, files=files)
 
 
-def push(directory: Path, planned: Pushed, report: Callable[[str], None] = lambda _: None) -> Pushed:
+def push(directory: Path, planned: PushSummary, report: Callable[[str], None] = lambda _: None) -> PushSummary:
     """Make the dataset's repository if it is not there, and upload the files in one commit.
 
     Files that the hub has already are not sent again, so a push that was cut off goes on where it ended. Raises
@@ -94,7 +94,9 @@ def push(directory: Path, planned: Pushed, report: Callable[[str], None] = lambd
             if status in (401, 403)
             else ""
         )
-        raise ConfigError(f"the hub refused ({status}): {_said(error)}; {hint or 'try again later'}") from error
+        raise ConfigError(
+            f"the hub refused ({status}): {_error_text(error)}; {hint or 'try again later'}"
+        ) from error
     except (errors.HFValidationError, errors.LocalTokenNotFoundError) as error:
         raise ConfigError(f"the hub's library refused: {error}") from error
     except network as error:
@@ -102,9 +104,9 @@ def push(directory: Path, planned: Pushed, report: Callable[[str], None] = lambd
             f"the hub cannot be reached: {type(error).__name__}: {error}; check the network and HF_ENDPOINT, then "
             "push again: what is there already is not sent twice"
         ) from error
-    return Pushed(repo=repo, private=planned.private, files=planned.files, url=str(url))
+    return PushSummary(repo=repo, private=planned.private, files=planned.files, url=str(url))
 
 
-def _said(error: Any) -> str:
+def _error_text(error: Any) -> str:
     text = str(getattr(error, "server_message", None) or error).strip()
     return " ".join(text.split())[:300]

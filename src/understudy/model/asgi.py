@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from understudy.model.protocol import RequestFault
+from understudy.model.protocol import InvalidRequestError
 
 _BODY_LIMIT = 64 << 20
 
@@ -20,25 +20,25 @@ Reply = dict[str, Any] | Iterator[dict[str, Any]] | str | None
 """A JSON body, the chunks of a stream, a text, or an empty answer."""
 
 
-class ClientLeftError(Exception):
+class ClientDisconnectedError(Exception):
     """Nobody waits for the answer any more."""
 
 
-async def unless_left(work: Coroutine[Any, Any, Reply], receive: Receive) -> Reply:
+async def run_unless_disconnected(work: Coroutine[Any, Any, Reply], receive: Receive) -> Reply:
     """What comes of the work; it is cancelled when the client leaves before. Raises ClientLeftError."""
     task = asyncio.ensure_future(work)
-    left = asyncio.ensure_future(_left(receive))
+    left = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientLeftError
+        raise ClientDisconnectedError
     finally:
         task.cancel()
         left.cancel()
 
 
-async def _left(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -53,18 +53,18 @@ async def send_reply(send: Send, status: int, reply: Reply) -> None:
         await _send_stream(send, reply)
 
 
-async def read(receive: Receive) -> bytes:
+async def read_request_body(receive: Receive) -> bytes:
     """The body of a request. Raises RequestFault."""
     parts: list[bytes] = []
     size = 0
     while True:
         event = await receive()
         if event["type"] == "http.disconnect":
-            raise RequestFault("the client left before its request was complete")
+            raise InvalidRequestError("the client left before its request was complete")
         parts.append(event.get("body", b""))
         size += len(parts[-1])
         if size > _BODY_LIMIT:
-            raise RequestFault(
+            raise InvalidRequestError(
                 f"the request body is larger than {_BODY_LIMIT} bytes",
                 status=413,
                 kind="RequestEntityTooLargeError",

@@ -18,7 +18,7 @@ from understudy.model.vocabulary import Vocabulary
 Kind = Literal["reasoning", "content", "tool_call", "silent"]
 
 
-class Segment(Struct, frozen=True):
+class CompletionSegment(Struct, frozen=True):
     """A stretch of the completion: `ids` are its tokens, `text` is what it says (a tool call's arguments).
 
     A `silent` segment says nothing: the end of the turn, the newline between calls. The ids of all segments
@@ -36,9 +36,9 @@ class _HermesCall(Struct):
     arguments: msgspec.Raw
 
 
-def parse(
+def parse_completion(
     tokenizer: Vocabulary, ids: Sequence[int], *, tools: bool = True, byte_limit: int | None = None
-) -> list[Segment]:
+) -> list[CompletionSegment]:
     """The segments of a completion.
 
     Without `tools`, a tool call is content. `byte_limit` cuts the text (not the tokens) as a stop string does.
@@ -52,7 +52,7 @@ def parse(
     return segments + (called if called is not None else _as_content(rest))
 
 
-class _Run(Struct, frozen=True):
+class _TokenRun(Struct, frozen=True):
     """Tokens between special ones, or one special token, which then is named by `special`."""
 
     special: str | None
@@ -63,14 +63,14 @@ class _Run(Struct, frozen=True):
 _TURN_ENDS = ("<|im_end|>", "<|endoftext|>")
 
 
-def _runs(tokenizer: Vocabulary, ids: Sequence[int], byte_limit: int | None) -> list[_Run]:
-    runs: list[_Run] = []
+def _runs(tokenizer: Vocabulary, ids: Sequence[int], byte_limit: int | None) -> list[_TokenRun]:
+    runs: list[_TokenRun] = []
     plain_ids: list[int] = []
     plain: list[bytes] = []
 
     def flush() -> None:
         if plain_ids:
-            runs.append(_Run(None, plain_ids.copy(), b"".join(plain)))
+            runs.append(_TokenRun(None, plain_ids.copy(), b"".join(plain)))
             plain_ids.clear()
             plain.clear()
 
@@ -83,7 +83,7 @@ def _runs(tokenizer: Vocabulary, ids: Sequence[int], byte_limit: int | None) -> 
         special = tokenizer.special_texts.get(id_)
         if special is not None and len(data) == len(special):
             flush()
-            runs.append(_Run(special, [id_], data))
+            runs.append(_TokenRun(special, [id_], data))
         else:
             plain_ids.append(id_)
             plain.append(data)
@@ -91,17 +91,17 @@ def _runs(tokenizer: Vocabulary, ids: Sequence[int], byte_limit: int | None) -> 
     return runs
 
 
-def _reasoning(runs: Sequence[_Run]) -> tuple[list[Segment], int]:
+def _reasoning(runs: Sequence[_TokenRun]) -> tuple[list[CompletionSegment], int]:
     """The reasoning at the start, if any, and where it ends; one that is not closed goes to the turn's end."""
     if not runs or runs[0].special != "<think>":
         return [], 0
     end = _find(runs, 1, "</think>", *_TURN_ENDS)
     closed = end < len(runs) and runs[end].special == "</think>"
     taken = runs[: end + closed]
-    return [Segment("reasoning", _text(runs[1:end]), _ids(taken))], len(taken)
+    return [CompletionSegment("reasoning", _text(runs[1:end]), _ids(taken))], len(taken)
 
 
-def _with_calls(runs: Sequence[_Run]) -> list[Segment] | None:
+def _with_calls(runs: Sequence[_TokenRun]) -> list[CompletionSegment] | None:
     """Content, then tool calls; None when one of them cannot be read. Text after the first call is not told."""
     start = _find(runs, 0, "<tool_call>")
     if start == len(runs):
@@ -109,7 +109,7 @@ def _with_calls(runs: Sequence[_Run]) -> list[Segment] | None:
     segments = _as_content(runs[:start])
     while start < len(runs):
         if runs[start].special != "<tool_call>":
-            segments.append(Segment("silent", "", runs[start].ids))
+            segments.append(CompletionSegment("silent", "", runs[start].ids))
             start += 1
             continue
         end = _find(runs, start + 1, "</tool_call>")
@@ -120,25 +120,25 @@ def _with_calls(runs: Sequence[_Run]) -> list[Segment] | None:
         except (msgspec.DecodeError, RecursionError):
             return None
         arguments = bytes(call.arguments).decode()
-        segments.append(Segment("tool_call", arguments, _ids(runs[start : end + 1]), call.name))
+        segments.append(CompletionSegment("tool_call", arguments, _ids(runs[start : end + 1]), call.name))
         start = end + 1
     return segments
 
 
-def _as_content(runs: Sequence[_Run]) -> list[Segment]:
+def _as_content(runs: Sequence[_TokenRun]) -> list[CompletionSegment]:
     end = _find(runs, 0, *_TURN_ENDS)
-    said = [Segment("content", _text(runs[:end]), _ids(runs[:end]))] if end else []
-    return said + ([Segment("silent", "", _ids(runs[end:]))] if end < len(runs) else [])
+    content = [CompletionSegment("content", _text(runs[:end]), _ids(runs[:end]))] if end else []
+    return content + ([CompletionSegment("silent", "", _ids(runs[end:]))] if end < len(runs) else [])
 
 
-def _find(runs: Sequence[_Run], start: int, *specials: str) -> int:
+def _find(runs: Sequence[_TokenRun], start: int, *specials: str) -> int:
     return next((index for index in range(start, len(runs)) if runs[index].special in specials), len(runs))
 
 
-def _text(runs: Sequence[_Run]) -> str:
+def _text(runs: Sequence[_TokenRun]) -> str:
     # A character that the end of the completion cut off is not told, as a stream would not have told it.
     return codecs.getincrementaldecoder("utf-8")("replace").decode(b"".join(run.data for run in runs))
 
 
-def _ids(runs: Sequence[_Run]) -> list[int]:
+def _ids(runs: Sequence[_TokenRun]) -> list[int]:
     return [id_ for run in runs for id_ in run.ids]

@@ -13,7 +13,7 @@ import msgspec
 
 from understudy.errors import BackendError, ConfigError
 from understudy.model.server import DEFAULT_MODEL, KEY_VARIABLE
-from understudy.util.child_process import Child
+from understudy.util.child_process import ChildProcess
 
 _START_TIMEOUT_S = 60.0
 _LOAD_TIMEOUT_S = 900.0
@@ -26,7 +26,7 @@ class _Announcement(msgspec.Struct):
     model: str
 
 
-class ServerProcess(Child):
+class ServerProcess(ChildProcess):
     """A running server: `url` without a path, the name of its `model`, and its `pid`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -38,7 +38,7 @@ class ServerProcess(Child):
         """Wait until the server ends, which it does not by itself. Raises BackendError with its last words."""
         await self._wait()
         raise BackendError(
-            f"the embedded model's server ended {self._how()}; its last words: {self._last_words()}. "
+            f"the embedded model's server ended {self._exit_description()}; its last words: {self._log_tail()}. "
             "Give the same command again"
         )
 
@@ -53,12 +53,12 @@ class ServerProcess(Child):
             await self._reader
         except TimeoutError:
             raise BackendError(
-                f"the embedded model's server did not listen within {timeout_s:.0f} s: {self._last_words()}"
+                f"the embedded model's server did not listen within {timeout_s:.0f} s: {self._log_tail()}"
             ) from None
         except msgspec.DecodeError as error:
             raise BackendError(f"the embedded model's server announced itself wrongly: {error}") from error
         raise BackendError(
-            f"the embedded model's server did not start, it ended {self._how()}: {self._last_words()}"
+            f"the embedded model's server did not start, it ended {self._exit_description()}: {self._log_tail()}"
         )
 
 

@@ -39,7 +39,7 @@ class MessageToolCall(Struct):
     type: str = "function"
 
 
-class Message(Struct):
+class ModelMessage(Struct):
     """One message of a conversation. `reasoning_content` is the older name of `reasoning`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -62,7 +62,7 @@ class Message(Struct):
         return "\n".join(texts)
 
 
-class ToolFunction(Struct, omit_defaults=True):
+class ModelToolFunction(Struct, omit_defaults=True):
     """What a tool is called, does and takes."""
 
     name: str
@@ -70,11 +70,11 @@ class ToolFunction(Struct, omit_defaults=True):
     parameters: dict[str, Any] | None = None
 
 
-class Tool(Struct, kw_only=True):
+class ModelTool(Struct, kw_only=True):
     """A tool that the model may call. The template shows the fields in this order."""
 
     type: Literal["function"] = "function"
-    function: ToolFunction
+    function: ModelToolFunction
 
 
 class NamedFunction(Struct):
@@ -97,20 +97,20 @@ class JsonSchema(Struct):
     name: str = ""
 
 
-class ResponseFormat(Struct):
+class ModelResponseFormat(Struct):
     """The form of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class StreamOptions(Struct):
+class ModelStreamOptions(Struct):
     """Whether a last chunk tells the usage."""
 
     include_usage: bool = False
 
 
-class Drawn(Struct, kw_only=True):
+class SamplingFields(Struct, kw_only=True):
     """How tokens are drawn, where a request has a say in it. A scripted policy is certain, and passes it over."""
 
     temperature: float | None = None
@@ -125,15 +125,15 @@ class Drawn(Struct, kw_only=True):
     ignore_eos: bool = False
 
 
-class ServedChatRequest(Drawn):
+class ModelChatRequest(SamplingFields):
     """The body of `POST /v1/chat/completions`, without the fields that matter to no model here."""
 
-    messages: list[Message]
+    messages: list[ModelMessage]
     model: str | None = None
-    tools: list[Tool] | None = None
+    tools: list[ModelTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = True
-    response_format: ResponseFormat | None = None
+    response_format: ModelResponseFormat | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     n: int | None = 1
@@ -141,7 +141,7 @@ class ServedChatRequest(Drawn):
     stop: str | list[str] | None = None
     include_stop_str_in_output: bool = False
     stream: bool | None = False
-    stream_options: StreamOptions | None = None
+    stream_options: ModelStreamOptions | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = 0
     return_token_ids: bool | None = None
@@ -165,7 +165,7 @@ class StructuredOutputs(Struct):
     json: dict[str, Any] | None = None
 
 
-class SamplingParams(Drawn):
+class SamplingParams(SamplingFields):
     """How a completion is to be sampled, without the fields that matter to no model here."""
 
     max_tokens: int | None = None
@@ -193,11 +193,11 @@ class GenerateRequest(Struct):
         stop = self.sampling_params.stop
         return [stop] if isinstance(stop, str) else stop or []
 
-    def chat(self, messages: list[Message], tools: list[Tool] | None) -> ServedChatRequest:
+    def chat(self, messages: list[ModelMessage], tools: list[ModelTool] | None) -> ModelChatRequest:
         """The request as the chat completion that it stands for, with what its tokens say."""
         params = self.sampling_params
         schema = params.structured_outputs.json if params.structured_outputs else None
-        return ServedChatRequest(
+        return ModelChatRequest(
             messages,
             model=self.model,
             tools=tools,
@@ -206,7 +206,7 @@ class GenerateRequest(Struct):
             seed=params.seed,
             stop=params.stop,
             include_stop_str_in_output=params.include_stop_str_in_output,
-            response_format=ResponseFormat("json_schema", JsonSchema(schema)) if schema is not None else None,
+            response_format=ModelResponseFormat("json_schema", JsonSchema(schema)) if schema is not None else None,
         )
 
 
@@ -214,8 +214,8 @@ class TokenizeRequest(Struct):
     """The body of `POST /tokenize`: a prompt, or a conversation."""
 
     prompt: str | None = None
-    messages: list[Message] | None = None
-    tools: list[Tool] | None = None
+    messages: list[ModelMessage] | None = None
+    tools: list[ModelTool] | None = None
     model: str | None = None
     add_generation_prompt: bool = True
 
@@ -227,7 +227,7 @@ class DetokenizeRequest(Struct):
     model: str | None = None
 
 
-class RequestFault(BackendError):
+class InvalidRequestError(BackendError):
     """A request that is refused. `param` names the field at fault, `kind` is the error type that clients see."""
 
     def __init__(
@@ -247,10 +247,10 @@ def read_body(body: bytes, as_: type[_Body]) -> _Body:
         return msgspec.json.decode(body, type=as_)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = "; a \\ud800 to \\udfff escape must be one of a pair" if b"\\ud" in body.lower() else ""
-        raise RequestFault(f"the request body is not usable: {error}{hint}") from None
+        raise InvalidRequestError(f"the request body is not usable: {error}{hint}") from None
 
 
-def check_chat(request: ServedChatRequest, vocabulary: int) -> None:
+def check_chat(request: ModelChatRequest, vocabulary: int) -> None:
     """Raise RequestFault for what types alone do not show, in vLLM's words where it has some."""
     name, limit = request.output_limit
     offered = {tool.function.name for tool in request.tools or []}
@@ -292,13 +292,13 @@ def check_chat(request: ServedChatRequest, vocabulary: int) -> None:
         ("" in request.stop_strings, "stop", "stop cannot contain an empty string."),
     )
     _refuse_any(faults)
-    check_drawn(request, vocabulary)
+    check_sampling(request, vocabulary)
 
 
-def check_drawn(drawn: Drawn, vocabulary: int) -> None:
+def check_sampling(fields: SamplingFields, vocabulary: int) -> None:
     """Raise RequestFault for sampling parameters out of their bounds, or token ids out of the vocabulary."""
-    heat, share, count, floor = drawn.temperature, drawn.top_p, drawn.top_k, drawn.min_p
-    rate, biases = drawn.repetition_penalty, drawn.logit_bias or {}
+    heat, share, count, floor = fields.temperature, fields.top_p, fields.top_k, fields.min_p
+    rate, biases = fields.repetition_penalty, fields.logit_bias or {}
     unknown = [id_ for id_ in biases if not 0 <= id_ < vocabulary]
     # Written so that what is no number is out of bounds too.
     faults: tuple[tuple[bool, str, str], ...] = (
@@ -322,8 +322,8 @@ def check_drawn(drawn: Drawn, vocabulary: int) -> None:
         *(
             (value is not None and not -2 <= value <= 2, name, f"{name} must be in [-2, 2], got {value}.")
             for name, value in (
-                ("presence_penalty", drawn.presence_penalty),
-                ("frequency_penalty", drawn.frequency_penalty),
+                ("presence_penalty", fields.presence_penalty),
+                ("frequency_penalty", fields.frequency_penalty),
             )
         ),
         (
@@ -357,7 +357,7 @@ def check_generate(request: GenerateRequest, vocabulary: int) -> None:
         ("" in request.stop_strings, "stop", "stop cannot contain an empty string."),
     )
     _refuse_any(faults)
-    check_drawn(request.sampling_params, vocabulary)
+    check_sampling(request.sampling_params, vocabulary)
 
 
 def check_length(limited: tuple[str, int | None], prompt_tokens: int, context: int) -> int:
@@ -368,12 +368,12 @@ def check_length(limited: tuple[str, int | None], prompt_tokens: int, context: i
     name, limit = limited
     output = limit or 0
     if output > context:
-        raise RequestFault(
+        raise InvalidRequestError(
             f"{name}={output} cannot be greater than max_model_len={context}. Please request fewer output tokens.",
             param=name,
         )
     if prompt_tokens > context - output or (limit is None and prompt_tokens == context):
-        raise RequestFault(
+        raise InvalidRequestError(
             f"This model's maximum context length is {context} tokens. However, you requested {output} output "
             f"tokens and your prompt contains {prompt_tokens} input tokens, for a total of "
             f"{prompt_tokens + output} tokens. "
@@ -386,13 +386,13 @@ def check_length(limited: tuple[str, int | None], prompt_tokens: int, context: i
 def _refuse_any(faults: Iterable[tuple[bool, str, str]]) -> None:
     for wrong, param, message in faults:
         if wrong:
-            raise RequestFault(message, param=param)
+            raise InvalidRequestError(message, param=param)
 
 
 def error_body(error: BackendError) -> dict[str, Any]:
     """The JSON that tells an error, in OpenAI's shape as vLLM fills it."""
     status = error.status or 500
-    fault = error if isinstance(error, RequestFault) else None
+    fault = error if isinstance(error, InvalidRequestError) else None
     kind = fault.kind if fault else "BadRequestError" if status < 500 else "InternalServerError"
     return {
         "error": {"message": str(error), "type": kind, "param": fault.param if fault else None, "code": status}

@@ -11,35 +11,35 @@ from uuid import uuid4
 
 from msgspec import Struct
 
-from understudy.model.hermes import Segment
-from understudy.model.interface import Completion
-from understudy.model.protocol import GenerateRequest, NamedToolChoice, ServedChatRequest
+from understudy.model.hermes import CompletionSegment
+from understudy.model.interface import ModelCompletion
+from understudy.model.protocol import GenerateRequest, ModelChatRequest, NamedToolChoice
 from understudy.model.vocabulary import Vocabulary
 
 _CHUNK_TOKENS = 8
 
 
-class Answer(Struct, frozen=True):
+class ChatResult(Struct, frozen=True):
     """All that an answer is made of."""
 
     model: str
-    request: ServedChatRequest
+    request: ModelChatRequest
     prompt_ids: list[int]
-    completion: Completion
+    completion: ModelCompletion
 
 
-def message_body(answer: Answer, tokenizer: Vocabulary) -> dict[str, Any]:
+def message_body(result: ChatResult, tokenizer: Vocabulary) -> dict[str, Any]:
     """The body of a `chat.completion`."""
-    completion, request = answer.completion, answer.request
-    said = {"reasoning": None, "content": None} | _spoken(completion.segments)
+    completion, request = result.completion, result.request
+    texts = {"reasoning": None, "content": None} | _texts_by_kind(completion.segments)
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": said["content"],
+        "content": texts["content"],
         "refusal": None,
         "annotations": None,
         "audio": None,
         "function_call": None,
-        "reasoning": said["reasoning"],
+        "reasoning": texts["reasoning"],
     }
     calls = [segment for segment in completion.segments if segment.kind == "tool_call"]
     if calls:
@@ -52,20 +52,20 @@ def message_body(answer: Answer, tokenizer: Vocabulary) -> dict[str, Any]:
     choice = {
         "index": 0,
         "message": message,
-        "logprobs": _logprobs(answer, tokenizer, 0, len(completion.ids)),
-        "finish_reason": _finish_reason(answer),
+        "logprobs": _logprobs(result, tokenizer, 0, len(completion.ids)),
+        "finish_reason": _finish_reason(result),
         "stop_reason": completion.stop_reason,
         "token_ids": completion.ids if request.return_token_ids else None,
         "weight_versions": completion.weight_versions,
         "routed_experts": None,
     }
-    return _head("chat.completion", answer.model) | {
+    return _head("chat.completion", result.model) | {
         "choices": [choice],
         "service_tier": None,
         "system_fingerprint": None,
-        "usage": _usage(answer),
+        "usage": _usage(result),
         "prompt_logprobs": None,
-        "prompt_token_ids": answer.prompt_ids if request.return_token_ids else None,
+        "prompt_token_ids": result.prompt_ids if request.return_token_ids else None,
         "prompt_text": None,
         "kv_transfer_params": None,
         "ec_transfer_params": None,
@@ -73,7 +73,7 @@ def message_body(answer: Answer, tokenizer: Vocabulary) -> dict[str, Any]:
     }
 
 
-def tokens_body(request: GenerateRequest, completion: Completion) -> dict[str, Any]:
+def tokens_body(request: GenerateRequest, completion: ModelCompletion) -> dict[str, Any]:
     """The body of an answer in tokens to `request`."""
     prompt, size = len(request.token_ids), len(completion.ids)
     content = [
@@ -102,14 +102,14 @@ def tokens_body(request: GenerateRequest, completion: Completion) -> dict[str, A
     }
 
 
-def chunk_bodies(answer: Answer, tokenizer: Vocabulary) -> Iterator[dict[str, Any]]:
+def chunk_bodies(result: ChatResult, tokenizer: Vocabulary) -> Iterator[dict[str, Any]]:
     """The bodies of the `chat.completion.chunk`s; together they tell what `message_body` tells."""
-    request, completion = answer.request, answer.completion
-    head = _head("chat.completion.chunk", answer.model)
+    request, completion = result.request, result.completion
+    head = _head("chat.completion.chunk", result.model)
     opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
     yield head | {
         "choices": [opening],
-        "prompt_token_ids": answer.prompt_ids if request.return_token_ids else None,
+        "prompt_token_ids": result.prompt_ids if request.return_token_ids else None,
     }
     position = 0
     deltas = list(_deltas(completion.segments, tokenizer)) or [({}, 0)]  # how it ended is told in any case
@@ -117,21 +117,21 @@ def chunk_bodies(answer: Answer, tokenizer: Vocabulary) -> Iterator[dict[str, An
         choice: dict[str, Any] = {
             "index": 0,
             "delta": delta,
-            "logprobs": _logprobs(answer, tokenizer, position, position + count),
+            "logprobs": _logprobs(result, tokenizer, position, position + count),
             "finish_reason": None,
             "token_ids": completion.ids[position : position + count] if request.return_token_ids else None,
         }
         position += count
         if number == len(deltas):
-            choice["finish_reason"] = _finish_reason(answer)
+            choice["finish_reason"] = _finish_reason(result)
             choice["stop_reason"] = completion.stop_reason
             choice["weight_versions"] = completion.weight_versions
         yield head | {"choices": [choice]}
     if request.stream_options is not None and request.stream_options.include_usage:
-        yield head | {"choices": [], "usage": _usage(answer)}
+        yield head | {"choices": [], "usage": _usage(result)}
 
 
-def _deltas(segments: Sequence[Segment], tokenizer: Vocabulary) -> Iterator[tuple[dict[str, Any], int]]:
+def _deltas(segments: Sequence[CompletionSegment], tokenizer: Vocabulary) -> Iterator[tuple[dict[str, Any], int]]:
     """What each chunk adds, and how many of the completion's tokens it accounts for."""
     calls = 0
     for segment in segments:
@@ -140,74 +140,76 @@ def _deltas(segments: Sequence[Segment], tokenizer: Vocabulary) -> Iterator[tupl
         elif segment.kind == "tool_call":
             function: dict[str, Any] = {"name": segment.name, "arguments": ""}
             yield {"tool_calls": [{"index": calls, "id": _call_id(), "type": "function", "function": function}]}, 1
-            pieces = _even(segment.text, max(1, (len(segment.ids) - 1) // _CHUNK_TOKENS))
-            counts = [len(part) for part in _even(segment.ids[1:], len(pieces))]
+            pieces = _even_parts(segment.text, max(1, (len(segment.ids) - 1) // _CHUNK_TOKENS))
+            counts = [len(part) for part in _even_parts(segment.ids[1:], len(pieces))]
             for piece, count in zip(pieces, counts, strict=True):
                 yield {"tool_calls": [{"index": calls, "function": {"arguments": piece}}]}, count
             calls += 1
         else:
-            for piece, count in _spoken_pieces(segment, tokenizer):
+            for piece, count in _text_pieces(segment, tokenizer):
                 yield {segment.kind: piece}, count
 
 
-def _spoken_pieces(segment: Segment, tokenizer: Vocabulary) -> Iterator[tuple[str, int]]:
+def _text_pieces(segment: CompletionSegment, tokenizer: Vocabulary) -> Iterator[tuple[str, int]]:
     """The text of a segment as its tokens spell it, some tokens at a time and never a part of a character."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     ids = segment.ids
     if segment.kind == "reasoning":
         ids = ids[1:-1] if tokenizer.special_texts.get(ids[-1]) == "</think>" else ids[1:]
     silent = len(segment.ids) - len(ids)
-    told = 0
+    position = 0
     for start in range(0, len(ids), _CHUNK_TOKENS):
         part = ids[start : start + _CHUNK_TOKENS]
-        piece = decoder.decode(b"".join(tokenizer.token_bytes[id_] for id_ in part))[: len(segment.text) - told]
-        told += len(piece)
+        piece = decoder.decode(b"".join(tokenizer.token_bytes[id_] for id_ in part))[
+            : len(segment.text) - position
+        ]
+        position += len(piece)
         yield piece, len(part)
     if silent:
         yield "", silent
 
 
-def _even(sequence: Any, parts: int) -> list[Any]:
+def _even_parts(sequence: Any, parts: int) -> list[Any]:
     """A sequence in `parts` stretches of about the same length."""
     size = len(sequence)
     bounds = [size * number // parts for number in range(parts + 1)]
     return [sequence[start:end] for start, end in pairwise(bounds)]
 
 
-def _spoken(segments: Sequence[Segment]) -> dict[str, str]:
+def _texts_by_kind(segments: Sequence[CompletionSegment]) -> dict[str, str]:
     return {segment.kind: segment.text for segment in segments if segment.kind in ("reasoning", "content")}
 
 
-def _finish_reason(answer: Answer) -> str:
+def _finish_reason(result: ChatResult) -> str:
     """As OpenAI has it: tool calls end in "tool_calls", but a call that was chosen by name in "stop"."""
-    completion = answer.completion
-    named = isinstance(answer.request.tool_choice, NamedToolChoice)
+    completion = result.completion
+    named = isinstance(result.request.tool_choice, NamedToolChoice)
     called = any(segment.kind == "tool_call" for segment in completion.segments)
     return (
         "tool_calls" if called and not named and completion.finish_reason == "stop" else completion.finish_reason
     )
 
 
-def _logprobs(answer: Answer, tokenizer: Vocabulary, start: int, end: int) -> dict[str, Any] | None:
-    if not answer.request.logprobs:
+def _logprobs(result: ChatResult, tokenizer: Vocabulary, start: int, end: int) -> dict[str, Any] | None:
+    if not result.request.logprobs:
         return None
-    completion = answer.completion
+    completion = result.completion
     content: list[dict[str, Any]] = []
     for id_, logprob in zip(completion.ids[start:end], completion.logprobs[start:end], strict=True):
         data = tokenizer.token_bytes[id_]
         entry = {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
         # What is known is the probability of what was done, and of nothing else.
-        content.append(entry | {"top_logprobs": [entry] if answer.request.top_logprobs else []})
+        content.append(entry | {"top_logprobs": [entry] if result.request.top_logprobs else []})
     return {"content": content}
 
 
-def _usage(answer: Answer) -> dict[str, Any]:
-    prompt, completion = len(answer.prompt_ids), len(answer.completion.ids)
+def _usage(result: ChatResult) -> dict[str, Any]:
+    prompt, completion = len(result.prompt_ids), len(result.completion.ids)
     return {
         "prompt_tokens": prompt,
         "total_tokens": prompt + completion,
         "completion_tokens": completion,
-        "prompt_tokens_details": {"cached_tokens": answer.completion.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": result.completion.cached_tokens},
     }
 
 

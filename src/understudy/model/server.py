@@ -26,14 +26,23 @@ import orjson
 import uvicorn
 
 from understudy.errors import BackendError, ConfigError, UnderstudyError
-from understudy.model.asgi import ClientLeftError, Receive, Reply, Scope, Send, read, send_reply, unless_left
+from understudy.model.asgi import (
+    ClientDisconnectedError,
+    Receive,
+    Reply,
+    Scope,
+    Send,
+    read_request_body,
+    run_unless_disconnected,
+    send_reply,
+)
 from understudy.model.directory import fingerprint
-from understudy.model.interface import Command, ServedModel
+from understudy.model.interface import ControlRequest, ServedModel
 from understudy.model.protocol import (
     DetokenizeRequest,
     GenerateRequest,
-    RequestFault,
-    ServedChatRequest,
+    InvalidRequestError,
+    ModelChatRequest,
     TokenizeRequest,
     check_chat,
     check_generate,
@@ -41,11 +50,11 @@ from understudy.model.protocol import (
     error_body,
     read_body,
 )
-from understudy.model.responses import Answer, chunk_bodies, message_body, tokens_body
-from understudy.model.scripted.model import Scripted
+from understudy.model.responses import ChatResult, chunk_bodies, message_body, tokens_body
+from understudy.model.scripted.model import ScriptedModel
 from understudy.model.scripted.policies import POLICIES, make_policy
-from understudy.model.scripted.task_index import KnownTasks, read_known_tasks
-from understudy.model.scripted.tokenizer import shipped
+from understudy.model.scripted.task_index import TaskIndex, read_tasks
+from understudy.model.scripted.tokenizer import scripted_tokenizer
 
 DEFAULT_MODEL = "understudy-embedded"
 DEFAULT_CONTEXT = 200_000
@@ -56,7 +65,7 @@ _DIALECT_VERSION = "0.33.0"
 _KEEP_ALIVE_S = 75
 """Longer than clients keep a connection that is idle: else we may close one at the moment when they ask again."""
 
-Handler = Callable[[Command], Coroutine[Any, Any, Reply]]
+Handler = Callable[[ControlRequest], Coroutine[Any, Any, Reply]]
 
 
 class ModelServer:
@@ -80,7 +89,7 @@ class ModelServer:
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
             "/v1/models": {"GET": self._models},
-            "/health": {"GET": _nothing},
+            "/health": {"GET": _empty},
             "/version": {"GET": _version},
         }
         self._routes: Mapping[str, Mapping[str, Handler]] = {**own, **served.controls}
@@ -90,13 +99,13 @@ class ModelServer:
         try:
             handler = self._handler(scope)
             query = {key: values[-1] for key, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
-            work = handler(Command(query, await read(receive)))
+            work = handler(ControlRequest(query, await read_request_body(receive)))
             # A command is carried out to its end: half of one, and nobody would know what is served.
             controls = scope["path"] in self._served.controls
-            reply = await (work if controls else unless_left(work, receive))
+            reply = await (work if controls else run_unless_disconnected(work, receive))
         except BackendError as error:
             await send_reply(send, error.status or 500, error_body(error))
-        except ClientLeftError:
+        except ClientDisconnectedError:
             return
         else:
             await send_reply(send, 200, reply)
@@ -104,40 +113,40 @@ class ModelServer:
     def _handler(self, scope: Scope) -> Handler:
         methods = self._routes.get(scope["path"])
         if methods is None:
-            raise RequestFault("Not Found", status=404, kind="NotFoundError")
+            raise InvalidRequestError("Not Found", status=404, kind="NotFoundError")
         if scope["method"] not in methods:
-            raise RequestFault("Method Not Allowed", status=405, kind="MethodNotAllowedError")
+            raise InvalidRequestError("Method Not Allowed", status=405, kind="MethodNotAllowedError")
         # vLLM asks for its key below /v1 only; what tokenizes at anyone's word is no less a service.
         if self._key is not None and scope["path"] != "/health":
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, f"Bearer {self._key}".encode()):
-                raise RequestFault("Unauthorized", status=401, kind="AuthenticationError")
+            authorization = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(authorization, f"Bearer {self._key}".encode()):
+                raise InvalidRequestError("Unauthorized", status=401, kind="AuthenticationError")
         return methods[scope["method"]]
 
-    async def _chat(self, command: Command) -> Reply:
-        request = read_body(command.body, ServedChatRequest)
+    async def _chat(self, command: ControlRequest) -> Reply:
+        request = read_body(command.body, ModelChatRequest)
         check_chat(request, len(self._served.vocabulary.token_bytes))
-        model = self._known(request.model)
-        prompt_ids, known = self._served.render(request.messages, request.tools)
+        model = self._model_name(request.model)
+        prompt_ids, cached = self._served.render(request.messages, request.tools)
         limit = check_length(request.output_limit, len(prompt_ids), self._context)
-        completion = await self._served.chat(request, prompt_ids, known, limit, model)
-        answer = Answer(model, request, prompt_ids, completion)
+        completion = await self._served.chat(request, prompt_ids, cached, limit, model)
+        result = ChatResult(model, request, prompt_ids, completion)
         make = chunk_bodies if request.stream else message_body
-        return make(answer, self._served.vocabulary)
+        return make(result, self._served.vocabulary)
 
-    async def _generate(self, command: Command) -> Reply:
+    async def _generate(self, command: ControlRequest) -> Reply:
         request = read_body(command.body, GenerateRequest)
         check_generate(request, len(self._served.vocabulary.token_bytes))
-        model = self._known(request.model)
+        model = self._model_name(request.model)
         limited = ("max_tokens", request.sampling_params.max_tokens)
         limit = check_length(limited, len(request.token_ids), self._context)
         return tokens_body(request, await self._served.generate(request, limit, model))
 
-    async def _tokenize(self, command: Command) -> Reply:
+    async def _tokenize(self, command: ControlRequest) -> Reply:
         request = read_body(command.body, TokenizeRequest)
-        self._known(request.model)
+        self._model_name(request.model)
         if (request.prompt is None) == (request.messages is None):
-            raise RequestFault("give either `prompt` or `messages`", param="prompt")
+            raise InvalidRequestError("give either `prompt` or `messages`", param="prompt")
         if request.messages is None:
             ids = self._served.vocabulary.encode(request.prompt or "")
         else:
@@ -146,12 +155,12 @@ class ModelServer:
             )
         return {"count": len(ids), "max_model_len": self._context, "tokens": ids, "token_strs": None}
 
-    async def _detokenize(self, command: Command) -> Reply:
+    async def _detokenize(self, command: ControlRequest) -> Reply:
         request = read_body(command.body, DetokenizeRequest)
-        self._known(request.model)
+        self._model_name(request.model)
         return {"prompt": self._served.vocabulary.decode(request.tokens)}
 
-    async def _models(self, _: Command) -> Reply:
+    async def _models(self, _: ControlRequest) -> Reply:
         cards = [
             {
                 "id": name,
@@ -166,26 +175,26 @@ class ModelServer:
         ]
         return {"object": "list", "data": cards}
 
-    def _known(self, model: str | None) -> str:
+    def _model_name(self, model: str | None) -> str:
         """The name of the model that is meant. Raises RequestFault for one that is not here."""
         if model is None or model == self._model:
             return self._model
         if model not in self._served.models():
-            raise RequestFault(
+            raise InvalidRequestError(
                 f"The model `{model}` does not exist.", status=404, param="model", kind="NotFoundError"
             )
         return model
 
 
-async def _nothing(_: Command) -> Reply:
+async def _empty(_: ControlRequest) -> Reply:
     return None
 
 
-async def _version(_: Command) -> Reply:
+async def _version(_: ControlRequest) -> Reply:
     return {"version": _DIALECT_VERSION}
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """A server that says when it listens, and for which a signal to end is an ordinary end."""
 
     announcement: bytes = b""
@@ -268,8 +277,10 @@ def _policy_arguments(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _scripted(options: argparse.Namespace) -> ServedModel:
-    tasks = read_known_tasks(options.tasks) if options.tasks else KnownTasks(())
-    return Scripted(make_policy(options.policy, tasks, _policy_arguments(options.policy_arg)), shipped())
+    tasks = read_tasks(options.tasks) if options.tasks else TaskIndex(())
+    return ScriptedModel(
+        make_policy(options.policy, tasks, _policy_arguments(options.policy_arg)), scripted_tokenizer()
+    )
 
 
 def _weights(options: argparse.Namespace) -> tuple[ServedModel, int]:
@@ -282,10 +293,10 @@ def _weights(options: argparse.Namespace) -> tuple[ServedModel, int]:
 
     if options.device != "cpu" and not torch.cuda.is_available():
         raise ConfigError(f"--device {options.device}: there is no GPU here that torch can use; leave it out")
-    from understudy.model.causal.engine import Limits
+    from understudy.model.causal.engine import EngineLimits
     from understudy.model.causal.serving import CausalModel
 
-    limits = Limits(slots=options.max_num_seqs)
+    limits = EngineLimits(slots=options.max_num_seqs)
     model = CausalModel(
         options.weights, name=options.model_name, version=version, device=options.device, limits=limits
     )
@@ -297,7 +308,7 @@ def _weights(options: argparse.Namespace) -> tuple[ServedModel, int]:
     return model, model.context
 
 
-def _build(options: argparse.Namespace) -> tuple[_Server, socket.socket, ServedModel]:
+def _build(options: argparse.Namespace) -> tuple[_UvicornServer, socket.socket, ServedModel]:
     key = _key_for(options.host)
     for flag, number in (("max-model-len", options.max_model_len), ("max-num-seqs", options.max_num_seqs)):
         if number is not None and number < 1:
@@ -317,14 +328,14 @@ def _build(options: argparse.Namespace) -> tuple[_Server, socket.socket, ServedM
         timeout_graceful_shutdown=2,
         timeout_keep_alive=_KEEP_ALIVE_S,
     )
-    server = _Server(config)
+    server = _UvicornServer(config)
     host = f"[{options.host}]" if ":" in options.host else options.host
     url = f"http://{host}:{listener.getsockname()[1]}"
     server.announcement = orjson.dumps({"url": url, "model": options.model_name}) + b"\n"
     return server, listener, served
 
 
-def _stop_at_eof(server: _Server) -> None:
+def _stop_at_eof(server: _UvicornServer) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
     server.stop()

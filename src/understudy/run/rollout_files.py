@@ -232,7 +232,7 @@ class RolloutFiles:
             with self._replacing(directory) as path:
                 save(rows, path)
         if state != "written":
-            hf.discard(directory)
+            hf.remove_dataset(directory)
         return state
 
     def _write_logs(self, label: str, note: RolloutNote, files: dict[str, bytes]) -> None:
@@ -279,7 +279,7 @@ class RolloutFiles:
         """What saves rows as a dataset; None where the package is missing."""
         if self._save is None:
             try:
-                self._save = hf.writer()
+                self._save = hf.dataset_saver()
             except ConfigError:
                 return None
         return self._save

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager, suppress
 from typing import Self
 
 _STOP_TIMEOUT_S = 5.0
-_KEPT_BYTES = 1 << 16
-_LAST_LINES, _LAST_WORDS = 50, 2000
+_LOG_BYTES = 1 << 16
+_TAIL_LINES, _TAIL_CHARACTERS = 50, 2000
 _LINE_BYTES = 1 << 24
 
 
-class Child:
+class ChildProcess:
     """A module of ours that runs: it speaks in lines on stdout, logs to stderr, and ends when its stdin does."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -75,17 +75,17 @@ class Child:
         await self._reader
         return code
 
-    def _how(self) -> str:
+    def _exit_description(self) -> str:
         """How it ended, in words."""
         code = self._process.returncode
         return f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         """The last lines that it logged."""
         lines = self._log.decode(errors="replace").strip().split("\n")
-        return "\n".join(lines[-_LAST_LINES:])[-_LAST_WORDS:] or "none"
+        return "\n".join(lines[-_TAIL_LINES:])[-_TAIL_CHARACTERS:] or "none"
 
     async def _read_log(self) -> None:
         assert self._process.stderr is not None
-        while chunk := await self._process.stderr.read(_KEPT_BYTES):
-            self._log = (self._log + chunk)[-_KEPT_BYTES:]
+        while chunk := await self._process.stderr.read(_LOG_BYTES):
+            self._log = (self._log + chunk)[-_LOG_BYTES:]

@@ -12,8 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
-from understudy.export.corpus import Corpus, Selection
-from understudy.export.formats.atif import export, named, of_session, rollout_documents, version_of
+from understudy.export.corpus import Corpus, ExportSelection
+from understudy.export.formats.atif import (
+    agent_version,
+    export,
+    rollout_documents,
+    safe_file_name,
+    session_documents,
+)
 from understudy.ingest.trace import Trace, TraceOutcome, TraceParent, expand
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
@@ -54,7 +60,7 @@ def contents(trace: Trace) -> list[tuple[Any, Any]]:
 
 def exported(directory: Path, output: Path, *, tokens: bool = True, **chosen: Any) -> dict[str, dict[str, Any]]:
     with Store.open(directory, create=False) as store:
-        export(Corpus(store, Selection(**chosen), Redactor(bytes(32))), output, tokens=tokens)
+        export(Corpus(store, ExportSelection(**chosen), Redactor(bytes(32))), output, tokens=tokens)
     index = [json.loads(line) for line in (output / "train.jsonl").read_text().splitlines()]
     return {row["file"]: json.loads((output / row["file"]).read_text()) for row in index}
 
@@ -219,7 +225,7 @@ def test_what_is_no_object_or_no_text_is_kept_beside(written: str):
     first = log.answer(ask, None, [("c1", "Bash", written)])
     failed = log.say(first, {"role": "tool", "tool_call_id": "c1", "content": "no", "is_error": True})
     log.answer(failed, "Oh.")
-    (document,) = of_session(log.trace, {}).values()
+    (document,) = session_documents(log.trace, {}).values()
     _, asked, did, _ = valid(document)["steps"]
     assert asked["message"][1]["source"] == {"media_type": "image/jpeg", "path": "https://x.example/a.jpg"}
     assert asked["message"][2] == {"type": "text", "text": "[audio]"}
@@ -241,13 +247,13 @@ def test_a_store_with_nothing_to_tell_is_an_error(tmp_path: Path):
 
 def test_the_version_of_the_agent_is_what_it_told_itself():
     stream = b'{"type":"system","subtype":"init","claude_code_version":"2.1.197"}'
-    assert version_of({"stderr.txt": b"\xff", "stream.jsonl": stream}) == "2.1.197"
-    assert version_of({"stream.jsonl": b'{"claude_code_version":"<b>"}'}) == version_of({}) == "unknown"
+    assert agent_version({"stderr.txt": b"\xff", "stream.jsonl": stream}) == "2.1.197"
+    assert agent_version({"stream.jsonl": b'{"claude_code_version":"<b>"}'}) == agent_version({}) == "unknown"
 
 
 def test_names_are_safe_and_differ():
-    assert named("claude-code:a/../b") != named("claude-code:a-..-b")
-    assert "/" not in named("../x") and not named("..").startswith(".")
+    assert safe_file_name("claude-code:a/../b") != safe_file_name("claude-code:a-..-b")
+    assert "/" not in safe_file_name("../x") and not safe_file_name("..").startswith(".")
 
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
@@ -272,7 +278,7 @@ def test_conversations_come_back_as_they_were(turns: list[Any]):
         for call_id, _, _ in made:
             tip = log.result(tip, call_id, f"result of {call_id}")
         tip = before if goes_back and number else tip
-    documents = [valid(document) for document in of_session(log.trace, {}).values()]
+    documents = [valid(document) for document in session_documents(log.trace, {}).values()]
     found = [state for document in documents for trace in back(document) for state in contents(trace)]
     expected = contents(log.trace)
     assert len(found) == len(expected)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
-from understudy.export.corpus import Corpus, Selection
+from understudy.export.corpus import Corpus, ExportSelection
 from understudy.export.examples import Example, desirable, trace_examples
 from understudy.export.formats.trl import token_row, trained_ranges
 from understudy.export.matching import arguments_of, place, textual
@@ -118,9 +118,9 @@ def test_what_is_nothing_to_learn_from_is_left_out(tmp_path: Path):
     log.answer(seen, "Well.")
     put_sessions(tmp_path, [log.trace])
     with Store.open(tmp_path, create=False) as store:
-        corpus = Corpus(store, Selection(), unredacted=True)
+        corpus = Corpus(store, ExportSelection(), unredacted=True)
         (example,) = corpus.examples("conversation")
-        assert corpus.tally.left_out == {
+        assert corpus.counts.left_out == {
             "empty answers": 1,
             "tool calls whose arguments are no JSON object": 2,
         }
@@ -128,7 +128,7 @@ def test_what_is_nothing_to_learn_from_is_left_out(tmp_path: Path):
         assert example.messages[1]["content"] == "See:\n[image]"
         assert example.tools is None
         assert [e.example_id for e in corpus.examples("conversation")] == [example.example_id]
-        assert corpus.tally.given == 1
+        assert corpus.counts.total == 1
 
 
 def test_sessions_are_never_exported_as_they_are_without_a_word(tmp_path: Path):
@@ -137,7 +137,7 @@ def test_sessions_are_never_exported_as_they_are_without_a_word(tmp_path: Path):
         with pytest.raises(ConfigError, match="--unredacted"):
             Corpus(store)
         with pytest.raises(ConfigError, match="neither runs nor"):
-            list(Corpus(store, Selection(origins=("rollouts",))).examples())
+            list(Corpus(store, ExportSelection(origins=("rollouts",))).examples())
         plain = list(Corpus(store, unredacted=True).examples())
         redacted = list(Corpus(store, redactor=REDACTOR).examples())
         assert [e.messages[1]["content"] for e in plain] == [e.messages[1]["content"] for e in redacted]
@@ -157,9 +157,9 @@ def test_where_and_roles_choose(tmp_path: Path):
 
     def count(**chosen) -> int:
         with Store.open(tmp_path, create=False) as store:
-            corpus = Corpus(store, Selection(**chosen), REDACTOR)
+            corpus = Corpus(store, ExportSelection(**chosen), REDACTOR)
             number = sum(1 for _ in corpus.examples("turn"))
-            assert number == corpus.tally.given == corpus.tally.origins["session"]
+            assert number == corpus.counts.total == corpus.counts.origins["session"]
             return number
 
     assert count() == 9
@@ -175,9 +175,9 @@ def test_where_and_roles_choose(tmp_path: Path):
 def test_rollouts_give_their_branches_and_their_calls(tmp_path: Path):
     put_rollouts(tmp_path)
     with Store.open(tmp_path, create=False) as store:
-        corpus = Corpus(store, Selection(origins=("rollouts",)))
+        corpus = Corpus(store, ExportSelection(origins=("rollouts",)))
         whole = list(corpus.examples("conversation"))
-        assert corpus.tally.left_out == {"calls without an answer": 4}
+        assert corpus.counts.left_out == {"calls without an answer": 4}
         assert [example.desirable for example in whole] == [True, False, True, False]
         first = whole[0]
         assert [message["role"] for message in first.messages] == [
@@ -199,16 +199,16 @@ def test_rollouts_give_their_branches_and_their_calls(tmp_path: Path):
         turns = list(corpus.examples("turn"))
         assert [len(example.messages) for example in turns[:2]] == [3, 5]
         assert all(example.trained == (len(example.messages) - 1,) for example in turns)
-        solved = Corpus(store, Selection(origins=("rollouts",), solved_only=True))
+        solved = Corpus(store, ExportSelection(origins=("rollouts",), solved_only=True))
         assert len(list(solved.examples())) == 2
-        assert solved.tally.left_out["not solved"] == 2
+        assert solved.counts.left_out["not solved"] == 2
         samples = list(corpus.samples())
         assert len(samples) == len(list(corpus.samples())) == 4
         graded, sample = samples[0]
         assert sample.segment.loss_mask == (*[0] * 20, 1, 1, 1, 0, 0, 0, 1, 1)
         assert (graded.verdict.reward, sample.policy_version) == (1.0, "3")
         with pytest.raises(ConfigError, match="no run 'other'"):
-            list(Corpus(store, Selection(origins=("rollouts",), run="other")).examples())
+            list(Corpus(store, ExportSelection(origins=("rollouts",), run="other")).examples())
 
 
 def test_a_broken_call_of_a_rollout_is_read_and_not_learned(tmp_path: Path):
@@ -219,9 +219,9 @@ def test_a_broken_call_of_a_rollout_is_read_and_not_learned(tmp_path: Path):
     session.ask([ask, assistant(text("I try."), broken), user(tool_result("t1", "no"))], [text("Done.")])
     with Store.open(tmp_path) as store:
         put_attempt(store, session.calls)
-        corpus = Corpus(store, Selection(origins=("rollouts",)))
+        corpus = Corpus(store, ExportSelection(origins=("rollouts",)))
         (example,) = corpus.examples("conversation")
-        assert corpus.tally.left_out == {"tool calls whose arguments are no JSON object": 1}
+        assert corpus.counts.left_out == {"tool calls whose arguments are no JSON object": 1}
         *_, called, result, done = example.messages
         assert UNPARSED_INPUT in called["tool_calls"][0]["function"]["arguments"]  # as the model was shown it
         assert (result["content"], done["content"]) == ("no", "Done.")
@@ -239,7 +239,7 @@ def test_the_tokens_of_a_broken_call_are_not_learned(tmp_path: Path):
     session.ask(answered, [text("Done.")], prompt=[1, 2, 3, 4, 5], completion=[6])
     with Store.open(tmp_path) as store:
         put_attempt(store, session.calls)
-        corpus = Corpus(store, Selection(origins=("rollouts",)))
+        corpus = Corpus(store, ExportSelection(origins=("rollouts",)))
         ((graded, sample),) = corpus.samples()
         assert sample.segment.loss_mask == (0, 0, 1, 1, 0, 1)  # what learns from rewards learns all of them
         row = token_row(graded, sample)
@@ -260,7 +260,7 @@ def test_a_model_is_shown_its_calls_as_it_wrote_them(tmp_path: Path):
     session.ask([ask, assistant(echo), user(tool_result("t1", "a.py"))], [text("Done.")])
     with Store.open(tmp_path) as store:
         put_attempt(store, session.calls)
-        _, turn = Corpus(store, Selection(origins=("rollouts",))).examples("turn")
+        _, turn = Corpus(store, ExportSelection(origins=("rollouts",))).examples("turn")
         assert (
             turn.messages[-3]["tool_calls"][0]["function"]["arguments"] == '{"command": "ls", "timeout": 5000.0}'
         )

@@ -19,14 +19,14 @@ from typer.testing import CliRunner
 from understudy import plugins
 from understudy.cli.commands.export import app, shortened_list
 from understudy.errors import ConfigError
-from understudy.export.base import Exported, traits_of
-from understudy.export.corpus import Corpus, Selection
-from understudy.export.files import MANIFEST, JsonLines, json_bytes
+from understudy.export.base import ExportSummary, traits_of
+from understudy.export.corpus import Corpus, ExportSelection
+from understudy.export.files import MANIFEST, JsonLinesWriter, json_bytes
 from understudy.export.formats import trl
-from understudy.export.formats.openai import refusal
+from understudy.export.formats.openai import refusal_reason
 from understudy.export.formats.trl import message_rows
-from understudy.export.parquet import Parquet
-from understudy.export.push import plan
+from understudy.export.parquet import ParquetWriter
+from understudy.export.push import plan_push
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 
@@ -53,12 +53,14 @@ def render(messages: list[dict[str, Any]], tools: Any) -> str:
     return jinja2.Environment(autoescape=False).from_string(TEMPLATE).render(messages=messages, tools=tools)
 
 
-def export(directory: Path, name: str, output: Path, *, unredacted: bool = False, **given: Any) -> Exported:
-    chosen = {key: given.pop(key) for key in list(given) if key in Selection.__struct_fields__}
+def export(directory: Path, name: str, output: Path, *, unredacted: bool = False, **given: Any) -> ExportSummary:
+    chosen = {key: given.pop(key) for key in list(given) if key in ExportSelection.__struct_fields__}
     function = plugins.load("exports", name)
     traits = traits_of(function)
     with Store.open(directory, create=False) as store:
-        selection = Selection(**{"roles": traits.roles, "origins": traits.origins, "test_share": 0.0, **chosen})
+        selection = ExportSelection(
+            **{"roles": traits.roles, "origins": traits.origins, "test_share": 0.0, **chosen}
+        )
         corpus = Corpus(store, selection, Redactor(bytes(32)), unredacted=unredacted)
         return function(corpus, output, **given)
 
@@ -86,7 +88,7 @@ def test_what_a_template_renders_is_the_same_after_loading(full: Path, tmp_path:
     export(full, "trl-sft", tmp_path / "out")
     loaded = datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))["train"]
     with Store.open(full, create=False) as store:
-        corpus = Corpus(store, Selection(), Redactor(bytes(32)))
+        corpus = Corpus(store, ExportSelection(), Redactor(bytes(32)))
         original = list(corpus.examples("conversation"))
     assert len(loaded) == len(original) == 10
     for row, example in zip(loaded, original, strict=True):
@@ -175,7 +177,7 @@ def test_openai_has_weights_and_keeps_to_the_limits(full: Path, tmp_path: Path):
     export(full, "openai", tmp_path / "out", max_tokens=0, where="project = '/srv/long'", origins=("sessions",))
     (row,) = rows(tmp_path / "out" / "train.jsonl")
     assert len(row["messages"][-1]["tool_calls"][0]["id"]) == 40
-    assert refusal({"messages": [], "tools": main["tools"] * 100}, 0) == "rows with more than 128 tools"
+    assert refusal_reason({"messages": [], "tools": main["tools"] * 100}, 0) == "rows with more than 128 tools"
 
 
 def test_splits_never_cut_a_group_and_the_card_loads(full: Path, tmp_path: Path):
@@ -262,7 +264,7 @@ def test_json_columns_read_back_as_they_were(
     tmp_path_factory: pytest.TempPathFactory, values: list[dict[str, Any]]
 ):
     place = tmp_path_factory.mktemp("json")
-    file = Parquet(place / "train.parquet", {"messages": ["json"], "one": "json"})
+    file = ParquetWriter(place / "train.parquet", {"messages": ["json"], "one": "json"})
     for value in values:
         file.write({"messages": values, "one": value})
     file.close()
@@ -272,8 +274,8 @@ def test_json_columns_read_back_as_they_were(
 
 
 def test_halves_of_surrogate_pairs_are_no_failure(tmp_path: Path):
-    for kind in (JsonLines, lambda path: Parquet(path, {"a": "string", "b": "json"})):
-        path = tmp_path / f"x{kind.suffix if kind is JsonLines else '.parquet'}"
+    for kind in (JsonLinesWriter, lambda path: ParquetWriter(path, {"a": "string", "b": "json"})):
+        path = tmp_path / f"x{kind.suffix if kind is JsonLinesWriter else '.parquet'}"
         file = kind(path)
         file.write({"a": "x\ud800y", "b": {"k": "\udfff"}})
         file.close()
@@ -344,7 +346,7 @@ def test_a_summary_names_a_few_files_of_many(tmp_path: Path):
     )
     assert done.exit_code == 0, done.output
     assert re.search(r"and 3\d more\)", done.output) and len(done.output) < 2_000
-    planned = plan(tmp_path / "out", "ann/x")
+    planned = plan_push(tmp_path / "out", "ann/x")
     assert len(planned.files) > 40 and "more" in shortened_list(list(planned.files))
 
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from understudy.errors import ConfigError, TaskError
 from understudy.export.base import carry_back, file_name
 from understudy.export.formats.hf import COLUMNS
-from understudy.export.parquet import Saved
-from understudy.export.push import plan
-from understudy.model.scripted.tokenizer import shipped
+from understudy.export.parquet import SavedDatasetWriter
+from understudy.export.push import plan_push
+from understudy.model.scripted.tokenizer import scripted_tokenizer
 from understudy.store import Store
 from understudy.types import ErrorInfo, Task, Verdict
 
@@ -39,7 +39,7 @@ def wait(future: Future[Any]) -> Any:
 def converse(attempt_id: str, instruction: str, *, backend: str, tokens: bool = True) -> Session:
     """Two turns, a tool between them, with the embedded model's tokens."""
     session = Session(attempt_id)
-    encode = shipped().encode
+    encode = scripted_tokenizer().encode
     said = ["I look.\n<tool_call>\n{}\n</tool_call>" + END, "Done, naïvely ✓." + END]
     prompts = [f"<|im_start|>user\n{instruction}{END}\n<|im_start|>assistant\n"]
     prompts.append(f"{prompts[0]}{said[0]}\n<|im_start|>user\nok{END}\n<|im_start|>assistant\n")
@@ -102,7 +102,7 @@ def test_rows_are_the_calls_with_their_exact_tokens(tmp_path: Path):
     assert rows.column_names == list(COLUMNS)
     assert rows["turn"][:] == [0, 1, 0, 1]
     assert rows["reward"][:] == [1.0, 1.0, 0.0, 0.0]
-    decode = shipped().decode
+    decode = scripted_tokenizer().decode
     for row in rows:
         answer = row["messages"][-1]
         whole = decode(row["prompt_ids"] + row["gold_completion_ids"])
@@ -155,7 +155,7 @@ def test_the_stream_is_as_agent_lightning_reads_it(tmp_path: Path):
     attributes = spans[1]["attributes"]
     prompt = ast.literal_eval(attributes["llm.hosted_vllm.prompt_token_ids"])
     (choice,) = ast.literal_eval(attributes["llm.hosted_vllm.choices"])
-    assert shipped().decode(prompt + choice["token_ids"]).endswith("Done, naïvely ✓." + END)
+    assert scripted_tokenizer().decode(prompt + choice["token_ids"]).endswith("Done, naïvely ✓." + END)
     assert [token["logprob"] for token in choice["logprobs"]["content"]] == [-0.25] * len(choice["token_ids"])
     assert choice["message"]["content"] == "Done, naïvely ✓."
     assert ast.literal_eval(attributes["llm.hosted_vllm.messages"])[0] == {"role": "system", "content": "S"}
@@ -219,7 +219,7 @@ def test_the_export_has_a_card_that_loads_and_a_manifest_by_which_it_is_pushed(t
     assert loaded.features == datasets.load_from_disk(str(out / "dataset-calc-0")).features
     card = (out / "README.md").read_text()
     assert "only rollouts in sandboxes" in card and "| rollout | 12 |" in card and str(tmp_path) not in card
-    planned = plan(out, "ann/rollouts")
+    planned = plan_push(out, "ann/rollouts")
     assert sorted(planned.files) == sorted([*exported.files, "understudy.json"])
     assert "dataset-calc-2/data-00000-of-00001.arrow" in planned.files and "stream_calc-1.json" in planned.files
     fill(tmp_path / "less", tasks[:1])
@@ -239,7 +239,7 @@ def test_a_saved_dataset_is_what_datasets_itself_saves(tmp_path: Path):
         },
         {"words": [], "n": None, "deep": [], "s": None},
     ]
-    file = Saved(tmp_path / "ours", columns)
+    file = SavedDatasetWriter(tmp_path / "ours", columns)
     for row in given:
         file.write(row)
     file.close()

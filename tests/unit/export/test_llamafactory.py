@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
-from understudy.export.base import Exported
-from understudy.export.corpus import Corpus, Selection
+from understudy.export.base import ExportSummary
+from understudy.export.corpus import Corpus, ExportSelection
 from understudy.export.examples import Example
 from understudy.export.formats import llamafactory as files
 from understudy.export.formats import llamafactory_rows as made
 from understudy.export.formats.llamafactory import TOO_LONG, export
-from understudy.export.formats.llamafactory_rows import find_template
+from understudy.export.formats.llamafactory_rows import template_rules
 from understudy.ingest.trace import Message, TurnAction, tool_call
 from understudy.preference.base import Pair
 from understudy.redact.redactor import Redactor
@@ -29,7 +29,7 @@ from understudy.store import Store
 
 from support.export import Log, put_rollouts, put_sessions, session
 
-QWEN = find_template("qwen3")
+QWEN = template_rules("qwen3")
 USER: Message = {"role": "user", "content": "Go."}
 DONE: Message = {"role": "assistant", "content": "Done."}
 
@@ -47,20 +47,20 @@ def example(messages: list[Message], trained: tuple[int, ...] | None = None, **m
     )
 
 
-def reason(row: made.Row | made.Flaw) -> str:
-    assert isinstance(row, made.Flaw)
+def reason(row: made.Row | made.RowFlaw) -> str:
+    assert isinstance(row, made.RowFlaw)
     return row.reason
 
 
-def turns(row: made.Row | made.Flaw) -> list[tuple[str, str]]:
-    assert not isinstance(row, made.Flaw)
+def turns(row: made.Row | made.RowFlaw) -> list[tuple[str, str]]:
+    assert not isinstance(row, made.RowFlaw)
     return [(turn["from"], turn["value"]) for turn in row["conversations"]]
 
 
-def exported(directory: Path, output: Path, **given: Any) -> Exported:
-    chosen = {key: given.pop(key) for key in list(given) if key in Selection.__struct_fields__}
+def exported(directory: Path, output: Path, **given: Any) -> ExportSummary:
+    chosen = {key: given.pop(key) for key in list(given) if key in ExportSelection.__struct_fields__}
     with Store.open(directory, create=False) as store:
-        selection = Selection(**{"test_share": 0.0, **chosen})
+        selection = ExportSelection(**{"test_share": 0.0, **chosen})
         return export(Corpus(store, selection, Redactor(bytes(32))), output, **given)
 
 
@@ -85,7 +85,7 @@ def test_turns_alternate_and_nothing_that_was_said_is_lost():
         DONE,
     ]
     row = made.sft(example(conversation, (3, 7, 9)), QWEN, "sharegpt")
-    assert not isinstance(row, made.Flaw) and row["system"] == "You work."
+    assert not isinstance(row, made.RowFlaw) and row["system"] == "You work."
     calls = '[{"name":"Read","arguments":{"path":"x"}},{"name":"Bash","arguments":{"command":"ls"}}]'
     assert turns(row) == [
         ("human", "Go.\n\nNow."),
@@ -103,18 +103,18 @@ def test_words_that_a_template_looks_for_are_escaped_in_calls_and_refused_in_tex
     assert "<" not in said[1] and json.loads(said[1])[0]["arguments"] == {"command": command}
     for text in ("I write <tool_call> now.", "<think>\nno\n</think>\n\n"):
         row = made.sft(example([USER, says(text, ("a", "Bash", {}))]), QWEN, "sharegpt")
-        assert reason(row) == made.WORDS
+        assert reason(row) == made.MARKERS
     assert turns(made.sft(example([USER, says("I write <tool_call> now.")]), QWEN, "sharegpt"))
 
 
 def test_pictures_and_parallel_calls_are_refused_where_a_template_cannot_have_them():
     html = [{"role": "user", "content": "Add a <video> tag."}, DONE]
-    assert reason(made.sft(example(html), find_template("qwen3_5"), "sharegpt")) == made.PICTURES
+    assert reason(made.sft(example(html), template_rules("qwen3_5"), "sharegpt")) == made.PICTURES
     assert turns(made.sft(example(html), QWEN, "sharegpt"))
     called = [USER, says(None, ("a", "Bash", {"command": "<video>"}))]
-    assert turns(made.sft(example(called), find_template("qwen3_5"), "sharegpt"))
+    assert turns(made.sft(example(called), template_rules("qwen3_5"), "sharegpt"))
     both = [USER, says(None, ("a", "Bash", {}), ("b", "Bash", {}))]
-    assert reason(made.sft(example(both), find_template("glm4"), "sharegpt")) == made.PARALLEL
+    assert reason(made.sft(example(both), template_rules("glm4"), "sharegpt")) == made.PARALLEL
 
 
 def test_rows_that_would_be_dropped_or_learned_wrongly_are_told():
@@ -165,7 +165,7 @@ def test_pairs_have_an_odd_number_of_turns():
         )
 
     row = made.dpo(pair([USER, DONE, USER]), QWEN, "sharegpt")
-    assert len(turns(row)) == 3 and not isinstance(row, made.Flaw)
+    assert len(turns(row)) == 3 and not isinstance(row, made.RowFlaw)
     assert row["rejected"] == {"from": "gpt", "value": "No."}
     assert row["chosen"]["from"] == "function_call" and row["chosen"]["value"].startswith(
         "<think>\nB\n</think>\n\nA\n"
@@ -176,7 +176,7 @@ def test_pairs_have_an_odd_number_of_turns():
 def test_tools_have_the_properties_that_the_plainest_template_reads():
     tools = [{"type": "function", "function": {"name": "Now", "parameters": {}}}]
     row = made.sft(example([USER, DONE], tools=tools), QWEN, "sharegpt")
-    assert not isinstance(row, made.Flaw)
+    assert not isinstance(row, made.RowFlaw)
     (tool,) = json.loads(row["tools"])
     assert tool["function"] == {"name": "Now", "parameters": {"type": "object", "properties": {}}}
 
@@ -193,7 +193,7 @@ MESSAGE = st.one_of(
 @given(st.lists(MESSAGE, max_size=8), st.sampled_from(["sharegpt", "alpaca"]))
 def test_every_row_is_one_that_llamafactory_keeps(messages: list[Message], form: made.Form):
     row = made.sft(example([*messages, DONE]), QWEN, form)
-    if isinstance(row, made.Flaw):
+    if isinstance(row, made.RowFlaw):
         assert row.reason in (made.NO_TURNS, made.MIXED)
         return
     if form == "alpaca":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.export.corpus import Corpus, Selection
+from understudy.export.corpus import Corpus, ExportSelection
 from understudy.export.formats import trl
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
@@ -45,7 +45,7 @@ def exported(tmp_path: Path, *, test_share: float = 0.1, unredacted: bool = Fals
     put_rollouts(tmp_path / "store")
     out = tmp_path / "out"
     with Store.open(tmp_path / "store", create=False) as store:
-        corpus = Corpus(store, Selection(test_share=test_share), Redactor(bytes(32)), unredacted=unredacted)
+        corpus = Corpus(store, ExportSelection(test_share=test_share), Redactor(bytes(32)), unredacted=unredacted)
         trl.export_sft(corpus, out)
     return out
 

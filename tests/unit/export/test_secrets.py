@@ -12,7 +12,7 @@ import pytest
 from understudy import plugins
 from understudy.errors import ConfigError
 from understudy.export.base import traits_of
-from understudy.export.corpus import Corpus, Selection
+from understudy.export.corpus import Corpus, ExportSelection
 from understudy.ingest import trace_store
 from understudy.ingest.trace import RequestShape, Trace, TraceOutcome, TraceParent, TurnSignals, state_id
 from understudy.redact.redactor import Redactor
@@ -181,7 +181,7 @@ def planted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def run(directory: Path, output: Path, name: str, options: dict[str, Any], *, unredacted: bool) -> str:
     function = plugins.load("exports", name)
     with Store.open(directory, create=False) as store:
-        selection = Selection(origins=("sessions",), test_share=0.0)
+        selection = ExportSelection(origins=("sessions",), test_share=0.0)
         redactor = None if unredacted else Redactor(bytes(range(32)))
         function(Corpus(store, selection, redactor, unredacted=unredacted), output, **options)
     return everything(output)
@@ -209,4 +209,4 @@ def test_every_format_with_sessions_is_looked_into():
 
 def test_no_format_exports_sessions_without_a_word(planted: tuple[Path, list[str]]):
     with Store.open(planted[0], create=False) as store, pytest.raises(ConfigError, match="--unredacted"):
-        Corpus(store, Selection(origins=("sessions",)))
+        Corpus(store, ExportSelection(origins=("sessions",)))

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from understudy.errors import ConfigError
-from understudy.export.base import Exported
-from understudy.export.corpus import Corpus, Selection
+from understudy.export.base import ExportSummary
+from understudy.export.corpus import Corpus, ExportSelection
 from understudy.export.formats.verl import COLUMNS, Form, export
-from understudy.export.parquet import Parquet
+from understudy.export.parquet import ParquetWriter
 from understudy.ingest.trace import RequestShape
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
@@ -80,9 +80,11 @@ TEMPLATE = """\
 {% endif %}"""
 
 
-def written(directory: Path, output: Path, form: Form, **chosen: Any) -> Exported:
+def written(directory: Path, output: Path, form: Form, **chosen: Any) -> ExportSummary:
     with Store.open(directory, create=False) as store:
-        return export(Corpus(store, Selection(test_share=0.0, **chosen), Redactor(bytes(32))), output, form=form)
+        return export(
+            Corpus(store, ExportSelection(test_share=0.0, **chosen), Redactor(bytes(32))), output, form=form
+        )
 
 
 def rows(output: Path) -> list[dict[str, Any]]:
@@ -142,7 +144,7 @@ def test_rollouts_are_the_tokens_that_were_sampled(tmp_path: Path):
 
 
 def test_half_of_a_pair_of_surrogates_does_not_end_an_export(tmp_path: Path):
-    file = Parquet(tmp_path / "x.parquet", COLUMNS["rl"])
+    file = ParquetWriter(tmp_path / "x.parquet", COLUMNS["rl"])
     file.write({"data_source": "a\ud800b", "prompt": [{"role": "user", "content": "\udfff"}]})
     file.close()
     (row,) = pyarrow.read_table(tmp_path / "x.parquet").to_pylist()

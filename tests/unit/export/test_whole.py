@@ -12,11 +12,11 @@ import yaml
 
 from understudy import plugins
 from understudy.errors import ConfigError
-from understudy.export.base import Exported, Report, silent, traits_of
-from understudy.export.corpus import Corpus, Selection
+from understudy.export.base import ExportSummary, ProgressCallback, no_progress, traits_of
+from understudy.export.corpus import Corpus, ExportSelection
 from understudy.export.files import MANIFEST
-from understudy.export.formats.openai import refusal
-from understudy.export.push import plan
+from understudy.export.formats.openai import refusal_reason
+from understudy.export.push import plan_push
 from understudy.ingest.trace import RequestShape, TurnSignals
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
@@ -31,12 +31,16 @@ ROWS = ["atif", "llamafactory", "openai", "trl-kto", "trl-sft", "verl"]
 """Formats that have a row for any good turn."""
 
 
-def export(directory: Path, name: str, output: Path, report: Report = silent, **options: Any) -> Exported:
-    chosen = {key: options.pop(key) for key in list(options) if key in Selection.__struct_fields__}
+def export(
+    directory: Path, name: str, output: Path, report: ProgressCallback = no_progress, **options: Any
+) -> ExportSummary:
+    chosen = {key: options.pop(key) for key in list(options) if key in ExportSelection.__struct_fields__}
     function = plugins.load("exports", name)
     given = {"origins": traits_of(function).origins, "test_share": 0.0, **chosen}
     with Store.open(directory, create=False) as store:
-        return function(Corpus(store, Selection(**given), Redactor(bytes(32))), output, report=report, **options)
+        return function(
+            Corpus(store, ExportSelection(**given), Redactor(bytes(32))), output, report=report, **options
+        )
 
 
 def content(directory: Path) -> dict[str, bytes]:
@@ -130,7 +134,7 @@ def test_the_store_itself_is_a_place_to_export_to(tmp_path: Path, name: str):
     put_rollouts(tmp_path)
     first = export(tmp_path, name, tmp_path)
     assert export(tmp_path, name, tmp_path).rows == first.rows > 0
-    assert set(plan(tmp_path, "ann/x").files) == {*first.files, MANIFEST} - {"redaction.json"}
+    assert set(plan_push(tmp_path, "ann/x").files) == {*first.files, MANIFEST} - {"redaction.json"}
 
 
 def test_a_manifest_removes_nothing_outside_of_its_directory(store: Path, tmp_path: Path):
@@ -147,7 +151,7 @@ def test_a_manifest_removes_nothing_outside_of_its_directory(store: Path, tmp_pa
 def test_nothing_of_this_machine_is_in_what_is_pushed(store: Path, tmp_path: Path):
     out = tmp_path / "home" / "ann" / "data"
     export(store, "llamafactory", out, where="project like '/home/ann/%' or project like '/srv/%'")
-    planned = plan(out / "understudy", "ann/x")
+    planned = plan_push(out / "understudy", "ann/x")
     assert "train.yaml" not in planned.files and (out / "understudy" / "train.yaml").exists()
     for name in planned.files:
         text = (out / "understudy" / name).read_text()
@@ -220,8 +224,8 @@ def test_hostile_sessions_are_rows_that_load(evil: Path, tmp_path: Path, name: s
 
 
 def test_roles_that_openai_does_not_take_are_refused():
-    assert refusal({"messages": [{"role": "developer"}, {"role": "user"}]}, 0) is None
-    assert refusal({"messages": [{"role": "function"}]}, 0) == "rows with a role that OpenAI does not take"
+    assert refusal_reason({"messages": [{"role": "developer"}, {"role": "user"}]}, 0) is None
+    assert refusal_reason({"messages": [{"role": "function"}]}, 0) == "rows with a role that OpenAI does not take"
 
 
 def test_alpaca_rows_load_when_the_first_history_comes_late(tmp_path: Path):

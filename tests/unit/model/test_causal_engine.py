@@ -17,9 +17,9 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from understudy.model.causal.checkpoint import load_model  # noqa: E402
-from understudy.model.causal.engine import Engine, Limits, Weights  # noqa: E402
-from understudy.model.causal.jobs import Ask, Outcome  # noqa: E402
-from understudy.model.causal.sampling import Drawing  # noqa: E402
+from understudy.model.causal.engine import CausalEngine, EngineLimits, ModelWeights  # noqa: E402
+from understudy.model.causal.jobs import SamplingRequest, SamplingResult  # noqa: E402
+from understudy.model.causal.sampling import SamplingSettings  # noqa: E402
 
 from support.causal import ask, assert_logprobs, done, plain_logits, prompts  # noqa: E402
 
@@ -27,24 +27,26 @@ END = 2
 
 
 @pytest.fixture
-def engine(module: Any, token_bytes: list[bytes]) -> Iterator[Engine]:
-    engine = Engine({"m": Weights(module, "v0")}, token_bytes, limits=Limits(chunk=16))
+def engine(module: Any, token_bytes: list[bytes]) -> Iterator[CausalEngine]:
+    engine = CausalEngine({"m": ModelWeights(module, "v0")}, token_bytes, limits=EngineLimits(chunk=16))
     yield engine
     engine.close()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6])
 def test_logprobs_are_those_of_a_plain_forward_after_temperature(
-    engine: Engine, module: Any, temperature: float
+    engine: CausalEngine, module: Any, temperature: float
 ) -> None:
-    asks = [ask(prompt, drawing=Drawing(temperature=temperature)) for prompt in prompts(6)]
+    asks = [ask(prompt, sampling=SamplingSettings(temperature=temperature)) for prompt in prompts(6)]
     for one, outcome in zip(asks, done(engine, *asks), strict=True):
         assert len(outcome.ids) == len(outcome.logprobs) == 24 and outcome.finish_reason == "length"
         assert_logprobs(module, one, outcome, temperature)
 
 
-def test_greedy_takes_the_likeliest_and_tells_the_models_own_probability(engine: Engine, module: Any) -> None:
-    asks = [ask(prompt, drawing=Drawing(temperature=0)) for prompt in prompts(3)]
+def test_greedy_takes_the_likeliest_and_tells_the_models_own_probability(
+    engine: CausalEngine, module: Any
+) -> None:
+    asks = [ask(prompt, sampling=SamplingSettings(temperature=0)) for prompt in prompts(3)]
     for one, outcome in zip(asks, done(engine, *asks), strict=True):
         logits = plain_logits(module, one.prompt, outcome.ids)
         taken = logits.gather(1, torch.tensor(outcome.ids)[:, None])[:, 0]
@@ -54,8 +56,8 @@ def test_greedy_takes_the_likeliest_and_tells_the_models_own_probability(engine:
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 3}, {"top_p": 0.4}, {"min_p": 0.3}, {"top_k": 9, "top_p": 0.7}])
-def test_cut_offs_renormalise(engine: Engine, module: Any, cut: dict[str, Any]) -> None:
-    one = ask(prompts(1)[0], 40, drawing=Drawing(temperature=0.8, **cut))
+def test_cut_offs_renormalise(engine: CausalEngine, module: Any, cut: dict[str, Any]) -> None:
+    one = ask(prompts(1)[0], 40, sampling=SamplingSettings(temperature=0.8, **cut))
     (outcome,) = done(engine, one)
     for row, id_, logprob in zip(
         plain_logits(module, one.prompt, outcome.ids), outcome.ids, outcome.logprobs, strict=True
@@ -78,7 +80,7 @@ def test_cut_offs_renormalise(engine: Engine, module: Any, cut: dict[str, Any]) 
         assert abs(torch.log(torch.tensor(kept[id_] / sum(kept.values()))).item() - logprob) < 1e-4
 
 
-def test_what_is_drawn_is_distributed_as_the_model_says(engine: Engine, module: Any) -> None:
+def test_what_is_drawn_is_distributed_as_the_model_says(engine: CausalEngine, module: Any) -> None:
     prompt = prompts(1)[0]
     outcomes = done(engine, *(ask(prompt, 1, seed=seed) for seed in range(600)))
     logits = plain_logits(module, prompt, [0])[0]
@@ -91,12 +93,14 @@ def test_what_is_drawn_is_distributed_as_the_model_says(engine: Engine, module: 
 def test_tokens_are_the_same_alone_in_a_batch_and_from_the_cache(module: Any, token_bytes: list[bytes]) -> None:
     asks = [ask(prompt, 8 + 3 * number) for number, prompt in enumerate(prompts(12))]
     asks += [ask(asks[3].prompt[:5] + asks[4].prompt, 9), ask(asks[5].prompt, 7, seed=6)]
-    alone: list[Outcome] = []
+    alone: list[SamplingResult] = []
     for one in asks:  # without anything remembered, in one go
-        engine = Engine({"m": Weights(module, "v0")}, token_bytes, limits=Limits(slots=1, remembered=0))
+        engine = CausalEngine(
+            {"m": ModelWeights(module, "v0")}, token_bytes, limits=EngineLimits(slots=1, cache_bytes=0)
+        )
         alone += done(engine, one)
         engine.close()
-    engine = Engine({"m": Weights(module, "v0")}, token_bytes, limits=Limits(slots=5, chunk=7))
+    engine = CausalEngine({"m": ModelWeights(module, "v0")}, token_bytes, limits=EngineLimits(slots=5, chunk=7))
     try:
         for _ in range(2):
             parted = 0
@@ -122,24 +126,24 @@ def test_tokens_are_the_same_alone_in_a_batch_and_from_the_cache(module: Any, to
         engine.close()
 
 
-def test_samples_of_one_prompt_read_it_once(engine: Engine) -> None:
+def test_samples_of_one_prompt_read_it_once(engine: CausalEngine) -> None:
     prompt = prompts(1)[0] * 4
     outcomes = done(engine, *(ask(prompt, 3, seed=seed) for seed in range(4)))
     assert [outcome.cached for outcome in outcomes] == [0] + [len(prompt) - 1] * 3
     assert len({tuple(outcome.ids) for outcome in outcomes}) == 4
 
 
-def test_a_request_ends_at_a_token_a_string_or_its_limit(engine: Engine, token_bytes: list[bytes]) -> None:
+def test_a_request_ends_at_a_token_a_string_or_its_limit(engine: CausalEngine, token_bytes: list[bytes]) -> None:
     prompt = prompts(1)[0]
     letters = {id_: 20.0 for id_, data in enumerate(token_bytes) if len(data) == 1 and data.isalpha()}
-    drawing = Drawing(logit_bias=letters)
-    (whole,) = done(engine, ask(prompt, 60, drawing=drawing))
+    drawing = SamplingSettings(logit_bias=letters)
+    (whole,) = done(engine, ask(prompt, 60, sampling=drawing))
     end = whole.ids[20]
-    (ended,) = done(engine, ask(prompt, 60, drawing=drawing, ends=frozenset({end})))
+    (ended,) = done(engine, ask(prompt, 60, sampling=drawing, end_tokens=frozenset({end})))
     assert ended.ids == whole.ids[: whole.ids.index(end) + 1] and ended.finish_reason == "stop"
     text = b"".join(token_bytes[id_] for id_ in whole.ids)
     stop = text[30:33].decode()
-    (stopped,) = done(engine, ask(prompt, 60, drawing=drawing, stops=("never said", stop)))
+    (stopped,) = done(engine, ask(prompt, 60, sampling=drawing, stops=("never said", stop)))
     said = b"".join(token_bytes[id_] for id_ in stopped.ids)
     assert (stopped.stop, stopped.finish_reason) == (stop, "stop")
     assert said[: stopped.stop_start] + stop.encode() == said[: stopped.stop_start + 3]
@@ -147,18 +151,18 @@ def test_a_request_ends_at_a_token_a_string_or_its_limit(engine: Engine, token_b
     assert stopped.logprobs == pytest.approx(whole.logprobs[: len(stopped.ids)], abs=1e-4)
 
 
-def test_biases_and_penalties_change_what_is_likely(engine: Engine, module: Any) -> None:
+def test_biases_and_penalties_change_what_is_likely(engine: CausalEngine, module: Any) -> None:
     prompt = prompts(1)[0]
-    (biased,) = done(engine, ask(prompt, 5, drawing=Drawing(logit_bias={77: 100.0})))
+    (biased,) = done(engine, ask(prompt, 5, sampling=SamplingSettings(logit_bias={77: 100.0})))
     assert biased.ids == [77] * 5 and max(map(abs, biased.logprobs)) < 1e-3
-    drawing = Drawing(
+    drawing = SamplingSettings(
         temperature=0.0,
         logit_bias={77: 9.0, 78: 8.5},
         presence_penalty=1.5,
         frequency_penalty=0.5,
         repetition_penalty=1.3,
     )
-    (varied,) = done(engine, ask(prompt, 12, drawing=drawing))
+    (varied,) = done(engine, ask(prompt, 12, sampling=drawing))
     for position, row in enumerate(plain_logits(module, prompt, varied.ids).tolist()):
         said = varied.ids[:position]
         row[77] += 9.0
@@ -171,7 +175,7 @@ def test_biases_and_penalties_change_what_is_likely(engine: Engine, module: Any)
     assert {77, 78} <= set(varied.ids)
 
 
-def test_a_cancelled_request_leaves_and_the_others_go_on(engine: Engine) -> None:
+def test_a_cancelled_request_leaves_and_the_others_go_on(engine: CausalEngine) -> None:
     futures = [engine.submit(ask(prompt, 4000, seed=None)) for prompt in prompts(12)]
     assert all(future.cancel() for future in futures)
     (outcome,) = done(engine, ask(prompts(1)[0], 5))
@@ -179,7 +183,7 @@ def test_a_cancelled_request_leaves_and_the_others_go_on(engine: Engine) -> None
 
 
 def test_a_full_queue_refuses(module: Any, token_bytes: list[bytes]) -> None:
-    engine = Engine({"m": Weights(module, "v0")}, token_bytes, limits=Limits(slots=1, queue=2))
+    engine = CausalEngine({"m": ModelWeights(module, "v0")}, token_bytes, limits=EngineLimits(slots=1, queue=2))
     try:
         engine.pause("keep", clear_cache=False).result(10)
         waiting = [engine.submit(ask([9], 2)) for _ in range(2)]
@@ -193,7 +197,7 @@ def test_a_full_queue_refuses(module: Any, token_bytes: list[bytes]) -> None:
 
 
 def test_what_is_under_way_when_the_engine_ends_fails(module: Any, token_bytes: list[bytes]) -> None:
-    engine = Engine({"m": Weights(module, "v0")}, token_bytes)
+    engine = CausalEngine({"m": ModelWeights(module, "v0")}, token_bytes)
     futures = [engine.submit(ask([9], 30_000)) for _ in range(9)]
     engine.close()
     for future in futures:
@@ -212,14 +216,14 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_weights_are_exchanged_in_the_middle_of_requests_and_each_token_tells_whose_it_is(
-    engine: Engine, module: Any, other: Any
+    engine: CausalEngine, module: Any, other: Any
 ) -> None:
     asks = [ask(prompt, 100) for prompt in prompts(10)]
     futures = [engine.submit(one) for one in asks]
     (first,) = done(engine, ask([9, 10], 1))  # it waited for a slot: the first eight are done by now
     assert first.spans[0].version == "v0"
     engine.pause("keep", clear_cache=True).result(10)
-    engine.set_weights("m", Weights(other, "v1")).result(10)
+    engine.set_weights("m", ModelWeights(other, "v1")).result(10)
     engine.resume().result(10)
     late = ask(prompts(1)[0], 30)
     assert [span.version for span in done(engine, late)[0].spans] == ["v1"]
@@ -228,7 +232,7 @@ def test_weights_are_exchanged_in_the_middle_of_requests_and_each_token_tells_wh
         assert edges[-1] == len(outcome.ids) and [span.start for span in outcome.spans] == edges[:-1]
         for span in outcome.spans:
             weights = module if span.version == "v0" else other
-            part = Outcome(
+            part = SamplingResult(
                 ids=outcome.ids[span.start : span.end],
                 logprobs=outcome.logprobs[span.start : span.end],
                 finish_reason="length",
@@ -236,7 +240,7 @@ def test_weights_are_exchanged_in_the_middle_of_requests_and_each_token_tells_wh
             assert_logprobs(weights, ask(one.prompt + outcome.ids[: span.start]), part)
 
 
-def held(engine: Engine) -> tuple[Ask, Future[Outcome]]:
+def held(engine: CausalEngine) -> tuple[SamplingRequest, Future[SamplingResult]]:
     """A request that has said something and has much to say."""
     one = ask(prompts(1)[0], 3000)
     future = engine.submit(one)
@@ -244,22 +248,22 @@ def held(engine: Engine) -> tuple[Ask, Future[Outcome]]:
     return one, future
 
 
-def test_a_kept_request_goes_on_with_the_new_weights(engine: Engine, module: Any, other: Any) -> None:
+def test_a_kept_request_goes_on_with_the_new_weights(engine: CausalEngine, module: Any, other: Any) -> None:
     one, future = held(engine)
     engine.pause("keep", clear_cache=True).result(10)
     assert engine.paused and not future.done()
-    engine.set_weights("m", Weights(other, "v1")).result(10)
+    engine.set_weights("m", ModelWeights(other, "v1")).result(10)
     engine.resume().result(10)
     done(engine, ask([9, 10], 9))  # beside it, so that it has gone on
     engine.pause("abort", clear_cache=False).result(10)
     outcome = future.result(0)
     assert [span.version for span in outcome.spans] == ["v0", "v1"]
     cut = outcome.spans[0].end
-    part = Outcome(ids=outcome.ids[cut:], logprobs=outcome.logprobs[cut:], finish_reason="length")
+    part = SamplingResult(ids=outcome.ids[cut:], logprobs=outcome.logprobs[cut:], finish_reason="length")
     assert_logprobs(other, ask(one.prompt + outcome.ids[:cut]), part)
 
 
-def test_pausing_aborts_or_waits(engine: Engine) -> None:
+def test_pausing_aborts_or_waits(engine: CausalEngine) -> None:
     _, future = held(engine)
     engine.pause("abort", clear_cache=False).result(10)
     aborted = future.result(0)
@@ -274,38 +278,40 @@ def test_pausing_aborts_or_waits(engine: Engine) -> None:
 
 
 def test_weights_that_are_not_finite_fail_their_requests_in_words(
-    engine: Engine, model: Path, module: Any
+    engine: CausalEngine, model: Path, module: Any
 ) -> None:
     broken = load_model(model)
     for parameter in broken.parameters():
         parameter.fill_(float("nan"))
-    engine.set_weights("m", Weights(broken, "v1")).result(10)
+    engine.set_weights("m", ModelWeights(broken, "v1")).result(10)
     with pytest.raises(BackendError, match="no finite probabilities"):
         done(engine, ask([9, 10]))
-    engine.set_weights("m", Weights(module, "v2")).result(10)
+    engine.set_weights("m", ModelWeights(module, "v2")).result(10)
     one = ask(prompts(1)[0])
     (outcome,) = done(engine, one)
     assert_logprobs(module, one, outcome)
 
 
-def test_weights_that_are_gone_fail_their_requests_only(engine: Engine, other: Any) -> None:
-    engine.set_weights("adapter", Weights(other, "v0")).result(10)
+def test_weights_that_are_gone_fail_their_requests_only(engine: CausalEngine, other: Any) -> None:
+    engine.set_weights("adapter", ModelWeights(other, "v0")).result(10)
     prompt = prompts(1)[0]
-    lora = Ask(prompt=prompt, limit=3000, model="adapter", seed=1)
+    lora = SamplingRequest(prompt=prompt, limit=3000, model="adapter", seed=1)
     asked, base = engine.submit(lora), engine.submit(ask(prompt, 200))
     done(engine, ask([9, 10], 2))
     engine.set_weights("adapter", None).result(10)
-    with pytest.raises(BackendError, match="load_failure"):
+    with pytest.raises(BackendError, match="unloaded"):
         asked.result(10)
     assert len(base.result(60).ids) == 200
-    with pytest.raises(BackendError, match="load_failure"):
+    with pytest.raises(BackendError, match="unloaded"):
         engine.submit(lora).result(10)
 
 
-def test_several_weights_are_served_side_by_side(engine: Engine, module: Any, other: Any) -> None:
-    engine.set_weights("adapter", Weights(other, "v0")).result(10)
+def test_several_weights_are_served_side_by_side(engine: CausalEngine, module: Any, other: Any) -> None:
+    engine.set_weights("adapter", ModelWeights(other, "v0")).result(10)
     asks = [
-        Ask(prompt=prompt, limit=20, model=model, seed=2) for prompt in prompts(4) for model in ("m", "adapter")
+        SamplingRequest(prompt=prompt, limit=20, model=model, seed=2)
+        for prompt in prompts(4)
+        for model in ("m", "adapter")
     ]
     for one, outcome in zip(asks, done(engine, *asks), strict=True):
         assert_logprobs(module if one.model == "m" else other, one, outcome)

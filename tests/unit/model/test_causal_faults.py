@@ -17,11 +17,11 @@ np: Any = pytest.importorskip("numpy")
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from understudy.model.causal.cache import Kept, Prefixes  # noqa: E402
+from understudy.model.causal.cache import CachedSequence, PrefixCache  # noqa: E402
 from understudy.model.causal.checkpoint import load_model  # noqa: E402
-from understudy.model.causal.engine import Engine, Limits, Weights  # noqa: E402
-from understudy.model.causal.jobs import Outcome  # noqa: E402
-from understudy.model.causal.sampling import Drawing  # noqa: E402
+from understudy.model.causal.engine import CausalEngine, EngineLimits, ModelWeights  # noqa: E402
+from understudy.model.causal.jobs import SamplingResult  # noqa: E402
+from understudy.model.causal.sampling import SamplingSettings  # noqa: E402
 
 from support.causal import ask, assert_logprobs, done, prompts  # noqa: E402
 
@@ -34,8 +34,10 @@ class Failing(torch.nn.Linear):
 
 
 @pytest.fixture
-def engine(module: Any, token_bytes: list[bytes]) -> Iterator[Engine]:
-    engine = Engine({"m": Weights(module, "v0")}, token_bytes, limits=Limits(slots=4, queue=3, chunk=16))
+def engine(module: Any, token_bytes: list[bytes]) -> Iterator[CausalEngine]:
+    engine = CausalEngine(
+        {"m": ModelWeights(module, "v0")}, token_bytes, limits=EngineLimits(slots=4, queue=3, chunk=16)
+    )
     yield engine
     engine.close()
 
@@ -54,16 +56,16 @@ def engine(module: Any, token_bytes: list[bytes]) -> Iterator[Engine]:
     ],
 )
 def test_numbers_beyond_measure_hurt_neither_their_request_nor_another(
-    engine: Engine, module: Any, wild: dict[str, Any]
+    engine: CausalEngine, module: Any, wild: dict[str, Any]
 ) -> None:
     tame = ask(prompts(1)[0], 6)
-    beside, outcome = done(engine, ask(prompts(2)[1], 6, drawing=Drawing(**wild)), tame)
+    beside, outcome = done(engine, ask(prompts(2)[1], 6, sampling=SamplingSettings(**wild)), tame)
     assert len(beside.ids) == 6 and all(-60 < logprob <= 0 for logprob in beside.logprobs)
     assert_logprobs(module, tame, outcome)
 
 
-def test_a_fault_ends_what_is_under_way_and_nothing_else(engine: Engine, module: Any) -> None:
-    engine.set_weights("failing", Weights(Failing(1, 1), "v0")).result(10)
+def test_a_fault_ends_what_is_under_way_and_nothing_else(engine: CausalEngine, module: Any) -> None:
+    engine.set_weights("failing", ModelWeights(Failing(1, 1), "v0")).result(10)
     engine.pause("keep", clear_cache=False).result(10)
     failing = engine.submit(ask([9, 10, 11], model="failing"))
     drained = engine.pause("wait", clear_cache=False)
@@ -76,11 +78,11 @@ def test_a_fault_ends_what_is_under_way_and_nothing_else(engine: Engine, module:
     assert_logprobs(module, one, outcome)
 
 
-def test_what_broken_weights_left_in_a_slot_is_not_seen(engine: Engine, model: Path, module: Any) -> None:
+def test_what_broken_weights_left_in_a_slot_is_not_seen(engine: CausalEngine, model: Path, module: Any) -> None:
     broken = load_model(model)
     for parameter in broken.parameters():
         parameter.fill_(float("nan"))
-    engine.set_weights("broken", Weights(broken, "v0")).result(10)
+    engine.set_weights("broken", ModelWeights(broken, "v0")).result(10)
     long = ask(prompts(1)[0] * 3, 30_000)  # keeps the slots, and has others masked to its length
     future = engine.submit(long)
     done(engine, ask([9, 10], 2))
@@ -93,7 +95,7 @@ def test_what_broken_weights_left_in_a_slot_is_not_seen(engine: Engine, model: P
     future.cancel()
 
 
-def test_resuming_ends_the_wait_for_a_pause(engine: Engine) -> None:
+def test_resuming_ends_the_wait_for_a_pause(engine: CausalEngine) -> None:
     endless = engine.submit(ask([9], 30_000))
     drained = engine.pause("wait", clear_cache=False)
     engine.resume().result(10)
@@ -102,7 +104,7 @@ def test_resuming_ends_the_wait_for_a_pause(engine: Engine) -> None:
     endless.cancel()
 
 
-def test_whoever_leaves_during_a_pause_makes_room_in_the_queue(engine: Engine) -> None:
+def test_whoever_leaves_during_a_pause_makes_room_in_the_queue(engine: CausalEngine) -> None:
     engine.pause("keep", clear_cache=False).result(10)
     waiting = [engine.submit(ask([9], 2)) for _ in range(3)]
     assert all(one.cancel() for one in waiting)
@@ -112,8 +114,8 @@ def test_whoever_leaves_during_a_pause_makes_room_in_the_queue(engine: Engine) -
 
 
 def test_every_request_is_answered_however_pauses_fall_between(module: Any, token_bytes: list[bytes]) -> None:
-    engine = Engine({"m": Weights(module, "v0")}, token_bytes)
-    asked: list[Future[Outcome]] = []
+    engine = CausalEngine({"m": ModelWeights(module, "v0")}, token_bytes)
+    asked: list[Future[SamplingResult]] = []
 
     def client() -> None:
         for _ in range(100):
@@ -132,7 +134,7 @@ def test_every_request_is_answered_however_pauses_fall_between(module: Any, toke
 
 
 def test_an_engine_that_has_ended_takes_no_orders(module: Any, token_bytes: list[bytes]) -> None:
-    engine = Engine({"m": Weights(module, "v0")}, token_bytes)
+    engine = CausalEngine({"m": ModelWeights(module, "v0")}, token_bytes)
     engine.submit(ask([9], 30_000))
     drained = engine.pause("wait", clear_cache=False)
     engine.close()
@@ -142,19 +144,19 @@ def test_an_engine_that_has_ended_takes_no_orders(module: Any, token_bytes: list
 
 
 def test_what_is_remembered_keeps_within_its_bytes_and_the_useful_stays() -> None:
-    def kept(first: int, length: int) -> Kept:
+    def kept(first: int, length: int) -> CachedSequence:
         ids = np.arange(first, first + length, dtype=np.int32)
-        return Kept("m", ids, [(torch.zeros(2, length, 4), torch.zeros(2, length, 4))])
+        return CachedSequence("m", ids, [(torch.zeros(2, length, 4), torch.zeros(2, length, 4))])
 
     token = kept(0, 1).size
-    prefixes = Prefixes(100 * token)
+    prefixes = PrefixCache(100 * token)
     for number in range(20):
-        prefixes.keep(kept(1000 * number, 20))
+        prefixes.add(kept(1000 * number, 20))
         assert prefixes.size <= 100 * token
         prefixes.find("m", np.arange(5, dtype=np.int32))
     assert prefixes.find("m", np.arange(30, dtype=np.int32))[1] == 20  # asked for again and again
     assert prefixes.find("m", np.arange(1000, 1030, dtype=np.int32))[1] == 0
     # One that is too long is remembered as far as it fits.
-    prefixes.keep(kept(50_000, 300))
+    prefixes.add(kept(50_000, 300))
     assert prefixes.size <= 100 * token
     assert prefixes.find("m", np.arange(50_000, 50_300, dtype=np.int32))[1] == 100

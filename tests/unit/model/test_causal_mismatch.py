@@ -10,8 +10,8 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 transformers: Any = pytest.importorskip("transformers")
 
-from understudy.model.causal.engine import Engine, Limits, Weights  # noqa: E402
-from understudy.model.causal.sampling import Drawing  # noqa: E402
+from understudy.model.causal.engine import CausalEngine, EngineLimits, ModelWeights  # noqa: E402
+from understudy.model.causal.sampling import SamplingSettings  # noqa: E402
 from understudy.train.algorithms.forward import behaviours, masks, micro_batches, token_logprobs  # noqa: E402
 from understudy.train.data.groups import TokenSequence  # noqa: E402
 
@@ -23,14 +23,16 @@ def test_the_trainers_logprobs_are_the_servers(
     model: Path, module: Any, token_bytes: list[bytes], temperature: float
 ) -> None:
     """Of 64 rollouts of two turns that begin alike, decoded eight at a time, gone on from the cache."""
-    engine = Engine({"m": Weights(module, "v0")}, token_bytes, limits=Limits(chunk=16))
-    drawing = Drawing(temperature=temperature)
+    engine = CausalEngine({"m": ModelWeights(module, "v0")}, token_bytes, limits=EngineLimits(chunk=16))
+    drawing = SamplingSettings(temperature=temperature)
     begin, *tasks = prompts(9, 40)
-    firsts = [ask(begin + task, 5 + number, drawing=drawing, seed=number) for task in tasks for number in range(8)]
+    firsts = [
+        ask(begin + task, 5 + number, sampling=drawing, seed=number) for task in tasks for number in range(8)
+    ]
     try:
         said = done(engine, *firsts)
         seconds = [
-            ask([*one.prompt, *outcome.ids, *task], 7, drawing=drawing)
+            ask([*one.prompt, *outcome.ids, *task], 7, sampling=drawing)
             for one, outcome, task in zip(firsts, said, prompts(64, 12), strict=True)
         ]
         said_then = done(engine, *seconds)

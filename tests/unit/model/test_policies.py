@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError, TaskError
-from understudy.model.protocol import Message, Tool
+from understudy.model.protocol import ModelMessage, ModelTool
 from understudy.model.scripted.action import Action, ChatTurn, Policy
 from understudy.model.scripted.changes import Edit, read_changes, spoil
 from understudy.model.scripted.policies import POLICIES, make_policy
-from understudy.model.scripted.task_index import KnownTask, KnownTasks, read_known_tasks
+from understudy.model.scripted.task_index import ScriptedTask, TaskIndex, read_tasks
 
 from fakes.claude_tools import tool_definitions
 from support.policies import ALL_TOOLS, CASES, INSTRUCTION, LINES, diff, oracle, read, work, write
@@ -109,7 +109,7 @@ def test_a_conversation_that_was_shortened_goes_on_where_it_was(name: str, tmp_p
 def test_wrong_changes_something_and_not_as_gold_does(case: str, tmp_path: Path) -> None:
     before, after, _ = CASES[case]
     write(tmp_path, before)
-    tasks = KnownTasks([KnownTask("t", INSTRUCTION, diff(before, after))])
+    tasks = TaskIndex([ScriptedTask("t", INSTRUCTION, diff(before, after))])
     work(make_policy("wrong", tasks, {}), tmp_path)
     assert read(tmp_path) not in (before, after)
 
@@ -126,7 +126,7 @@ def test_wrong_leaves_code_that_still_runs() -> None:
 
 def test_idle_changes_nothing(tmp_path: Path) -> None:
     write(tmp_path, {"a": b"a\n"})
-    tools, messages = work(make_policy("idle", KnownTasks(()), {}), tmp_path)
+    tools, messages = work(make_policy("idle", TaskIndex(()), {}), tmp_path)
     assert tools.names == [] and read(tmp_path) == {"a": b"a\n"}
     assert messages[-1]["content"]
 
@@ -134,12 +134,12 @@ def test_idle_changes_nothing(tmp_path: Path) -> None:
 def test_flaky_is_right_with_its_probability_and_always_the_same() -> None:
     before, after, _ = CASES["one hunk"]
     patch = diff(before, after)
-    tasks = [KnownTask(f"t{n}", f"Instruction number {n} of many", patch) for n in range(400)]
-    (read_tool,) = msgspec.convert(tool_definitions("Read"), list[Tool])
-    edit_tools = [read_tool, *msgspec.convert(tool_definitions("Edit"), list[Tool])]
+    tasks = [ScriptedTask(f"t{n}", f"Instruction number {n} of many", patch) for n in range(400)]
+    (read_tool,) = msgspec.convert(tool_definitions("Read"), list[ModelTool])
+    edit_tools = [read_tool, *msgspec.convert(tool_definitions("Edit"), list[ModelTool])]
 
     def right(probability: str, seed: str = "0", request_seed: int | None = None) -> list[bool]:
-        policy = make_policy("flaky", KnownTasks(tasks), {"p": probability, "seed": seed})
+        policy = make_policy("flaky", TaskIndex(tasks), {"p": probability, "seed": seed})
         messages = [
             [
                 {"role": "user", "content": task.instruction},
@@ -148,7 +148,7 @@ def test_flaky_is_right_with_its_probability_and_always_the_same() -> None:
             ]
             for task in tasks
         ]
-        turns = [ChatTurn(msgspec.convert(m, list[Message]), edit_tools, request_seed) for m in messages]
+        turns = [ChatTurn(msgspec.convert(m, list[ModelMessage]), edit_tools, request_seed) for m in messages]
         return ["line fifty" in policy.act(turn).tool_calls[0].arguments for turn in turns]
 
     assert 0.6 < sum(right("0.7")) / 400 < 0.8
@@ -159,11 +159,14 @@ def test_flaky_is_right_with_its_probability_and_always_the_same() -> None:
 
 def test_the_longest_instruction_that_occurs_wins_among_thousands() -> None:
     tasks = [
-        KnownTask(str(n), f"The tests of boltons fail since yesterday: case {n} is wrong.\n", "")
+        ScriptedTask(str(n), f"The tests of boltons fail since yesterday: case {n} is wrong.\n", "")
         for n in range(3000)
     ]
-    tasks += [KnownTask("short", "Fix the bug", ""), KnownTask("long", "Fix the bug in the parser, please", "")]
-    known = KnownTasks(tasks)
+    tasks += [
+        ScriptedTask("short", "Fix the bug", ""),
+        ScriptedTask("long", "Fix the bug in the parser, please", ""),
+    ]
+    known = TaskIndex(tasks)
 
     def found(text: str) -> str | None:
         task = known.find(text)
@@ -180,34 +183,34 @@ def test_the_latest_task_of_a_conversation_is_worked_on(tmp_path: Path) -> None:
     before = {"a.py": b"a\n"}
     write(tmp_path, before)
     gold = diff(before, {"a.py": b"b\n"})
-    known = KnownTasks([KnownTask("1", "First thing to do", gold), KnownTask("2", "Second thing to do", "")])
+    known = TaskIndex([ScriptedTask("1", "First thing to do", gold), ScriptedTask("2", "Second thing to do", "")])
     work(make_policy("oracle", known, {}), tmp_path, said="First thing to do. Then: Second thing to do")
     policy = make_policy("oracle", known, {})
-    tools = msgspec.convert(tool_definitions(*ALL_TOOLS), list[Tool])
+    tools = msgspec.convert(tool_definitions(*ALL_TOOLS), list[ModelTool])
     history = [
-        Message("user", "Second thing to do"),
-        Message("assistant", "done"),
-        Message("user", "First thing to do"),
+        ModelMessage("user", "Second thing to do"),
+        ModelMessage("assistant", "done"),
+        ModelMessage("user", "First thing to do"),
     ]
     assert policy.act(ChatTurn(history, tools)).tool_calls[0].name == "Read"
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_requests_without_tools_get_a_short_text(name: str) -> None:
-    action = make_policy(name, KnownTasks(()), {}).act(ChatTurn([Message("user", "Title, please")]))
+    action = make_policy(name, TaskIndex(()), {}).act(ChatTurn([ModelMessage("user", "Title, please")]))
     assert 0 < len(action.content) < 50 and not action.tool_calls
 
 
 def test_an_unknown_task_is_said_to_be_unknown() -> None:
-    tools = msgspec.convert(tool_definitions("Bash"), list[Tool])
-    action = oracle("").act(ChatTurn([Message("user", "Something else")], tools))
+    tools = msgspec.convert(tool_definitions("Bash"), list[ModelTool])
+    action = oracle("").act(ChatTurn([ModelMessage("user", "Something else")], tools))
     assert "no task" in action.content and not action.tool_calls
 
 
 def test_a_summary_keeps_the_task() -> None:
-    tools = msgspec.convert(tool_definitions(*ALL_TOOLS), list[Tool])
-    ask = Message("user", "Your task is to create a detailed summary of the conversation so far")
-    action = oracle("").act(ChatTurn([Message("user", f"Do this: {INSTRUCTION}"), ask], tools))
+    tools = msgspec.convert(tool_definitions(*ALL_TOOLS), list[ModelTool])
+    ask = ModelMessage("user", "Your task is to create a detailed summary of the conversation so far")
+    action = oracle("").act(ChatTurn([ModelMessage("user", f"Do this: {INSTRUCTION}"), ask], tools))
     assert INSTRUCTION in action.content and not action.tool_calls
 
 
@@ -233,19 +236,19 @@ def test_a_patch_that_is_none_ends_in_words(patch: str, tmp_path: Path) -> None:
 )
 def test_bad_policies_are_refused_in_words(name: str, arguments: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_policy(name, KnownTasks(()), arguments)
+        make_policy(name, TaskIndex(()), arguments)
 
 
 def test_a_bad_task_file_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"instance_id": "a", "instruction": "b", "gold_patch": ""}\n\n{"instance_id": 3}\n')
     with pytest.raises(TaskError, match=r"tasks\.jsonl, line 3: .*instance_id"):
-        read_known_tasks(path)
+        read_tasks(path)
     with pytest.raises(TaskError, match=r"absent\.jsonl.*No such file"):
-        read_known_tasks(tmp_path / "absent.jsonl")
+        read_tasks(tmp_path / "absent.jsonl")
 
 
 def test_tasks_that_only_their_patches_tell_apart_are_refused() -> None:
     with pytest.raises(TaskError, match="one and two have the same instruction"):
-        KnownTasks([KnownTask("one", "Mend it.", "a"), KnownTask("two", " Mend it.\n", "b")])
-    KnownTasks([KnownTask("one", "Mend it.", "a"), KnownTask("two", "Mend it.", "a")])
+        TaskIndex([ScriptedTask("one", "Mend it.", "a"), ScriptedTask("two", " Mend it.\n", "b")])
+    TaskIndex([ScriptedTask("one", "Mend it.", "a"), ScriptedTask("two", "Mend it.", "a")])

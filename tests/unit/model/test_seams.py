@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from understudy.model.interface import Command, Completion
-from understudy.model.protocol import Message, ServedChatRequest
-from understudy.model.responses import Answer, chunk_bodies
-from understudy.model.scripted.tokenizer import shipped
+from understudy.model.interface import ControlRequest, ModelCompletion
+from understudy.model.protocol import ModelChatRequest, ModelMessage
+from understudy.model.responses import ChatResult, chunk_bodies
+from understudy.model.scripted.tokenizer import scripted_tokenizer
 from understudy.model.server import ModelServer
 
 
@@ -16,13 +16,13 @@ async def test_a_command_is_carried_out_though_its_client_leaves() -> None:
     class Commanded:
         """A model with a command that takes its time."""
 
-        vocabulary = shipped()
+        vocabulary = scripted_tokenizer()
 
         def __init__(self) -> None:
             self.done = False
             self.controls = {"/command": {"POST": self.command}}
 
-        async def command(self, _: Command) -> None:
+        async def command(self, _: ControlRequest) -> None:
             for _ in range(20):
                 await asyncio.sleep(0)
             self.done = True
@@ -41,7 +41,7 @@ async def test_a_command_is_carried_out_though_its_client_leaves() -> None:
 
 
 def test_a_stream_says_how_it_ended_though_nothing_was_said() -> None:
-    request = ServedChatRequest([Message("user", "hi")], stream=True)
-    nothing = Completion([], [], [], "abort")
-    *_, last = chunk_bodies(Answer("m", request, [1], nothing), shipped())
+    request = ModelChatRequest([ModelMessage("user", "hi")], stream=True)
+    nothing = ModelCompletion([], [], [], "abort")
+    *_, last = chunk_bodies(ChatResult("m", request, [1], nothing), scripted_tokenizer())
     assert last["choices"][0]["finish_reason"] == "abort"

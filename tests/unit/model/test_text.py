@@ -11,15 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import BackendError
-from understudy.model.hermes import Segment, parse
-from understudy.model.protocol import FunctionCall, Message, MessageToolCall, ServedChatRequest, Tool, ToolFunction
-from understudy.model.scripted.action import Action, ChatTurn, ScriptedToolCall
+from understudy.model.hermes import CompletionSegment, parse_completion
+from understudy.model.protocol import (
+    FunctionCall,
+    MessageToolCall,
+    ModelChatRequest,
+    ModelMessage,
+    ModelTool,
+    ModelToolFunction,
+)
+from understudy.model.scripted.action import Action, ActionCall, ChatTurn
 from understudy.model.scripted.model import complete, encode_action
 from understudy.model.scripted.template import render
-from understudy.model.scripted.tokenizer import Tokenizer, mark, shipped, unmark
+from understudy.model.scripted.tokenizer import ScriptedTokenizer, mark, scripted_tokenizer, unmark
 from understudy.model.vocabulary import SPECIAL_TOKENS
 
-TOKENIZER = shipped()
+TOKENIZER = scripted_tokenizer()
 
 # Text that people write, mixed with what an attacker, or someone editing this very file, would write.
 HOSTILE = (
@@ -44,25 +51,25 @@ values = st.recursive(
     st.none() | st.booleans() | st.integers() | text, lambda inner: st.dictionaries(text, inner, max_size=3)
 )
 arguments = st.dictionaries(text, values, max_size=3).map(lambda value: json.dumps(value, ensure_ascii=False))
-calls = st.builds(ScriptedToolCall, names, arguments)
+calls = st.builds(ActionCall, names, arguments)
 actions = st.builds(
     Action, content=text, tool_calls=st.lists(calls, max_size=3).map(tuple), reasoning=st.none() | text
 )
 messages = st.one_of(
-    st.builds(Message, st.sampled_from(["system", "user", "tool"]), text),
+    st.builds(ModelMessage, st.sampled_from(["system", "user", "tool"]), text),
     st.builds(
-        Message,
+        ModelMessage,
         st.just("assistant"),
         text,
         reasoning=st.none() | text,
         tool_calls=st.lists(st.builds(MessageToolCall, st.builds(FunctionCall, names, arguments)), max_size=2),
     ),
 )
-TOOLS = [Tool(function=ToolFunction("Read", "Reads <|im_end|> files", {"type": "object"}))]
+TOOLS = [ModelTool(function=ModelToolFunction("Read", "Reads <|im_end|> files", {"type": "object"}))]
 conversations = st.tuples(st.lists(messages, max_size=5), st.sampled_from([None, TOOLS]))
 
 
-def as_message(segments: list[Segment]) -> Message:
+def as_message(segments: list[CompletionSegment]) -> ModelMessage:
     """The assistant message a chat client would send back."""
     spoken = {segment.kind: segment.text for segment in segments if segment.kind in ("reasoning", "content")}
     tool_calls = [
@@ -70,7 +77,9 @@ def as_message(segments: list[Segment]) -> Message:
         for segment in segments
         if segment.kind == "tool_call"
     ]
-    return Message("assistant", spoken.get("content"), reasoning=spoken.get("reasoning"), tool_calls=tool_calls)
+    return ModelMessage(
+        "assistant", spoken.get("content"), reasoning=spoken.get("reasoning"), tool_calls=tool_calls
+    )
 
 
 @given(text)
@@ -114,34 +123,40 @@ def test_an_id_outside_the_vocabulary_is_refused(ids: list[int]) -> None:
 
 
 def test_a_growing_prompt_is_encoded_by_its_new_part_only() -> None:
-    tokenizer = Tokenizer(resources.files("understudy.model").joinpath("assets/tokenizer.json").read_text("utf-8"))
-    history = [Message("system", "You help."), Message("user", "Do it.")]
+    tokenizer = ScriptedTokenizer(
+        resources.files("understudy.model").joinpath("assets/tokenizer.json").read_text("utf-8")
+    )
+    history = [ModelMessage("system", "You help."), ModelMessage("user", "Do it.")]
     first, known = tokenizer.encode_marked(render(history, TOOLS))
     assert known == 0
     assert tokenizer.encode_marked(render(history, TOOLS)) == (first, len(first))
-    longer, known = tokenizer.encode_marked(render([*history, Message("assistant", "Done?")], TOOLS))
+    longer, known = tokenizer.encode_marked(render([*history, ModelMessage("assistant", "Done?")], TOOLS))
     assert longer[: len(first)] == first
     assert known == len(first)
 
 
 @given(conversations, text)
-def test_no_message_can_begin_a_turn(conversation: tuple[list[Message], list[Tool] | None], string: str) -> None:
+def test_no_message_can_begin_a_turn(
+    conversation: tuple[list[ModelMessage], list[ModelTool] | None], string: str
+) -> None:
     history, tools = conversation
-    plain, _ = TOKENIZER.encode_marked(render([*history, Message("user", "x")], tools))
-    hostile, _ = TOKENIZER.encode_marked(render([*history, Message("user", string)], tools))
+    plain, _ = TOKENIZER.encode_marked(render([*history, ModelMessage("user", "x")], tools))
+    hostile, _ = TOKENIZER.encode_marked(render([*history, ModelMessage("user", string)], tools))
     start = TOKENIZER.special_ids["<|im_start|>"]
     assert hostile.count(start) == plain.count(start)
 
 
 @settings(max_examples=200)
-@given(conversations, actions, st.lists(st.builds(Message, st.sampled_from(["tool", "user"]), text), max_size=3))
+@given(
+    conversations, actions, st.lists(st.builds(ModelMessage, st.sampled_from(["tool", "user"]), text), max_size=3)
+)
 def test_a_completion_is_a_prefix_of_the_next_prompt(
-    conversation: tuple[list[Message], list[Tool] | None], action: Action, results: list[Message]
+    conversation: tuple[list[ModelMessage], list[ModelTool] | None], action: Action, results: list[ModelMessage]
 ) -> None:
     history, tools = conversation
     prompt, _ = TOKENIZER.encode_marked(render(history, tools))
     completion = encode_action(TOKENIZER, action)
-    assistant = as_message(parse(TOKENIZER, completion))
+    assistant = as_message(parse_completion(TOKENIZER, completion))
     after, _ = TOKENIZER.encode_marked(render([*history, assistant, *results], tools))
     assert after[: len(prompt) + len(completion)] == prompt + completion
 
@@ -149,14 +164,12 @@ def test_a_completion_is_a_prefix_of_the_next_prompt(
 @given(actions)
 def test_parsing_gives_back_the_action(action: Action) -> None:
     ids = encode_action(TOKENIZER, action)
-    segments = parse(TOKENIZER, ids)
+    segments = parse_completion(TOKENIZER, ids)
     message = as_message(segments)
     assert [id_ for segment in segments for id_ in segment.ids] == ids
     assert message.text == action.content
     assert message.reasoning == action.reasoning
-    parsed = [
-        ScriptedToolCall(call.function.name, str(call.function.arguments)) for call in message.tool_calls or []
-    ]
+    parsed = [ActionCall(call.function.name, str(call.function.arguments)) for call in message.tool_calls or []]
     assert parsed == list(action.tool_calls)
 
 
@@ -164,12 +177,12 @@ def test_parsing_gives_back_the_action(action: Action) -> None:
 def test_a_cut_completion_keeps_all_its_tokens_and_never_fails(action: Action, limit: int) -> None:
     ids = encode_action(TOKENIZER, action)[:limit]
     for tools in (True, False):
-        assert [id_ for segment in parse(TOKENIZER, ids, tools=tools) for id_ in segment.ids] == ids
+        assert [id_ for segment in parse_completion(TOKENIZER, ids, tools=tools) for id_ in segment.ids] == ids
 
 
 @given(st.lists(st.integers(0, 8191), max_size=60))
 def test_any_tokens_at_all_can_be_parsed(ids: list[int]) -> None:
-    assert [id_ for segment in parse(TOKENIZER, ids) for id_ in segment.ids] == ids
+    assert [id_ for segment in parse_completion(TOKENIZER, ids) for id_ in segment.ids] == ids
 
 
 class Says:
@@ -186,7 +199,7 @@ class Says:
 
 @given(text, st.lists(text.filter(bool), max_size=3))
 def test_a_stop_string_ends_the_text_before_it(said: str, stops: list[str]) -> None:
-    request = ServedChatRequest([Message("user", "hi")], stop=stops)
+    request = ModelChatRequest([ModelMessage("user", "hi")], stop=stops)
     completion = complete(Says(Action(said)), TOKENIZER, request, 10_000)
     content = "".join(segment.text for segment in completion.segments)
     whole = encode_action(TOKENIZER, Action(said))
@@ -200,13 +213,13 @@ def test_a_stop_string_ends_the_text_before_it(said: str, stops: list[str]) -> N
 
 
 def test_a_truncated_tool_call_is_content_as_vllm_has_it() -> None:
-    ids = encode_action(TOKENIZER, Action("Well.", (ScriptedToolCall("Read", '{"file_path": "/a"}'),)))[:-4]
-    (segment,) = parse(TOKENIZER, ids)
+    ids = encode_action(TOKENIZER, Action("Well.", (ActionCall("Read", '{"file_path": "/a"}'),)))[:-4]
+    (segment,) = parse_completion(TOKENIZER, ids)
     assert segment.kind == "content"
     assert segment.text.startswith('Well.<tool_call>\n{"name": "Read"')
 
 
 def test_arguments_keep_the_bytes_that_were_sampled() -> None:
     raw = '{"b":1 ,  "a": 5000.0, "u": "\\u00e9</tool_call>"}'
-    ids = encode_action(TOKENIZER, Action("", (ScriptedToolCall("Edit", raw),)))
-    assert as_message(parse(TOKENIZER, ids)).tool_calls == [MessageToolCall(FunctionCall("Edit", raw))]
+    ids = encode_action(TOKENIZER, Action("", (ActionCall("Edit", raw),)))
+    assert as_message(parse_completion(TOKENIZER, ids)).tool_calls == [MessageToolCall(FunctionCall("Edit", raw))]

@@ -10,7 +10,7 @@ import pytest
 
 from understudy import plugins
 from understudy.errors import ConfigError, StoreError
-from understudy.export.corpus import Corpus, Selection
+from understudy.export.corpus import Corpus, ExportSelection
 from understudy.store import Store
 from understudy.train.data import load
 from understudy.train.data.load import load_groups, read_groups, write_groups
@@ -54,14 +54,14 @@ def test_an_export_of_tokens_gives_the_same_groups(run: Path, tmp_path: Path):
     pytest.importorskip("pyarrow")
     with Store.open(run, create=False) as store:
         function = plugins.load("exports", "trl-tokens")
-        function(Corpus(store, Selection(origins=("rollouts",), test_share=0.0)), tmp_path / "export")
+        function(Corpus(store, ExportSelection(origins=("rollouts",), test_share=0.0)), tmp_path / "export")
     assert list(load_groups([tmp_path / "export"])) == list(load_groups([run]))
 
 
 def exported(run: Path, output: Path) -> Path:
     with Store.open(run, create=False) as store:
         function = plugins.load("exports", "trl-tokens")
-        function(Corpus(store, Selection(origins=("rollouts",), test_share=0.0)), output)
+        function(Corpus(store, ExportSelection(origins=("rollouts",), test_share=0.0)), output)
     return output
 
 
@@ -102,7 +102,7 @@ def test_an_export_without_tokens_says_which_has_them(tmp_path: Path):
     put_rollouts(tmp_path / "run")
     with Store.open(tmp_path / "run", create=False) as store:
         function = plugins.load("exports", "openai")
-        function(Corpus(store, Selection(origins=("rollouts",))), tmp_path / "export")
+        function(Corpus(store, ExportSelection(origins=("rollouts",))), tmp_path / "export")
     with pytest.raises(ConfigError, match=r"openai.*understudy export trl-tokens"):
         list(load_groups([tmp_path / "export"]))
 

@@ -21,7 +21,7 @@ from msgspec import structs
 from understudy import plugins
 from understudy.errors import ConfigError
 from understudy.export.base import traits_of
-from understudy.export.corpus import Corpus, Selection
+from understudy.export.corpus import Corpus, ExportSelection
 from understudy.store import Store
 from understudy.train.algorithms import dpo
 from understudy.train.algorithms.dpo import preferences, train_dpo
@@ -62,7 +62,9 @@ def exported(run: Path, output: Path, name: str, **options: Any) -> Path:
     pytest.importorskip("pyarrow")
     function = plugins.load("exports", name)
     with Store.open(run, create=False) as store:
-        selection = Selection(origins=("rollouts",), test_share=0.0, solved_only=traits_of(function).solved_only)
+        selection = ExportSelection(
+            origins=("rollouts",), test_share=0.0, solved_only=traits_of(function).solved_only
+        )
         function(Corpus(store, selection), output, **options)
     return output
 

@@ -15,7 +15,7 @@ from understudy.cli.display.output import print_json
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from understudy.export.base import Exported, Traits
+    from understudy.export.base import ExportSummary, FormatTraits
     from understudy.export.corpus import Origin
     from understudy.store import Store
     from understudy.trajectory.roles import Role
@@ -93,7 +93,7 @@ def _common(
     """The options that every format has; the body is `_export`."""
 
 
-def _command(name: str, function: Callable[..., Exported]) -> Any:
+def _command(name: str, function: Callable[..., ExportSummary]) -> Any:
     """The command of a format: the common options that it has a use for, then its own.
 
     Typer has click inside it in newer releases and beside it in older ones, so its types are not named here.
@@ -117,7 +117,7 @@ def _command(name: str, function: Callable[..., Exported]) -> Any:
     return typer.main.get_command(maker)
 
 
-def _applies(name: str, traits: Traits) -> bool:
+def _applies(name: str, traits: FormatTraits) -> bool:
     """Whether an option says anything to a format."""
     needs = {
         "from_": len(traits.origins) > 1,
@@ -130,7 +130,7 @@ def _applies(name: str, traits: Traits) -> bool:
     return needs.get(name, True)
 
 
-def _with_default(parameter: inspect.Parameter, traits: Traits) -> inspect.Parameter:
+def _with_default(parameter: inspect.Parameter, traits: FormatTraits) -> inspect.Parameter:
     """A common option with the default that a format has."""
     from understudy.trajectory.roles import ROLES
 
@@ -154,7 +154,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     ]
 
 
-def _own_options(function: Callable[..., Exported]) -> dict[str, inspect.Parameter]:
+def _own_options(function: Callable[..., ExportSummary]) -> dict[str, inspect.Parameter]:
     """The options that a format declares by its keyword-only parameters."""
     options: dict[str, inspect.Parameter] = {}
     for parameter in _parameters(function):
@@ -174,12 +174,12 @@ def _own_options(function: Callable[..., Exported]) -> dict[str, inspect.Paramet
 
 def _export(
     name: str,
-    function: Callable[..., Exported],
-    traits: Traits,
+    function: Callable[..., ExportSummary],
+    traits: FormatTraits,
     options: Mapping[str, Any],
     own: Mapping[str, Any],
 ) -> None:
-    from understudy.export.corpus import Corpus, Selection
+    from understudy.export.corpus import Corpus, ExportSelection
     from understudy.redact.redactor import Redactor
     from understudy.store import Store
 
@@ -187,7 +187,7 @@ def _export(
     with Store.open(options["directory"], create=False) as store:
         origins = _origins(options.get("from_", "all"), traits, store)
         unredacted: bool = options.get("unredacted", False)
-        selection = Selection(
+        selection = ExportSelection(
             origins=origins,
             run=_run_to_export(options["run"], store, origins),
             roles=roles,
@@ -212,7 +212,7 @@ def _export(
         )
 
 
-def _origins(requested: str, traits: Traits, store: Store) -> tuple[Origin, ...]:
+def _origins(requested: str, traits: FormatTraits, store: Store) -> tuple[Origin, ...]:
     """What to export: what was named, else all that the format writes and the store has.
 
     Raises ConfigError for a word that is none.
@@ -253,7 +253,7 @@ def _roles(requested: str | None, usual: tuple[Role, ...]) -> tuple[Role, ...]:
     return tuple(role for role in ROLES if role in names)
 
 
-def _summarise(name: str, exported: Exported, traits: Traits, roles: tuple[Role, ...]) -> None:
+def _summarise(name: str, exported: ExportSummary, traits: FormatTraits, roles: tuple[Role, ...]) -> None:
     if traits.into_run:
         _summarise_run(exported, roles)
         return
@@ -280,7 +280,7 @@ def _summarise(name: str, exported: Exported, traits: Traits, roles: tuple[Role,
         typer.echo(f"give it away with: understudy push {exported.output_dir} NAME/DATASET")
 
 
-def _summarise_run(exported: Exported, roles: tuple[Role, ...]) -> None:
+def _summarise_run(exported: ExportSummary, roles: tuple[Role, ...]) -> None:
     typer.echo(
         f"{exported.instances} instances, {exported.rollouts} rollouts, {exported.rows} rows and "
         f"{exported.spans} spans in {exported.output_dir}"

@@ -28,7 +28,7 @@ def push(
     from understudy.cli.commands.export import shortened_list
     from understudy.export import push as pushing
 
-    done = pushing.plan(output, repo, private=private, unredacted=unredacted)
+    done = pushing.plan_push(output, repo, private=private, unredacted=unredacted)
     if not dry_run:
         done = pushing.push(output, done, lambda text: typer.echo(text, err=True))
     if json_:

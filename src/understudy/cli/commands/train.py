@@ -329,11 +329,11 @@ def sequences_to_imitate(model: Path, settings: SFTSettings, left_out: Counter[s
 
 def roles_of(names: str | None) -> tuple[Role, ...]:
     """The roles that an option names. Raises ConfigError for an unknown one."""
-    from understudy.export.corpus import WORK
+    from understudy.export.corpus import WORK_ROLES
     from understudy.trajectory.roles import ROLES
 
     if names is None:
-        return WORK
+        return WORK_ROLES
     chosen = tuple(part.strip() for part in names.split(",") if part.strip())
     if unknown := [name for name in chosen if name not in ROLES]:
         raise ConfigError(f"--roles: unknown role {unknown[0]!r}; expected some of: {', '.join(ROLES)}")

@@ -22,11 +22,11 @@ from msgspec import Struct
 
 from understudy import __version__
 from understudy.errors import ConfigError
-from understudy.export.base import Exported, Report, Traits, exporter, silent
-from understudy.export.corpus import Corpus, Tally
+from understudy.export.base import ExportSummary, FormatTraits, ProgressCallback, exporter, no_progress
+from understudy.export.corpus import Corpus, CorpusCounts
 from understudy.export.examples import group_of
-from understudy.export.files import JsonLines, Writing, json_bytes
-from understudy.export.formats.atif_steps import Did, instant, plain, steps, totals
+from understudy.export.files import ExportWriter, JsonLinesWriter, json_bytes
+from understudy.export.formats.atif_steps import ModelTurn, instant, plain, steps, totals
 from understudy.ingest.trace import Message, RequestShape, Trace, TraceTurn, TurnAction, state_id
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import Role
@@ -55,55 +55,61 @@ _BEGINNING = 1 << 16
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-@exporter(Traits())
+@exporter(FormatTraits())
 def export(
     corpus: Corpus,
     output: Path,
     *,
     tokens: Annotated[bool, "With the token ids and logprobs of each call, which make the files large."] = True,
-    report: Report = silent,
-) -> Exported:
+    report: ProgressCallback = no_progress,
+) -> ExportSummary:
     """Trajectories in ATIF 1.8, a JSON file for each rollout and each session.
 
     Raises ConfigError when there is nothing to write, or it cannot be written.
     """
     agents = {run.id: {"name": str(run.config.get("agent") or "unknown")} for run in corpus.store.runs.all()}
-    with Writing(corpus, output, "atif", JsonLines, report, suffix=JsonLines.suffix) as writing:
-        started = _subagents(corpus)
+    with ExportWriter(corpus, output, "atif", JsonLinesWriter, report, suffix=JsonLinesWriter.suffix) as writing:
+        subagents = _subagents(corpus)
         for trace in corpus.traces():
-            for name, told in of_session(trace, started.get(trace.session_id, {})).items():
-                _put(writing, group_of(trace), name, told)
-        sessions = corpus.tally
+            for name, document in session_documents(trace, subagents.get(trace.session_id, {})).items():
+                _write_document(writing, group_of(trace), name, document)
+        sessions = corpus.counts
         for graded in corpus.rollouts():
             agent = {
                 **agents[graded.rollout.run_id],
-                "version": version_of(corpus.store.runs.logs(graded.attempt.id)),
+                "version": agent_version(corpus.store.runs.logs(graded.attempt.id)),
             }
-            chosen = corpus.selection.roles
-            made = rollout_documents(corpus.trajectory(graded), graded, chosen, agent, named(graded.rollout.id))
-            for name, told in made.items():
+            roles = corpus.selection.roles
+            documents = rollout_documents(
+                corpus.trajectory(graded), graded, roles, agent, safe_file_name(graded.rollout.id)
+            )
+            for name, document in documents.items():
                 if not tokens:
-                    without_tokens(told)
-                _put(writing, graded.rollout.task_id, name, told)
-        corpus.tally = _both(sessions, corpus.tally)
+                    without_tokens(document)
+                _write_document(writing, graded.rollout.task_id, name, document)
+        corpus.counts = _sum_counts(sessions, corpus.counts)
         return writing.finish(_ABOUT, _LOAD)
 
 
-def of_session(trace: Trace, started: Mapping[str, str]) -> dict[str, Document]:
+def session_documents(trace: Trace, started: Mapping[str, str]) -> dict[str, Document]:
     """The trajectories of a trace by the name of their file."""
-    found = session_paths(trace)
-    base = named(trace.trace_id)
-    names = [f"{base}.json", *(f"{base}.branch-{number}.json" for number in range(1, len(found)))]
-    after = continuations(trace, found)
+    paths = session_paths(trace)
+    base = safe_file_name(trace.trace_id)
+    names = [f"{base}.json", *(f"{base}.branch-{number}.json" for number in range(1, len(paths)))]
+    successors = continuations(trace, paths)
     return {
-        names[at]: session_document(
-            trace, path, names[at].removesuffix(".json"), started, names[after[at]] if at in after else None
+        names[index]: session_document(
+            trace,
+            path,
+            names[index].removesuffix(".json"),
+            started,
+            names[successors[index]] if index in successors else None,
         )
-        for at, path in enumerate(found)
+        for index, path in enumerate(paths)
     }
 
 
-def named(identity: str) -> str:
+def safe_file_name(identity: str) -> str:
     """A file name for an id, without a suffix: the id itself where it can be one."""
     safe = _UNSAFE.sub("-", identity).lstrip(".-")[:100]
     if safe == identity:
@@ -111,46 +117,46 @@ def named(identity: str) -> str:
     return f"{safe}-{blake2b(identity.encode(errors='surrogatepass'), digest_size=4).hexdigest()}"
 
 
-def without_tokens(told: Document) -> None:
+def without_tokens(document: Document) -> None:
     """Take the token ids out of a trajectory."""
-    for step in told["steps"]:
+    for step in document["steps"]:
         for name in ("prompt_token_ids", "completion_token_ids", "logprobs"):
             step.get("metrics", {}).pop(name, None)
         step.get("extra", {}).pop("loss_mask", None)
-    for child in told.get("subagent_trajectories", ()):
+    for child in document.get("subagent_trajectories", ()):
         without_tokens(child)
 
 
 def _subagents(corpus: Corpus) -> dict[str, dict[str, str]]:
     """The files of the agents that sessions started, by session and tool call."""
-    found: dict[str, list[tuple[str | None, str]]] = {}
+    by_session: dict[str, list[tuple[str | None, str]]] = {}
     for trace in corpus.traces():
         if trace.parent is not None:
-            place = (trace.parent.tool_use_id, f"{named(trace.trace_id)}.json")
-            found.setdefault(trace.parent.session_id, []).append(place)
-    return {session: callers(places) for session, places in found.items()}
+            entry = (trace.parent.tool_use_id, f"{safe_file_name(trace.trace_id)}.json")
+            by_session.setdefault(trace.parent.session_id, []).append(entry)
+    return {session: callers(places) for session, places in by_session.items()}
 
 
-def version_of(logs: Mapping[str, bytes]) -> str:
+def agent_version(logs: Mapping[str, bytes]) -> str:
     """The version of the agent, which Claude Code tells at the beginning of its stream; the format demands one."""
-    found = (_VERSION.search(log, 0, _BEGINNING) for log in logs.values())
-    return next((match[1].decode() for match in found if match), "unknown")
+    matches = (_VERSION.search(log, 0, _BEGINNING) for log in logs.values())
+    return next((match[1].decode() for match in matches if match), "unknown")
 
 
-def _both(one: Tally, other: Tally) -> Tally:
+def _sum_counts(one: CorpusCounts, other: CorpusCounts) -> CorpusCounts:
     joined: dict[str, Any] = {}
-    for name in Tally.__struct_fields__:
+    for name in CorpusCounts.__struct_fields__:
         joined[name] = getattr(one, name) + getattr(other, name)
-    return Tally(**joined)
+    return CorpusCounts(**joined)
 
 
-def _put(writing: Writing, group: str, name: str, told: Document) -> None:
+def _write_document(writing: ExportWriter, group: str, name: str, document: Document) -> None:
     try:
-        writing.path(name).write_bytes(json_bytes(told) + b"\n")
+        writing.path(name).write_bytes(json_bytes(document) + b"\n")
     except OSError as error:
         raise ConfigError(f"cannot write {name}: {error}; choose another --output") from error
-    extra: dict[str, Any] = told["extra"]
-    row = {"file": name, "group": group, "reward": extra.get("reward"), "steps": len(told["steps"])}
+    extra: dict[str, Any] = document["extra"]
+    row = {"file": name, "group": group, "reward": extra.get("reward"), "steps": len(document["steps"])}
     writing.add(group, row)
 
 
@@ -168,18 +174,18 @@ class SessionPath(Struct, frozen=True):
 def session_paths(trace: Trace) -> list[SessionPath]:
     """The paths of a trace, so that each of its turns is new on one: the newest turn's first."""
     owners = {node: index for index, turn in enumerate(trace.turns) for node in turn.action}
-    waiting = set(range(len(trace.turns)))
+    remaining = set(range(len(trace.turns)))
     found: list[SessionPath] = []
     for last in reversed(range(len(trace.turns))):
-        if last not in waiting:
+        if last not in remaining:
             continue
         turn = trace.turns[last]
         nodes = [*_node_path(trace, turn.context), *turn.action]
         on = set(nodes)
         turns = list(dict.fromkeys(owners[node] for node in nodes if node in owners))
-        whole = [index for index in turns if on.issuperset(trace.turns[index].action)]
-        found.append(SessionPath(nodes, whole, frozenset(waiting.intersection(whole))))
-        waiting.difference_update(whole)
+        complete = [index for index in turns if on.issuperset(trace.turns[index].action)]
+        found.append(SessionPath(nodes, complete, frozenset(remaining.intersection(complete))))
+        remaining.difference_update(complete)
     return found
 
 
@@ -190,7 +196,7 @@ def session_document(
     the file of the path that goes on from it."""
     last = trace.turns[path.turns[-1]]
     shape = last.shape or trace.shape
-    made = steps(_session_items(trace, path, shape), started)
+    all_steps = steps(_session_items(trace, path, shape), started)
     outcome = trace.outcome
     extra: dict[str, Any] = {
         "reward": None if outcome is None else outcome.reward,
@@ -210,28 +216,28 @@ def session_document(
         agent["model_name"] = last.model
     if shape.tools:
         agent["tool_definitions"] = shape.tools
-    told: Document = {
+    result: Document = {
         "schema_version": VERSION,
         "session_id": trace.session_id,
         "trajectory_id": identity,
         "agent": agent,
-        "steps": made,
-        "final_metrics": totals(made),
+        "steps": all_steps,
+        "final_metrics": totals(all_steps),
         "extra": {key: value for key, value in extra.items() if value is not None},
     }
-    return told if continued is None else {**told, "continued_trajectory_ref": continued}
+    return result if continued is None else {**result, "continued_trajectory_ref": continued}
 
 
 def _node_path(trace: Trace, end: int) -> list[int]:
-    way: list[int] = []
+    path: list[int] = []
     while end >= 0:
-        way.append(end)
+        path.append(end)
         end = trace.nodes[end].parent
-    return way[::-1]
+    return path[::-1]
 
 
-def _session_items(trace: Trace, path: SessionPath, shape: RequestShape) -> list[Message | Did]:
-    items: list[Message | Did] = []
+def _session_items(trace: Trace, path: SessionPath, shape: RequestShape) -> list[Message | ModelTurn]:
+    items: list[Message | ModelTurn] = []
     if shape.system is not None:
         items.append({"role": "system", "content": shape.system})
     begins = {trace.turns[index].action[0]: index for index in path.turns if trace.turns[index].action}
@@ -245,7 +251,7 @@ def _session_items(trace: Trace, path: SessionPath, shape: RequestShape) -> list
     return items
 
 
-def _session_turn(trace: Trace, turn: TraceTurn, *, copied: bool) -> Did:
+def _session_turn(trace: Trace, turn: TraceTurn, *, copied: bool) -> ModelTurn:
     action: TurnAction = trace.renderer.action([trace.nodes[node].body for node in turn.action])
     message: Message = {"role": "assistant", "content": action.content or ""}
     if action.thinking:
@@ -263,16 +269,16 @@ def _session_turn(trace: Trace, turn: TraceTurn, *, copied: bool) -> Did:
         extra["thinking_hidden"] = True
     if turn.signals is not None:
         extra["signals"] = plain(turn.signals)
-    return Did(message=message, model=turn.model, timestamp=turn.timestamp, extra=extra, copied=copied)
+    return ModelTurn(message=message, model=turn.model, timestamp=turn.timestamp, extra=extra, copied=copied)
 
 
-def continuations(trace: Trace, found: Sequence[SessionPath]) -> dict[int, int]:
+def continuations(trace: Trace, paths: Sequence[SessionPath]) -> dict[int, int]:
     """Of paths that a compaction ended, by place: the place of the path that goes on from each.
 
     All turns that led to the session's end are of the active branch; those that lie on several paths stand in the
     order in which they were taken.
     """
-    active = [at for at, path in enumerate(found) if trace.turns[path.turns[-1]].branch == "active"]
+    active = [at for at, path in enumerate(paths) if trace.turns[path.turns[-1]].branch == "active"]
     return {older: newer for newer, older in pairwise(active)}
 
 
@@ -284,7 +290,7 @@ def callers(parents: Collection[tuple[str | None, str]]) -> dict[str, str]:
 # --- Rollouts ----------------------------------------------------------------------------------
 
 
-class TrajectoryLine(Struct, eq=False, kw_only=True):
+class AtifBranch(Struct, eq=False, kw_only=True):
     """A branch of calls that one trajectory tells.
 
     `host` is the line whose trajectory it is put into, `before` the one that it goes on from; without a host it
@@ -293,8 +299,8 @@ class TrajectoryLine(Struct, eq=False, kw_only=True):
 
     branch: str
     nodes: list[Node]
-    host: TrajectoryLine | None = None
-    before: TrajectoryLine | None = None
+    host: AtifBranch | None = None
+    before: AtifBranch | None = None
 
 
 def rollout_documents(
@@ -316,37 +322,37 @@ def rollout_documents(
             kind = "branch" if line.before is None else "cont"
             counts[kind] += 1
             names[line.branch] = f"{base}.{kind}-{counts[kind]}.json"
-    made = {line.branch: _rollout_document(line, lines, graded, agent, names) for line in lines}
+    by_branch = {line.branch: _rollout_document(line, lines, graded, agent, names) for line in lines}
     for line in lines:
         if line.before is not None:
-            made[line.before.branch]["continued_trajectory_ref"] = names[line.branch]
+            by_branch[line.before.branch]["continued_trajectory_ref"] = names[line.branch]
     # The innermost first, so that what is put into another is whole.
     for line in reversed(lines):
         if line.host is not None:
-            made[line.host.branch].setdefault("subagent_trajectories", []).insert(0, made[line.branch])
-    return {names[line.branch]: made[line.branch] for line in lines if line.host is None}
+            by_branch[line.host.branch].setdefault("subagent_trajectories", []).insert(0, by_branch[line.branch])
+    return {names[line.branch]: by_branch[line.branch] for line in lines if line.host is None}
 
 
-def _lines(trajectory: Trajectory, roles: Collection[Role]) -> list[TrajectoryLine]:
-    lines: list[TrajectoryLine] = []
-    of: dict[str, TrajectoryLine] = {}
+def _lines(trajectory: Trajectory, roles: Collection[Role]) -> list[AtifBranch]:
+    lines: list[AtifBranch] = []
+    line_of_call: dict[str, AtifBranch] = {}
     for branch, nodes in trajectory.branches.items():
-        told = [node for node in nodes if node.role in roles and node.answer is not None]
-        if not told or all(node.superseded for node in told):
+        answered = [node for node in nodes if node.role in roles and node.answer is not None]
+        if not answered or all(node.superseded for node in answered):
             continue
-        head = told[0]
-        line = TrajectoryLine(branch=branch, nodes=told)
+        head = answered[0]
+        line = AtifBranch(branch=branch, nodes=answered)
         if head.continues is not None:
             line.before = _before(head, lines)
         if head.role != "main":
-            line.host = line.before.host if line.before else _host(head, of, lines)
-        for node in told:
-            of[node.call.id] = line
+            line.host = line.before.host if line.before else _host(head, line_of_call, lines)
+        for node in answered:
+            line_of_call[node.call.id] = line
         lines.append(line)
     return lines
 
 
-def _before(head: Node, lines: Sequence[TrajectoryLine]) -> TrajectoryLine | None:
+def _before(head: Node, lines: Sequence[AtifBranch]) -> AtifBranch | None:
     """The line that a compaction ended: the last one of the same agent that nothing goes on from yet."""
     key = (head.call.session_id, head.call.agent_id)
     taken = [line.before for line in lines]
@@ -360,23 +366,23 @@ def _before(head: Node, lines: Sequence[TrajectoryLine]) -> TrajectoryLine | Non
     return same[-1] if same else None
 
 
-def _host(head: Node, of: dict[str, TrajectoryLine], lines: Sequence[TrajectoryLine]) -> TrajectoryLine | None:
+def _host(head: Node, line_of_call: dict[str, AtifBranch], lines: Sequence[AtifBranch]) -> AtifBranch | None:
     """The line that started another, else the first one."""
     for node in (head.spawned_by, head.parent):
-        if node is not None and node.call.id in of:
-            return of[node.call.id]
+        if node is not None and node.call.id in line_of_call:
+            return line_of_call[node.call.id]
     return lines[0] if lines else None
 
 
 def _rollout_document(
-    line: TrajectoryLine,
-    lines: Sequence[TrajectoryLine],
+    line: AtifBranch,
+    lines: Sequence[AtifBranch],
     graded: GradedRollout,
     agent: dict[str, Any],
     names: dict[str, str],
 ) -> Document:
     head, last = line.nodes[0], line.nodes[-1]
-    made = steps(_rollout_items(line.nodes), _started(line, lines, names))
+    all_steps = steps(_rollout_items(line.nodes), _started(line, lines, names))
     verdict = graded.verdict
     policies = sorted({node.call.policy_version for node in line.nodes if node.call.policy_version})
     extra: dict[str, Any] = {
@@ -394,22 +400,22 @@ def _rollout_document(
         "policy_versions": policies,
         "written_by": f"understudy {__version__}",
     }
-    known: dict[str, Any] = {**agent, "model_name": last.call.backend_model}
+    agent_fields: dict[str, Any] = {**agent, "model_name": last.call.backend_model}
     tools = head.conversation.tools
     if tools:
-        known["tool_definitions"] = tools
+        agent_fields["tool_definitions"] = tools
     return {
         "schema_version": VERSION,
         "session_id": head.call.session_id or graded.attempt.id,
         "trajectory_id": f"{graded.attempt.id}.{line.branch}" if line.host is None else line.branch,
-        "agent": known,
-        "steps": made,
-        "final_metrics": totals(made),
+        "agent": agent_fields,
+        "steps": all_steps,
+        "final_metrics": totals(all_steps),
         "extra": extra,
     }
 
 
-def _started(line: TrajectoryLine, lines: Sequence[TrajectoryLine], names: dict[str, str]) -> dict[str, str]:
+def _started(line: AtifBranch, lines: Sequence[AtifBranch], names: dict[str, str]) -> dict[str, str]:
     """The agents that tool calls of a line started, by the id of the call."""
     own = {node.call.id for node in line.nodes}
     started: dict[str, str] = {}
@@ -426,22 +432,22 @@ def _started(line: TrajectoryLine, lines: Sequence[TrajectoryLine], names: dict[
     return started
 
 
-def _rollout_items(nodes: Sequence[Node]) -> list[Message | Did]:
+def _rollout_items(nodes: Sequence[Node]) -> list[Message | ModelTurn]:
     """What each call sent that was new, and what it was answered with.
 
     The answers of the calls are those that were given, not as the agent sent them back.
     """
-    items: list[Message | Did] = []
-    known = 0
+    items: list[Message | ModelTurn] = []
+    block_count = 0
     for number, node in enumerate(nodes):
         if number and node.parent is nodes[number - 1]:
             items += _messages(node, node.fresh)
         elif number:
             # A call between was not answered, or is not told.
-            items += _messages(node, known)
+            items += _messages(node, block_count)
         else:
             items += node.messages
-        known = len(node.conversation.blocks)
+        block_count = len(node.conversation.blocks)
         items.append(_rollout_turn(node, node.answer or ()))
     return items
 
@@ -453,7 +459,7 @@ def _messages(node: Node, start: int) -> list[Message]:
     return shown_messages(rest, node.sampled)
 
 
-def _rollout_turn(node: Node, answer: tuple[Block, ...]) -> Did:
+def _rollout_turn(node: Node, answer: tuple[Block, ...]) -> ModelTurn:
     call = node.call
     extra: dict[str, Any] = {"call_id": call.id, "finish_reason": call.finish_reason}
     if call.policy_version is not None or call.policy_spans:
@@ -463,7 +469,7 @@ def _rollout_turn(node: Node, answer: tuple[Block, ...]) -> Did:
         extra["loss_mask"] = [0 if node.superseded else 1] * len(call.completion_token_ids)
     if node.superseded:
         extra["superseded"] = True
-    return Did(
+    return ModelTurn(
         message=response_message(answer),
         model=call.backend_model,
         timestamp=instant(call.ended_at),
@@ -474,20 +480,24 @@ def _rollout_turn(node: Node, answer: tuple[Block, ...]) -> Did:
 
 def _metrics(call: Call) -> dict[str, Any]:
     usage = call.usage
-    told: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "cached_tokens": usage.cached_tokens,
     }
     if call.cost_usd is not None:
-        told["cost_usd"] = call.cost_usd
+        metrics["cost_usd"] = call.cost_usd
     if call.prompt_token_ids is not None:
-        told["prompt_token_ids"] = list(call.prompt_token_ids)
+        metrics["prompt_token_ids"] = list(call.prompt_token_ids)
     if call.completion_token_ids is not None:
-        told["completion_token_ids"] = list(call.completion_token_ids)
-        known = call.logprobs
-        if known is not None and len(known) == len(call.completion_token_ids) and all(map(math.isfinite, known)):
-            told["logprobs"] = list(known)
+        metrics["completion_token_ids"] = list(call.completion_token_ids)
+        logprobs = call.logprobs
+        if (
+            logprobs is not None
+            and len(logprobs) == len(call.completion_token_ids)
+            and all(map(math.isfinite, logprobs))
+        ):
+            metrics["logprobs"] = list(logprobs)
     if usage.cache_write_tokens:
-        told["extra"] = {"cache_write_tokens": usage.cache_write_tokens}
-    return told
+        metrics["extra"] = {"cache_write_tokens": usage.cache_write_tokens}
+    return metrics

@@ -18,7 +18,7 @@ Step = dict[str, Any]
 _MEDIA = {"jpg": "image/jpeg", "jpeg": "image/jpeg", "png": "image/png", "gif": "image/gif", "webp": "image/webp"}
 
 
-class Did(Struct, frozen=True, kw_only=True):
+class ModelTurn(Struct, frozen=True, kw_only=True):
     """What the model did in one turn: `message` is the assistant's, thinking in `reasoning_content`.
 
     `copied`: it stands in another trajectory too, which it is to be learned from.
@@ -32,30 +32,32 @@ class Did(Struct, frozen=True, kw_only=True):
     copied: bool = False
 
 
-def steps(items: Sequence[Message | Did], agents: Mapping[str, str] | None = None) -> list[Step]:
+def steps(items: Sequence[Message | ModelTurn], agents: Mapping[str, str] | None = None) -> list[Step]:
     """The steps of a conversation, numbered from 1.
 
     An assistant's message that is no `Did` was not the model's turn here, so it is copied context. Tool results
     are in the step that asked for them; one that nothing asked for is the user's words. `agents` maps the ids of
     tool calls to the trajectories that they started.
     """
-    made: list[Step] = []
-    asked: dict[Any, Step] = {}
+    result: list[Step] = []
+    callers: dict[Any, Step] = {}
     for item in items:
-        message = item.message if isinstance(item, Did) else item
+        message = item.message if isinstance(item, ModelTurn) else item
         role: str = message["role"]
-        caller = asked.pop(message.get("tool_call_id"), None) if role == "tool" else None
+        caller = callers.pop(message.get("tool_call_id"), None) if role == "tool" else None
         if caller is not None:
-            _observe(caller, message, agents or {})
+            _add_observation(caller, message, agents or {})
             continue
         if role == "assistant":
-            step: Step = _agent(item if isinstance(item, Did) else Did(message=message, copied=True))
+            step: Step = _agent_step(
+                item if isinstance(item, ModelTurn) else ModelTurn(message=message, copied=True)
+            )
         else:
             source = "system" if role == "system" else "user"
             step = {"source": source, "message": _content(message.get("content"))}
-        made.append(step)
-        asked |= {call["tool_call_id"]: step for call in step.get("tool_calls", ())}
-    return [{"step_id": number, **step} for number, step in enumerate(made, 1)]
+        result.append(step)
+        callers |= {call["tool_call_id"]: step for call in step.get("tool_calls", ())}
+    return [{"step_id": number, **step} for number, step in enumerate(result, 1)]
 
 
 def instant(seconds: float) -> str:
@@ -63,38 +65,38 @@ def instant(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-def totals(made: Sequence[Step]) -> dict[str, Any]:
+def totals(all_steps: Sequence[Step]) -> dict[str, Any]:
     """The sums over steps, without those that are copied; what no step tells is not there."""
-    told = [step["metrics"] for step in made if "metrics" in step and "is_copied_context" not in step]
-    found: dict[str, Any] = {}
+    metrics_list = [step["metrics"] for step in all_steps if "metrics" in step and "is_copied_context" not in step]
+    sums: dict[str, Any] = {}
     for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd"):
-        values = [metrics[name] for metrics in told if name in metrics]
+        values = [metrics[name] for metrics in metrics_list if name in metrics]
         if values:
-            found[f"total_{name}"] = sum(values)
-    return {**found, "total_steps": len(made)}
+            sums[f"total_{name}"] = sum(values)
+    return {**sums, "total_steps": len(all_steps)}
 
 
-def _agent(did: Did) -> Step:
-    message = did.message
+def _agent_step(turn: ModelTurn) -> Step:
+    message = turn.message
     step: Step = {"source": "agent", "message": _content(message.get("content"))}
-    extra = dict(did.extra)
-    if did.timestamp is not None:
-        if _is_instant(did.timestamp):
-            step["timestamp"] = did.timestamp
+    extra = dict(turn.extra)
+    if turn.timestamp is not None:
+        if _is_instant(turn.timestamp):
+            step["timestamp"] = turn.timestamp
         else:
-            extra["timestamp"] = did.timestamp
-    if did.model:
-        step["model_name"] = did.model
+            extra["timestamp"] = turn.timestamp
+    if turn.model:
+        step["model_name"] = turn.model
     if message.get("reasoning_content"):
         step["reasoning_content"] = message["reasoning_content"]
     if message.get("tool_calls"):
         step["tool_calls"] = [_call(call) for call in message["tool_calls"]]
-    if did.copied:
+    if turn.copied:
         step["is_copied_context"] = True
     else:
         step["llm_call_count"] = 1
-    if did.metrics:
-        step["metrics"] = did.metrics
+    if turn.metrics:
+        step["metrics"] = turn.metrics
     if extra:
         step["extra"] = extra
     return step
@@ -114,7 +116,7 @@ def _written(arguments: Any) -> Any:
     return unwrapped(arguments) if isinstance(arguments, str) else arguments
 
 
-def _observe(step: Step, message: Message, agents: Mapping[str, str]) -> None:
+def _add_observation(step: Step, message: Message, agents: Mapping[str, str]) -> None:
     call_id = message["tool_call_id"]
     result: dict[str, Any] = {"source_call_id": call_id, "content": _content(message.get("content"))}
     if call_id in agents:
@@ -124,8 +126,8 @@ def _observe(step: Step, message: Message, agents: Mapping[str, str]) -> None:
     step.setdefault("observation", {"results": []})["results"].append(result)
 
 
-def _reference(place: str) -> dict[str, str]:
-    return {"trajectory_path": place} if place.endswith(".json") else {"trajectory_id": place}
+def _reference(trajectory: str) -> dict[str, str]:
+    return {"trajectory_path": trajectory} if trajectory.endswith(".json") else {"trajectory_id": trajectory}
 
 
 def _content(content: Any) -> str | list[dict[str, Any]]:
@@ -138,20 +140,20 @@ def _content(content: Any) -> str | list[dict[str, Any]]:
 def _part(part: Any) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    told = cast(dict[str, Any], part) if isinstance(part, dict) else {}
-    if "text" in told:
-        return {"type": "text", "text": str(told["text"] or "")}
-    address: Any = told.get("image_url")
+    fields = cast(dict[str, Any], part) if isinstance(part, dict) else {}
+    if "text" in fields:
+        return {"type": "text", "text": str(fields["text"] or "")}
+    address: Any = fields.get("image_url")
     url = cast(dict[str, Any], address).get("url") if isinstance(address, dict) else address
     if isinstance(url, str) and url:
-        return {"type": "image", "source": {"media_type": _media(url), "path": url}}
-    return {"type": "text", "text": f"[{told.get('type', 'other')}]"}
+        return {"type": "image", "source": {"media_type": _media_type(url), "path": url}}
+    return {"type": "text", "text": f"[{fields.get('type', 'other')}]"}
 
 
-def _media(url: str) -> str:
+def _media_type(url: str) -> str:
     if url.startswith("data:"):
-        told = url[5:].partition(";")[0].partition(",")[0]
-        return told if told in _MEDIA.values() else "image/png"
+        media_type = url[5:].partition(";")[0].partition(",")[0]
+        return media_type if media_type in _MEDIA.values() else "image/png"
     return _MEDIA.get(url.partition("?")[0].rpartition(".")[2].lower(), "image/png")
 
 

@@ -23,18 +23,18 @@ from msgspec import Struct, field
 from understudy import __version__
 from understudy.export import card
 from understudy.export.base import (
-    Exported,
-    Report,
-    Traits,
+    ExportSummary,
+    FormatTraits,
+    ProgressCallback,
     carry_back,
     exporter,
     file_name,
-    silent,
+    no_progress,
 )
 from understudy.export.corpus import Corpus
-from understudy.export.files import Described, alone, filled, writing
+from understudy.export.files import ExportDescription, exclusive, fill_load, write_errors
 from understudy.export.matching import textual
-from understudy.export.parquet import Saved, schema
+from understudy.export.parquet import SavedDatasetWriter, schema
 from understudy.ingest.model_families import model_family
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import ROLES
@@ -92,8 +92,8 @@ _LOAD = """from datasets import load_dataset
 dataset = load_dataset("{output}", split="train")"""
 
 
-@exporter(Traits(origins=("rollouts",), roles=ROLES, chooses_solved=False, into_run=True, splits=False))
-def export(corpus: Corpus, output: Path, *, report: Report = silent) -> Exported:
+@exporter(FormatTraits(origins=("rollouts",), roles=ROLES, chooses_solved=False, into_run=True, splits=False))
+def export(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progress) -> ExportSummary:
     """Hugging Face datasets with exact tokens, and streams of spans, one of each per task instance.
 
     dataset-INSTANCE loads with datasets.load_from_disk; stream_INSTANCE.json has one span a line. An earlier
@@ -115,41 +115,41 @@ def export(corpus: Corpus, output: Path, *, report: Report = silent) -> Exported
         instance: (file_name("stream_", instance, ".json"), file_name("dataset-", instance))
         for instance in (*chosen, *selection.suspicious)
     }
-    done = _Done()
-    with writing(output), alone(output):
-        described = Described(corpus, output, "hf")
+    counts = _HfCounts()
+    with write_errors(output), exclusive(output):
+        description = ExportDescription(corpus, output, "hf")
         for instance in selection.suspicious.keys() - chosen.keys():
             stream, dataset = names[instance]
             (output / stream).unlink(missing_ok=True)
-            discard(output / dataset)
+            remove_dataset(output / dataset)
         for number, (instance, members) in enumerate(chosen.items()):
             report(number, len(chosen))
-            _write(corpus, members, output, *names[instance], done)
+            _write(corpus, members, output, *names[instance], counts)
         report(len(chosen), len(chosen))
-        exported = Exported(
+        exported = ExportSummary(
             output_dir=str(output),
-            rows=done.rows,
+            rows=counts.rows,
             instances=len(chosen),
             rollouts=sum(map(len, chosen.values())),
-            spans=done.spans,
-            without_tokens=done.without_tokens,
-            segments={reason: count for reason, count in done.segments.items() if reason != NO_TOKENS},
-            roles=dict(done.roles),
+            spans=counts.spans,
+            without_tokens=counts.without_tokens,
+            segments={reason: count for reason, count in counts.segments.items() if reason != NO_TOKENS},
+            roles=dict(counts.roles),
             left_out=selection.left_out,
             suspicious=sum(selection.suspicious.values()),
-            splits={"train": done.rows} if done.rows else {},
-            files=sorted([*done.files, card.NAME]) if done.files else [],
-            origins={"rollout": done.rows} if done.rows else {},
-            sources=dict(done.sources),
-            licences=dict(done.licences),
-            families=dict(done.families),
-            load=filled(_LOAD, output) if done.rows else "",
+            splits={"train": counts.rows} if counts.rows else {},
+            files=sorted([*counts.files, card.CARD_NAME]) if counts.files else [],
+            origins={"rollout": counts.rows} if counts.rows else {},
+            sources=dict(counts.sources),
+            licences=dict(counts.licences),
+            families=dict(counts.families),
+            load=fill_load(_LOAD, output) if counts.rows else "",
         )
-        described.put(exported, _ABOUT, _LOAD, {"train": done.data})
+        description.write(exported, _ABOUT, _LOAD, {"train": counts.data})
     return exported
 
 
-class _Done(Struct, kw_only=True):
+class _HfCounts(Struct, kw_only=True):
     """What an export has written so far; sources, licences and families count rows."""
 
     rows: int = 0
@@ -165,43 +165,43 @@ class _Done(Struct, kw_only=True):
 
 
 def _write(
-    corpus: Corpus, members: Sequence[GradedRollout], output: Path, stream: str, dataset: str, done: _Done
+    corpus: Corpus, members: Sequence[GradedRollout], output: Path, stream: str, dataset: str, counts: _HfCounts
 ) -> None:
     """Write the stream and the dataset of an instance; without rows it has no dataset."""
     roles = corpus.selection.roles
-    saved: Saved | None = None
+    saved: SavedDatasetWriter | None = None
     with ExitStack() as stack:
         file = stack.enter_context(stack.enter_context(atomic_path(output / stream)).open("wb"))
         for member in members:
             trajectory = corpus.trajectory(member)
             nodes = [node for node in trajectory.nodes if node.role in roles]
-            done.roles.update(node.role for node in trajectory.nodes)
-            done.segments.update(merge(trajectory, roles).reasons)
-            done.without_tokens += sum(node.call.status == "ok" and not usable(node) for node in nodes)
+            counts.roles.update(node.role for node in trajectory.nodes)
+            counts.segments.update(merge(trajectory, roles).reasons)
+            counts.without_tokens += sum(node.call.status == "ok" and not usable(node) for node in nodes)
             for span in spans(member, nodes):
                 file.write(msgspec.json.encode(span) + b"\n")
-                done.spans += 1
-            told = corpus.told(member)
+                counts.spans += 1
+            origin = corpus.task_origin(member)
             for row in rows_of(
                 corpus.store.runs.task(member.rollout.run_id, member.rollout.task_id), member, nodes
             ):
                 if saved is None:
-                    saved = Saved(stack.enter_context(atomic_path(output / dataset)), COLUMNS)
+                    saved = SavedDatasetWriter(stack.enter_context(atomic_path(output / dataset)), COLUMNS)
                 saved.write(row)
-                done.rows += 1
-                done.sources[told.source] += 1
-                done.licences[told.licence or "unknown"] += 1
-            done.families.update(
+                counts.rows += 1
+                counts.sources[origin.source] += 1
+                counts.licences[origin.licence or "unknown"] += 1
+            counts.families.update(
                 model_family(node.call.backend_model) or "unknown" for node in nodes if usable(node)
             )
         if saved is not None:
             saved.close()
-    done.files.append(stream)
+    counts.files.append(stream)
     if saved is None:
-        discard(output / dataset)
+        remove_dataset(output / dataset)
         return
-    done.files += [f"{dataset}/{name}" for name in Saved.files]
-    done.data.append(f"{dataset}/{Saved.data}")
+    counts.files += [f"{dataset}/{name}" for name in SavedDatasetWriter.files]
+    counts.data.append(f"{dataset}/{SavedDatasetWriter.data}")
 
 
 def rows_of(task: Task, graded: GradedRollout, nodes: Sequence[Node]) -> Iterator[dict[str, Any]]:
@@ -237,17 +237,17 @@ def _decoder(call: Call) -> Decoder | None:
     """What turns the token ids of a call into text, where its tokenizer is known here."""
     if call.backend != "embedded":
         return None
-    from understudy.model.scripted.tokenizer import shipped
+    from understudy.model.scripted.tokenizer import scripted_tokenizer
 
-    return shipped().decode
+    return scripted_tokenizer().decode
 
 
-def writer() -> Callable[[Iterable[dict[str, Any]], Path], None]:
+def dataset_saver() -> Callable[[Iterable[dict[str, Any]], Path], None]:
     """A function that saves rows as a dataset. Raises ConfigError when `pyarrow` is not installed."""
     schema(COLUMNS)
 
     def save(rows: Iterable[dict[str, Any]], path: Path) -> None:
-        saved = Saved(path, COLUMNS)
+        saved = SavedDatasetWriter(path, COLUMNS)
         for row in rows:
             saved.write(row)
         saved.close()
@@ -255,7 +255,7 @@ def writer() -> Callable[[Iterable[dict[str, Any]], Path], None]:
     return save
 
 
-def discard(dataset: Path) -> None:
+def remove_dataset(dataset: Path) -> None:
     """Remove what an earlier export left where there is nothing to write now."""
     if dataset.is_dir():
         shutil.rmtree(dataset)
@@ -271,7 +271,7 @@ class SpanStatus(Struct, frozen=True):
     description: str | None = None
 
 
-class SpanContext(Struct, frozen=True):
+class HfSpanContext(Struct, frozen=True):
     """The identity of a span."""
 
     trace_id: str
@@ -303,8 +303,8 @@ class Span(Struct, frozen=True, kw_only=True):
     links: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
     start_time: float | None
     end_time: float | None
-    context: SpanContext
-    parent: SpanContext | None = None
+    context: HfSpanContext
+    parent: HfSpanContext | None = None
     resource: Resource
 
 
@@ -363,7 +363,7 @@ def _span(
         attributes=attributes,
         start_time=times[0],
         end_time=times[1],
-        context=SpanContext(trace_id, span_id),
+        context=HfSpanContext(trace_id, span_id),
         resource=Resource(
             {
                 "service.name": "understudy",
@@ -392,11 +392,11 @@ def _attributes(node: Node) -> dict[str, str | int | float]:
     if call.prompt_token_ids is not None:
         attributes[f"{PREFIX}prompt_token_ids"] = repr(list(call.prompt_token_ids))
     if node.answer is not None:
-        attributes[f"{PREFIX}choices"] = repr([_choice(call, response_message(node.answer))])
+        attributes[f"{PREFIX}choices"] = repr([_choice_fields(call, response_message(node.answer))])
     return attributes
 
 
-def _choice(call: Call, message: dict[str, Any]) -> dict[str, Any]:
+def _choice_fields(call: Call, message: dict[str, Any]) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": 0, "finish_reason": call.finish_reason, "message": message}
     if call.completion_token_ids is not None:
         choice["token_ids"] = list(call.completion_token_ids)

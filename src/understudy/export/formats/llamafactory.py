@@ -16,12 +16,12 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 
 from understudy.errors import ConfigError
-from understudy.export.base import Exported, Report, Traits, exporter, silent
-from understudy.export.corpus import Corpus, Tally, Unit
+from understudy.export.base import ExportSummary, FormatTraits, ProgressCallback, exporter, no_progress
+from understudy.export.corpus import Corpus, CorpusCounts, Unit
 from understudy.export.examples import Example
-from understudy.export.files import JsonLines, Writing
+from understudy.export.files import ExportWriter, JsonLinesWriter
 from understudy.export.formats import llamafactory_rows as rows
-from understudy.export.formats.llamafactory_rows import Flaw, Form, Row, Template, find_template
+from understudy.export.formats.llamafactory_rows import Form, Row, RowFlaw, TemplateRules, template_rules
 from understudy.preference.base import Pair
 from understudy.util.atomic import atomic_path
 from understudy.util.locks import locked
@@ -31,8 +31,8 @@ TOO_LONG = "rows longer than --cutoff, which LLaMA-Factory would cut"
 
 _BYTES_A_TOKEN = 3
 """Cautious: text and code in English have about four."""
-_A_MESSAGE = 8
-_AROUND = 320
+_TOKENS_A_MESSAGE = 8
+_TOKENS_A_ROW = 320
 _ROUND = 1024
 
 _ABOUT = (
@@ -44,7 +44,7 @@ _ABOUT = (
 _LOAD = f"llamafactory-cli train {{quoted}}/{CONFIG}"
 
 
-@exporter(Traits(solved_only=True))
+@exporter(FormatTraits(solved_only=True))
 def export(
     corpus: Corpus,
     output: Path,
@@ -61,8 +61,8 @@ def export(
     cutoff: Annotated[
         int | None, "Leave out rows of more tokens; else the config has room for the longest."
     ] = None,
-    report: Report = silent,
-) -> Exported:
+    report: ProgressCallback = no_progress,
+) -> ExportSummary:
     """Rows, dataset_info.json and a training config for LLaMA-Factory.
 
     Rows are in OUTPUT/NAME; the entries NAME and NAME_test of OUTPUT/dataset_info.json are made or replaced, all
@@ -75,9 +75,9 @@ def export(
     if cutoff is not None and cutoff < 1:
         raise ConfigError(f"--cutoff: {cutoff} is no number of tokens; give one of at least 1")
     check_names(output, {name: f"{name}/", test: f"{name}/"})
-    chosen = find_template(template)
-    count = Lengths(model)
-    place = output / name
+    rules = template_rules(template)
+    count_tokens = RowLengthCounter(model)
+    directory = output / name
     if stage != "sft":
         unit = "turn"
         both_ends = msgspec.structs.replace(corpus.selection, solved_only=False)
@@ -85,18 +85,20 @@ def export(
     longest = 0
     splits: set[str] = set()
     about = _ABOUT.format(stage=stage, form=form, template=template, name=name)
-    lines = AlpacaLines if form == "alpaca" else JsonLines
-    with Writing(corpus, place, "llamafactory", lines, report, suffix=JsonLines.suffix) as writing:
-        for made, row in _rows(corpus, stage, unit, chosen, form):
-            length = 0 if isinstance(row, Flaw) else count(row)
+    writer_type = AlpacaWriter if form == "alpaca" else JsonLinesWriter
+    with ExportWriter(
+        corpus, directory, "llamafactory", writer_type, report, suffix=JsonLinesWriter.suffix
+    ) as writing:
+        for item, row in _rows(corpus, stage, unit, rules, form):
+            length = 0 if isinstance(row, RowFlaw) else count_tokens(row)
             if cutoff is not None and length > cutoff:
-                row = Flaw(TOO_LONG)
-            if isinstance(row, Flaw):
-                _leave_out(corpus.tally, made, row.reason)
+                row = RowFlaw(TOO_LONG)
+            if isinstance(row, RowFlaw):
+                _leave_out(corpus.counts, item, row.reason)
                 continue
             longest = max(longest, length)
-            splits.add(corpus.split(made.group))
-            writing.add(made.group, row)
+            splits.add(corpus.split(item.group))
+            writing.add(item.group, row)
         both = len(splits) > 1
         room = cutoff or -(-longest // _ROUND) * _ROUND
         written = training_config(
@@ -109,12 +111,12 @@ def export(
             test=test if both else None,
             cutoff=room,
             mask_history=unit == "turn",
-            output=(place / "model").resolve(),
+            output=(directory / "model").resolve(),
         )
         writing.path(CONFIG).write_text(written, encoding="utf-8")
-        roughly = "" if count.exact else "about "
-        told = f"cutoff_len is {room} tokens; the longest row has {roughly}{longest}"
-        exported = writing.finish(about, _LOAD, notes=(told,), kept=(CONFIG,))
+        roughly = "" if count_tokens.exact else "about "
+        length_note = f"cutoff_len is {room} tokens; the longest row has {roughly}{longest}"
+        exported = writing.finish(about, _LOAD, notes=(length_note,), local_only=(CONFIG,))
     entries = {
         name: dataset_entry(f"{name}/train.jsonl", form, stage),
         test: dataset_entry(f"{name}/test.jsonl", form, stage) if both else None,
@@ -124,26 +126,26 @@ def export(
 
 
 def _rows(
-    corpus: Corpus, stage: Stage, unit: Unit, chosen: Template, form: Form
-) -> Iterator[tuple[Example | Pair, Row | Flaw]]:
+    corpus: Corpus, stage: Stage, unit: Unit, rules: TemplateRules, form: Form
+) -> Iterator[tuple[Example | Pair, Row | RowFlaw]]:
     if stage == "dpo":
         for pair in corpus.pairs():
-            yield pair, rows.dpo(pair, chosen, form)
+            yield pair, rows.dpo(pair, rules, form)
         return
-    make: Callable[..., Row | Flaw] = rows.sft if stage == "sft" else rows.kto
+    make: Callable[..., Row | RowFlaw] = rows.sft if stage == "sft" else rows.kto
     for example in corpus.examples(unit):
-        yield example, make(example, chosen, form)
+        yield example, make(example, rules, form)
 
 
-def _leave_out(tally: Tally, made: Example | Pair, reason: str) -> None:
-    if isinstance(made, Example):
-        tally.leave_out(made, reason)
+def _leave_out(tally: CorpusCounts, item: Example | Pair, reason: str) -> None:
+    if isinstance(item, Example):
+        tally.leave_out(item, reason)
         return
-    tally.count("session" if made.origin == "replay" else "rollout", made.origin, None, made.family, -1)
+    tally.count("session" if item.origin == "replay" else "rollout", item.origin, None, item.family, -1)
     tally.left_out[reason] += 1
 
 
-class Lengths:
+class RowLengthCounter:
     """Counts the tokens of a row, or estimates them where the tokenizer of `model` is not at hand."""
 
     def __init__(self, model: str) -> None:
@@ -169,7 +171,7 @@ class Lengths:
             length = sum(len(text.encode(errors="replace")) // _BYTES_A_TOKEN + 1 for text in texts)
         else:
             length = sum(len(each.ids) for each in self._tokenizer.encode_batch(texts, add_special_tokens=False))
-        return length + _A_MESSAGE * len(texts) + _AROUND
+        return length + _TOKENS_A_MESSAGE * len(texts) + _TOKENS_A_ROW
 
 
 def _texts(row: Row) -> Iterator[str]:
@@ -214,7 +216,7 @@ _RATES: dict[tuple[Stage, Finetuning], float] = {
 }
 
 
-class AlpacaLines(JsonLines):
+class AlpacaWriter(JsonLinesWriter):
     """Rows in the form of Alpaca, the first one that has a history in front.
 
     `datasets` takes the types of columns from the first 10 MB of a file: where no row in them has a history, it
@@ -241,7 +243,7 @@ class AlpacaLines(JsonLines):
         begin, length = self._first or (0, 0)
         if not begin:
             return
-        with self._path.open("rb") as old, atomic_path(self._path) as place, place.open("wb") as new:
+        with self._path.open("rb") as old, atomic_path(self._path) as fresh, fresh.open("wb") as new:
             old.seek(begin)
             new.write(old.read(length))
             old.seek(0)
@@ -266,8 +268,8 @@ def _check_name(name: str) -> str:
 def dataset_entry(file: str, form: Form, stage: Stage) -> dict[str, Any]:
     """What `dataset_info.json` says of a file of rows. A list of columns must name all: the others are none."""
     columns = {**_FORM_COLUMNS[form], **_COLUMNS[form, stage], "system": "system", "tools": "tools"}
-    said: dict[str, Any] = {"file_name": file, "formatting": form, "columns": columns}
-    return {**said, "ranking": True} if stage == "dpo" else said
+    fields: dict[str, Any] = {"file_name": file, "formatting": form, "columns": columns}
+    return {**fields, "ranking": True} if stage == "dpo" else fields
 
 
 def check_names(directory: Path, names: Mapping[str, str]) -> None:
@@ -275,10 +277,10 @@ def check_names(directory: Path, names: Mapping[str, str]) -> None:
 
     `names` maps a data set to the beginning of the files that are its own.
     """
-    known = _read_info(directory / INFO)
+    entries = _read_info(directory / INFO)
     for name, own in names.items():
-        taken = known.get(name)
-        if taken is not None and not _ours(taken, own):
+        existing = entries.get(name)
+        if existing is not None and not _is_ours(existing, own):
             raise ConfigError(
                 f"{directory / INFO} has a data set {name!r} already, which is none of ours; choose another --name"
             )
@@ -291,12 +293,12 @@ def merge_entries(directory: Path, entries: Mapping[str, dict[str, Any] | None])
     """
     path = directory / INFO
     with locked(directory / f".{INFO}.lock", remedy="choose another --output"):
-        known: dict[str, Any] = dict(_read_info(path))
-        for name, said in entries.items():
-            known.pop(name, None)
-            if said is not None:
-                known[name] = msgspec.Raw(msgspec.json.format(msgspec.json.encode(said), indent=2))
-        lines = [f"{json.dumps(name)}: {bytes(raw).decode()}" for name, raw in known.items()]
+        merged: dict[str, Any] = dict(_read_info(path))
+        for name, fields in entries.items():
+            merged.pop(name, None)
+            if fields is not None:
+                merged[name] = msgspec.Raw(msgspec.json.format(msgspec.json.encode(fields), indent=2))
+        lines = [f"{json.dumps(name)}: {bytes(raw).decode()}" for name, raw in merged.items()]
         text = "{\n" + ",\n".join(lines) + "\n}\n" if lines else "{}\n"
         with atomic_path(path) as fresh:
             fresh.write_text(text, encoding="utf-8")
@@ -383,6 +385,6 @@ def _read_info(path: Path) -> dict[str, msgspec.Raw]:
         ) from error
 
 
-def _ours(raw: msgspec.Raw, own: str) -> bool:
-    said: Any = msgspec.json.decode(raw)
-    return isinstance(said, dict) and str(cast(dict[str, Any], said).get("file_name", "")).startswith(own)
+def _is_ours(raw: msgspec.Raw, own: str) -> bool:
+    fields: Any = msgspec.json.decode(raw)
+    return isinstance(fields, dict) and str(cast(dict[str, Any], fields).get("file_name", "")).startswith(own)

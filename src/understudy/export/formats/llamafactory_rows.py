@@ -56,7 +56,7 @@ qwen3_6 qwen3_omni qwen3_omni_nothink qwen3_vl qwen3_vl_nothink video_llava yi_v
 """
 
 
-class Template(Struct, frozen=True):
+class TemplateRules(Struct, frozen=True):
     """A chat template of LLaMA-Factory.
 
     `thought` stand around thinking and `call` around the JSON of tool calls, in the text of an answer; `results`
@@ -72,9 +72,9 @@ class Template(Struct, frozen=True):
     parallel: bool
 
 
-def find_template(name: str) -> Template:
+def template_rules(name: str) -> TemplateRules:
     """The template of that name."""
-    return Template(
+    return TemplateRules(
         name=name,
         thought=_THOUGHTS.get(name, _THOUGHT),
         call=_CALLS.get(name, _CALL),
@@ -90,20 +90,20 @@ Row = dict[str, Any]
 NO_TURNS = "conversations that do not begin with the user and end with an answer"
 MIXED = "answers in a row of which only some are to be learned"
 PARTLY = "conversations of which LLaMA-Factory cannot learn only a part (--unit turn can)"
-WORDS = "answers with a word in them that the template looks for"
+MARKERS = "answers with a word in them that the template looks for"
 PICTURES = "rows with a placeholder for pictures in their text, which ends a training with this template"
 PARALLEL = "answers with parallel calls, which this template does not take"
 UNDECIDED = "examples of which nothing tells whether they are good (KTO needs it)"
 EMPTY = "answers without text"
 
 
-class Flaw(Struct, frozen=True):
+class RowFlaw(Struct, frozen=True):
     """Why something cannot be a row."""
 
     reason: str
 
 
-class Said(Struct, frozen=True):
+class SharegptTurn(Struct, frozen=True):
     """A turn as LLaMA-Factory has it. `tag` is human, observation, gpt or function_call."""
 
     tag: str
@@ -115,61 +115,63 @@ class Said(Struct, frozen=True):
         return {"from": self.tag, "value": self.value}
 
 
-class Story(Struct, frozen=True):
+class AlternatingTurns(Struct, frozen=True):
     """A conversation that LLaMA-Factory takes: turns that alternate, the answers at odd places."""
 
     system: str
-    turns: list[Said]
+    turns: list[SharegptTurn]
 
 
-def sft(example: Example, template: Template, form: Form) -> Row | Flaw:
+def sft(example: Example, template: TemplateRules, form: Form) -> Row | RowFlaw:
     """A row to learn an example by. Of a "conversation" every answer is learned, of a "turn" the last
     (`mask_history`)."""
-    story = read(example.messages, example.trained, template, form)
-    if isinstance(story, Flaw):
-        return story
-    answers = story.turns[1::2]
-    if len(story.turns) % 2 or not answers[-1].trained:
-        return Flaw(NO_TURNS)
+    conversation = read_turns(example.messages, example.trained, template, form)
+    if isinstance(conversation, RowFlaw):
+        return conversation
+    answers = conversation.turns[1::2]
+    if len(conversation.turns) % 2 or not answers[-1].trained:
+        return RowFlaw(NO_TURNS)
     if example.unit == "conversation" and not all(answer.trained for answer in answers):
-        return Flaw(PARTLY)
-    return _row(example.example_id, story, example.tools, template, form)
+        return RowFlaw(PARTLY)
+    return _row(example.example_id, conversation, example.tools, template, form)
 
 
-def kto(example: Example, template: Template, form: Form) -> Row | Flaw:
+def kto(example: Example, template: TemplateRules, form: Form) -> Row | RowFlaw:
     """The same with `kto_tag`, whether the last answer is good."""
     if example.desirable is None:
-        return Flaw(UNDECIDED)
-    story = read(example.messages, example.trained, template, form)
-    if isinstance(story, Flaw):
-        return story
-    if len(story.turns) % 2 or not story.turns[-1].trained:
-        return Flaw(NO_TURNS)
-    if not story.turns[-1].value:
-        return Flaw(EMPTY)
-    row = _row(example.example_id, story, example.tools, template, form)
-    return row if isinstance(row, Flaw) else {**row, "kto_tag": example.desirable}
+        return RowFlaw(UNDECIDED)
+    conversation = read_turns(example.messages, example.trained, template, form)
+    if isinstance(conversation, RowFlaw):
+        return conversation
+    if len(conversation.turns) % 2 or not conversation.turns[-1].trained:
+        return RowFlaw(NO_TURNS)
+    if not conversation.turns[-1].value:
+        return RowFlaw(EMPTY)
+    row = _row(example.example_id, conversation, example.tools, template, form)
+    return row if isinstance(row, RowFlaw) else {**row, "kto_tag": example.desirable}
 
 
-def dpo(pair: Pair, template: Template, form: Form) -> Row | Flaw:
+def dpo(pair: Pair, template: TemplateRules, form: Form) -> Row | RowFlaw:
     """A row with two answers, the better one first."""
-    story = read(pair.messages, (), template, form)
-    if isinstance(story, Flaw):
-        return story
-    if len(story.turns) % 2 == 0:
-        return Flaw(NO_TURNS)
-    both: list[Said] = []
+    conversation = read_turns(pair.messages, (), template, form)
+    if isinstance(conversation, RowFlaw):
+        return conversation
+    if len(conversation.turns) % 2 == 0:
+        return RowFlaw(NO_TURNS)
+    answers: list[SharegptTurn] = []
     for action in (pair.chosen, pair.rejected):
-        said = _answer([message_of(action)], True, template, form)
-        if isinstance(said, Flaw):
-            return said
-        both.append(said)
-    if not all(said.value for said in both):
-        return Flaw(EMPTY)
-    return _row(pair.pair_id, story, pair.tools, template, form, both)
+        turn = _answer_turn([message_of(action)], True, template, form)
+        if isinstance(turn, RowFlaw):
+            return turn
+        answers.append(turn)
+    if not all(answer.value for answer in answers):
+        return RowFlaw(EMPTY)
+    return _row(pair.pair_id, conversation, pair.tools, template, form, answers)
 
 
-def read(messages: Sequence[Message], trained: Collection[int], template: Template, form: Form) -> Story | Flaw:
+def read_turns(
+    messages: Sequence[Message], trained: Collection[int], template: TemplateRules, form: Form
+) -> AlternatingTurns | RowFlaw:
     """A conversation as turns that alternate, beginning with the user's.
 
     Results of parallel calls are joined, as are the user's words with the results before them. A system message
@@ -178,59 +180,61 @@ def read(messages: Sequence[Message], trained: Collection[int], template: Templa
     numbered = [(index, textual(message)) for index, message in enumerate(messages)]
     first = next((at for at, (_, message) in enumerate(numbered) if message["role"] != "system"), len(numbered))
     system = "\n\n".join(message["content"] for _, message in numbered[:first])
-    turns: list[Said] = []
+    turns: list[SharegptTurn] = []
     for answering, group in groupby(numbered[first:], key=lambda each: each[1]["role"] == "assistant"):
-        said = list(group)
+        members = list(group)
         if not answering:
-            turns.append(_asked([message for _, message in said], template, form))
+            turns.append(_question_turn([message for _, message in members], template, form))
             continue
-        learned = {index in trained for index, _ in said}
-        if len(learned) > 1:
-            return Flaw(MIXED)
-        answer = _answer([message for _, message in said], learned.pop(), template, form)
-        if isinstance(answer, Flaw):
+        trained_flags = {index in trained for index, _ in members}
+        if len(trained_flags) > 1:
+            return RowFlaw(MIXED)
+        answer = _answer_turn([message for _, message in members], trained_flags.pop(), template, form)
+        if isinstance(answer, RowFlaw):
             return answer
         turns.append(answer)
     if not turns or turns[0].tag not in ("human", "observation"):
-        return Flaw(NO_TURNS)
-    return Story(system, turns)
+        return RowFlaw(NO_TURNS)
+    return AlternatingTurns(system, turns)
 
 
-def _asked(messages: Sequence[Message], template: Template, form: Form) -> Said:
+def _question_turn(messages: Sequence[Message], template: TemplateRules, form: Form) -> SharegptTurn:
     results = [message["content"] for message in messages if message["role"] == "tool"]
-    words = [message["content"] for message in messages if message["role"] != "tool"]
+    texts = [message["content"] for message in messages if message["role"] != "tool"]
     if form == "alpaca":
         results = [f"<tool_response>\n{result}\n</tool_response>" for result in results]
-        return Said("human", "\n".join(results + words))
+        return SharegptTurn("human", "\n".join(results + texts))
     if not results:
-        return Said("human", "\n\n".join(words))
-    return Said("observation", "\n\n".join([template.results.join(results), *words]))
+        return SharegptTurn("human", "\n\n".join(texts))
+    return SharegptTurn("observation", "\n\n".join([template.results.join(results), *texts]))
 
 
-def _answer(messages: Sequence[Message], trained: bool, template: Template, form: Form) -> Said | Flaw:
+def _answer_turn(
+    messages: Sequence[Message], trained: bool, template: TemplateRules, form: Form
+) -> SharegptTurn | RowFlaw:
     text = "\n\n".join(said for message in messages if (said := message.get("content")))
     thinking = "\n\n".join(said for message in messages if trained and (said := message.get("reasoning_content")))
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     opening, closing = (word.strip() for word in template.thought)
     if closing in thinking or (opening in text and closing in text):
-        return Flaw(WORDS)
+        return RowFlaw(MARKERS)
     thought = f"{template.thought[0]}{thinking}{template.thought[1]}" if thinking else ""
     structured = [_call(call) for call in calls]
     if not calls or form == "alpaca" or any(call is None for call in structured):
         # A call of the history whose arguments are no JSON object can only be shown as it was written.
-        return Said("gpt", thought + "\n".join([*([text] if text else []), *map(_shown, calls)]), trained)
+        return SharegptTurn("gpt", thought + "\n".join([*([text] if text else []), *map(_shown, calls)]), trained)
     if len(calls) > 1 and not template.parallel:
-        return Flaw(PARALLEL)
+        return RowFlaw(PARALLEL)
     if template.call[0] in text + thinking:
-        return Flaw(WORDS)
+        return RowFlaw(MARKERS)
     written = msgspec.json.encode(structured).decode()
     for word in (*template.call, opening, closing, *template.placeholders):
         if word in written:  # In JSON it is only ever in a string, which can have it escaped.
             written = written.replace(word[0], f"\\u{ord(word[0]):04x}")
     if not text and not thought:
-        return Said("function_call", written, trained)
+        return SharegptTurn("function_call", written, trained)
     before = thought + (f"{text}\n" if text else "")
-    return Said("function_call", f"{before}{template.call[0]}{written}{template.call[1]}", trained)
+    return SharegptTurn("function_call", f"{before}{template.call[0]}{written}{template.call[1]}", trained)
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any] | None:
@@ -250,28 +254,28 @@ def _shown(call: dict[str, Any]) -> str:
 
 def _row(
     row_id: str,
-    story: Story,
+    conversation: AlternatingTurns,
     tools: list[dict[str, Any]] | None,
-    template: Template,
+    template: TemplateRules,
     form: Form,
-    both: Sequence[Said] = (),
-) -> Row | Flaw:
-    turns = [*story.turns, *both]
+    pair: Sequence[SharegptTurn] = (),
+) -> Row | RowFlaw:
+    turns = [*conversation.turns, *pair]
     texts = [turn.value for turn in turns]
     if any(word in text for word in template.placeholders for text in texts):
-        return Flaw(PICTURES)
-    row: Row = {"id": row_id, "system": story.system, "tools": _tools(tools)}
+        return RowFlaw(PICTURES)
+    row: Row = {"id": row_id, "system": conversation.system, "tools": _tools(tools)}
     if form == "sharegpt":
-        row["conversations"] = [turn.plain() for turn in story.turns]
-        return {**row, "chosen": both[0].plain(), "rejected": both[1].plain()} if both else row
-    answers = 0 if both else 1
-    asked = story.turns[len(story.turns) - 1 - answers]
-    before = [turn.value for turn in story.turns[: len(story.turns) - 1 - answers]]
-    row |= {"history": [list(pair) for pair in zip(before[::2], before[1::2], strict=True)]}
-    row |= {"instruction": asked.value, "input": ""}
-    if both:
-        return {**row, "chosen": both[0].value, "rejected": both[1].value}
-    return {**row, "output": story.turns[-1].value}
+        row["conversations"] = [turn.plain() for turn in conversation.turns]
+        return {**row, "chosen": pair[0].plain(), "rejected": pair[1].plain()} if pair else row
+    answers = 0 if pair else 1
+    last_question = conversation.turns[len(conversation.turns) - 1 - answers]
+    earlier = [turn.value for turn in conversation.turns[: len(conversation.turns) - 1 - answers]]
+    row |= {"history": [list(exchange) for exchange in zip(earlier[::2], earlier[1::2], strict=True)]}
+    row |= {"instruction": last_question.value, "input": ""}
+    if pair:
+        return {**row, "chosen": pair[0].value, "rejected": pair[1].value}
+    return {**row, "output": conversation.turns[-1].value}
 
 
 def _tools(tools: list[dict[str, Any]] | None) -> str:
@@ -281,7 +285,7 @@ def _tools(tools: list[dict[str, Any]] | None) -> str:
     written: list[dict[str, Any]] = []
     for tool in tools:
         function = cast(dict[str, Any], tool.get("function") or tool)
-        given = cast(dict[str, Any], function.get("parameters") or {})
-        parameters: dict[str, Any] = {"type": "object", **given, "properties": given.get("properties") or {}}
+        schema = cast(dict[str, Any], function.get("parameters") or {})
+        parameters: dict[str, Any] = {"type": "object", **schema, "properties": schema.get("properties") or {}}
         written.append({"type": "function", "function": {**function, "parameters": parameters}})
     return msgspec.json.encode(written).decode()

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 from understudy.errors import ConfigError
-from understudy.export.base import Exported, Report, Traits, exporter, silent
+from understudy.export.base import ExportSummary, FormatTraits, ProgressCallback, exporter, no_progress
 from understudy.export.corpus import Corpus, Unit
 from understudy.export.examples import Example
-from understudy.export.files import JsonLines, Writing, json_bytes
+from understudy.export.files import ExportWriter, JsonLinesWriter, json_bytes
 from understudy.ingest.trace import Message
 
 FEWEST_ROWS = 10
@@ -23,7 +23,7 @@ LONGEST_ID = 40
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _BYTES_A_TOKEN = 4
-_KEPT = {
+_FIELDS_BY_ROLE = {
     "system": ("role", "content"),
     "developer": ("role", "content"),
     "user": ("role", "content"),
@@ -43,24 +43,24 @@ train = client.files.create(file=open("{output}/train.jsonl", "rb"), purpose="fi
 client.fine_tuning.jobs.create(model=MODEL, training_file=train.id)"""
 
 
-@exporter(Traits(solved_only=True))
+@exporter(FormatTraits(solved_only=True))
 def export(
     corpus: Corpus,
     output: Path,
     *,
     unit: Annotated[Unit, "A row a conversation, or a turn."] = "conversation",
     max_tokens: Annotated[int, "Leave out rows that are longer by estimate, 4 bytes a token (0: none)."] = 65_536,
-    report: Report = silent,
-) -> Exported:
+    report: ProgressCallback = no_progress,
+) -> ExportSummary:
     """Conversations for OpenAI's fine-tuning, with weights, within its limits.
 
     Raises ConfigError when there is nothing to write, it cannot be written, or a file is larger than OpenAI takes.
     """
-    with Writing(corpus, output, "openai", JsonLines, report, suffix=JsonLines.suffix) as writing:
+    with ExportWriter(corpus, output, "openai", JsonLinesWriter, report, suffix=JsonLinesWriter.suffix) as writing:
         for example in corpus.examples(unit):
             row = row_of(example)
-            if reason := refusal(row, max_tokens):
-                corpus.tally.leave_out(example, reason)
+            if reason := refusal_reason(row, max_tokens):
+                corpus.counts.leave_out(example, reason)
             else:
                 writing.add(example.group, row)
         notes: list[str] = []
@@ -72,7 +72,7 @@ def export(
 
 def _check(path: Path) -> None:
     size = path.stat().st_size
-    if path.suffix == JsonLines.suffix and size > MOST_BYTES:
+    if path.suffix == JsonLinesWriter.suffix and size > MOST_BYTES:
         raise ConfigError(
             f"{path.name} has {size / 1e6:.0f} MB, and OpenAI takes {MOST_BYTES / 1e6:.0f}: choose less "
             "with --where, --roles or --max-tokens"
@@ -90,12 +90,12 @@ def row_of(example: Example) -> dict[str, Any]:
     return row
 
 
-def refusal(row: dict[str, Any], max_tokens: int) -> str | None:
+def refusal_reason(row: dict[str, Any], max_tokens: int) -> str | None:
     """Why OpenAI would refuse a line, or cut it; None when it would not."""
     tools: list[dict[str, Any]] = row.get("tools", [])
     if len(tools) > MOST_TOOLS:
         return f"rows with more than {MOST_TOOLS} tools"
-    if not all(message["role"] in _KEPT for message in row["messages"]):
+    if not all(message["role"] in _FIELDS_BY_ROLE for message in row["messages"]):
         return "rows with a role that OpenAI does not take"
     called = [call for message in row["messages"] for call in message.get("tool_calls", ())]
     if not all(_NAME.fullmatch(_name(each)) for each in (*tools, *called)):
@@ -112,21 +112,23 @@ def _name(tool: dict[str, Any]) -> str:
 
 
 def _message(message: Message, learned: bool) -> Message:
-    kept: Message = {key: message[key] for key in _KEPT.get(message["role"], ("role",)) if key in message}
-    if "tool_call_id" in kept:
-        kept["tool_call_id"] = _short(kept["tool_call_id"])
-    if kept.get("tool_calls"):
-        kept["tool_calls"] = [
-            {"id": _short(call["id"]), "type": "function", "function": call["function"]}
-            for call in kept["tool_calls"]
+    fields: Message = {
+        key: message[key] for key in _FIELDS_BY_ROLE.get(message["role"], ("role",)) if key in message
+    }
+    if "tool_call_id" in fields:
+        fields["tool_call_id"] = _short_id(fields["tool_call_id"])
+    if fields.get("tool_calls"):
+        fields["tool_calls"] = [
+            {"id": _short_id(call["id"]), "type": "function", "function": call["function"]}
+            for call in fields["tool_calls"]
         ]
-        kept["content"] = kept.get("content") or None
-    if kept["role"] == "assistant":
-        kept["weight"] = int(learned)
-    return kept
+        fields["content"] = fields.get("content") or None
+    if fields["role"] == "assistant":
+        fields["weight"] = int(learned)
+    return fields
 
 
-def _short(call_id: str) -> str:
+def _short_id(call_id: str) -> str:
     """An id that is not too long; the same for the same."""
     if len(call_id) <= LONGEST_ID:
         return call_id

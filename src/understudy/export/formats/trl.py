@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from understudy.export.base import Exported, Report, Traits, exporter, silent
+from understudy.export.base import ExportSummary, FormatTraits, ProgressCallback, exporter, no_progress
 from understudy.export.corpus import Corpus, Unit
 from understudy.export.examples import Example
-from understudy.export.files import Writing
+from understudy.export.files import ExportWriter
 from understudy.export.matching import INVALID_CALLS, arguments_of, textual
-from understudy.export.parquet import Parquet
+from understudy.export.parquet import ParquetWriter
 from understudy.ingest.trace import Message
 from understudy.preference.base import Pair
 from understudy.preference.checks import message_of
@@ -109,7 +109,7 @@ def _load(trainer: str) -> str:
 # --- The formats --------------------------------------------------------------------------------------------
 
 
-@exporter(Traits(solved_only=True))
+@exporter(FormatTraits(solved_only=True))
 def export_sft(
     corpus: Corpus,
     output: Path,
@@ -118,8 +118,8 @@ def export_sft(
     exact: Annotated[
         bool, "Conversations as prompt and completion, so that TRL learns the chosen messages only, each once."
     ] = False,
-    report: Report = silent,
-) -> Exported:
+    report: ProgressCallback = no_progress,
+) -> ExportSummary:
     """Conversations for TRL's SFTTrainer, with their tools.
 
     Raises ConfigError when there is nothing to write, or it cannot be written.
@@ -132,8 +132,8 @@ def export_sft(
         return writing.finish(_SFT_ABOUT[form], _SFT_LOAD)
 
 
-@exporter(Traits(origins=("rollouts",)))
-def export_tokens(corpus: Corpus, output: Path, *, report: Report = silent) -> Exported:
+@exporter(FormatTraits(origins=("rollouts",)))
+def export_tokens(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progress) -> ExportSummary:
     """Exact tokens of rollouts for TRL's SFTTrainer, with masks, logprobs, rewards and policy versions.
 
     Raises ConfigError when there is nothing to write, or it cannot be written.
@@ -144,14 +144,14 @@ def export_tokens(corpus: Corpus, output: Path, *, report: Report = silent) -> E
             if any(row["assistant_masks"]):
                 writing.add(graded.rollout.task_id, row)
             else:
-                told = corpus.told(graded)
-                corpus.tally.count("rollout", told.source, told.licence, None, -1)
-                corpus.tally.left_out[INVALID_CALLS] += 1
+                told = corpus.task_origin(graded)
+                corpus.counts.count("rollout", told.source, told.licence, None, -1)
+                corpus.counts.left_out[INVALID_CALLS] += 1
         return writing.finish(_TOKENS_ABOUT, _load("SFT"))
 
 
-@exporter(Traits(chooses_solved=False))
-def export_dpo(corpus: Corpus, output: Path, *, report: Report = silent) -> Exported:
+@exporter(FormatTraits(chooses_solved=False))
+def export_dpo(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progress) -> ExportSummary:
     """Preference pairs for TRL's DPOTrainer, of replays and of attempts at one task.
 
     Raises ConfigError when there is nothing to write, or it cannot be written.
@@ -162,8 +162,8 @@ def export_dpo(corpus: Corpus, output: Path, *, report: Report = silent) -> Expo
         return writing.finish(_DPO_ABOUT, _load("DPO"))
 
 
-@exporter(Traits(chooses_solved=False))
-def export_kto(corpus: Corpus, output: Path, *, report: Report = silent) -> Exported:
+@exporter(FormatTraits(chooses_solved=False))
+def export_kto(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progress) -> ExportSummary:
     """Turns with a label, desirable or not, for TRL's KTOTrainer.
 
     Raises ConfigError when there is nothing to write, or it cannot be written.
@@ -172,7 +172,7 @@ def export_kto(corpus: Corpus, output: Path, *, report: Report = silent) -> Expo
     with _writing(corpus, output, "trl-kto", KTO_COLUMNS, report) as writing:
         for example in corpus.examples("turn"):
             if example.desirable is None:
-                corpus.tally.leave_out(example, "turns of which nothing tells whether they were good")
+                corpus.counts.leave_out(example, "turns of which nothing tells whether they were good")
                 continue
             labels[example.desirable] += 1
             messages = message_rows(example.messages)
@@ -182,8 +182,12 @@ def export_kto(corpus: Corpus, output: Path, *, report: Report = silent) -> Expo
         return writing.finish(_KTO_ABOUT, _load("KTO"), notes=(note,))
 
 
-def _writing(corpus: Corpus, output: Path, name: str, columns: dict[str, Any], report: Report) -> Writing:
-    return Writing(corpus, output, name, partial(Parquet, columns=columns), report, suffix=Parquet.suffix)
+def _writing(
+    corpus: Corpus, output: Path, name: str, columns: dict[str, Any], report: ProgressCallback
+) -> ExportWriter:
+    return ExportWriter(
+        corpus, output, name, partial(ParquetWriter, columns=columns), report, suffix=ParquetWriter.suffix
+    )
 
 
 # --- Rows ---------------------------------------------------------------------------------------------------

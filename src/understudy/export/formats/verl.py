@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
-from understudy.export.base import Exported, Report, Traits, exporter, silent
+from understudy.export.base import ExportSummary, FormatTraits, ProgressCallback, exporter, no_progress
 from understudy.export.corpus import Corpus, Unit
 from understudy.export.examples import Example
-from understudy.export.files import Writing
-from understudy.export.parquet import Parquet
+from understudy.export.files import ExportWriter
+from understudy.export.parquet import ParquetWriter
 from understudy.ingest.trace import Message
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.samples import Sample
@@ -90,15 +90,15 @@ _LOAD: dict[Form, str] = {
 }
 
 
-@exporter(Traits(solved_only=True))
+@exporter(FormatTraits(solved_only=True))
 def export(
     corpus: Corpus,
     output: Path,
     *,
     form: Annotated[Form, "Conversations to learn, the tasks of a run, or its rollouts as tokens."] = "sft",
     unit: Annotated[Unit, "For sft: a row a conversation, or a row a turn."] = "conversation",
-    report: Report = silent,
-) -> Exported:
+    report: ProgressCallback = no_progress,
+) -> ExportSummary:
     """Parquet for verl: conversations, tasks, or rollouts as exact tokens.
 
     Tasks and tokens are also of what was not solved; they are of rollouts alone.
@@ -106,17 +106,22 @@ def export(
     Raises ConfigError when there is nothing to write, or it cannot be written.
     """
     if form != "sft":
-        chosen = msgspec.structs.replace(corpus.selection, solved_only=False, origins=("rollouts",))
-        corpus = Corpus(corpus.store, chosen, corpus.redactor, unredacted=corpus.unredacted)
-    made = {
-        "sft": partial(_examples, corpus, unit),
-        "rl": partial(_tasks, corpus),
-        "tokens": partial(_tokens, corpus),
+        selection = msgspec.structs.replace(corpus.selection, solved_only=False, origins=("rollouts",))
+        corpus = Corpus(corpus.store, selection, corpus.redactor, unredacted=corpus.unredacted)
+    rows_by_form = {
+        "sft": partial(_conversation_rows, corpus, unit),
+        "rl": partial(_task_rows, corpus),
+        "tokens": partial(_token_rows, corpus),
     }
-    with Writing(
-        corpus, output, f"verl-{form}", partial(Parquet, columns=COLUMNS[form]), report, suffix=Parquet.suffix
+    with ExportWriter(
+        corpus,
+        output,
+        f"verl-{form}",
+        partial(ParquetWriter, columns=COLUMNS[form]),
+        report,
+        suffix=ParquetWriter.suffix,
     ) as writing:
-        for group, row in made[form]():
+        for group, row in rows_by_form[form]():
             writing.add(group, row)
         if form == "sft":
             loader = files("understudy.export.formats").joinpath(LOADER).read_text(encoding="utf-8")
@@ -124,7 +129,7 @@ def export(
         return writing.finish(_ABOUT[form], _LOAD[form])
 
 
-def conversation(example: Example) -> dict[str, Any]:
+def conversation_row(example: Example) -> dict[str, Any]:
     """An example as a row for verl's SFT trainer."""
     return {
         "messages": [_message(message) for message in example.messages],
@@ -139,21 +144,21 @@ def conversation(example: Example) -> dict[str, Any]:
     }
 
 
-def task(told: Task, run_id: str, split: str, index: int, rewards: list[float]) -> dict[str, Any]:
+def task_row(record: Task, run_id: str, split: str, index: int, rewards: list[float]) -> dict[str, Any]:
     """A task as a row for verl's RL trainers; `rewards` are those of its rollouts."""
-    checks = cast(dict[str, Any], msgspec.to_builtins(told.checks))
+    checks = cast(dict[str, Any], msgspec.to_builtins(record.checks))
     decides = {key: checks[key] for key in ("fail_to_pass", "pass_to_pass") if key in checks}
-    truth = json.dumps({"instance_id": told.instance_id, **decides})
+    truth = json.dumps({"instance_id": record.instance_id, **decides})
     return {
-        "data_source": str(told.meta.get("dataset") or told.repo),
-        "prompt": [{"role": "user", "content": told.instruction}],
+        "data_source": str(record.meta.get("dataset") or record.repo),
+        "prompt": [{"role": "user", "content": record.instruction}],
         "ability": "code",
         "reward_model": {"style": "rule", "ground_truth": truth},
         "extra_info": {
             "index": index,
             "split": split,
-            "instance_id": told.instance_id,
-            "repo": told.repo,
+            "instance_id": record.instance_id,
+            "repo": record.repo,
             "run_id": run_id,
             "rollouts": len(rewards),
             "solve_rate": sum(map(is_solved, rewards)) / len(rewards),
@@ -161,7 +166,7 @@ def task(told: Task, run_id: str, split: str, index: int, rewards: list[float]) 
     }
 
 
-def tokens(graded: GradedRollout, sample: Sample) -> dict[str, Any]:
+def token_row(graded: GradedRollout, sample: Sample) -> dict[str, Any]:
     """A sample as a row under the names of verl's batches."""
     segment = sample.segment
     first = segment.loss_mask.index(1)
@@ -182,25 +187,25 @@ def tokens(graded: GradedRollout, sample: Sample) -> dict[str, Any]:
     }
 
 
-def _examples(corpus: Corpus, unit: Unit) -> Iterator[tuple[str, dict[str, Any]]]:
+def _conversation_rows(corpus: Corpus, unit: Unit) -> Iterator[tuple[str, dict[str, Any]]]:
     for example in corpus.examples(unit):
-        yield example.group, conversation(example)
+        yield example.group, conversation_row(example)
 
 
-def _tasks(corpus: Corpus) -> Iterator[tuple[str, dict[str, Any]]]:
+def _task_rows(corpus: Corpus) -> Iterator[tuple[str, dict[str, Any]]]:
     rewards: dict[tuple[str, str], list[float]] = {}
     for graded in corpus.rollouts():
         rewards.setdefault((graded.rollout.run_id, graded.rollout.task_id), []).append(graded.verdict.reward)
     counts: Counter[str] = Counter()
     for (run_id, task_id), earned in rewards.items():
         split = corpus.split(task_id)
-        yield task_id, task(corpus.store.runs.task(run_id, task_id), run_id, split, counts[split], earned)
+        yield task_id, task_row(corpus.store.runs.task(run_id, task_id), run_id, split, counts[split], earned)
         counts[split] += 1
 
 
-def _tokens(corpus: Corpus) -> Iterator[tuple[str, dict[str, Any]]]:
+def _token_rows(corpus: Corpus) -> Iterator[tuple[str, dict[str, Any]]]:
     for graded, sample in corpus.samples():
-        yield graded.rollout.task_id, tokens(graded, sample)
+        yield graded.rollout.task_id, token_row(graded, sample)
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -216,12 +221,12 @@ def _message(message: Message) -> dict[str, Any]:
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
     function: dict[str, Any] = call["function"]
-    told = {"name": function["name"], "arguments": function["arguments"]}
-    return {"id": call["id"], "type": "function", "function": told}
+    fields = {"name": function["name"], "arguments": function["arguments"]}
+    return {"id": call["id"], "type": "function", "function": fields}
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     function = cast(dict[str, Any], tool.get("function") or tool)
     parameters: Any = function.get("parameters") or {"type": "object", "properties": {}}
-    told = {"name": function.get("name"), "description": function.get("description")}
-    return {"type": "function", "function": {**told, "parameters": json.dumps(parameters, ensure_ascii=False)}}
+    fields = {"name": function.get("name"), "description": function.get("description")}
+    return {"type": "function", "function": {**fields, "parameters": json.dumps(parameters, ensure_ascii=False)}}

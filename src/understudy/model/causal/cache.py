@@ -17,7 +17,7 @@ _STEP = 256
 Ids = npt.NDArray[np.int32]
 
 
-class Kept(Struct, frozen=True):
+class CachedSequence(Struct, frozen=True):
     """Keys and values of `ids` under the weights `owner`: a pair of [heads, tokens, size] a layer."""
 
     owner: str
@@ -29,13 +29,13 @@ class Kept(Struct, frozen=True):
         """Bytes."""
         return sum(part.numel() * part.element_size() for pair in self.layers for part in pair)
 
-    def first(self, length: int) -> Kept:
+    def prefix(self, length: int) -> CachedSequence:
         """A copy of its first tokens."""
         layers = [(keys[:, :length].clone(), values[:, :length].clone()) for keys, values in self.layers]
-        return Kept(self.owner, self.ids[:length], layers)
+        return CachedSequence(self.owner, self.ids[:length], layers)
 
 
-class Slots(Cache):
+class SlotCache(Cache):
     """What `transformers` sees as its cache: row i of each layer's tensors is the sequence in slot i.
 
     Tokens stand from the left; what is behind a sequence's end is whatever was there, and is masked. Before each
@@ -46,9 +46,9 @@ class Slots(Cache):
         super().__init__(layers=[])
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._rows = self._capacity = 0
-        self._aim: tuple[Sequence[int], Sequence[int], int] = ((), (), 0)
-        self._where: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._stretch: slice | None = None
+        self._target: tuple[Sequence[int], Sequence[int], int] = ((), (), 0)
+        self._indexes: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._row_range: slice | None = None
 
     def reserve(self, rows: int, length: int) -> None:
         """Make room for sequences of `length` tokens in the first `rows` slots."""
@@ -61,16 +61,16 @@ class Slots(Cache):
         for layer, (keys, values) in enumerate(self._pairs):  # one by one: the old ones make room for the next
             self._pairs[layer] = (self._grown(keys), self._grown(values))
 
-    def aim(self, rows: Sequence[int], starts: Sequence[int], length: int) -> None:
+    def target(self, rows: Sequence[int], starts: Sequence[int], length: int) -> None:
         """The next forward has `length` new tokens for each of `rows`; they stand from `starts` on.
 
         Several rows get one token each.
         """
-        self._aim = (rows, starts, length)
-        self._where = None if len(rows) == 1 else (torch.tensor(rows), torch.tensor(starts))
+        self._target = (rows, starts, length)
+        self._indexes = None if len(rows) == 1 else (torch.tensor(rows), torch.tensor(starts))
         first, last = rows[0], rows[-1]
         # A copy of all keys and values of the rows, unless they stand together.
-        self._stretch = slice(first, last + 1) if list(rows) == [*range(first, last + 1)] else None
+        self._row_range = slice(first, last + 1) if list(rows) == [*range(first, last + 1)] else None
 
     def update(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
@@ -79,22 +79,22 @@ class Slots(Cache):
         while len(self._pairs) <= layer_idx:
             self._pairs.append((self._empty(key_states), self._empty(value_states)))
         keys, values = self._pairs[layer_idx]
-        rows, starts, length = self._aim
+        rows, starts, length = self._target
         end = max(starts) + length
-        if self._where is None:
+        if self._indexes is None:
             row, start = rows[0], starts[0]
             keys[row, :, start:end] = key_states[0]
             values[row, :, start:end] = value_states[0]
             return keys[row : row + 1, :, :end], values[row : row + 1, :, :end]
-        where, at = self._where
-        keys[where, :, at] = key_states[:, :, 0]
-        values[where, :, at] = value_states[:, :, 0]
-        chosen = where if self._stretch is None else self._stretch
+        row_index, positions = self._indexes
+        keys[row_index, :, positions] = key_states[:, :, 0]
+        values[row_index, :, positions] = value_states[:, :, 0]
+        chosen = row_index if self._row_range is None else self._row_range
         return keys[chosen, :, :end], values[chosen, :, :end]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """How many tokens came before those of the next forward."""
-        return max(self._aim[1], default=0)
+        return max(self._target[1], default=0)
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy a sequence of so many tokens into another slot."""
@@ -102,29 +102,29 @@ class Slots(Cache):
             for tensor in pair:
                 tensor[target, :, :length] = tensor[source, :, :length]
 
-    def wipe(self, row: int) -> None:
+    def zero(self, row: int) -> None:
         """Have zeros stand in a slot."""
         for pair in self._pairs:
             for tensor in pair:
                 tensor[row].zero_()
 
-    def take(self, row: int, owner: str, ids: Ids) -> Kept:
+    def save(self, row: int, owner: str, ids: Ids) -> CachedSequence:
         """A copy of the sequence in a slot, whose tokens are `ids`."""
         length = len(ids)
-        return Kept(
+        return CachedSequence(
             owner,
             ids,
             [(keys[row, :, :length].clone(), values[row, :, :length].clone()) for keys, values in self._pairs],
         )
 
-    def put(self, row: int, kept: Kept, length: int) -> None:
+    def load(self, row: int, sequence: CachedSequence, length: int) -> None:
         """Lay the first `length` tokens of what was kept into a slot."""
-        while len(self._pairs) < len(kept.layers):
-            keys, values = kept.layers[len(self._pairs)]
+        while len(self._pairs) < len(sequence.layers):
+            keys, values = sequence.layers[len(self._pairs)]
             self._pairs.append((self._empty(keys.unsqueeze(0)), self._empty(values.unsqueeze(0))))
-        for (keys, values), (kept_keys, kept_values) in zip(self._pairs, kept.layers, strict=True):
-            keys[row, :, :length] = kept_keys[:, :length]
-            values[row, :, :length] = kept_values[:, :length]
+        for (keys, values), (cached_keys, cached_values) in zip(self._pairs, sequence.layers, strict=True):
+            keys[row, :, :length] = cached_keys[:, :length]
+            values[row, :, :length] = cached_values[:, :length]
 
     def clear(self) -> None:
         """Forget all sequences."""
@@ -141,7 +141,7 @@ class Slots(Cache):
         return new
 
 
-class Prefixes:
+class PrefixCache:
     """Sequences that were decoded lately, so that what begins as they do need not be computed again.
 
     They take at most `limit` bytes; those that were of no use for longest go first.
@@ -150,50 +150,50 @@ class Prefixes:
     def __init__(self, limit: int) -> None:
         self.size = 0
         self._limit = limit
-        self._kept: list[Kept] = []  # the latest used last
+        self._sequences: list[CachedSequence] = []  # the latest used last
 
-    def find(self, owner: str, ids: Ids) -> tuple[Kept | None, int]:
+    def find(self, owner: str, ids: Ids) -> tuple[CachedSequence | None, int]:
         """What has the longest beginning in common with `ids`, and how many tokens that is."""
         best, length = None, 0
-        for kept in self._kept:
-            if kept.owner == owner and (same := common(kept.ids, ids)) > length:
-                best, length = kept, same
+        for sequence in self._sequences:
+            if sequence.owner == owner and (shared := common_prefix_length(sequence.ids, ids)) > length:
+                best, length = sequence, shared
         if best is not None:
             self._remove(best)
-            self._add(best)
+            self._append(best)
         return best, length
 
-    def keep(self, kept: Kept) -> None:
+    def add(self, sequence: CachedSequence) -> None:
         """Remember a sequence, as far as there is room; those that it begins with are forgotten for it."""
-        if kept.size > self._limit:
-            kept = kept.first(len(kept.ids) * self._limit // kept.size)
-        if not len(kept.ids):
+        if sequence.size > self._limit:
+            sequence = sequence.prefix(len(sequence.ids) * self._limit // sequence.size)
+        if not len(sequence.ids):
             return
-        for other in [one for one in self._kept if one.owner == kept.owner]:
-            same = common(other.ids, kept.ids)
-            if same == len(kept.ids):
+        for other in [one for one in self._sequences if one.owner == sequence.owner]:
+            shared = common_prefix_length(other.ids, sequence.ids)
+            if shared == len(sequence.ids):
                 return
-            if same == len(other.ids):
+            if shared == len(other.ids):
                 self._remove(other)
-        self._add(kept)
+        self._append(sequence)
         while self.size > self._limit:
-            self._remove(self._kept[0])
+            self._remove(self._sequences[0])
 
     def clear(self, owner: str | None = None) -> None:
         """Forget all sequences, or those under the weights of `owner`."""
-        for kept in [one for one in self._kept if owner is None or one.owner == owner]:
-            self._remove(kept)
+        for sequence in [one for one in self._sequences if owner is None or one.owner == owner]:
+            self._remove(sequence)
 
-    def _add(self, kept: Kept) -> None:
-        self._kept.append(kept)
-        self.size += kept.size
+    def _append(self, sequence: CachedSequence) -> None:
+        self._sequences.append(sequence)
+        self.size += sequence.size
 
-    def _remove(self, kept: Kept) -> None:
-        self._kept = [one for one in self._kept if one is not kept]
-        self.size -= kept.size
+    def _remove(self, sequence: CachedSequence) -> None:
+        self._sequences = [one for one in self._sequences if one is not sequence]
+        self.size -= sequence.size
 
 
-def common(a: Ids, b: Ids) -> int:
+def common_prefix_length(a: Ids, b: Ids) -> int:
     """How many tokens two sequences begin with in common."""
     size = min(len(a), len(b))
     differs = a[:size] != b[:size]

@@ -12,13 +12,13 @@ import transformers
 from msgspec import Struct
 
 from understudy.errors import ConfigError
-from understudy.model.causal.cache import Slots
+from understudy.model.causal.cache import SlotCache
 from understudy.model.causal.tokenizer import CausalTokenizer
 
 _library: Any = transformers  # whose types say nothing
-_PROBE = 6
+_PROBE_TOKENS = 6
 """Tokens of the little sequence by which a module is tried."""
-_WRONG = {"missing": "missing are", "mismatched": "of another shape are", "unexpected": "it knows nothing of"}
+_MISMATCH = {"missing": "missing are", "mismatched": "of another shape are", "unexpected": "it knows nothing of"}
 
 
 class Checkpoint(Struct, frozen=True):
@@ -46,7 +46,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
             f"{vocabulary} (vocab_size in config.json): they belong to different models"
         )
     ends = {tokenizer.end_id} if tokenizer.end_id >= 0 else set[int]()
-    for settings in (_json(directory / "generation_config.json"), config.to_dict()):
+    for settings in (_read_json(directory / "generation_config.json"), config.to_dict()):
         value = settings.get("eos_token_id")
         ends.update(cast("list[int]", value) if isinstance(value, list) else [] if value is None else [value])
     if not ends:
@@ -76,7 +76,7 @@ def _causal_config(directory: Path) -> Any:
     if not (directory / "config.json").is_file():
         what = "has no config.json" if directory.is_dir() else "is no directory"
         raise ConfigError(f"{directory} {what}; expected a model's directory as save_pretrained writes it")
-    _json(directory / "config.json")
+    _read_json(directory / "config.json")
     try:
         config: Any = _library.AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
@@ -105,7 +105,7 @@ def load_model(directory: Path, *, device: str = "cpu") -> Any:
     read_config(directory)
     module = load_module(directory, torch.float32 if device == "cpu" else torch.bfloat16)
     module = module.to(device).eval().requires_grad_(False)
-    _try(directory, module)
+    _check_cached_forward(directory, module)
     return module
 
 
@@ -118,7 +118,7 @@ def load_module(directory: Path, dtype: torch.dtype | None) -> Any:
     config = _causal_config(directory)
     _library.logging.disable_progress_bar()
     try:
-        module, told = cast(
+        module, loading_info = cast(
             "tuple[Any, dict[str, Any]]",
             _library.AutoModelForCausalLM.from_pretrained(
                 directory,
@@ -140,17 +140,17 @@ def load_module(directory: Path, dtype: torch.dtype | None) -> Any:
     except Exception as error:  # the library, and those below it, raise whatever they met
         raise ConfigError(f"the weights in {directory} cannot be loaded: {error}; get them again") from error
     for what in ("missing", "mismatched", "unexpected"):
-        if names := sorted(name if isinstance(name, str) else name[0] for name in told[f"{what}_keys"]):
+        if names := sorted(name if isinstance(name, str) else name[0] for name in loading_info[f"{what}_keys"]):
             shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
             raise ConfigError(
                 f"the weights in {directory} are not those of its config.json ({type(module).__name__}): "
-                f"{_WRONG[what]}: {shown}; put the config.json there that belongs to them"
+                f"{_MISMATCH[what]}: {shown}; put the config.json there that belongs to them"
             )
     return module
 
 
 def forward(
-    module: Any, slots: Slots, tokens: list[list[int]], rows: list[int], starts: list[int]
+    module: Any, slots: SlotCache, tokens: list[list[int]], rows: list[int], starts: list[int]
 ) -> torch.Tensor:
     """The logits [rows, vocabulary] behind `tokens[i]`, which follow `starts[i]` others in slot `rows[i]`.
 
@@ -162,7 +162,7 @@ def forward(
     positions = first.unsqueeze(-1) + torch.arange(length, device=device)
     keys = torch.arange(max(starts) + length, device=device)
     mask = (keys <= positions.unsqueeze(-1)).unsqueeze(1)  # [rows, 1, length, keys]
-    slots.aim(rows, starts, length)
+    slots.target(rows, starts, length)
     answer = module(
         input_ids=torch.tensor(tokens, device=device),
         attention_mask=mask,
@@ -175,29 +175,29 @@ def forward(
 
 
 @torch.inference_mode()
-def _try(directory: Path, module: Any) -> None:
+def _check_cached_forward(directory: Path, module: Any) -> None:
     """Raise ConfigError unless the model says with our cache what it says without."""
-    tokens = [index % module.config.vocab_size for index in range(1, _PROBE + 1)]
-    slots = Slots()
-    slots.reserve(2, _PROBE)
+    tokens = [index % module.config.vocab_size for index in range(1, _PROBE_TOKENS + 1)]
+    slots = SlotCache()
+    slots.reserve(2, _PROBE_TOKENS)
     try:
-        plain = module(input_ids=torch.tensor([tokens], device=module.device), use_cache=False).logits[0, -1]
+        uncached = module(input_ids=torch.tensor([tokens], device=module.device), use_cache=False).logits[0, -1]
         forward(module, slots, [tokens[:-2]], [1], [0])
-        slots.move(1, 0, _PROBE - 2)
-        forward(module, slots, [tokens[-2:-1]] * 2, [0, 1], [_PROBE - 2] * 2)
-        cached = forward(module, slots, [tokens[-1:]] * 2, [0, 1], [_PROBE - 1] * 2)
+        slots.move(1, 0, _PROBE_TOKENS - 2)
+        forward(module, slots, [tokens[-2:-1]] * 2, [0, 1], [_PROBE_TOKENS - 2] * 2)
+        cached = forward(module, slots, [tokens[-1:]] * 2, [0, 1], [_PROBE_TOKENS - 1] * 2)
     except Exception as error:  # a model of any architecture may trip over anything
         raise ConfigError(f"the model in {directory} cannot be asked with a cache: {error}") from error
-    size = 1.0 + plain.abs().max().item()
+    size = 1.0 + uncached.abs().max().item()
     # What is not finite is told by the requests that meet it.
-    if (cached - plain).abs().max().item() > (1e-3 if plain.dtype == torch.float32 else 5e-2) * size:
+    if (cached - uncached).abs().max().item() > (1e-3 if uncached.dtype == torch.float32 else 5e-2) * size:
         raise ConfigError(
             f"the model in {directory} answers with a cache of keys and values otherwise than without: its "
             "architecture is not one that the embedded server can serve; serve it with vLLM"
         )
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:

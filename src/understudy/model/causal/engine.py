@@ -17,54 +17,54 @@ import torch
 from msgspec import Struct
 
 from understudy.errors import BackendError
-from understudy.model.causal.cache import Ids, Prefixes, Slots, common
+from understudy.model.causal.cache import Ids, PrefixCache, SlotCache, common_prefix_length
 from understudy.model.causal.checkpoint import forward
-from understudy.model.causal.jobs import Ask, Job, Outcome
-from understudy.model.causal.sampling import draw
+from understudy.model.causal.jobs import SamplingJob, SamplingRequest, SamplingResult
+from understudy.model.causal.sampling import sample_tokens
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
-_ENDING = "the server ends"
+_SHUTTING_DOWN = "the server ends"
 _UNLOADED = "the adapter was unloaded"
 
 PauseMode = Literal["abort", "wait", "keep"]
 """What becomes of requests under way: they end with what they have, or as ever, or wait in their place."""
 
 
-class Weights(Struct, frozen=True):
+class ModelWeights(Struct, frozen=True):
     """A module and the version that it samples under."""
 
     module: Any
     version: str
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class EngineLimits(Struct, frozen=True, kw_only=True):
     """Requests decoded at once, and waiting; prompt tokens read in one go; bytes of remembered sequences."""
 
     slots: int = 8
     queue: int = 1024
     chunk: int = 512
-    remembered: int = 512 << 20
+    cache_bytes: int = 512 << 20
 
 
-class Engine:
+class CausalEngine:
     """Samples for whoever asks, from any thread. `token_bytes` are those of the tokens that may be sampled.
 
     A request's tokens depend on its prompt, parameters, seed and weights, and not on what is decoded beside it.
     """
 
     def __init__(
-        self, weights: dict[str, Weights], token_bytes: Sequence[bytes], *, limits: Limits | None = None
+        self, weights: dict[str, ModelWeights], token_bytes: Sequence[bytes], *, limits: EngineLimits | None = None
     ) -> None:
         self._weights = dict(weights)
         self._bytes = token_bytes
-        self._limits = limits or Limits()
-        self._slots = Slots()
-        self._prefixes = Prefixes(self._limits.remembered)
-        self._waiting: deque[Job] = deque()
-        self._active: list[Job] = []  # the index is the slot
-        self._orders: deque[Callable[[], None]] = deque()
+        self._limits = limits or EngineLimits()
+        self._slots = SlotCache()
+        self._prefixes = PrefixCache(self._limits.cache_bytes)
+        self._waiting: deque[SamplingJob] = deque()
+        self._active: list[SamplingJob] = []  # the index is the slot
+        self._pending_actions: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._paused: PauseMode | None = None
         self._drained: list[Future[None]] = []
@@ -81,14 +81,14 @@ class Engine:
         """The version of the weights that are called so. Raises KeyError."""
         return self._weights[model].version
 
-    def submit(self, ask: Ask) -> Future[Outcome]:
+    def submit(self, request: SamplingRequest) -> Future[SamplingResult]:
         """Ask; to cancel the future is to ask no more. Raises BackendError when too many wait already."""
-        job = Job(ask)
+        job = SamplingJob(request)
         with self._wake:
             if self._closing:
-                raise BackendError(_ENDING, status=503)
+                raise BackendError(_SHUTTING_DOWN, status=503)
             if len(self._waiting) >= self._limits.queue:
-                self._waiting = deque(job for job in self._waiting if not job.gone)
+                self._waiting = deque(job for job in self._waiting if not job.cancelled)
             if len(self._waiting) >= self._limits.queue:
                 raise BackendError(f"{len(self._waiting)} requests wait already; try again later", status=503)
             self._waiting.append(job)
@@ -104,19 +104,19 @@ class Engine:
             if mode == "wait":
                 with self._wake:
                     for job in self._waiting:
-                        job.due = True
+                        job.start_despite_pause = True
             if mode == "abort":
                 with self._wake:  # what is submitted meanwhile waits for the end of the pause
                     ended = [*self._active, *self._waiting]
                     self._active.clear()
                     self._waiting.clear()
                 for job in ended:
-                    _settle(job.future, job.outcome("abort"))
+                    _set_result(job.future, job.result("abort"))
             if clear_cache:
-                self._forget()
+                self._clear_cache()
 
         drained: Future[None] = Future()
-        self._order(order)
+        self._run_between_steps(order)
         return drained
 
     def resume(self) -> Future[None]:
@@ -124,11 +124,11 @@ class Engine:
 
         def order() -> None:
             self._paused = None
-            self._tell_drained()  # nobody need wait for the end of a pause that is over
+            self._complete_drained()  # nobody need wait for the end of a pause that is over
 
-        return self._order(order)
+        return self._run_between_steps(order)
 
-    def set_weights(self, model: str, weights: Weights | None, *, clear_cache: bool = True) -> Future[None]:
+    def set_weights(self, model: str, weights: ModelWeights | None, *, clear_cache: bool = True) -> Future[None]:
         """Sample from other weights from the next token on; None removes them, and what is under way ends.
 
         With `clear_cache`, what the old ones read is read again. Requests that wait or are decoded go on.
@@ -137,17 +137,17 @@ class Engine:
         def order() -> None:
             if weights is None:
                 self._weights.pop(model, None)
-                self._end([job for job in self._active if job.ask.model == model], _UNLOADED)
+                self._fail_jobs([job for job in self._active if job.request.model == model], _UNLOADED)
             else:
                 self._weights[model] = weights
             if clear_cache or weights is None:
-                self._forget(model)
+                self._clear_cache(model)
 
-        return self._order(order)
+        return self._run_between_steps(order)
 
     def clear_cache(self) -> Future[None]:
         """Forget what was read, of finished requests and of those under way."""
-        return self._order(self._forget)
+        return self._run_between_steps(self._clear_cache)
 
     def close(self) -> None:
         """End; what is under way fails."""
@@ -158,22 +158,22 @@ class Engine:
 
     # --- the thread -------------------------------------------------------------------------------------
 
-    def _order(self, order: Callable[[], None]) -> Future[None]:
+    def _run_between_steps(self, action: Callable[[], None]) -> Future[None]:
         """Have the thread do something between two steps."""
         done: Future[None] = Future()
 
-        def carry_out() -> None:
+        def execute() -> None:
             try:
-                order()
+                action()
             except Exception as error:  # noqa: BLE001 - who gave it is told; the thread goes on
-                _fail(done, BackendError(f"the engine met a fault: {error}", status=500))
+                _set_error(done, BackendError(f"the engine met a fault: {error}", status=500))
             else:
-                _settle(done, None)
+                _set_result(done, None)
 
         with self._wake:
             if self._closing:
-                raise BackendError(_ENDING, status=503)
-            self._orders.append(carry_out)
+                raise BackendError(_SHUTTING_DOWN, status=503)
+            self._pending_actions.append(execute)
             self._wake.notify()
         return done
 
@@ -181,10 +181,10 @@ class Engine:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not (self._closing or self._orders or self._has_work()):
+                while not (self._closing or self._pending_actions or self._has_work()):
                     self._wake.wait()
-                orders = list(self._orders)
-                self._orders.clear()
+                orders = list(self._pending_actions)
+                self._pending_actions.clear()
                 closing = self._closing
             for order in orders:
                 order()
@@ -197,147 +197,151 @@ class Engine:
                 # Whatever it was, what was computed is not to be gone on from; memory may have run out, too.
                 self._prefixes.clear()
                 self._slots.clear()
-                self._end(list(self._active), f"the engine met a fault: {error}")
-            if self._paused == "keep" or not (self._active or self._has_due()):
-                self._tell_drained()
-        self._end([*self._active, *self._waiting], _ENDING, status=503)
-        self._tell_drained()
+                self._fail_jobs(list(self._active), f"the engine met a fault: {error}")
+            if self._paused == "keep" or not (self._active or self._waits_despite_pause()):
+                self._complete_drained()
+        self._fail_jobs([*self._active, *self._waiting], _SHUTTING_DOWN, status=503)
+        self._complete_drained()
 
-    def _tell_drained(self) -> None:
+    def _complete_drained(self) -> None:
         for drained in self._drained:
-            _settle(drained, None)
+            _set_result(drained, None)
         self._drained.clear()
 
     def _has_work(self) -> bool:
         frozen = self._paused == "keep"
-        gone = any(job.gone for job in (*self._active, *self._waiting))
-        begins = bool(self._waiting) and (self._paused is None or self._has_due())
+        gone = any(job.cancelled for job in (*self._active, *self._waiting))
+        begins = bool(self._waiting) and (self._paused is None or self._waits_despite_pause())
         return gone or (not frozen and (begins or bool(self._active)))
 
-    def _has_due(self) -> bool:
+    def _waits_despite_pause(self) -> bool:
         """Whether requests wait that came before the pause which waits for them."""
         with self._wake:
-            return bool(self._waiting) and self._waiting[0].due
+            return bool(self._waiting) and self._waiting[0].start_despite_pause
 
     def _step(self) -> None:
-        for job in [job for job in self._active if job.gone]:
-            self._leave(job)
+        for job in [job for job in self._active if job.cancelled]:
+            self._free_slot(job)
         with self._wake:
-            self._waiting = deque(job for job in self._waiting if not job.gone)
+            self._waiting = deque(job for job in self._waiting if not job.cancelled)
         if self._paused != "keep":
             self._admit()
-            reading = next((job for job in self._active if len(job.tokens) - job.fed > 1), None)
+            reading = next((job for job in self._active if len(job.tokens) - job.computed > 1), None)
             if reading is not None:
-                self._read(reading)
-            ready = [job for job in self._active if len(job.tokens) - job.fed == 1]
-            for _, jobs in groupby(sorted(ready, key=lambda job: job.ask.model), key=lambda job: job.ask.model):
-                self._sample(list(jobs))
+                self._prefill(reading)
+            ready = [job for job in self._active if len(job.tokens) - job.computed == 1]
+            for _, jobs in groupby(
+                sorted(ready, key=lambda job: job.request.model), key=lambda job: job.request.model
+            ):
+                self._decode(list(jobs))
 
     def _admit(self) -> None:
         with self._wake:
             while self._waiting and len(self._active) < self._limits.slots:
-                if self._paused is not None and not self._waiting[0].due:
+                if self._paused is not None and not self._waiting[0].start_despite_pause:
                     break
                 job = self._waiting.popleft()
-                if job.ask.model in self._weights:
+                if job.request.model in self._weights:
                     self._active.append(job)
                 else:
-                    self._end([job], _UNLOADED)
+                    self._fail_jobs([job], _UNLOADED)
 
-    def _read(self, job: Job) -> None:
+    def _prefill(self, job: SamplingJob) -> None:
         """Read the next part of what a request has behind its `fed` tokens."""
         row = self._active.index(job)
-        if job.fed == 0:
-            self._recall(job, row)
-        part = job.tokens[job.fed : job.fed + self._limits.chunk]
-        whole = job.fed + len(part) == len(job.tokens)
-        self._slots.reserve(len(self._active), job.fed + len(part))
-        logits = forward(self._weights[job.ask.model].module, self._slots, [part], [row], [job.fed])
-        job.fed += len(part)
+        if job.computed == 0:
+            self._load_cached_prefix(job, row)
+        part = job.tokens[job.computed : job.computed + self._limits.chunk]
+        whole = job.computed + len(part) == len(job.tokens)
+        self._slots.reserve(len(self._active), job.computed + len(part))
+        logits = forward(self._weights[job.request.model].module, self._slots, [part], [row], [job.computed])
+        job.computed += len(part)
         if whole:
-            self._take([job], logits)
+            self._add_tokens([job], logits)
 
-    def _recall(self, job: Job, row: int) -> None:
+    def _load_cached_prefix(self, job: SamplingJob, row: int) -> None:
         """Begin with what another sequence has in common with this one, leaving at least a token to read."""
         ids: Ids = np.array(job.tokens[:-1], dtype=np.int32)
-        kept, length = self._prefixes.find(job.ask.model, ids)
-        beside = None
+        cached, length = self._prefixes.find(job.request.model, ids)
+        neighbour = None
         for other in self._active:
-            if other is not job and other.ask.model == job.ask.model and other.fed > length:
-                same = common(np.array(other.tokens[: other.fed], dtype=np.int32), ids)
-                if same > length:
-                    beside, length = other, same
+            if other is not job and other.request.model == job.request.model and other.computed > length:
+                shared = common_prefix_length(np.array(other.tokens[: other.computed], dtype=np.int32), ids)
+                if shared > length:
+                    neighbour, length = other, shared
         self._slots.reserve(len(self._active), length)
-        if beside is not None:
-            self._slots.move(self._active.index(beside), row, length)
-        elif kept is not None:
-            self._slots.put(row, kept, length)
-        job.fed = length
-        if not job.begun:
-            job.begun, job.cached = True, min(length, len(job.ask.prompt) - 1)
+        if neighbour is not None:
+            self._slots.move(self._active.index(neighbour), row, length)
+        elif cached is not None:
+            self._slots.load(row, cached, length)
+        job.computed = length
+        if not job.started:
+            job.started, job.cached = True, min(length, len(job.request.prompt) - 1)
 
-    def _sample(self, jobs: list[Job]) -> None:
+    def _decode(self, jobs: list[SamplingJob]) -> None:
         """One token for each of some requests of the same weights."""
         rows = [self._active.index(job) for job in jobs]
-        starts = [job.fed for job in jobs]
+        starts = [job.computed for job in jobs]
         self._slots.reserve(len(self._active), max(starts) + 1)
-        module = self._weights[jobs[0].ask.model].module
+        module = self._weights[jobs[0].request.model].module
         logits = forward(module, self._slots, [job.tokens[-1:] for job in jobs], rows, starts)
         for job in jobs:
-            job.fed += 1
-            job.begun = True
-        self._take(jobs, logits)
+            job.computed += 1
+            job.started = True
+        self._add_tokens(jobs, logits)
 
-    def _take(self, jobs: list[Job], logits: Any) -> None:
+    def _add_tokens(self, jobs: list[SamplingJob], logits: Any) -> None:
         """Draw a token for each of the requests, which may be their last."""
         logits = logits[:, : len(self._bytes)]
-        drawings = [job.ask.drawing for job in jobs]
-        said = [(job.ask.prompt, job.said if job.ask.drawing.weighs else ()) for job in jobs]
-        drawn = draw(logits, drawings, [job.random.random() for job in jobs], said)
-        for job, (token, logprob) in zip(jobs, drawn, strict=True):
+        settings = [job.request.sampling for job in jobs]
+        histories = [
+            (job.request.prompt, job.completion if job.request.sampling.changes_logits else ()) for job in jobs
+        ]
+        sampled = sample_tokens(logits, settings, [job.random.random() for job in jobs], histories)
+        for job, (token, logprob) in zip(jobs, sampled, strict=True):
             if not math.isfinite(logprob):
-                self._end([job], "the model's weights give no finite probabilities; load others")
+                self._fail_jobs([job], "the model's weights give no finite probabilities; load others")
                 continue
-            outcome = job.add(token, self._bytes[token], logprob, self._weights[job.ask.model].version)
-            if outcome is not None:
-                _settle(job.future, outcome)
-                self._leave(job)
+            result = job.add(token, self._bytes[token], logprob, self._weights[job.request.model].version)
+            if result is not None:
+                _set_result(job.future, result)
+                self._free_slot(job)
 
-    def _leave(self, job: Job) -> None:
+    def _free_slot(self, job: SamplingJob) -> None:
         """Free a request's slot, and remember what stood there; the last slot's sequence takes its place."""
         row = self._active.index(job)
-        if job.fed:
-            ids: Ids = np.array(job.tokens[: job.fed], dtype=np.int32)
-            self._prefixes.keep(self._slots.take(row, job.ask.model, ids))
+        if job.computed:
+            ids: Ids = np.array(job.tokens[: job.computed], dtype=np.int32)
+            self._prefixes.add(self._slots.save(row, job.request.model, ids))
         last = self._active.pop()
         if last is not job:
             self._active[row] = last
-            self._slots.move(len(self._active), row, last.fed)
+            self._slots.move(len(self._active), row, last.computed)
 
-    def _forget(self, model: str | None = None) -> None:
+    def _clear_cache(self, model: str | None = None) -> None:
         for job in self._active:
-            if model is None or job.ask.model == model:
-                job.fed = 0
+            if model is None or job.request.model == model:
+                job.computed = 0
         self._prefixes.clear(model)
-        if model is None or all(job.fed == 0 for job in self._active):
+        if model is None or all(job.computed == 0 for job in self._active):
             self._slots.clear()
 
-    def _end(self, jobs: Sequence[Job], why: str, *, status: int = 500) -> None:
+    def _fail_jobs(self, jobs: Sequence[SamplingJob], message: str, *, status: int = 500) -> None:
         """Have requests fail. What stood in their slots is not remembered."""
         for job in jobs:
-            _fail(job.future, BackendError(why, status=status))
+            _set_error(job.future, BackendError(message, status=status))
             if job in self._active:
                 # What is behind a sequence's end is masked, but what is no number shows through a mask.
-                self._slots.wipe(self._active.index(job))
-                job.fed = 0
-                self._leave(job)
+                self._slots.zero(self._active.index(job))
+                job.computed = 0
+                self._free_slot(job)
 
 
-def _settle(future: Future[_T], result: _T) -> None:
+def _set_result(future: Future[_T], result: _T) -> None:
     with suppress(InvalidStateError):  # nobody waits any more
         future.set_result(result)
 
 
-def _fail(future: Future[_T], why: BackendError) -> None:
+def _set_error(future: Future[_T], error: BackendError) -> None:
     with suppress(InvalidStateError):
-        future.set_exception(why)
+        future.set_exception(error)

@@ -8,13 +8,13 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from understudy.model.causal.sampling import Drawing, chance
-from understudy.model.interface import WeightSpan
+from understudy.model.causal.sampling import SamplingSettings, random_source
+from understudy.model.interface import ModelVersionSpan
 
 FinishReason = Literal["stop", "length", "abort"]
 
 
-class Ask(Struct, frozen=True, kw_only=True):
+class SamplingRequest(Struct, frozen=True, kw_only=True):
     """A prompt and how to go on from it: at most `limit` tokens, of the weights that are called `model`.
 
     It ends at one of the strings `stops`, at a token of `ends`, or at its limit.
@@ -23,13 +23,13 @@ class Ask(Struct, frozen=True, kw_only=True):
     prompt: list[int]
     limit: int
     model: str
-    drawing: Drawing = Drawing()
+    sampling: SamplingSettings = SamplingSettings()
     seed: int | None = None
     stops: tuple[str, ...] = ()
-    ends: frozenset[int] = frozenset()
+    end_tokens: frozenset[int] = frozenset()
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class SamplingResult(Struct, frozen=True, kw_only=True):
     """What was sampled. `logprobs[i]` is that of `ids[i]`.
 
     `stop` is the string that was met, `stop_start` the byte of the completion at which it begins. `spans` are the
@@ -41,38 +41,38 @@ class Outcome(Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     stop: str | None = None
     stop_start: int = 0
-    spans: tuple[WeightSpan, ...] = ()
+    spans: tuple[ModelVersionSpan, ...] = ()
     cached: int = 0
 
 
-class Job:
+class SamplingJob:
     """A request under way. Of its `tokens`, prompt and completion, `fed` have keys and values in a slot."""
 
-    def __init__(self, ask: Ask) -> None:
-        self.ask = ask
-        self.future: Future[Outcome] = Future()
-        self.tokens = list(ask.prompt)
+    def __init__(self, request: SamplingRequest) -> None:
+        self.request = request
+        self.future: Future[SamplingResult] = Future()
+        self.tokens = list(request.prompt)
         self.logprobs: list[float] = []
-        self.spans: list[WeightSpan] = []
-        self.fed = 0
-        self.begun = False
-        self.due = False  # to be begun although the engine pauses
+        self.spans: list[ModelVersionSpan] = []
+        self.computed = 0
+        self.started = False
+        self.start_despite_pause = False  # to be begun although the engine pauses
         self.cached = 0
-        self.random = chance(ask.seed, ask.prompt)
-        self._stops = [stop.encode() for stop in ask.stops]
+        self.random = random_source(request.seed, request.prompt)
+        self._stops = [stop.encode() for stop in request.stops]
         self._text = b""
 
     @property
-    def said(self) -> list[int]:
+    def completion(self) -> list[int]:
         """What was sampled so far."""
-        return self.tokens[len(self.ask.prompt) :]
+        return self.tokens[len(self.request.prompt) :]
 
     @property
-    def gone(self) -> bool:
+    def cancelled(self) -> bool:
         """Whether nobody waits for it any more."""
         return self.future.cancelled()
 
-    def add(self, token: int, data: bytes, logprob: float, version: str) -> Outcome | None:
+    def add(self, token: int, data: bytes, logprob: float, version: str) -> SamplingResult | None:
         """Take up a token that the weights of `version` sampled; the outcome, where it was the last."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
@@ -80,17 +80,17 @@ class Job:
         if self.spans and self.spans[-1].version == version:
             self.spans[-1] = msgspec.structs.replace(self.spans[-1], end=count)
         else:
-            self.spans.append(WeightSpan(version, count - 1, count))
-        if token in self.ask.ends:
-            return self.outcome("stop")
-        if met := self._met(data):
-            return self.outcome("stop", *met)
-        return self.outcome("length") if count >= self.ask.limit else None
+            self.spans.append(ModelVersionSpan(version, count - 1, count))
+        if token in self.request.end_tokens:
+            return self.result("stop")
+        if match := self._matched_stop(data):
+            return self.result("stop", *match)
+        return self.result("length") if count >= self.request.limit else None
 
-    def outcome(self, reason: FinishReason, stop: str | None = None, start: int = 0) -> Outcome:
+    def result(self, reason: FinishReason, stop: str | None = None, start: int = 0) -> SamplingResult:
         """What was sampled so far, as the end of it."""
-        return Outcome(
-            ids=self.said,
+        return SamplingResult(
+            ids=self.completion,
             logprobs=self.logprobs,
             finish_reason=reason,
             stop=stop,
@@ -99,19 +99,19 @@ class Job:
             cached=self.cached,
         )
 
-    def _met(self, data: bytes) -> tuple[str, int] | None:
+    def _matched_stop(self, data: bytes) -> tuple[str, int] | None:
         """The stop string that is complete first with these bytes, and where it begins."""
         if not self._stops:
             return None
         longest = max(map(len, self._stops))
         search = max(0, len(self._text) - longest + 1)
         self._text += data
-        found = [
+        matches = [
             (start + len(stop), start, text)
-            for stop, text in zip(self._stops, self.ask.stops, strict=True)
+            for stop, text in zip(self._stops, self.request.stops, strict=True)
             if (start := self._text.find(stop, search)) >= 0
         ]
-        if not found:
+        if not matches:
             return None
-        _, start, text = min(found)
+        _, start, text = min(matches)
         return text, start

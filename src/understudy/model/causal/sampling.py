@@ -13,13 +13,13 @@ from typing import cast
 import torch
 from msgspec import Struct
 
-_COLDEST = 1e-30
+_LOWEST_TEMPERATURE = 1e-30
 """A temperature at which the likeliest token is certain already, and which float32 can divide by."""
-_EXTREME = 1e30
+_LOGIT_BOUND = 1e30
 """What no logit exceeds, whatever a request does to it: differences stay finite."""
 
 
-class Drawing(Struct, frozen=True, kw_only=True):
+class SamplingSettings(Struct, frozen=True, kw_only=True):
     """The parameters of one request, with vLLM's names and meanings; None for what is not wanted.
 
     Biases, then penalties change the logits, `temperature` divides them (0: the likeliest token is taken), then
@@ -36,19 +36,19 @@ class Drawing(Struct, frozen=True, kw_only=True):
     logit_bias: Mapping[int, float] | None = None
 
     @property
-    def cuts(self) -> bool:
+    def truncates(self) -> bool:
         """Whether some tokens cannot be drawn."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     @property
-    def weighs(self) -> bool:
+    def changes_logits(self) -> bool:
         """Whether the logits are changed by what was said before, or by the request."""
         return bool(
             self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1 or self.logit_bias
         )
 
 
-def chance(seed: int | None, prompt: Sequence[int]) -> random.Random:
+def random_source(seed: int | None, prompt: Sequence[int]) -> random.Random:
     """The source of a request's randomness: of its seed and its prompt, or of the machine's where it has no seed.
 
     The prompt is in it since all calls of a rollout come with one seed, and are to be drawn independently.
@@ -59,71 +59,75 @@ def chance(seed: int | None, prompt: Sequence[int]) -> random.Random:
     return random.Random(hashlib.sha256(b"%d:" % seed + content).digest())
 
 
-def draw(
+def sample_tokens(
     logits: torch.Tensor,
-    drawings: Sequence[Drawing],
+    settings: Sequence[SamplingSettings],
     positions: Sequence[float],
-    said: Sequence[tuple[Sequence[int], Sequence[int]]],
+    histories: Sequence[tuple[Sequence[int], Sequence[int]]],
 ) -> list[tuple[int, float]]:
     """A token for each row of `logits` [rows, vocabulary], and the natural logarithm of its probability.
 
-    `positions[i]` in [0, 1) says where in the distribution the token of row i is taken; `said[i]` are the prompt
-    and the completion so far. The probability is that of the distribution that was drawn from, after temperature
-    and cut-offs; where the likeliest token was taken, it is the model's own, at temperature 1. It is not finite
-    where the row's logits are not.
+    `positions[i]` in [0, 1) says where in the distribution the token of row i is taken; `histories[i]` are the
+    prompt and the completion so far. The probability is that of the distribution that was sampled from, after
+    temperature and cut-offs; where the likeliest token was taken, it is the model's own, at temperature 1. It is
+    not finite where the row's logits are not.
     """
     logits = logits.float()
-    for row, drawing in enumerate(drawings):
-        if drawing.weighs:
-            logits[row] = _weighed(logits[row], drawing, *said[row])
+    for row, one_settings in enumerate(settings):
+        if one_settings.changes_logits:
+            logits[row] = _adjusted_logits(logits[row], one_settings, *histories[row])
     # The temperature 0 of vLLM: the likeliest, and the probability that the model itself gives it.
-    heat = torch.tensor([[max(one.temperature or 1.0, _COLDEST)] for one in drawings], device=logits.device)
-    logprobs = torch.log_softmax((logits - logits.amax(dim=-1, keepdim=True)) / heat, dim=-1)
-    for row, drawing in enumerate(drawings):
-        if drawing.cuts and drawing.temperature:
-            logprobs[row] = _cut(logprobs[row], drawing)
+    temperatures = torch.tensor(
+        [[max(one.temperature or 1.0, _LOWEST_TEMPERATURE)] for one in settings], device=logits.device
+    )
+    logprobs = torch.log_softmax((logits - logits.amax(dim=-1, keepdim=True)) / temperatures, dim=-1)
+    for row, one_settings in enumerate(settings):
+        if one_settings.truncates and one_settings.temperature:
+            logprobs[row] = _truncated(logprobs[row], one_settings)
     sums = logprobs.double().exp().cumsum(dim=-1)
-    where = torch.tensor(positions, dtype=torch.float64, device=logits.device).unsqueeze(-1) * sums[:, -1:]
+    thresholds = torch.tensor(positions, dtype=torch.float64, device=logits.device).unsqueeze(-1) * sums[:, -1:]
     # right: a token of probability 0, whose sum is that before it, is never met.
-    drawn = torch.searchsorted(sums, where, right=True).squeeze(-1)
+    sampled = torch.searchsorted(sums, thresholds, right=True).squeeze(-1)
     likeliest = logits.argmax(dim=-1)
-    greedy = torch.tensor([one.temperature == 0 for one in drawings], device=logits.device)
-    ids = torch.where(greedy, likeliest, drawn.clamp(max=logits.shape[-1] - 1))
+    greedy = torch.tensor([one.temperature == 0 for one in settings], device=logits.device)
+    ids = torch.where(greedy, likeliest, sampled.clamp(max=logits.shape[-1] - 1))
     chosen = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-    found = cast("list[int]", ids.tolist())  # pyright: ignore[reportUnknownMemberType]
-    chances = cast("list[float]", chosen.tolist())  # pyright: ignore[reportUnknownMemberType]
-    return [(id_, min(logprob, 0.0)) for id_, logprob in zip(found, chances, strict=True)]
+    tokens = cast("list[int]", ids.tolist())  # pyright: ignore[reportUnknownMemberType]
+    token_logprobs = cast("list[float]", chosen.tolist())  # pyright: ignore[reportUnknownMemberType]
+    return [(id_, min(logprob, 0.0)) for id_, logprob in zip(tokens, token_logprobs, strict=True)]
 
 
-def _weighed(logits: torch.Tensor, drawing: Drawing, prompt: Sequence[int], said: Sequence[int]) -> torch.Tensor:
+def _adjusted_logits(
+    logits: torch.Tensor, settings: SamplingSettings, prompt: Sequence[int], completion: Sequence[int]
+) -> torch.Tensor:
     logits = logits.clone()
-    for id_, bias in (drawing.logit_bias or {}).items():
+    for id_, bias in (settings.logit_bias or {}).items():
         logits[id_] += bias
-    if drawing.repetition_penalty != 1:
-        seen = torch.tensor(sorted({*prompt, *said}), device=logits.device)
+    if settings.repetition_penalty != 1:
+        seen = torch.tensor(sorted({*prompt, *completion}), device=logits.device)
         values = logits[seen]
-        rate = min(max(drawing.repetition_penalty, 1 / _EXTREME), _EXTREME)
-        logits[seen] = torch.where(values > 0, values / rate, values * rate).clamp(-_EXTREME, _EXTREME)
-    counts = Counter(said)
-    if counts and (drawing.presence_penalty or drawing.frequency_penalty):
+        rate = min(max(settings.repetition_penalty, 1 / _LOGIT_BOUND), _LOGIT_BOUND)
+        logits[seen] = torch.where(values > 0, values / rate, values * rate).clamp(-_LOGIT_BOUND, _LOGIT_BOUND)
+    counts = Counter(completion)
+    if counts and (settings.presence_penalty or settings.frequency_penalty):
         ids = torch.tensor(list(counts), device=logits.device)
         times = torch.tensor([float(count) for count in counts.values()], device=logits.device)
-        logits[ids] -= drawing.presence_penalty + drawing.frequency_penalty * times
+        logits[ids] -= settings.presence_penalty + settings.frequency_penalty * times
     return logits
 
 
-def _cut(logprobs: torch.Tensor, drawing: Drawing) -> torch.Tensor:
+def _truncated(logprobs: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
     """The distribution without its unlikely tokens, normalised anew; the likeliest always stays."""
-    if drawing.min_p > 0:
-        limit = logprobs.max() + math.log(drawing.min_p)
+    if settings.min_p > 0:
+        limit = logprobs.max() + math.log(settings.min_p)
         logprobs = logprobs.masked_fill(logprobs < limit, -math.inf).log_softmax(dim=-1)
-    if 0 < drawing.top_k < len(logprobs):
-        limit = logprobs.topk(drawing.top_k).values[-1]
+    if 0 < settings.top_k < len(logprobs):
+        limit = logprobs.topk(settings.top_k).values[-1]
         logprobs = logprobs.masked_fill(logprobs < limit, -math.inf).log_softmax(dim=-1)
-    if drawing.top_p < 1:
+    if settings.top_p < 1:
         ordered, order = logprobs.sort(descending=True, stable=True)
         before = ordered.double().exp().cumsum(dim=-1) - ordered.double().exp()
-        gone = before >= drawing.top_p
-        gone[0] = False
-        logprobs = logprobs.index_fill(0, order[gone], -math.inf).log_softmax(dim=-1)
+        removed = before >= settings.top_p
+        removed[0] = False
+        logprobs = logprobs.index_fill(0, order[removed], -math.inf).log_softmax(dim=-1)
     return logprobs

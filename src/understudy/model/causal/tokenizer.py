@@ -11,7 +11,7 @@ import msgspec
 import transformers
 
 from understudy.errors import BackendError, ConfigError
-from understudy.model.protocol import Message, RequestFault, Tool
+from understudy.model.protocol import InvalidRequestError, ModelMessage, ModelTool
 from understudy.model.vocabulary import byte_level_bytes
 
 _library: Any = transformers  # whose types say nothing
@@ -44,7 +44,7 @@ class CausalTokenizer:
         added = {int(id_): str(token) for id_, token in loaded.added_tokens_decoder.items()}
         self.special_texts: dict[int, str] = added
         self.special_ids = {text: id_ for id_, text in added.items()}
-        self.token_bytes = _bytes(loaded, vocabulary, added)
+        self.token_bytes = _token_bytes(loaded, vocabulary, added)
         end: int | None = loaded.eos_token_id
         self.end_id = -1 if end is None else end
 
@@ -62,7 +62,11 @@ class CausalTokenizer:
         return b"".join(self.token_bytes[id_] for id_ in ids).decode("utf-8", "replace")
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[ModelMessage],
+        tools: Sequence[ModelTool] | None,
+        *,
+        add_generation_prompt: bool = True,
     ) -> list[int]:
         """The tokens of a conversation. Raises BackendError when the template refuses it."""
         fields = [self._fields(message) for message in messages]
@@ -72,10 +76,12 @@ class CausalTokenizer:
                 fields, tools=offered or None, add_generation_prompt=add_generation_prompt, tokenize=False
             )
         except Exception as error:  # a template is a program of its own, and may raise anything
-            raise RequestFault(f"the chat template refuses the conversation: {error}", param="messages") from error
+            raise InvalidRequestError(
+                f"the chat template refuses the conversation: {error}", param="messages"
+            ) from error
         return self.encode(text)
 
-    def _fields(self, message: Message) -> dict[str, Any]:
+    def _fields(self, message: ModelMessage) -> dict[str, Any]:
         role = "system" if message.role == "developer" else message.role
         fields: dict[str, Any] = {"role": role, "content": message.text}
         reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
@@ -117,7 +123,7 @@ def _check_text(text: str) -> None:
         ) from None
 
 
-def _bytes(loaded: Any, vocabulary: dict[str, int], added: dict[int, str]) -> list[bytes]:
+def _token_bytes(loaded: Any, vocabulary: dict[str, int], added: dict[int, str]) -> list[bytes]:
     """The bytes of every token by id, in either way that vocabularies spell them; b"" where an id has none."""
     definition = str(loaded.backend_tokenizer.decoder.__getstate__()) if loaded.backend_tokenizer.decoder else ""
     if "ByteLevel" in definition:

@@ -7,14 +7,14 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from understudy.model.protocol import Message, Tool
+from understudy.model.protocol import ModelMessage, ModelTool
 
 
 class ChatTurn(Struct, frozen=True):
     """What a policy is asked: the conversation so far, and the tools it may call now."""
 
-    messages: Sequence[Message]
-    tools: Sequence[Tool] = ()
+    messages: Sequence[ModelMessage]
+    tools: Sequence[ModelTool] = ()
     seed: int | None = None
 
     def offers(self, *names: str) -> bool:
@@ -22,7 +22,7 @@ class ChatTurn(Struct, frozen=True):
         return {tool.function.name for tool in self.tools}.issuperset(names)
 
 
-class ScriptedToolCall(Struct, frozen=True):
+class ActionCall(Struct, frozen=True):
     """A tool and the JSON text of its arguments."""
 
     name: str
@@ -37,7 +37,7 @@ class Action(Struct, frozen=True):
     """
 
     content: str = ""
-    tool_calls: tuple[ScriptedToolCall, ...] = ()
+    tool_calls: tuple[ActionCall, ...] = ()
     reasoning: str | None = None
     logprobs: tuple[float, ...] | None = None
 

@@ -10,29 +10,29 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import BackendError
-from understudy.model.hermes import parse
-from understudy.model.interface import Completion, Control
+from understudy.model.hermes import parse_completion
+from understudy.model.interface import ControlHandler, ModelCompletion
 from understudy.model.protocol import (
     GenerateRequest,
-    Message,
+    InvalidRequestError,
+    ModelChatRequest,
+    ModelMessage,
+    ModelTool,
     NamedToolChoice,
-    RequestFault,
-    ServedChatRequest,
-    Tool,
     check_chat,
 )
-from understudy.model.scripted.action import Action, ChatTurn, Policy, ScriptedToolCall
+from understudy.model.scripted.action import Action, ActionCall, ChatTurn, Policy
 from understudy.model.scripted.template import TURN_END, render, render_call, unrender
-from understudy.model.scripted.tokenizer import Tokenizer, mark
+from understudy.model.scripted.tokenizer import ScriptedTokenizer, mark
 from understudy.model.vocabulary import Vocabulary
 
 
-class Scripted:
+class ScriptedModel:
     """A policy as a model (see ServedModel). Its tokens are certain."""
 
-    controls: Mapping[str, Mapping[str, Control]] = {}
+    controls: Mapping[str, Mapping[str, ControlHandler]] = {}
 
-    def __init__(self, policy: Policy, tokenizer: Tokenizer) -> None:
+    def __init__(self, policy: Policy, tokenizer: ScriptedTokenizer) -> None:
         self._policy = policy
         self._tokenizer = tokenizer
         self.vocabulary: Vocabulary = tokenizer
@@ -42,19 +42,23 @@ class Scripted:
         return ()
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[ModelMessage],
+        tools: Sequence[ModelTool] | None,
+        *,
+        add_generation_prompt: bool = True,
     ) -> tuple[list[int], int]:
         """See ServedModel."""
         return self._tokenizer.encode_marked(render(messages, tools, add_generation_prompt=add_generation_prompt))
 
     async def chat(
-        self, request: ServedChatRequest, prompt: list[int], known: int, limit: int, model: str
-    ) -> Completion:
+        self, request: ModelChatRequest, prompt: list[int], cached: int, limit: int, model: str
+    ) -> ModelCompletion:
         """See ServedModel."""
         # The last prompt token is never taken from a cache: its logits are needed.
-        return complete(self._policy, self._tokenizer, request, limit, cached=min(known, len(prompt) - 1))
+        return complete(self._policy, self._tokenizer, request, limit, cached=min(cached, len(prompt) - 1))
 
-    async def generate(self, request: GenerateRequest, limit: int, model: str) -> Completion:
+    async def generate(self, request: GenerateRequest, limit: int, model: str) -> ModelCompletion:
         """See ServedModel."""
         prompt = unrender(self._tokenizer, request.token_ids)
         chat = request.chat(prompt.messages, prompt.tools)
@@ -66,8 +70,8 @@ class Scripted:
 
 
 def complete(
-    policy: Policy, tokenizer: Tokenizer, request: ServedChatRequest, limit: int, *, cached: int = 0
-) -> Completion:
+    policy: Policy, tokenizer: ScriptedTokenizer, request: ModelChatRequest, limit: int, *, cached: int = 0
+) -> ModelCompletion:
     """What the policy answers, as at most `limit` tokens. Raises BackendError."""
     tools = [] if request.tool_choice == "none" else request.tools or []
     action = policy.act(ChatTurn(request.messages, tools, request.seed))
@@ -85,29 +89,31 @@ def complete(
         stop, count, start = met
         finish, ids = "stop", ids[:count]
         byte_limit = start + (len(stop.encode()) if request.include_stop_str_in_output else 0)
-    segments = parse(tokenizer, ids, tools=bool(tools), byte_limit=byte_limit)
-    return Completion(ids, logprobs[: len(ids)], segments, finish, stop, cached_tokens=cached)
+    segments = parse_completion(tokenizer, ids, tools=bool(tools), byte_limit=byte_limit)
+    return ModelCompletion(ids, logprobs[: len(ids)], segments, finish, stop, cached_tokens=cached)
 
 
-def encode_action(tokenizer: Tokenizer, action: Action) -> list[int]:
+def encode_action(tokenizer: ScriptedTokenizer, action: Action) -> list[int]:
     """The tokens of an action's text, the end of the turn included."""
     thought = f"<think>{mark(action.reasoning)}</think>" if action.reasoning is not None else ""
     calls = "\n".join(render_call(call.name, call.arguments) for call in action.tool_calls)
     return tokenizer.encode_marked(thought + mark(action.content) + calls + TURN_END)[0]
 
 
-def _first_stop(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str]) -> tuple[str, int, int] | None:
+def _first_stop(
+    tokenizer: ScriptedTokenizer, ids: Sequence[int], stops: Sequence[str]
+) -> tuple[str, int, int] | None:
     """The stop string that is complete first, after how many tokens, and the byte at which it begins."""
     if not stops:
         return None
     body = ids[:-1] if ids and ids[-1] == tokenizer.end_id else ids
     data = b"".join(tokenizer.token_bytes[id_] for id_ in body)
-    found = [
+    matches = [
         (start + len(stop.encode()), start, stop) for stop in stops if (start := data.find(stop.encode())) >= 0
     ]
-    if not found:
+    if not matches:
         return None
-    end, start, stop = min(found)
+    end, start, stop = min(matches)
     size = 0
     for count, id_ in enumerate(body, 1):
         size += len(tokenizer.token_bytes[id_])
@@ -116,28 +122,28 @@ def _first_stop(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str]) 
     raise AssertionError("a match lies within the text it was found in")
 
 
-def _constrained(action: Action, request: ServedChatRequest, tools: Sequence[Tool]) -> Action:
+def _constrained(action: Action, request: ModelChatRequest, tools: Sequence[ModelTool]) -> Action:
     """The action within what the request allows, as guided decoding would have kept it."""
     calls = action.tool_calls
     if isinstance(request.tool_choice, NamedToolChoice):
         name = request.tool_choice.function.name
-        calls = tuple(call for call in calls if call.name == name) or (_least_call(tools, name),)
+        calls = tuple(call for call in calls if call.name == name) or (_minimal_call(tools, name),)
     elif request.tool_choice == "required":
-        calls = calls or (_least_call(tools, tools[0].function.name),)
+        calls = calls or (_minimal_call(tools, tools[0].function.name),)
     if request.parallel_tool_calls is False:
         calls = calls[:1]
     content = action.content
     if request.response_format is not None and request.response_format.type != "text" and not calls:
         schema = request.response_format.json_schema
         content = json.dumps(
-            _least_value(schema.schema if schema else {"type": "object"}, content), ensure_ascii=False
+            _minimal_value(schema.schema if schema else {"type": "object"}, content), ensure_ascii=False
         )
     if calls == action.tool_calls and content == action.content:
         return action
     return Action(content=content, tool_calls=calls, reasoning=action.reasoning)
 
 
-class _Schema(Struct):
+class _JsonSchemaPart(Struct):
     """The part of JSON Schema that a smallest value needs."""
 
     type: str | list[str] | None = None
@@ -150,29 +156,27 @@ class _Schema(Struct):
     minimum: float | int = 0
 
 
-def _least_call(tools: Sequence[Tool], name: str) -> ScriptedToolCall:
+def _minimal_call(tools: Sequence[ModelTool], name: str) -> ActionCall:
     parameters = next(tool.function.parameters for tool in tools if tool.function.name == name)
-    return ScriptedToolCall(
-        name, json.dumps(_least_value(parameters or {"type": "object"}, ""), ensure_ascii=False)
-    )
+    return ActionCall(name, json.dumps(_minimal_value(parameters or {"type": "object"}, ""), ensure_ascii=False))
 
 
-def _least_value(definition: dict[str, Any], text: str, depth: int = 0) -> Any:
+def _minimal_value(definition: dict[str, Any], text: str, depth: int = 0) -> Any:
     """A small value of a JSON schema, with `text` where a string is wanted."""
     if depth > 20:
-        raise RequestFault("a JSON schema is nested more than 20 levels deep; use a flatter one")
+        raise InvalidRequestError("a JSON schema is nested more than 20 levels deep; use a flatter one")
     try:
-        schema = msgspec.convert(definition, _Schema)
+        schema = msgspec.convert(definition, _JsonSchemaPart)
     except msgspec.ValidationError as error:
-        raise RequestFault(f"a JSON schema is malformed: {error}") from None
+        raise InvalidRequestError(f"a JSON schema is malformed: {error}") from None
     for value in (schema.const, schema.default, *schema.enum[:1]):
         if value is not msgspec.UNSET:
             return value
     if schema.options:
-        return _least_value(schema.options[0], text, depth + 1)
+        return _minimal_value(schema.options[0], text, depth + 1)
     kind = schema.type[0] if isinstance(schema.type, list) and schema.type else schema.type
     if kind == "object" or (kind is None and schema.properties):
         wanted = [name for name in schema.required if name in schema.properties]
-        return {name: _least_value(schema.properties[name], text, depth + 1) for name in wanted}
+        return {name: _minimal_value(schema.properties[name], text, depth + 1) for name in wanted}
     simple: dict[str, Any] = {"integer": schema.minimum, "number": schema.minimum, "boolean": False, "array": []}
     return simple.get(str(kind), None if kind == "null" else text)

@@ -14,8 +14,8 @@ import shlex
 import unicodedata
 from collections.abc import Callable, Generator, Iterable, Sequence
 
-from understudy.model.protocol import Message
-from understudy.model.scripted.action import Action, ChatTurn, ScriptedToolCall
+from understudy.model.protocol import ModelMessage
+from understudy.model.scripted.action import Action, ActionCall, ChatTurn
 from understudy.model.scripted.changes import Apply, Change, Edit, Remove, Write
 
 _AROUND = 20
@@ -45,7 +45,7 @@ def next_action(
     work = _work(turn, changes, find_workdir(turn.messages) or workdir, _edit_tersely if terse else _edit)
     try:
         action = next(work)
-        for results in exchanges(turn.messages[start + 1 :]):
+        for results in tool_results(turn.messages[start + 1 :]):
             action = work.send(results)
     except StopIteration as end:
         done = "Done." if terse else "The change is made."
@@ -53,28 +53,28 @@ def next_action(
     return action
 
 
-def wants_summary(message: Message) -> bool:
+def wants_summary(message: ModelMessage) -> bool:
     """Whether the message asks for a summary of the conversation, as an agent does before it shortens it."""
     return message.role == "user" and _SUMMARY.search(message.text) is not None
 
 
-def find_workdir(messages: Iterable[Message]) -> str | None:
+def find_workdir(messages: Iterable[ModelMessage]) -> str | None:
     """The working directory that the agent's own text names: the first one, system messages before others."""
     for message in sorted(messages, key=lambda message: message.role not in ("system", "developer")):
-        if message.role in ("system", "developer", "user") and (found := _WORKDIR.search(message.text)):
-            return found[1].rstrip()
+        if message.role in ("system", "developer", "user") and (match := _WORKDIR.search(message.text)):
+            return match[1].rstrip()
     return None
 
 
-def exchanges(messages: Iterable[Message]) -> list[Results]:
+def tool_results(messages: Iterable[ModelMessage]) -> list[Results]:
     """For each assistant turn with tool calls, the texts of their results in order."""
-    found: list[list[str]] = []
+    results: list[list[str]] = []
     for message in messages:
         if message.role == "assistant" and message.tool_calls:
-            found.append([])
-        elif message.role == "tool" and found:
-            found[-1].append(message.text)
-    return [results for results in found if results]
+            results.append([])
+        elif message.role == "tool" and results:
+            results[-1].append(message.text)
+    return [texts for texts in results if texts]
 
 
 def _work(turn: ChatTurn, changes: Sequence[Change], workdir: str, edit: Editing) -> Work:
@@ -82,7 +82,7 @@ def _work(turn: ChatTurn, changes: Sequence[Change], workdir: str, edit: Editing
     has_shell = turn.offers("Bash")
     left = list(changes)
     while left and turn.offers("Read", "Edit"):
-        done = yield from _make(left[0], turn, workdir, edit)
+        done = yield from _apply_change(left[0], turn, workdir, edit)
         if not done:
             if isinstance(left[0], Apply):
                 return False
@@ -101,7 +101,7 @@ def _work(turn: ChatTurn, changes: Sequence[Change], workdir: str, edit: Editing
     return True
 
 
-def _make(change: Change, turn: ChatTurn, workdir: str, edit: Editing) -> Work:
+def _apply_change(change: Change, turn: ChatTurn, workdir: str, edit: Editing) -> Work:
     """Make one change with the tools that fit it; False when that did not work."""
     root = workdir.rstrip("/")
     match change:
@@ -128,9 +128,9 @@ def _edit(edit: Edit, path: str) -> Work:
     limit = edit.line - offset + size + _AROUND
     say = f"Let me read `{edit.path}` around line {edit.line}."
     results = yield _call("Read", say, file_path=path, offset=offset, limit=limit)
-    window = _numbered(results)
+    window = _numbered_lines(results)
     seen = "\n".join(window.values())
-    if _is_made(edit, window):
+    if _is_applied(edit, window):
         return True
     width = next(
         (width for width in range(_AROUND + 1) if _is_unique(_replacement(edit, window, width), seen)), _AROUND
@@ -153,9 +153,9 @@ def _edit_tersely(edit: Edit, path: str) -> Work:
     if edit.old.endswith("\n") != edit.new.endswith("\n"):
         return False  # the file's last newline comes or goes, which lines do not tell
     results = yield _call("Read", "", file_path=path)
-    window = _numbered(results)
+    window = _numbered_lines(results)
     seen = "\n".join(window.values())
-    if _is_made(edit, window):
+    if _is_applied(edit, window):
         return True
     lines = [(tag, text.rstrip("\r\n")) for tag, text in edit.lines]
     changed = [number for number, (tag, _) in enumerate(lines) if tag != " "]
@@ -194,13 +194,13 @@ def _line_lists(edit: Edit) -> tuple[list[str], list[str]]:
     return old.split("\n"), new.split("\n")
 
 
-def _is_made(edit: Edit, window: dict[int, str]) -> bool:
+def _is_applied(edit: Edit, window: dict[int, str]) -> bool:
     """Whether the change stands in the file already: made before the conversation was shortened."""
     old_lines, new_lines = _line_lists(edit)
-    return _holds(window, edit.line, new_lines) and not _holds(window, edit.line, old_lines)
+    return _contains_lines(window, edit.line, new_lines) and not _contains_lines(window, edit.line, old_lines)
 
 
-def _holds(window: dict[int, str], start: int, lines: Sequence[str]) -> bool:
+def _contains_lines(window: dict[int, str], start: int, lines: Sequence[str]) -> bool:
     return all(window.get(start + index) == line for index, line in enumerate(lines))
 
 
@@ -209,12 +209,12 @@ def _is_unique(replacement: tuple[str, str], seen: str) -> bool:
     return bool(old.strip() and new.strip()) and -1 < seen.find(old) == seen.rfind(old)  # overlaps count too
 
 
-def _numbered(results: Results) -> dict[int, str]:
+def _numbered_lines(results: Results) -> dict[int, str]:
     """The lines of a Read result by their numbers."""
     lines: dict[int, str] = {}
     for line in results[0].split("\n"):
-        if found := _NUMBERED.fullmatch(line.removesuffix("\r")):
-            lines[int(found[1][:9])] = found[2]
+        if match := _NUMBERED.fullmatch(line.removesuffix("\r")):
+            lines[int(match[1][:9])] = match[2]
     return lines
 
 
@@ -236,7 +236,7 @@ def _apply(changes: Sequence[Change], say: str) -> Action:
 
 
 def _call(tool: str, say: str, **arguments: str | int) -> Action:
-    return Action(say, (ScriptedToolCall(tool, json.dumps(arguments, ensure_ascii=False)),))
+    return Action(say, (ActionCall(tool, json.dumps(arguments, ensure_ascii=False)),))
 
 
 def _failed(results: Results) -> bool:

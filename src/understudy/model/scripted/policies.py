@@ -10,7 +10,7 @@ from understudy.errors import ConfigError
 from understudy.model.scripted.action import Action, ChatTurn, Policy
 from understudy.model.scripted.changes import Change, read_changes, spoil
 from understudy.model.scripted.oracle import next_action
-from understudy.model.scripted.task_index import KnownTask, KnownTasks
+from understudy.model.scripted.task_index import ScriptedTask, TaskIndex
 
 _Number = TypeVar("_Number", int, float)
 
@@ -18,14 +18,14 @@ _NO_TOOLS = Action("Working on the task")
 _UNKNOWN = Action("I have no task for this request: none of the instructions I was given occurs in it.")
 
 
-class Scripted:
+class PatchPolicy:
     """Works on the task that a conversation is about, with changes made from its gold patch."""
 
     def __init__(
         self,
         name: str,
-        tasks: KnownTasks,
-        changes: Callable[[ChatTurn, KnownTask], Sequence[Change]],
+        tasks: TaskIndex,
+        changes: Callable[[ChatTurn, ScriptedTask], Sequence[Change]],
         *,
         terse: bool = False,
     ) -> None:
@@ -46,7 +46,7 @@ class Scripted:
         return _UNKNOWN
 
 
-class Idle:
+class IdlePolicy:
     """Answers with text and changes nothing."""
 
     name = "idle"
@@ -56,50 +56,50 @@ class Idle:
         return Action("I looked at this and leave everything as it is.") if request.tools else _NO_TOOLS
 
 
-def _gold(task: KnownTask) -> list[Change]:
+def _gold_changes(task: ScriptedTask) -> list[Change]:
     return read_changes(task.gold_patch)
 
 
-def _wrong(task: KnownTask) -> list[Change]:
+def _wrong_changes(task: ScriptedTask) -> list[Change]:
     return spoil(read_changes(task.gold_patch))
 
 
-def _oracle(tasks: KnownTasks, arguments: Mapping[str, str]) -> Policy:
-    _only(arguments, "oracle")
-    return Scripted("oracle", tasks, lambda _, task: _gold(task))
+def _oracle(tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:
+    _check_arguments(arguments, "oracle")
+    return PatchPolicy("oracle", tasks, lambda _, task: _gold_changes(task))
 
 
-def _terse(tasks: KnownTasks, arguments: Mapping[str, str]) -> Policy:
-    _only(arguments, "terse")
-    return Scripted("terse", tasks, lambda _, task: _gold(task), terse=True)
+def _terse(tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:
+    _check_arguments(arguments, "terse")
+    return PatchPolicy("terse", tasks, lambda _, task: _gold_changes(task), terse=True)
 
 
-def _wrong_policy(tasks: KnownTasks, arguments: Mapping[str, str]) -> Policy:
-    _only(arguments, "wrong")
-    return Scripted("wrong", tasks, lambda _, task: _wrong(task))
+def _wrong_policy(tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:
+    _check_arguments(arguments, "wrong")
+    return PatchPolicy("wrong", tasks, lambda _, task: _wrong_changes(task))
 
 
-def _idle(tasks: KnownTasks, arguments: Mapping[str, str]) -> Policy:
-    _only(arguments, "idle")
-    return Idle()
+def _idle(tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:
+    _check_arguments(arguments, "idle")
+    return IdlePolicy()
 
 
-def _flaky(tasks: KnownTasks, arguments: Mapping[str, str]) -> Policy:
-    _only(arguments, "flaky", "p", "seed")
+def _flaky(tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:
+    _check_arguments(arguments, "flaky", "p", "seed")
     probability = _number(arguments, "p", 0.5)
     if not 0 <= probability <= 1:
         raise ConfigError(f"policy flaky: p is {probability}; expected a number from 0 to 1")
     seed = _number(arguments, "seed", 0)
 
-    def changes(turn: ChatTurn, task: KnownTask) -> Sequence[Change]:
+    def changes(turn: ChatTurn, task: ScriptedTask) -> Sequence[Change]:
         # A hash and not a generator: the choice must be the same for every request of one conversation.
         digest = hashlib.sha256(f"{seed}\0{turn.seed}\0{task.instruction}".encode()).digest()
-        return _gold(task) if int.from_bytes(digest[:8]) < probability * 2**64 else _wrong(task)
+        return _gold_changes(task) if int.from_bytes(digest[:8]) < probability * 2**64 else _wrong_changes(task)
 
-    return Scripted("flaky", tasks, changes)
+    return PatchPolicy("flaky", tasks, changes)
 
 
-POLICIES: dict[str, Callable[[KnownTasks, Mapping[str, str]], Policy]] = {
+POLICIES: dict[str, Callable[[TaskIndex, Mapping[str, str]], Policy]] = {
     "flaky": _flaky,
     "idle": _idle,
     "oracle": _oracle,
@@ -108,18 +108,18 @@ POLICIES: dict[str, Callable[[KnownTasks, Mapping[str, str]], Policy]] = {
 }
 
 
-def make_policy(name: str, tasks: KnownTasks, arguments: Mapping[str, str]) -> Policy:
+def make_policy(name: str, tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:
     """The policy called `name`. Raises ConfigError for an unknown name or a bad argument."""
     if name not in POLICIES:
         raise ConfigError(f"no policy is called {name!r}; there are: {', '.join(sorted(POLICIES))}")
     return POLICIES[name](tasks, arguments)
 
 
-def _only(arguments: Mapping[str, str], policy: str, *known: str) -> None:
+def _check_arguments(arguments: Mapping[str, str], policy: str, *expected: str) -> None:
     for key in arguments:
-        if key not in known:
+        if key not in expected:
             raise ConfigError(
-                f"policy {policy}: unknown argument {key!r}; expected {' or '.join(known) or 'none'}"
+                f"policy {policy}: unknown argument {key!r}; expected {' or '.join(expected) or 'none'}"
             )
 
 

@@ -15,7 +15,7 @@ from understudy.errors import TaskError
 _ANCHOR = 24
 
 
-class KnownTask(Struct, frozen=True):
+class ScriptedTask(Struct, frozen=True):
     """What a policy needs of a task record; the other fields of the record are not read."""
 
     instance_id: str
@@ -24,29 +24,29 @@ class KnownTask(Struct, frozen=True):
     workdir: str = "/workspace"
 
 
-class KnownTasks:
+class TaskIndex:
     """Tasks by instruction. Raises TaskError when two have the same one and want different patches."""
 
-    def __init__(self, tasks: Iterable[KnownTask]) -> None:
-        texts: dict[str, KnownTask] = {}
+    def __init__(self, tasks: Iterable[ScriptedTask]) -> None:
+        texts: dict[str, ScriptedTask] = {}
         for task in tasks:
-            known = texts.setdefault(task.instruction.strip(), task)
-            if known.gold_patch != task.gold_patch:
+            first = texts.setdefault(task.instruction.strip(), task)
+            if first.gold_patch != task.gold_patch:
                 raise TaskError(
-                    f"tasks {known.instance_id} and {task.instance_id} have the same instruction, by which "
+                    f"tasks {first.instance_id} and {task.instance_id} have the same instruction, by which "
                     "scripted policies tell tasks apart; give each its own"
                 )
         texts.pop("", None)
         # A text is looked through for one short stretch of every instruction: of its beginning, middle and
         # end, the one that the fewest instructions share, as statements from one maker often begin alike.
         spread: Counter[str] = Counter(anchor for text in texts for anchor in set(_anchors(text)))
-        self._by_anchor: defaultdict[str, list[tuple[str, KnownTask]]] = defaultdict(list)
+        self._by_anchor: defaultdict[str, list[tuple[str, ScriptedTask]]] = defaultdict(list)
         for text, task in texts.items():
             self._by_anchor[min(_anchors(text), key=lambda anchor: spread[anchor])].append((text, task))
         self._lengths = sorted({len(anchor) for anchor in self._by_anchor})
         self.find = lru_cache(maxsize=256)(self._find)
 
-    def _find(self, text: str) -> KnownTask | None:
+    def _find(self, text: str) -> ScriptedTask | None:
         """The task whose instruction occurs in the text, the longest one if there are several."""
         candidates = {
             stretch
@@ -68,7 +68,7 @@ def _anchors(text: str) -> tuple[str, ...]:
     return (text[:_ANCHOR], text[middle : middle + _ANCHOR], text[-_ANCHOR:])
 
 
-def read_known_tasks(path: Path) -> KnownTasks:
+def read_tasks(path: Path) -> TaskIndex:
     """The tasks of a JSONL file of task records. Raises TaskError naming file and line."""
     try:
         lines = path.read_bytes().splitlines()
@@ -76,12 +76,12 @@ def read_known_tasks(path: Path) -> KnownTasks:
         raise TaskError(
             f"cannot read the task file {path}: {error.strerror}; give an existing JSONL file"
         ) from error
-    tasks: list[KnownTask] = []
+    tasks: list[ScriptedTask] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            tasks.append(msgspec.json.decode(line, type=KnownTask))
+            tasks.append(msgspec.json.decode(line, type=ScriptedTask))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise TaskError(f"{path}, line {number}: not a task record: {error}") from None
-    return KnownTasks(tasks)
+    return TaskIndex(tasks)

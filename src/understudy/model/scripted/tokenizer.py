@@ -32,7 +32,7 @@ def mark(text: str) -> str:
     """Plain text as marked text that encodes to ordinary tokens: each look-alike gets a mark after its `<`."""
     if _MARK in text:
         text = text.replace(_MARK, _MARK + _MARK)
-    return _SPECIAL.sub(lambda found: found[0][0] + _MARK + found[0][1:], text)
+    return _SPECIAL.sub(lambda match: match[0][0] + _MARK + match[0][1:], text)
 
 
 def unmark(text: str) -> str:
@@ -40,7 +40,7 @@ def unmark(text: str) -> str:
     return _MARKS.sub(r"\1", text) if _MARK in text else text
 
 
-class Tokenizer:
+class ScriptedTokenizer:
     """Encodes and decodes; `decode(encode(s)) == s` for every string without lone surrogates."""
 
     def __init__(self, definition: str) -> None:
@@ -61,8 +61,8 @@ class Tokenizer:
     def encode_marked(self, text: str) -> tuple[list[int], int]:
         """Token ids of marked text, and how many of the first of them were known from earlier texts."""
         ids: list[int] = []
-        known = 0
-        all_known = True
+        cached = 0
+        all_cached = True
         for piece in _PIECES.split(text):
             if not piece:
                 continue
@@ -72,14 +72,14 @@ class Tokenizer:
             else:
                 piece_ids = self._pieces.get(piece)
                 if piece_ids is None:
-                    all_known = False
+                    all_cached = False
                     piece_ids = self._encode_piece(piece)
                 else:
                     self._pieces.move_to_end(piece)
                 ids.extend(piece_ids)
-            if all_known:
-                known = len(ids)
-        return ids, known
+            if all_cached:
+                cached = len(ids)
+        return ids, cached
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids, special tokens included; bytes that are no UTF-8 become U+FFFD.
@@ -124,6 +124,8 @@ def _outside(id_: int) -> bool:
 
 
 @cache
-def shipped() -> Tokenizer:
+def scripted_tokenizer() -> ScriptedTokenizer:
     """The tokenizer that comes with the package, loaded once."""
-    return Tokenizer(resources.files("understudy.model").joinpath("assets/tokenizer.json").read_text("utf-8"))
+    return ScriptedTokenizer(
+        resources.files("understudy.model").joinpath("assets/tokenizer.json").read_text("utf-8")
+    )

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from understudy.errors import ConfigError
-from understudy.export.corpus import WORK
+from understudy.export.corpus import WORK_ROLES
 from understudy.export.files import read_manifest
 from understudy.store import Store
 from understudy.train.data.groups import RolloutGroup, TokenSequence, TrainingRollout
@@ -56,7 +56,7 @@ def load_groups(
     sources: Iterable[Path],
     *,
     run: str | None = None,
-    roles: Collection[Role] = WORK,
+    roles: Collection[Role] = WORK_ROLES,
     include_suspicious: bool = False,
     logprobs: bool = True,
     temperature: float | None = None,
@@ -90,7 +90,7 @@ def groups_from_store(
     store: Store,
     *,
     run: str | None = None,
-    roles: Collection[Role] = WORK,
+    roles: Collection[Role] = WORK_ROLES,
     include_suspicious: bool = False,
     logprobs: bool = True,
     temperature: float | None = None,
@@ -263,9 +263,9 @@ def _exported(directory: Path, *, logprobs: bool, left_out: Counter[str]) -> Ite
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """The rows of a file of an export, or some columns of them. Raises ConfigError when it cannot be read."""
-    from understudy.export.parquet import installed
+    from understudy.export.parquet import require_pyarrow
 
-    installed()
+    require_pyarrow()
     parquet: Any = import_module("pyarrow.parquet")
     try:
         # An open file: of a path, pyarrow would make columns out of directories that are named like name=value.

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct, field
 
 from understudy.errors import ConfigError
-from understudy.export.corpus import WORK, Corpus, Selection
+from understudy.export.corpus import WORK_ROLES, Corpus, ExportSelection
 from understudy.export.formats import llamafactory as exporting
 from understudy.store import Store
 from understudy.train.options import SFTOptions
@@ -104,10 +104,10 @@ def train(
         raise ConfigError(f"{directory_} holds an unfinished training; remove it, or choose another --output")
     directory_.mkdir(parents=True)
     left_out = Counter[str]()
-    chosen = Selection(
+    chosen = ExportSelection(
         origins=("rollouts",),
         run=run,
-        roles=roles or WORK,
+        roles=roles or WORK_ROLES,
         include_suspicious=include_suspicious,
         solved_only=True,
         test_share=0.0,
@@ -175,7 +175,7 @@ def _template(model: Path) -> str:
 def _data(
     model: Path,
     sources: Sequence[Path],
-    chosen: Selection,
+    chosen: ExportSelection,
     output: Path,
     template: str,
     options: SFTOptions,

@@ -16,10 +16,10 @@ from understudy.train.algorithms.updater import UpdateReport
 from understudy.train.loop.worker import TrainerReady
 from understudy.train.options import GRPOOptions
 from understudy.types import ErrorInfo
-from understudy.util.child_process import Child
+from understudy.util.child_process import ChildProcess
 
 
-class TrainerProcess(Child):
+class TrainerProcess(ChildProcess):
     """A running worker. `ready` is what it said when its model was loaded."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -60,7 +60,7 @@ class TrainerProcess(Child):
         killed = await self._wait() == -9
         why = "; the machine may have no memory left: lower --micro-batch-tokens" if killed else ""
         return ConfigError(
-            f"the trainer's process ended {self._how()}{why}; its last output: {self._last_words()}"
+            f"the trainer's process ended {self._exit_description()}{why}; its last output: {self._log_tail()}"
         )
 
 
