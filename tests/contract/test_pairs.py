@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from understudy.preference.checks import Tally
+from understudy.preference.checks import PairCounts
 from understudy.preference.pairs import replay_pairs
 from understudy.store import Store
 
@@ -22,7 +22,7 @@ async def test_pairs_of_what_teachers_answered(tmp_path: Path):
         )
         with Store.open(tmp_path / "s") as store:
             await work_on(store, file).run()
-            tally = Tally()
+            tally = PairCounts()
             pairs = list(replay_pairs(store, tally=tally))
     assert (tally.compared, tally.pairs) == (3, 3)
     assert sorted((pair.family, *pair.evidence["supporters"]) for pair in pairs) == [

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from understudy.errors import ConfigError
-from understudy.preference.checks import Tally as PairTally
+from understudy.preference.checks import PairCounts as PairTally
 from understudy.preference.pairs import replay_pairs
 from understudy.preference.proposals import proposals
 from understudy.replay.plan import ReplaySettings

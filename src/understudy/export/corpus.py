@@ -199,7 +199,7 @@ class Corpus:
             )
 
     def _pairs(self, tally: CorpusCounts) -> Iterator[Pair]:
-        counted = checks.Tally(left_out=tally.left_out, notes=tally.notes)
+        counted = checks.PairCounts(left_out=tally.left_out, notes=tally.notes)
         if "sessions" in self.selection.origins:
             yield from replay_pairs(self.store, where=self.selection.where, redactor=self.redactor, tally=counted)
         if "rollouts" in self.selection.origins:

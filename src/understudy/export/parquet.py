@@ -62,7 +62,7 @@ class _BatchWriter:
         self._rows, self._bytes = [], 0
 
 
-class ParquetWriter(_BatchWriter):
+class ExportParquetWriter(_BatchWriter):
     """A Parquet file that `datasets` loads with the types of `columns`. Raises ConfigError without pyarrow."""
 
     suffix = ".parquet"

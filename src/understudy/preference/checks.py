@@ -11,9 +11,9 @@ from msgspec import Struct, field
 
 from understudy.ingest.trace import Message, TurnAction, text_of
 from understudy.preference.base import Pair
+from understudy.preference.equivalence import effect_of
 from understudy.preference.normalise import NOWHERE, Place, unreadable
 from understudy.preference.prefixes import digest, stable
-from understudy.preference.substance import substance
 
 NO_CONSENSUS = "the teachers do not agree"
 SAME = "the same in substance"
@@ -58,7 +58,7 @@ class Template(Protocol):
         ...
 
 
-class Tally(Struct, kw_only=True):
+class PairCounts(Struct, kw_only=True):
     """What became of what was compared: states of replays, or pairs of a solved and an unsolved rollout.
 
     `compared` is the sum of `pairs` and of `left_out`, which counts by reason. `answers` are answers of teachers
@@ -106,7 +106,7 @@ class Checks:
         return None
 
     def _repeated(self, pair: Pair, location: Place) -> str | None:
-        actions = [repr(substance(action, location).key) for action in (pair.chosen, pair.rejected)]
+        actions = [repr(effect_of(action, location).key) for action in (pair.chosen, pair.rejected)]
         whole = digest(["whole", *map(_plain, pair.messages), *actions])
         near = digest(["near", *(stable(_plain(message)) for message in pair.messages[-_SUFFIX:]), *actions])
         if whole in self._seen:

@@ -15,8 +15,8 @@ from typing import Literal
 from msgspec import Struct
 
 from understudy.preference.base import Consensus, Proposal
+from understudy.preference.equivalence import ActionEffect, effect_of, same_effect, similarity
 from understudy.preference.normalise import NOWHERE, Place
-from understudy.preference.substance import Substance, alike, similarity, substance
 
 MINIMUM = 2
 """Teachers that must agree."""
@@ -39,7 +39,7 @@ The groups come in an order that says nothing of their votes.
 
 class _Voice(Struct, frozen=True):
     proposal: Proposal
-    substance: Substance
+    substance: ActionEffect
 
 
 def consensus(
@@ -72,10 +72,10 @@ def grouped(proposals: Sequence[Proposal], location: Place = NOWHERE) -> list[Gr
     Of groups of one size that comes first whose members are the most similar. They are given in the order of what
     they come to.
     """
-    voices = [_Voice(each, substance(each.action, location)) for each in proposals]
+    voices = [_Voice(each, effect_of(each.action, location)) for each in proposals]
     voices = sorted((voice for voice in voices if not voice.substance.empty), key=_order)
     near = [
-        frozenset(j for j, other in enumerate(voices) if i == j or alike(voice.substance, other.substance))
+        frozenset(j for j, other in enumerate(voices) if i == j or same_effect(voice.substance, other.substance))
         for i, voice in enumerate(voices)
     ]
     left = set(range(len(voices)))

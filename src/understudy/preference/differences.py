@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Struct
 
 from understudy.ingest.trace import TurnAction
+from understudy.preference.equivalence import ActionEffect, effect_of, same_effect, similarity
 from understudy.preference.normalise import NOWHERE, Doing, Place
-from understudy.preference.substance import Substance, alike, similarity, substance
 
 _SHOWN = 300
 _MOST = 8
@@ -46,12 +46,12 @@ def differ(a: TurnAction, b: TurnAction, location: Place = NOWHERE) -> Differenc
 
     What is said before the same tool call, and what of its arguments does not count, is no difference.
     """
-    return between(substance(a, location), substance(b, location))
+    return between(effect_of(a, location), effect_of(b, location))
 
 
-def between(a: Substance, b: Substance) -> Difference | None:
+def between(a: ActionEffect, b: ActionEffect) -> Difference | None:
     """What differs between what two actions come to; None where it is the same."""
-    if alike(a, b):
+    if same_effect(a, b):
         return None
     if not a.doings and not b.doings:
         kind: Kind = "nothing" if a.empty or b.empty else "words"
@@ -94,7 +94,7 @@ def _done(doings: Sequence[Doing]) -> tuple[str, ...]:
     return (*shown, f"and {more} more") if more > 0 else tuple(shown)
 
 
-def _words_or_effects(of: Substance) -> tuple[str, ...]:
+def _words_or_effects(of: ActionEffect) -> tuple[str, ...]:
     return (_short(of.text),) if of.text else ()
 
 

@@ -15,13 +15,13 @@ from understudy.ingest.redaction import redact_trace
 from understudy.ingest.trace import Trace, TraceState, TurnAction, expand, state_id
 from understudy.preference import checks
 from understudy.preference.base import Consensus, Pair, Proposal
-from understudy.preference.checks import Checks, Tally
+from understudy.preference.checks import Checks, PairCounts
 from understudy.preference.consensus import MINIMUM, Judge, consensus
 from understudy.preference.differences import Difference, between, difference_json
+from understudy.preference.equivalence import effect_of, same_effect
 from understudy.preference.normalise import Place, unreadable
 from understudy.preference.prefixes import digest
 from understudy.preference.proposals import judge_of, names_in, proposals
-from understudy.preference.substance import alike, substance
 from understudy.redact.heuristics import PSEUDONYM
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
@@ -51,7 +51,7 @@ def replay_pairs(
     where: str | None = None,
     redactor: Redactor | None = None,
     checked: Checks | None = None,
-    tally: Tally | None = None,
+    tally: PairCounts | None = None,
 ) -> Iterator[Pair]:
     """A pair for each state that teachers answered about, where they agree and the student did something else.
 
@@ -64,7 +64,7 @@ def replay_pairs(
     """
     if minimum < 1:
         raise ConfigError(f"--minimum: {minimum} teachers cannot agree; give at least 1")
-    tally = tally if tally is not None else Tally()
+    tally = tally if tally is not None else PairCounts()
     checked = checked or Checks()
     if where is not None:
         store.sessions.select(where, limit=1)  # says what is wrong with it, before ours is added
@@ -95,7 +95,7 @@ def replay_pairs(
 
 
 def _votes(
-    state: TraceState, candidates: list[Proposal], allowed: Mapping[str, _Allowed], tally: Tally
+    state: TraceState, candidates: list[Proposal], allowed: Mapping[str, _Allowed], tally: PairCounts
 ) -> tuple[list[Proposal], str | None]:
     """The proposals that have a vote, and why the state gives no pair whatever they are."""
     own, votes = state.source_family, list[Proposal]()
@@ -148,7 +148,7 @@ def _pair(
     agreed = consensus(candidates, minimum=minimum, judge=judge, location=location)
     if agreed is None:
         return checks.NO_CONSENSUS
-    difference = between(substance(agreed.action, location), substance(state.student_action, location))
+    difference = between(effect_of(agreed.action, location), effect_of(state.student_action, location))
     if difference is None:
         return checks.SAME
     if not _offered(state, agreed.action):
@@ -178,7 +178,7 @@ def _evidence(
     minimum: int,
     location: Place,
 ) -> dict[str, Any]:
-    student, chosen = substance(state.student_action, location), substance(agreed.action, location)
+    student, chosen = effect_of(state.student_action, location), effect_of(agreed.action, location)
     costs = [each.cost_usd for each in candidates]
     return {
         "by": agreed.by,
@@ -194,11 +194,11 @@ def _evidence(
                 "model": each.model,
                 "family": each.family,
                 "cost_usd": each.cost_usd,
-                "as_chosen": alike(own, chosen),
-                "as_rejected": alike(own, student),
+                "as_chosen": same_effect(own, chosen),
+                "as_rejected": same_effect(own, student),
             }
             for each in candidates
-            for own in (substance(each.action, location),)
+            for own in (effect_of(each.action, location),)
         ],
         "cost_usd": None if any(cost is None for cost in costs) else sum(cost or 0.0 for cost in costs),
         "differs": difference_json(difference),

@@ -20,12 +20,12 @@ from understudy.ingest.normalise import normalise_messages
 from understudy.ingest.trace import Message, TurnAction
 from understudy.preference import prefixes
 from understudy.preference.base import Pair
-from understudy.preference.checks import SAME, Checks, Tally
+from understudy.preference.checks import SAME, Checks, PairCounts
 from understudy.preference.differences import between, difference_json
+from understudy.preference.equivalence import ActionEffect, effect_of, same_effect
 from understudy.preference.normalise import Place, doing
 from understudy.preference.prefixes import digest
 from understudy.preference.proposals import action_in
-from understudy.preference.substance import Substance, alike, substance
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 from understudy.store.outcomes import GradedRollout
@@ -51,10 +51,10 @@ class _Step(Struct, frozen=True):
     policy_version: str | None
     cut: bool
     before: bytes
-    substance: Substance
+    substance: ActionEffect
 
 
-class _Line(Struct, frozen=True):
+class _MainLine(Struct, frozen=True):
     """The main line of a rollout's attempt, up to where its conversation was summed up or began anew."""
 
     graded: GradedRollout
@@ -73,7 +73,7 @@ def rollout_pairs(
     redactor: Redactor | None = None,
     most: int = MOST_OF_A_TASK,
     checked: Checks | None = None,
-    tally: Tally | None = None,
+    tally: PairCounts | None = None,
 ) -> Iterator[Pair]:
     """A pair for each place where solved and unsolved rollouts of a task first do something else.
 
@@ -82,7 +82,7 @@ def rollout_pairs(
     solved rollout with each unsolved one, and what was left out, is counted in `tally`. Raises ConfigError where
     there is no such run.
     """
-    tally = tally if tally is not None else Tally()
+    tally = tally if tally is not None else PairCounts()
     checked = checked or Checks()
     run_ids = [run.id for run in store.runs.all()]
     if run_id is not None and run_id not in run_ids:
@@ -106,19 +106,19 @@ def rollout_pairs(
 def _of_task(
     store: Store,
     task: Task,
-    lines: Sequence[_Line],
+    lines: Sequence[_MainLine],
     location: Place,
     redactor: Redactor | None,
     most: int,
     checked: Checks,
-    tally: Tally,
+    tally: PairCounts,
 ) -> Iterator[Pair]:
     pair_count = 0
     # Lines that are the same up to a step; those that take another way are looked at on their own.
-    together: list[tuple[int, list[_Line]]] = [(0, list(lines))]
+    together: list[tuple[int, list[_MainLine]]] = [(0, list(lines))]
     while together:
         depth, members = together.pop()
-        by_prefix: dict[bytes, list[_Line]] = {}
+        by_prefix: dict[bytes, list[_MainLine]] = {}
         for line in members:
             # One that has ended is like none that goes on.
             before = line.steps[depth].before if depth < len(line.steps) else b""
@@ -155,12 +155,12 @@ def _of_task(
             together += [(depth + 1, some) for some in reversed(classes) if len(some) > 1]
 
 
-def _classes(lines: Sequence[_Line], depth: int) -> list[list[_Line]]:
+def _classes(lines: Sequence[_MainLine], depth: int) -> list[list[_MainLine]]:
     """The lines by what they do at a step: each goes with the first whose action comes to the same."""
-    classes: list[list[_Line]] = []
+    classes: list[list[_MainLine]] = []
     for line in lines:
         own = line.steps[depth].substance
-        matching = next((some for some in classes if alike(some[0].steps[depth].substance, own)), None)
+        matching = next((some for some in classes if same_effect(some[0].steps[depth].substance, own)), None)
         if matching is None:
             classes.append([line])
         else:
@@ -168,12 +168,12 @@ def _classes(lines: Sequence[_Line], depth: int) -> list[list[_Line]]:
     return classes
 
 
-def _opposed(better: Sequence[_Line], worse: Sequence[_Line]) -> int:
+def _opposed(better: Sequence[_MainLine], worse: Sequence[_MainLine]) -> int:
     """How many pairs there are of a solved one of the first and an unsolved one of the second."""
     return sum(line.solved for line in better) * sum(not line.solved for line in worse)
 
 
-def _count(tally: Tally, reason: str, number: int) -> None:
+def _count(tally: PairCounts, reason: str, number: int) -> None:
     if number:
         tally.left_out[reason] += number
 
@@ -181,9 +181,9 @@ def _count(tally: Tally, reason: str, number: int) -> None:
 def _pair(
     store: Store,
     task: Task,
-    better: Sequence[_Line],
-    worse: Sequence[_Line],
-    group: Sequence[_Line],
+    better: Sequence[_MainLine],
+    worse: Sequence[_MainLine],
+    group: Sequence[_MainLine],
     depth: int,
     location: Place,
     redactor: Redactor | None,
@@ -200,7 +200,7 @@ def _pair(
             {"messages": messages, "actions": msgspec.to_builtins(actions)}, f"rollout {good.graded.rollout.id}"
         )
         messages, actions = clean["messages"], msgspec.convert(clean["actions"], list[TurnAction])
-    difference = between(*(substance(action, location) for action in actions))
+    difference = between(*(effect_of(action, location) for action in actions))
     if difference is None:
         return SAME  # they differed in what is no secret any more
     ids = [line.graded.rollout.id for line in (good, bad)]
@@ -230,7 +230,7 @@ def _pair(
     )
 
 
-def _evidence_of(line: _Line, depth: int) -> dict[str, Any]:
+def _evidence_of(line: _MainLine, depth: int) -> dict[str, Any]:
     step = line.steps[depth]
     return {
         "rollout_id": line.graded.rollout.id,
@@ -247,7 +247,7 @@ def _evidence_of(line: _Line, depth: int) -> dict[str, Any]:
 # --- the way of a rollout ------------------------------------------------------------------------------
 
 
-def _line(store: Store, member: GradedRollout, location: Place) -> _Line:
+def _line(store: Store, member: GradedRollout, location: Place) -> _MainLine:
     """The main line of an attempt, as far as it is compared."""
     steps: list[_Step] = []
     calls: list[str] = []
@@ -255,11 +255,11 @@ def _line(store: Store, member: GradedRollout, location: Place) -> _Line:
         fresh = node.conversation.blocks[node.fresh :]
         before = prefixes.added(fresh, calls) if steps else prefixes.beginning(node.conversation)
         action = action_in(node.answer or ())
-        own, call = substance(action, location), node.call
+        own, call = effect_of(action, location), node.call
         cut = call.finish_reason == "length"
         steps.append(_Step(call.id, call.backend_model, call.policy_version, cut, before, own))
         calls = [each["id"] for each in sorted(action.tool_calls, key=lambda each: doing(each, location).key)]
-    return _Line(member, tuple(steps))
+    return _MainLine(member, tuple(steps))
 
 
 def _main_line(store: Store, member: GradedRollout) -> list[Node]:

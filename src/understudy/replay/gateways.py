@@ -62,7 +62,7 @@ class AskKeys:
             del self._sessions[digest]
 
 
-class Calls:
+class AskCalls:
     """The store as the gateways see it. What was said of an ask last is kept until it is taken."""
 
     def __init__(self, store: Store) -> None:
@@ -89,7 +89,7 @@ class Calls:
         return self._last.pop(ask_id, None)
 
 
-class Reply(Struct, frozen=True):
+class AskReply(Struct, frozen=True):
     """What came of one request: the call that the gateway made of it, if it made one, and what it answered."""
 
     call: Call | None
@@ -98,11 +98,11 @@ class Reply(Struct, frozen=True):
     text: str
 
 
-class Line:
+class TeacherConnection:
     """The way to one teacher."""
 
     def __init__(
-        self, teacher: Teacher, url: str, keys: AskKeys, calls: Calls, client: aiohttp.ClientSession
+        self, teacher: Teacher, url: str, keys: AskKeys, calls: AskCalls, client: aiohttp.ClientSession
     ) -> None:
         self.teacher = teacher
         self._url = url
@@ -111,7 +111,7 @@ class Line:
         self._client = client
         self._branch = _BRANCH.get(teacher.config.backend, _CHAT_BRANCH)
 
-    async def send(self, ask_id: str, path: str, body: bytes) -> Reply:
+    async def send(self, ask_id: str, path: str, body: bytes) -> AskReply:
         """Send a request on the branch of its ask, once. Raises StoreError when its call could not be kept."""
         with self._keys.issued() as key:
             headers = {"authorization": f"Bearer {key}", "content-type": "application/json", self._branch: ask_id}
@@ -128,11 +128,11 @@ class Line:
         wait = (
             float(retry_after) if retry_after is not None and retry_after.replace(".", "", 1).isdigit() else None
         )
-        return Reply(call, status, wait, text[:2000].decode(errors="replace"))
+        return AskReply(call, status, wait, text[:2000].decode(errors="replace"))
 
 
 @asynccontextmanager
-async def line_to(teacher: Teacher, keys: AskKeys, calls: Calls) -> AsyncGenerator[Line]:
+async def connect(teacher: Teacher, keys: AskKeys, calls: AskCalls) -> AsyncGenerator[TeacherConnection]:
     """The way to a teacher, through a gateway that ends with the context.
 
     Raises ConfigError for a key that is missing and a model that the server does not have, BackendError when one's
@@ -151,7 +151,7 @@ async def line_to(teacher: Teacher, keys: AskKeys, calls: Calls) -> AsyncGenerat
                 connector=aiohttp.TCPConnector(limit=0), timeout=unbounded, cookie_jar=aiohttp.DummyCookieJar()
             )
         )
-        yield Line(teacher, url, keys, calls, client)
+        yield TeacherConnection(teacher, url, keys, calls, client)
 
 
 async def client_attempt(store: Store, replay_id: str) -> tuple[str, int]:

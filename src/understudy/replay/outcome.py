@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from understudy.replay.gateways import Reply
+from understudy.replay.gateways import AskReply
 from understudy.types import Call, ErrorInfo
 
 Next = Literal["none", "again", "never", "doubt", "dismiss"]
@@ -27,7 +27,7 @@ _DOUBTS = frozenset({403, 404})
 _UNSENT = frozenset({"Unreached", "InvalidRequest", "ContextOverflow"})
 
 
-class Outcome(Struct, frozen=True):
+class AskOutcome(Struct, frozen=True):
     """What came of one try. `billed`: False where certainly nothing was; `call` where it was answered."""
 
     then: Next
@@ -37,18 +37,18 @@ class Outcome(Struct, frozen=True):
     retry_after_s: float | None = None
 
 
-def outcome(reply: Reply) -> Outcome:
+def outcome_of(reply: AskReply) -> AskOutcome:
     """What a reply of the gateway means."""
     call = reply.call
     if call is None:
         # The gateway refused the request before there was a call: nothing was sent to the teacher.
         error = ErrorInfo("gateway", "GatewayError", f"status {reply.status}: {reply.text}")
         again = reply.status in (408, 429) or reply.status >= 500
-        return Outcome("again" if again else "never", False, error, retry_after_s=reply.retry_after_s)
+        return AskOutcome("again" if again else "never", False, error, retry_after_s=reply.retry_after_s)
     if call.error is None:
-        return Outcome("none", True, call=call)
+        return AskOutcome("none", True, call=call)
     then, billed = _failed(call, call.error)
-    return Outcome(then, billed, call.error, call, reply.retry_after_s)
+    return AskOutcome(then, billed, call.error, call, reply.retry_after_s)
 
 
 def _failed(call: Call, error: ErrorInfo) -> tuple[Next, bool]:

@@ -17,7 +17,7 @@ from understudy.ingest.trace import Trace, TraceState, expand
 from understudy.ingest.trace_store import traces
 from understudy.preference.checks import length_of, message_of
 from understudy.redact.redactor import Redactor
-from understudy.replay.requests import Request, likely_cost, request, worst_cost
+from understudy.replay.requests import TeacherRequest, build_request, likely_cost, worst_cost
 from understudy.replay.teachers import Teacher, Teachers
 from understudy.replay.tools import tools_of
 from understudy.store import Store
@@ -30,7 +30,7 @@ _TOKEN_CHARS = 3.5
 class ReplaySettings(Struct, frozen=True, kw_only=True):
     """What a replay asks. `again` asks once more what was refused, and what was under way when a process died.
 
-    `name` is that of the replay: the asks of earlier invocations under it are known, and count for the ceiling.
+    `name` is that of the replay: earlier invocations under it are counted, their cost too.
     """
 
     table: ClassVar[str] = "replay"
@@ -64,7 +64,7 @@ class ReplaySettings(Struct, frozen=True, kw_only=True):
     config: Annotated[Path | None, option("ReplaySettings from a table [replay].", metavar="FILE.toml")] = None
 
 
-class Stated(Struct, frozen=True):
+class TeachableState(Struct, frozen=True):
     """A state that is asked about. `inferred`: the log does not hold its tools; these are what it called."""
 
     state: TraceState
@@ -73,7 +73,7 @@ class Stated(Struct, frozen=True):
     teachers: tuple[Teacher, ...]
 
 
-class Selected(Struct):
+class SelectionCounts(Struct):
     """What a selection came to. `left_out` counts states by why no teacher may be asked about them.
 
     `not_asked` counts by teacher the states that it is not asked about though others are, or would be; `tools`
@@ -87,7 +87,7 @@ class Selected(Struct):
     tools: Counter[str] = field(default_factory=Counter[str])
 
 
-class Share(Struct):
+class TeacherShare(Struct):
     """What one teacher would be asked. Sums of dollars are None where its price is not known.
 
     `done` asks have their answer, or are not asked again. `worst_usd` is what is reserved for the rest.
@@ -101,7 +101,7 @@ class Share(Struct):
     worst_usd: float | None = None
 
 
-class Sessions:
+class SessionSource:
     """The traces of a store with the turns that `where` is true of, redacted where there is a redactor.
 
     Raises ConfigError, when it is read, for an expression that is none.
@@ -140,7 +140,9 @@ class Sessions:
         return structs.replace(sent, trace_id=trace.trace_id, session_id=trace.session_id, turns=turns)
 
 
-def select(sessions: Sessions, teachers: Teachers, options: ReplaySettings, counts: Selected) -> Generator[Stated]:
+def select(
+    sessions: SessionSource, teachers: Teachers, options: ReplaySettings, counts: SelectionCounts
+) -> Generator[TeachableState]:
     """The states to ask about, counted in `counts`.
 
     A teacher is not asked about a turn that a model of its family wrote, nor where either family is not known,
@@ -164,11 +166,11 @@ def select(sessions: Sessions, teachers: Teachers, options: ReplaySettings, coun
             counts.states += 1
             counts.families[state.source_family or "unknown"] += 1
             counts.tools["own" if not inferred else "inferred" if tools else "none"] += 1
-            yield Stated(state, tools, inferred, chosen)
+            yield TeachableState(state, tools, inferred, chosen)
 
 
 def _chosen(
-    state: TraceState, teachers: Teachers, options: ReplaySettings, counts: Selected
+    state: TraceState, teachers: Teachers, options: ReplaySettings, counts: SelectionCounts
 ) -> tuple[Teacher, ...]:
     family = state.source_family
     if family is None and not options.allow_unknown_family:
@@ -195,19 +197,19 @@ def ask_id(options: ReplaySettings, state_id: str, teacher: Teacher, number: int
     return hashlib.blake2b(encoded, digest_size=16, person=b"ask").hexdigest()
 
 
-def asked_of(stated: Stated, teacher: Teacher) -> Request:
+def request_for(stated: TeachableState, teacher: Teacher) -> TeacherRequest:
     """The request that puts a state to a teacher."""
-    return request(teacher.config, stated.state.messages, stated.tools)
+    return build_request(teacher.config, stated.state.messages, stated.tools)
 
 
 def estimate(
-    chosen: Iterable[Stated], options: ReplaySettings, existing_asks: Callable[[Iterable[str]], set[str]]
-) -> dict[str, Share]:
+    chosen: Iterable[TeachableState], options: ReplaySettings, existing_asks: Callable[[Iterable[str]], set[str]]
+) -> dict[str, TeacherShare]:
     """What each teacher would be asked about these states, and what it would cost. Nothing is sent.
 
     `known` says which of some asks are done.
     """
-    shares: dict[str, Share] = {}
+    shares: dict[str, TeacherShare] = {}
     for stated in chosen:
         ids = {
             ask_id(options, stated.state.state_id, teacher, number): teacher
@@ -216,7 +218,7 @@ def estimate(
         }
         done = existing_asks(ids)
         for id_, teacher in ids.items():
-            share = shares.setdefault(teacher.name, Share())
+            share = shares.setdefault(teacher.name, TeacherShare())
             share.asks += 1
             if id_ in done:
                 share.done += 1
@@ -225,8 +227,8 @@ def estimate(
     return shares
 
 
-def _add(share: Share, stated: Stated, teacher: Teacher) -> None:
-    asked = asked_of(stated, teacher)
+def _add(share: TeacherShare, stated: TeachableState, teacher: Teacher) -> None:
+    asked = request_for(stated, teacher)
     answer_tokens = length_of([message_of(stated.state.student_action)]) / _TOKEN_CHARS
     completion = min(max(int(answer_tokens), _LIKELY_LEAST), teacher.config.max_tokens)
     share.prompt_tokens += asked.likely_tokens

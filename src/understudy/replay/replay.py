@@ -17,23 +17,23 @@ from msgspec import Struct
 from understudy.errors import BackendError, ConfigError
 from understudy.preference.proposals import choice, judge_ask_id, judge_name, names_in, proposals, shown_order
 from understudy.redact.redactor import Redactor
-from understudy.replay.asking import REFUSED, Asking, Progress, billed
-from understudy.replay.ceiling import Ceiling, dollars, units
-from understudy.replay.gateways import AskKeys, Calls, client_attempt, line_to
+from understudy.replay.asker import REFUSED, Asker, ReplayProgress, billed_cost
+from understudy.replay.budget import CostBudget, to_dollars, to_units
+from understudy.replay.gateways import AskCalls, AskKeys, client_attempt, connect
 from understudy.replay.judge import question, undecided
 from understudy.replay.plan import (
     ReplaySettings,
-    Selected,
-    Sessions,
-    Share,
-    Stated,
+    SelectionCounts,
+    SessionSource,
+    TeachableState,
+    TeacherShare,
     ask_id,
-    asked_of,
     estimate,
+    request_for,
     select,
 )
-from understudy.replay.requests import Request, request
-from understudy.replay.seat import Seat, Tally
+from understudy.replay.requests import TeacherRequest, build_request
+from understudy.replay.teacher_state import AskCounts, TeacherState
 from understudy.replay.teachers import Teacher, Teachers
 from understudy.store import Store
 from understudy.store.asks import AskKind, StoredAsk
@@ -42,14 +42,14 @@ _INVOCATIONS = 100
 """How many of a replay are recorded."""
 
 
-class Summary(Struct, kw_only=True):
+class ReplaySummary(Struct, kw_only=True):
     """What an invocation came to. `cost_usd` is what the replay has cost at the most, `left` asks not sent."""
 
     replay: str
-    selected: Selected
-    estimate: dict[str, Share]
-    teachers: dict[str, Tally]
-    judge: Tally | None
+    selected: SelectionCounts
+    estimate: dict[str, TeacherShare]
+    teachers: dict[str, AskCounts]
+    judge: AskCounts | None
     judged: Counter[str]
     cost_usd: float
     max_cost_usd: float | None
@@ -57,7 +57,7 @@ class Summary(Struct, kw_only=True):
     stopped: bool
 
 
-Told = Callable[[Selected, dict[str, Share]], None]
+Told = Callable[[SelectionCounts, dict[str, TeacherShare]], None]
 """Gets the estimate before anything is sent."""
 _AHEAD = 4
 
@@ -84,30 +84,32 @@ class Replay:
                 f"the replay {options.name!r} was {'redacted' if before else '--unredacted'} before, and what its "
                 "teachers said is shown to its judge: go on as it was, or begin another with --name"
             )
-        self.progress = Progress()
+        self.progress = ReplayProgress()
         self._store = store
         self._asks = store.asks
         self._teachers = teachers
         self._options = options
         self._stopped = asyncio.Event()
-        self._asking = self._asker(0.0)
-        self._sessions = Sessions(store, options.where, Redactor.from_user_key() if options.redacted else None)
-        self._seats = {teacher.name: Seat(teacher) for teacher in teachers.teachers}
-        self._judge = None if teachers.judge is None else Seat(teachers.judge)
+        self._asker = self._make_asker(0.0)
+        self._sessions = SessionSource(
+            store, options.where, Redactor.from_user_key() if options.redacted else None
+        )
+        self._teacher_states = {teacher.name: TeacherState(teacher) for teacher in teachers.teachers}
+        self._judge = None if teachers.judge is None else TeacherState(teachers.judge)
         self._judged: Counter[str] = Counter()
 
-    def _asker(self, before_usd: float) -> Asking:
+    def _make_asker(self, before_usd: float) -> Asker:
         options = self._options
-        ceiling = Ceiling(options.max_cost_usd, before_usd)
-        return Asking(self._asks, ceiling, options.concurrency, self._stopped, self.progress)
+        budget = CostBudget(options.max_cost_usd, before_usd)
+        return Asker(self._asks, budget, options.concurrency, self._stopped, self.progress)
 
-    def estimate(self) -> tuple[Selected, dict[str, Share]]:
+    def estimate(self) -> tuple[SelectionCounts, dict[str, TeacherShare]]:
         """What is to be asked, and what it would cost. Nothing is sent, and nothing written."""
-        counts = Selected()
+        counts = SelectionCounts()
         chosen = takewhile(lambda _: not self._stopped.is_set(), self._select(counts))
         return counts, estimate(chosen, self._options, self._done)
 
-    def _select(self, counts: Selected) -> Generator[Stated]:
+    def _select(self, counts: SelectionCounts) -> Generator[TeachableState]:
         return select(self._sessions, self._teachers, self._options, counts)
 
     def _done(self, ids: Iterable[str]) -> set[str]:
@@ -126,12 +128,12 @@ class Replay:
             return False
         self.progress.stopping = True
         self._stopped.set()
-        self._asking.ceiling.wake()
+        self._asker.budget.wake()
         return True
 
     # --- the whole --------------------------------------------------------------------------------------
 
-    async def run(self, report_progress: Told | None = None) -> Summary:
+    async def run(self, report_progress: Told | None = None) -> ReplaySummary:
         """Ask what is to be asked. `told` gets the estimate first.
 
         Raises ConfigError for a key that is missing or a server without the model, StoreError when something could
@@ -141,7 +143,7 @@ class Replay:
         attempt_id, sequence = await client_attempt(self._store, options.name)
         await self._recover(attempt_id)
         before = self._asks.cost(options.name)
-        self._asking = self._asker(before.cost_usd + before.reserved_usd)
+        self._asker = self._make_asker(before.cost_usd + before.reserved_usd)
         reader = ThreadPoolExecutor(1, "replay-reader")
         try:
             return await self._run(reader, attempt_id, sequence, report_progress)
@@ -150,44 +152,46 @@ class Replay:
 
     async def _run(
         self, reader: ThreadPoolExecutor, attempt_id: str, sequence: int, report_progress: Told | None
-    ) -> Summary:
+    ) -> ReplaySummary:
         selected, shares = await asyncio.get_running_loop().run_in_executor(reader, self.estimate)
         if report_progress is not None:
             report_progress(selected, shares)
         self.progress.total = sum(share.asks - share.done for share in shares.values())
         await self._record(selected, None)
         async with AsyncExitStack() as stack:
-            keys, calls = AskKeys(attempt_id, sequence), Calls(self._store)
-            wanted = [self._seats[name] for name, share in shares.items() if share.asks > share.done]
+            keys, calls = AskKeys(attempt_id, sequence), AskCalls(self._store)
+            wanted = [self._teacher_states[name] for name, share in shares.items() if share.asks > share.done]
             if self._judge is not None and selected.states:
                 wanted.append(self._judge)
-            for seat in wanted:
+            for teacher_state in wanted:
                 try:
-                    seat.line = await stack.enter_async_context(line_to(seat.teacher, keys, calls))
+                    teacher_state.line = await stack.enter_async_context(
+                        connect(teacher_state.teacher, keys, calls)
+                    )
                 except BackendError as error:
-                    seat.dismiss(str(error))
+                    teacher_state.dismiss(str(error))
             await self._all(reader)
         summary = self._summary(selected, shares)
         await self._record(selected, summary)
         return summary
 
-    def _summary(self, selected: Selected, shares: dict[str, Share]) -> Summary:
-        tallies = {name: seat.tally for name, seat in self._seats.items()}
+    def _summary(self, selected: SelectionCounts, shares: dict[str, TeacherShare]) -> ReplaySummary:
+        tallies = {name: teacher_state.tally for name, teacher_state in self._teacher_states.items()}
         ended = sum(tally.answered - tally.recovered + tally.failed for tally in tallies.values())
-        return Summary(
+        return ReplaySummary(
             replay=self._options.name,
             selected=selected,
             estimate=shares,
             teachers=tallies,
             judge=None if self._judge is None else self._judge.tally,
             judged=self._judged,
-            cost_usd=dollars(self._asking.ceiling.spent + self._asking.ceiling.held),
+            cost_usd=to_dollars(self._asker.budget.spent + self._asker.budget.held),
             max_cost_usd=self._options.max_cost_usd,
             left=max(self.progress.total - ended, 0),
             stopped=self.progress.stopping,
         )
 
-    async def _record(self, selected: Selected, summary: Summary | None) -> None:
+    async def _record(self, selected: SelectionCounts, summary: ReplaySummary | None) -> None:
         """Record what was chosen, and what came of it."""
         stored = self._asks.replay(self._options.name)
         former: list[Any] = stored.config.get("invocations", []) if stored else []
@@ -212,17 +216,17 @@ class Replay:
         open_ = self._asks.of_replay(self._options.name, "asked")
         answers = self._asks.answered_calls(attempt_id) if open_ else {}
         for ask in open_:
-            seat = self._judge if ask.kind == "judge" else self._seats.get(ask.teacher)
-            tally = Tally() if seat is None else seat.tally
+            teacher_state = self._judge if ask.kind == "judge" else self._teacher_states.get(ask.teacher)
+            tally = AskCounts() if teacher_state is None else teacher_state.tally
             if ask.id not in answers:
                 tally.lost += not self._options.again
                 continue
             call = self._store.calls.get(answers[ask.id])
-            held = units(ask.reserved_usd or 0.0)
-            spent = billed(call, held)
+            held = to_units(ask.reserved_usd or 0.0)
+            spent = billed_cost(call, held)
             tally.answered += 1
             tally.recovered += 1
-            await self._asking.keep(ask, "answered", spent, call=call)
+            await self._asker.keep(ask, "answered", spent, call=call)
 
     # --- the states -------------------------------------------------------------------------------------
 
@@ -234,7 +238,7 @@ class Replay:
         loop = asyncio.get_running_loop()
         tasks: set[asyncio.Task[None]] = set()
         faults: list[BaseException] = []
-        states = self._select(Selected())
+        states = self._select(SelectionCounts())
         window = asyncio.Semaphore(max(_AHEAD * self._options.concurrency, 32))
 
         def ended(task: asyncio.Task[None]) -> None:
@@ -265,7 +269,7 @@ class Replay:
         if faults:
             raise faults[0]
 
-    async def _state(self, stated: Stated) -> None:
+    async def _state(self, stated: TeachableState) -> None:
         options, state = self._options, stated.state
         ids = {
             ask_id(options, state.state_id, teacher, number): (teacher, number)
@@ -273,20 +277,20 @@ class Replay:
             for number in range(options.samples)
         }
         stored_asks = self._asks.find(ids)
-        to_ask: list[tuple[StoredAsk, Callable[[], Request]]] = []
+        to_ask: list[tuple[StoredAsk, Callable[[], TeacherRequest]]] = []
         for id_, (teacher, number) in ids.items():
             before = stored_asks.get(id_)
             if before is not None and self._settled(before):
                 self._note_settled(before)
             else:
                 ask = before or self._new(id_, state.state_id, "teacher", teacher, number)
-                to_ask.append((ask, lambda teacher=teacher: asked_of(stated, teacher)))
-        await _together(self._asking.ask(ask, make, self._seats[ask.teacher]) for ask, make in to_ask)
+                to_ask.append((ask, lambda teacher=teacher: request_for(stated, teacher)))
+        await _run_all(self._asker.ask(ask, make, self._teacher_states[ask.teacher]) for ask, make in to_ask)
         if self._judge is not None and not self._stopped.is_set():
             await self._put_to_judge(stated, self._judge)
 
     def _note_settled(self, ask: StoredAsk) -> None:
-        tally = self._seats[ask.teacher].tally
+        tally = self._teacher_states[ask.teacher].tally
         tally.answered_before += ask.status == "answered"
         tally.refused_before += ask.status == "failed"
 
@@ -304,9 +308,9 @@ class Replay:
             asked_at=time.time(),
         )
 
-    async def _put_to_judge(self, stated: Stated, seat: Seat) -> None:
+    async def _put_to_judge(self, stated: TeachableState, teacher_state: TeacherState) -> None:
         """Put the proposals at a state to the judge, where teachers do not agree."""
-        judge = seat.teacher
+        judge = teacher_state.teacher
         state_id, name = stated.state.state_id, self._options.name
         names = names_in(stated.state.messages, stated.tools)
         candidates = await asyncio.to_thread(proposals, self._store, state_id, replay=name, names=names)
@@ -320,7 +324,7 @@ class Replay:
         order = [shown[ask] for ask in shown_order(id_, list(shown))]
         ask = stored_ask or self._new(id_, state_id, "judge", judge, 0)
         messages = question(stated.state.messages, order)
-        call = await self._asking.ask(ask, lambda: request(judge.config, messages, None), seat)
+        call = await self._asker.ask(ask, lambda: build_request(judge.config, messages, None), teacher_state)
         if call is not None:
             self._judged["no choice" if choice(call, len(order)) is None else "chosen"] += 1
 
@@ -331,7 +335,7 @@ def _last_options(store: Store, name: str) -> dict[str, Any]:
     return invocations[-1]["options"] if invocations else {}
 
 
-async def _together(work: Iterable[Any]) -> None:
+async def _run_all(work: Iterable[Any]) -> None:
     """Await all; when one fails, the others are called off first."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:

@@ -33,7 +33,7 @@ MILLIONTH = 1_000_000
 _BEYOND_ASCII = bytes(range(128, 256))
 
 
-class Request(Struct, frozen=True):
+class TeacherRequest(Struct, frozen=True):
     """What is sent: the path and body, and the most tokens that the prompt can have and be estimated to have."""
 
     path: str
@@ -42,7 +42,9 @@ class Request(Struct, frozen=True):
     likely_tokens: int
 
 
-def request(config: TeacherConfig, messages: list[Message], tools: list[dict[str, Any]] | None) -> Request:
+def build_request(
+    config: TeacherConfig, messages: list[Message], tools: list[dict[str, Any]] | None
+) -> TeacherRequest:
     """What asks a teacher about a conversation: what comes next, with these tools.
 
     Names of tools, ids of their calls and texts that APIs refuse are sent as others.
@@ -55,7 +57,7 @@ def request(config: TeacherConfig, messages: list[Message], tools: list[dict[str
         return _request(config, *json.loads(whole))
 
 
-def _request(config: TeacherConfig, messages: list[Message], tools: list[dict[str, Any]] | None) -> Request:
+def _request(config: TeacherConfig, messages: list[Message], tools: list[dict[str, Any]] | None) -> TeacherRequest:
     if _answered(messages):
         messages = [*messages, {"role": "user", "content": GO_ON}]
     messages = [_called(message) for message in messages]
@@ -72,7 +74,7 @@ def _request(config: TeacherConfig, messages: list[Message], tools: list[dict[st
     data = msgspec.json.encode(body)
     images = _image_sizes(messages)
     text = max(_escaped(data) - sum(images), 0)
-    return Request(
+    return TeacherRequest(
         path,
         data,
         most_tokens=text + MESSAGE_TOKENS * len(messages) + REQUEST_TOKENS + IMAGE_TOKENS * len(images),

@@ -97,12 +97,12 @@ class AskRepository(Repository):
 
     def find(self, ask_ids: Iterable[str]) -> dict[str, StoredAsk]:
         """Those of these asks that there are, by id."""
-        wanted, found = list(ask_ids), dict[str, StoredAsk]()
+        wanted, by_id = list(ask_ids), dict[str, StoredAsk]()
         with self._reading() as connection:
             for start in range(0, len(wanted), _MANY):
                 query = select(asks).where(asks.c.id.in_(wanted[start : start + _MANY]))
-                found |= {row["id"]: _ask(row) for row in connection.execute(query).mappings()}
-        return found
+                by_id |= {row["id"]: _ask(row) for row in connection.execute(query).mappings()}
+        return by_id
 
     def of_state(self, state_id: str, kind: AskKind | None = None) -> list[StoredAsk]:
         """The asks about a state, by replay, teacher and number."""

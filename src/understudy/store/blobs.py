@@ -44,7 +44,7 @@ _FIND_NODE = compile_hot(
 )
 
 
-class _Line(Struct, frozen=True, gc=False):
+class _Chain(Struct, frozen=True, gc=False):
     """A request that was stored last on its branch: its parts and their ids; `nodes[i]` ends in `messages[i]`."""
 
     size: int
@@ -54,7 +54,7 @@ class _Line(Struct, frozen=True, gc=False):
     nodes: list[int]
 
 
-_NOTHING = _Line(0, Parts(b""), None, None, [])
+_NOTHING = _Chain(0, Parts(b""), None, None, [])
 
 
 class Packed(Struct, frozen=True, array_like=True, gc=False):
@@ -73,16 +73,16 @@ class Packer:
 
     def __init__(self) -> None:
         self._compress = zstandard.ZstdCompressor(level=LEVEL).compress
-        self._given: set[bytes] = set()
+        self._seen: set[bytes] = set()
 
     def __call__(self, data: bytes) -> Packed:
         """The content with these bytes."""
         digest = sha256(data).digest()[:HASH]
-        if digest in self._given:
+        if digest in self._seen:
             return Packed(digest)
-        if len(self._given) >= _REMEMBERED:
-            self._given.clear()
-        self._given.add(digest)
+        if len(self._seen) >= _REMEMBERED:
+            self._seen.clear()
+        self._seen.add(digest)
         return Packed(digest, *_pack(self._compress, data))
 
 
@@ -93,18 +93,18 @@ class ContentWriter:
         self._cursor = raw.cursor()
         self._blobs: dict[bytes, int] = {}
         self._nodes: dict[tuple[int, int], int] = {}
-        self._lines: OrderedDict[Hashable, _Line] = OrderedDict()
+        self._lines: OrderedDict[Hashable, _Chain] = OrderedDict()
         self._size = 0
         self._compress = zstandard.ZstdCompressor(level=LEVEL).compress
 
     def blob(self, data: Buffer) -> int:
         """The id of the blob with these bytes, stored now unless it was."""
         digest = sha256(data).digest()[:HASH]
-        known = self._blobs.get(digest)
-        if known is None:
-            known = self._id(_INSERT_BLOB, (digest, *self._packed(data)), _FIND_BLOB, (digest,))
-            _remember(self._blobs, digest, known)
-        return known
+        blob_id = self._blobs.get(digest)
+        if blob_id is None:
+            blob_id = self._id(_INSERT_BLOB, (digest, *self._packed(data)), _FIND_BLOB, (digest,))
+            _remember(self._blobs, digest, blob_id)
+        return blob_id
 
     def packed(self, content: Packed) -> int:
         """The id of the blob with this content, stored now unless it was. Raises StoreError when it is nowhere."""
@@ -138,7 +138,7 @@ class ContentWriter:
         for message in parts.messages[len(nodes) :]:
             node = self.node(node, self.blob(message))
             nodes.append(node)
-        self._lines[branch] = _Line(size, parts, system, tools, nodes)
+        self._lines[branch] = _Chain(size, parts, system, tools, nodes)
         self._size += size - before.size
         while self._size > LINES:
             self._size -= self._lines.popitem(last=False)[1].size
@@ -150,11 +150,11 @@ class ContentWriter:
     def node(self, before: int, blob: int) -> int:
         """The node that adds a blob to the conversation that ends in `before`, stored now unless it was."""
         step = (before, blob)
-        known = self._nodes.get(step)
-        if known is None:
-            known = self._id(_INSERT_NODE, step, _FIND_NODE, step)
-            _remember(self._nodes, step, known)
-        return known
+        node_id = self._nodes.get(step)
+        if node_id is None:
+            node_id = self._id(_INSERT_NODE, step, _FIND_NODE, step)
+            _remember(self._nodes, step, node_id)
+        return node_id
 
     def pack(self, data: bytes) -> bytes:
         """One column with its codec in the first byte."""
@@ -193,16 +193,16 @@ def unpack(column: bytes) -> bytes:
 def read_blobs(connection: Connection, ids: Iterable[int]) -> dict[int, bytes]:
     """The bytes of blobs by id. Raises StoreError when one is missing or damaged."""
     wanted = set(ids)
-    found: dict[int, bytes] = {}
+    by_id: dict[int, bytes] = {}
     rest = sorted(wanted)
     # SQLite takes a bounded number of parameters in one statement.
     for start in range(0, len(rest), 500):
         query = select(blobs.c.id, blobs.c.codec, blobs.c.data).where(blobs.c.id.in_(rest[start : start + 500]))
         for key, codec, data in connection.execute(query):
-            found[key] = _plain(codec, data, f"blob {key}")
-    if missing := wanted - found.keys():
+            by_id[key] = _plain(codec, data, f"blob {key}")
+    if missing := wanted - by_id.keys():
         raise StoreError(f"the store is damaged: blob {min(missing)} is missing; restore it from a copy")
-    return found
+    return by_id
 
 
 def read_nodes(connection: Connection, ends: Select[Any] | CompoundSelect[Any]) -> dict[int, tuple[int, int]]:

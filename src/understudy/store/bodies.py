@@ -67,7 +67,7 @@ def split(body: bytes) -> Parts:
         return _whole(body)
 
     skeleton = Skeleton([], [], _glue(fields[filled["messages"]], messages) if messages else b",")
-    found: dict[str, Buffer] = {}
+    body_parts: dict[str, Buffer] = {}
     cut = at = 0
     for name, value in fields.items():
         if (key := _KEY.match(body, at)) is None:
@@ -78,7 +78,7 @@ def split(body: bytes) -> Parts:
         if slot is None or filled.get(slot) != name:
             continue
         if slot != "messages":
-            found[slot] = value
+            body_parts[slot] = value
         elif messages:
             start += _after_bracket(value)
             size = sum(len(memoryview(message)) for message in messages) + len(skeleton.glue) * (len(messages) - 1)
@@ -89,9 +89,9 @@ def split(body: bytes) -> Parts:
         cut = start + size
     skeleton.pieces.append(body[cut:])
 
-    parts = Parts(_encode(skeleton), found.get("system"), found.get("tools"), messages)
+    parts = Parts(_encode(skeleton), body_parts.get("system"), body_parts.get("tools"), messages)
     # A key that comes twice, or spacing that is not the same everywhere, shows here.
-    return parts if _fill(skeleton, found, messages) == body else _whole(body)
+    return parts if _fill(skeleton, body_parts, messages) == body else _whole(body)
 
 
 def _filled(fields: Mapping[str, Raw]) -> dict[str, str]:
@@ -107,16 +107,16 @@ def _filled(fields: Mapping[str, Raw]) -> dict[str, str]:
 def join(skeleton: bytes, system: Buffer | None, tools: Buffer | None, messages: Sequence[Buffer]) -> bytes:
     """The body that `split` cut into these parts. Raises ValueError when they do not fit together."""
     try:
-        found = {name: value for name, value in (("system", system), ("tools", tools)) if value is not None}
-        return _fill(_decode(skeleton), found, messages)
+        body_parts = {name: value for name, value in (("system", system), ("tools", tools)) if value is not None}
+        return _fill(_decode(skeleton), body_parts, messages)
     except (msgspec.MsgspecError, KeyError) as error:
         raise ValueError(f"the parts of a request do not fit together: {error!r}") from error
 
 
-def _fill(skeleton: Skeleton, found: Mapping[str, Buffer], messages: Sequence[Buffer]) -> bytes:
+def _fill(skeleton: Skeleton, body_parts: Mapping[str, Buffer], messages: Sequence[Buffer]) -> bytes:
     filled: list[Buffer] = []
     for piece, slot in zip(skeleton.pieces, skeleton.slots, strict=False):
-        filled += (piece, skeleton.glue.join(messages) if slot == "messages" else found[slot])
+        filled += (piece, skeleton.glue.join(messages) if slot == "messages" else body_parts[slot])
     filled.append(skeleton.pieces[-1])
     return b"".join(filled)
 

@@ -96,11 +96,11 @@ class CallRepository(Repository):
         Raises StoreError when the id, or its sequence number, belongs to another call, or its attempt is unknown.
         """
         raw, contents = context.raw, context.contents
-        if known := raw.execute(_FIND, (call.id,)).fetchone():
-            if known != (call.attempt_id, call.sequence):
+        if existing := raw.execute(_FIND, (call.id,)).fetchone():
+            if existing != (call.attempt_id, call.sequence):
                 raise StoreError(
-                    f"call {call.id} is in the store as number {known[1]} of attempt {known[0]}, not as number "
-                    f"{call.sequence} of {call.attempt_id}; an id is given once"
+                    f"duplicate call id {call.id}: attempt {existing[0]} has it as number {existing[1]}; expected "
+                    f"a new id for number {call.sequence} of attempt {call.attempt_id}"
                 )
             return
         parts = bodies.split(call.request)

@@ -46,7 +46,7 @@ class WriteContext:
         self.connection.close()
 
 
-class _Write(Generic[T]):
+class _QueuedWrite(Generic[T]):
     def __init__(self, work: Callable[[WriteContext], T]) -> None:
         self.work = work
         self.future: Future[T] = Future()
@@ -59,7 +59,7 @@ class Writer:
     def __init__(self, engine: Engine, file: Path) -> None:
         self._engine = engine
         self._file = file
-        self._queue: queue.SimpleQueue[_Write[Any] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_QueuedWrite[Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -69,7 +69,7 @@ class Writer:
 
         Cancelling the future before its turn drops the write. Raises StoreError after `close`.
         """
-        write = _Write(work)
+        write = _QueuedWrite(work)
         with self._lock:
             if self._closed:
                 raise StoreError(f"{self._file} is closed; nothing more can be written")
@@ -92,7 +92,7 @@ class Writer:
 
     def _run(self) -> None:
         session: WriteContext | None = None
-        group: list[_Write[Any]] = []
+        group: list[_QueuedWrite[Any]] = []
         open_ = True
         while open_:
             item = self._queue.get()
@@ -117,14 +117,14 @@ class Writer:
         if session is not None:
             session.close()
 
-    def _commit(self, session: WriteContext, group: list[_Write[Any]]) -> None:
+    def _commit(self, session: WriteContext, group: list[_QueuedWrite[Any]]) -> None:
         """One transaction for the group. When one of it fails, which is rare, each is tried alone."""
         if not group:
             return
-        raw, begun = session.raw, False
+        raw, in_transaction = session.raw, False
         try:
             raw.execute("BEGIN IMMEDIATE")
-            begun = True
+            in_transaction = True
             for write in group:
                 write.result = write.work(session)
             raw.execute("COMMIT")
@@ -132,7 +132,7 @@ class Writer:
             if raw.in_transaction:  # SQLite ends it itself on a full disk
                 raw.execute("ROLLBACK")
             session.forget()
-            if len(group) == 1 or not begun:
+            if len(group) == 1 or not in_transaction:
                 self._fail(group, error)
             else:
                 for write in group:
@@ -141,8 +141,8 @@ class Writer:
         for write in group:
             write.future.set_result(write.result)
 
-    def _fail(self, group: list[_Write[Any]], error: Exception) -> None:
-        told = to_store_error(error, self._file)
+    def _fail(self, group: list[_QueuedWrite[Any]], error: Exception) -> None:
+        store_error = to_store_error(error, self._file)
         for write in group:
             if not write.future.done():
-                write.future.set_exception(told)
+                write.future.set_exception(store_error)

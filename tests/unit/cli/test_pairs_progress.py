@@ -10,7 +10,7 @@ import tty
 import pytest
 
 from understudy.cli.commands.pairs import PairProgress
-from understudy.preference.checks import Tally
+from understudy.preference.checks import PairCounts
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -18,7 +18,7 @@ def test_what_was_compared_is_shown_before_there_is_a_pair(terminal: bool, monke
     reading, writing = pty.openpty() if terminal else os.pipe()
     if terminal:
         tty.setraw(writing)
-    tallies = {"replay": Tally(compared=3), "rollouts": Tally(compared=4)}
+    tallies = {"replay": PairCounts(compared=3), "rollouts": PairCounts(compared=4)}
     with os.fdopen(writing, "w") as stderr, os.fdopen(reading, "rb", buffering=0) as seen:
         monkeypatch.setattr(sys, "stderr", stderr)
         with PairProgress(tallies, every_s=0.01):

@@ -25,7 +25,7 @@ from understudy.export.files import MANIFEST, JsonLinesWriter, json_bytes
 from understudy.export.formats import trl
 from understudy.export.formats.openai import refusal_reason
 from understudy.export.formats.trl import message_rows
-from understudy.export.parquet import ParquetWriter
+from understudy.export.parquet import ExportParquetWriter
 from understudy.export.push import plan_push
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
@@ -264,7 +264,7 @@ def test_json_columns_read_back_as_they_were(
     tmp_path_factory: pytest.TempPathFactory, values: list[dict[str, Any]]
 ):
     place = tmp_path_factory.mktemp("json")
-    file = ParquetWriter(place / "train.parquet", {"messages": ["json"], "one": "json"})
+    file = ExportParquetWriter(place / "train.parquet", {"messages": ["json"], "one": "json"})
     for value in values:
         file.write({"messages": values, "one": value})
     file.close()
@@ -274,7 +274,7 @@ def test_json_columns_read_back_as_they_were(
 
 
 def test_halves_of_surrogate_pairs_are_no_failure(tmp_path: Path):
-    for kind in (JsonLinesWriter, lambda path: ParquetWriter(path, {"a": "string", "b": "json"})):
+    for kind in (JsonLinesWriter, lambda path: ExportParquetWriter(path, {"a": "string", "b": "json"})):
         path = tmp_path / f"x{kind.suffix if kind is JsonLinesWriter else '.parquet'}"
         file = kind(path)
         file.write({"a": "x\ud800y", "b": {"k": "\udfff"}})

@@ -17,7 +17,7 @@ from understudy.errors import ConfigError
 from understudy.export.base import ExportSummary
 from understudy.export.corpus import Corpus, ExportSelection
 from understudy.export.formats.verl import COLUMNS, Form, export
-from understudy.export.parquet import ParquetWriter
+from understudy.export.parquet import ExportParquetWriter
 from understudy.ingest.trace import RequestShape
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
@@ -144,7 +144,7 @@ def test_rollouts_are_the_tokens_that_were_sampled(tmp_path: Path):
 
 
 def test_half_of_a_pair_of_surrogates_does_not_end_an_export(tmp_path: Path):
-    file = ParquetWriter(tmp_path / "x.parquet", COLUMNS["rl"])
+    file = ExportParquetWriter(tmp_path / "x.parquet", COLUMNS["rl"])
     file.write({"data_source": "a\ud800b", "prompt": [{"role": "user", "content": "\udfff"}]})
     file.close()
     (row,) = pyarrow.read_table(tmp_path / "x.parquet").to_pylist()

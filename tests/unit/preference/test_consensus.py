@@ -13,7 +13,7 @@ from understudy.ingest.trace import TurnAction, tool_call
 from understudy.preference.base import Proposal
 from understudy.preference.consensus import Group, consensus, grouped
 from understudy.preference.differences import differ
-from understudy.preference.substance import SIMILAR, similarity, substance
+from understudy.preference.equivalence import SIMILAR, effect_of, similarity
 
 
 def does(name: str, said: str | None = None, **arguments: Any) -> TurnAction:
@@ -141,7 +141,7 @@ def test_what_differs_is_told():
 
 def test_a_long_text_is_compared_by_its_beginning():
     one, other = says("the same words again " * 5000 + "a"), says("the same words again " * 5000 + "b")
-    assert similarity(substance(one), substance(other)) == 1.0
+    assert similarity(effect_of(one), effect_of(other)) == 1.0
 
 
 # --- laws ----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from understudy.errors import ConfigError
 from understudy.ingest import trace_store
 from understudy.ingest.trace import PlainRenderer, RequestShape, Trace, TraceNode, TraceTurn, state_id, tool_call
 from understudy.preference.base import Pair
-from understudy.preference.checks import UNREADABLE, Checks, Limits, Tally, in_turns
+from understudy.preference.checks import UNREADABLE, Checks, Limits, PairCounts, in_turns
 from understudy.preference.differences import differ
 from understudy.preference.normalise import Place
 from understudy.preference.pairs import replay_pairs
@@ -147,7 +147,7 @@ def test_teachers_against_the_student(store: Store):
         trace("a", bash("rm -rf build"), bash("ls -la", call_id="c2"), bash("pytest", call_id="c3")),
         votes={("a", 0): agree, ("a", 1): same, ("a", 2): tie},
     )
-    tally = Tally()
+    tally = PairCounts()
     (pair,) = replay_pairs(store, tally=tally)
     assert (tally.compared, tally.pairs) == (3, 1)
     assert tally.left_out == {"the same in substance": 1, "the teachers do not agree": 1}
@@ -206,7 +206,7 @@ def test_families_that_may_not_vote(store: Store):
         trace("b", bash("ls"), model="some-model", ask="another"),
         votes={("a", 0): votes, ("b", 0): votes},
     )
-    tally = Tally()
+    tally = PairCounts()
     assert list(replay_pairs(store, tally=tally)) == []
     assert tally.answers == {"of the family that wrote the turn": 1}
     assert tally.left_out == {
@@ -236,7 +236,7 @@ def test_actions_that_no_pair_is_made_of(store: Store):
     )
     for teacher in ("gpt", "qwen"):
         answered(store, state_id("d", "m0"), teacher, foreign, offered="Fly")
-    tally = Tally()
+    tally = PairCounts()
     assert list(replay_pairs(store, tally=tally)) == []
     assert tally.left_out == {
         "a tool call whose arguments cannot be read": 1,
@@ -256,7 +256,7 @@ def test_lengths_and_duplicates(store: Store):
         votes={(name, 0): {"gpt": bash("pwd"), "qwen": bash("pwd")} for name in "abc"}
         | {("d", 0): {"gpt": long, "qwen": long}},
     )
-    tally = Tally()
+    tally = PairCounts()
     assert len(list(replay_pairs(store, tally=tally))) == 1
     assert tally.left_out == {"duplicates": 2, "answers of too different length": 1}
     for limits, reason in (
@@ -264,7 +264,7 @@ def test_lengths_and_duplicates(store: Store):
         (Limits(chars=20), "a prompt that is too long"),
         (Limits(side_chars=5), "an answer that is too long"),
     ):
-        tally = Tally()
+        tally = PairCounts()
         assert list(replay_pairs(store, checked=Checks(limits), tally=tally)) == []
         assert tally.left_out[reason] == 4
 
@@ -283,8 +283,8 @@ def test_a_template_has_to_take_a_pair(store: Store):
             assert len(tools) == 2
             return self.rendered(len(messages), generation_prompt)
 
-    def pairs(rendered: Callable[[int, bool], Sequence[int] | None], tokens: int | None = None) -> Tally:
-        tally = Tally()
+    def pairs(rendered: Callable[[int, bool], Sequence[int] | None], tokens: int | None = None) -> PairCounts:
+        tally = PairCounts()
         list(replay_pairs(store, checked=Checks(Limits(tokens=tokens), Template(rendered)), tally=tally))
         return tally
 
@@ -325,7 +325,7 @@ def test_answers_to_what_was_redacted_are_not_mixed_with_what_is_not(store: Stor
     )
     (pair,) = replay_pairs(store, redactor=redactor)
     assert pair.state_id == state_id("b", "m0"), "the student of the other did the same"
-    tally = Tally()
+    tally = PairCounts()
     assert list(replay_pairs(store, tally=tally)) == []
     assert tally.answers == {"with pseudonyms that the conversation does not have": 4}
 
@@ -408,7 +408,7 @@ BAD = [LOOK, ("pytest  # all", "1 failed in 0.29s"), ("rm test_calc.py", ""), ("
 
 def test_the_first_turn_at_which_a_solved_and_an_unsolved_rollout_differ(store: Store):
     play(store, [(1.0, GOOD), (0.0, BAD)])
-    tally = Tally()
+    tally = PairCounts()
     (pair,) = rollout_pairs(store, tally=tally)
     assert (tally.compared, tally.pairs, tally.left_out) == (1, 1, {})
     assert (pair.origin, pair.group, pair.state_id) == ("rollouts", "calc-0", None)
@@ -433,7 +433,7 @@ def test_the_first_turn_at_which_a_solved_and_an_unsolved_rollout_differ(store: 
 def test_rollouts_that_cannot_be_compared_are_counted(store: Store):
     elsewhere = [("ls", "calc.py other.py"), ("rm -rf .", "")]
     play(store, [(1.0, GOOD), (0.0, elsewhere), (0.0, GOOD), (0.0, BAD), (0.0, BAD)])
-    tally = Tally()
+    tally = PairCounts()
     assert len(list(rollout_pairs(store, tally=tally))) == 1
     assert (tally.compared, tally.pairs) == (4, 1)
     assert tally.left_out == {
@@ -446,7 +446,7 @@ def test_rollouts_that_cannot_be_compared_are_counted(store: Store):
 def test_a_broken_call_is_never_chosen(store: Store):
     broken = (f"sed -i{BROKEN}", "InputValidationError")
     play(store, [(1.0, [*GOOD[:2], broken, *GOOD[2:]]), (0.0, BAD)])
-    tally = Tally()
+    tally = PairCounts()
     assert list(rollout_pairs(store, tally=tally)) == []
     assert tally.left_out == {UNREADABLE: 1}
 
@@ -460,7 +460,7 @@ def test_what_solved_it_too_is_not_rejected(store: Store):
             (0.0, [*GOOD[:2], ("python mend.py", "no")]),
         ],
     )
-    tally = Tally()
+    tally = PairCounts()
     assert list(rollout_pairs(store, tally=tally)) == []
     assert tally.left_out == {"an action that solved it too": 1, "no different action": 1}
 
@@ -468,7 +468,7 @@ def test_what_solved_it_too_is_not_rejected(store: Store):
 def test_suspicious_rollouts_and_tasks_without_both(store: Store):
     play(store, [(1.0, GOOD), (0.0, BAD)], suspicious=[0])
     play(store, [(1.0, GOOD), (1.0, BAD)], run="run2")
-    tally = Tally()
+    tally = PairCounts()
     assert list(rollout_pairs(store, tally=tally)) == []
     assert tally.notes == {
         "rollouts with a suspicious patch": 1,
@@ -483,7 +483,7 @@ def test_suspicious_rollouts_and_tasks_without_both(store: Store):
 def test_pairs_of_a_task_are_bounded(store: Store):
     ways = [(0.0, [LOOK, (f"rm {number}", "")]) for number in range(5)]
     play(store, [(1.0, GOOD), *ways])
-    tally = Tally()
+    tally = PairCounts()
     assert len(list(rollout_pairs(store, most=2, tally=tally))) == 2
     assert tally.left_out == {"more pairs than wanted of the task": 3}
 
@@ -499,7 +499,7 @@ scripts = st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.lists(steps, max_si
 def test_every_comparison_has_one_end(store: Store, given_scripts: list[Any]):
     run = f"run{len(store.runs.all())}"
     play(store, given_scripts, run=run)
-    tally = Tally()
+    tally = PairCounts()
     pairs = list(rollout_pairs(store, run, tally=tally))
     solved = sum(reward >= 1 for reward, _ in given_scripts)
     assert tally.compared == solved * (len(given_scripts) - solved)

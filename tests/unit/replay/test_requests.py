@@ -20,10 +20,10 @@ from understudy.ingest.normalise import MISSING_RESULT
 from understudy.ingest.trace import TurnAction
 from understudy.preference.base import Proposal
 from understudy.preference.proposals import sent_name
-from understudy.replay.ceiling import Ceiling, units
+from understudy.replay.budget import CostBudget, to_units
 from understudy.replay.judge import question
 from understudy.replay.messages import UNKNOWN_START, as_anthropic
-from understudy.replay.requests import IMAGE_TOKENS, request, worst_cost
+from understudy.replay.requests import IMAGE_TOKENS, build_request, worst_cost
 from understudy.replay.teachers import TeacherConfig
 from understudy.replay.tools import inferred, sendable
 from understudy.wire.anthropic.request import read_request
@@ -86,7 +86,7 @@ def test_any_conversation_is_one_that_the_gateway_takes_as_chat(messages: list[d
     for message in messages:
         if message["role"] == "tool":
             message["tool_call_id"] = message["tool_call_id"] or "x"
-    made = request(TeacherConfig(backend="openai", model="m"), messages, TOOLS)
+    made = build_request(TeacherConfig(backend="openai", model="m"), messages, TOOLS)
     incoming = OpenAIChat().parse(made.body, GatewaySession("a", {}), Branch(None, None))
     assert incoming.chat.messages[-1]["role"] in ("user", "tool")
     text = json.dumps([part for m in json.loads(made.body)["messages"] for part in [m.get("content")]])
@@ -113,13 +113,13 @@ def test_images_are_bounded_by_what_they_can_count_not_by_their_bytes():
     url = "data:image/png;base64," + "A" * 2_000_000
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
     for backend in ("openai", "anthropic"):
-        made = request(TeacherConfig(backend=backend, model="m"), messages, None)
+        made = build_request(TeacherConfig(backend=backend, model="m"), messages, None)
         assert IMAGE_TOKENS < made.most_tokens < IMAGE_TOKENS + 10_000
 
 
 def test_letters_beyond_ascii_count_as_they_may_be_written():
-    plain = request(TeacherConfig(backend="openai", model="m"), [{"role": "user", "content": "ab"}], None)
-    odd = request(TeacherConfig(backend="openai", model="m"), [{"role": "user", "content": "é😀"}], None)
+    plain = build_request(TeacherConfig(backend="openai", model="m"), [{"role": "user", "content": "ab"}], None)
+    odd = build_request(TeacherConfig(backend="openai", model="m"), [{"role": "user", "content": "é😀"}], None)
     assert odd.most_tokens - plain.most_tokens == 6 + 12 - 2
 
 
@@ -129,7 +129,7 @@ def test_half_a_letter_is_sent_as_something_else():
         {"role": "assistant", "content": "", "tool_calls": [call("a", '{"x": "\udfff"}')]},
     ]
     for backend in ("openai", "anthropic"):
-        made = request(TeacherConfig(backend=backend, model="m"), messages, TOOLS)
+        made = build_request(TeacherConfig(backend=backend, model="m"), messages, TOOLS)
         assert "a?b" in json.dumps(json.loads(made.body))
 
 
@@ -178,7 +178,7 @@ def test_tools_are_inferred_from_calls():
     }
 
 
-# --- the ceiling ---------------------------------------------------------------------------------------
+# --- the budget ---------------------------------------------------------------------------------------
 
 
 def test_the_most_a_request_can_cost_is_at_the_dearest_price():
@@ -192,43 +192,43 @@ def test_the_most_a_request_can_cost_is_at_the_dearest_price():
 )
 def test_what_is_spent_and_held_never_passes_the_limit(limit: float, work: list[tuple[float, float, int]]):
     async def play() -> None:
-        ceiling, stopped = Ceiling(limit), asyncio.Event()
+        budget, stopped = CostBudget(limit), asyncio.Event()
         sent = refused = 0
 
         async def one(most: float, share: float, steps: int) -> None:
             nonlocal sent, refused
-            amount = units(most)
-            if not await ceiling.reserve(amount, stopped):
+            amount = to_units(most)
+            if not await budget.reserve(amount, stopped):
                 refused += 1
-                assert ceiling.spent + amount > units(limit) - 1
+                assert budget.spent + amount > to_units(limit) - 1
                 return
             sent += 1
-            assert ceiling.spent + ceiling.held <= limit * 1e9
+            assert budget.spent + budget.held <= limit * 1e9
             for _ in range(steps):
                 await asyncio.sleep(0)
-            ceiling.settle(amount, units(most * share))
+            budget.settle(amount, to_units(most * share))
 
         async with asyncio.timeout(10), asyncio.TaskGroup() as group:
             for each in work:
                 group.create_task(one(*each))
-        assert ceiling.held == 0
+        assert budget.held == 0
         assert sent + refused == len(work)
-        assert ceiling.spent <= limit * 1e9
+        assert budget.spent <= limit * 1e9
 
     asyncio.run(play())
 
 
 async def test_a_stop_ends_the_waiting():
-    ceiling, stopped = Ceiling(1.0), asyncio.Event()
-    assert await ceiling.reserve(units(0.9), stopped)
-    waiting = asyncio.create_task(ceiling.reserve(units(0.5), stopped))
+    budget, stopped = CostBudget(1.0), asyncio.Event()
+    assert await budget.reserve(to_units(0.9), stopped)
+    waiting = asyncio.create_task(budget.reserve(to_units(0.5), stopped))
     await asyncio.sleep(0)
     stopped.set()
-    ceiling.wake()
+    budget.wake()
     assert not await waiting
 
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, float("nan"), float("inf")])
 def test_what_is_no_ceiling(limit: float):
-    with pytest.raises(ConfigError, match="is no ceiling"):
-        Ceiling(limit)
+    with pytest.raises(ConfigError, match="expected a positive number of US dollars"):
+        CostBudget(limit)

@@ -22,7 +22,7 @@ from understudy.errors import BackendError, ConfigError
 from understudy.export.files import json_bytes
 from understudy.gateway.exact.codec import LocalCodec
 from understudy.preference.base import Pair
-from understudy.preference.checks import Checks, Limits, Tally
+from understudy.preference.checks import Checks, Limits, PairCounts
 from understudy.preference.pairs import replay_pairs
 from understudy.preference.rollouts import rollout_pairs
 from understudy.redact.redactor import Redactor
@@ -89,7 +89,7 @@ def pairs(
         raise ConfigError("--max-tokens: the tokens of which tokenizer? name its directory: --tokenizer MODEL_DIR")
     interrupt_on_termination()
     redactor = Redactor.from_user_key() if settings.redacted else None
-    tallies = {each: Tally() for each in _FROM[:2] if settings.origin in (each, "all")}
+    tallies = {each: PairCounts() for each in _FROM[:2] if settings.origin in (each, "all")}
     limits = Limits(chars=settings.max_chars, tokens=settings.max_tokens)
     try:
         with (
@@ -112,7 +112,11 @@ def pairs(
 
 
 def _pairs(
-    store: Store, settings: PairSettings, redactor: Redactor | None, checks: Checks, tallies: Mapping[str, Tally]
+    store: Store,
+    settings: PairSettings,
+    redactor: Redactor | None,
+    checks: Checks,
+    tallies: Mapping[str, PairCounts],
 ) -> Iterator[Pair]:
     """The pairs, of each origin that has a tally."""
     if "replay" in tallies:
@@ -157,7 +161,7 @@ class PairProgress:
     It looks by itself, for there may be no pair among very many that are compared.
     """
 
-    def __init__(self, tallies: Mapping[str, Tally], every_s: float | None = None) -> None:
+    def __init__(self, tallies: Mapping[str, PairCounts], every_s: float | None = None) -> None:
         self._tallies = tallies
         self._terminal = sys.stderr.isatty()
         self._every_s = every_s or (_TERMINAL_S if self._terminal else _PLAIN_S)
@@ -213,7 +217,7 @@ class _RenderingTemplate:
 
 
 def _print_summary(
-    tallies: dict[str, Tally], output: Path | None, redactor: Redactor | None, as_json: bool
+    tallies: dict[str, PairCounts], output: Path | None, redactor: Redactor | None, as_json: bool
 ) -> None:
     name = None if output is None else os.fsencode(output).decode(errors="replace")
     replaced = {} if redactor is None else dict(redactor.report.counts.most_common())

@@ -18,10 +18,10 @@ from understudy.cli.display.output import print_json
 from understudy.cli.interrupts import interrupted, run_stoppable
 from understudy.cli.options import command
 from understudy.errors import ConfigError
-from understudy.replay.asking import Progress
-from understudy.replay.plan import ReplaySettings, Selected, Share
-from understudy.replay.replay import Replay, Summary
-from understudy.replay.seat import Tally
+from understudy.replay.asker import ReplayProgress
+from understudy.replay.plan import ReplaySettings, SelectionCounts, TeacherShare
+from understudy.replay.replay import Replay, ReplaySummary
+from understudy.replay.teacher_state import AskCounts
 from understudy.replay.teachers import Teachers, read_teachers
 from understudy.store import Store
 from understudy.util.locks import locked
@@ -99,7 +99,7 @@ def _run(store: Store, work: Replay, settings: ReplaySettings, as_json: bool) ->
     with locked(store.directory / f".replay-{settings.name}.lock", busy=busy):
         shown = _ReplayProgress(work.progress)
 
-        def print_estimate(selected: Selected, shares: dict[str, Share]) -> None:
+        def print_estimate(selected: SelectionCounts, shares: dict[str, TeacherShare]) -> None:
             if not as_json:
                 _print_estimate(selected, shares, settings, as_json=False, err=True)
 
@@ -116,7 +116,11 @@ def _run(store: Store, work: Replay, settings: ReplaySettings, as_json: bool) ->
 
 
 def _print_estimate(
-    selected: Selected, shares: dict[str, Share], settings: ReplaySettings, as_json: bool, err: bool = False
+    selected: SelectionCounts,
+    shares: dict[str, TeacherShare],
+    settings: ReplaySettings,
+    as_json: bool,
+    err: bool = False,
 ) -> None:
     if as_json:
         estimate = {"selected": selected, "estimate": shares, "max_cost_usd": settings.max_cost_usd}
@@ -148,10 +152,10 @@ def _print_estimate(
         )
         typer.echo(f"together: about {_dollars(likely)}, at the most {_dollars(worst_of_all)}", err=err)
     if settings.max_cost_usd is not None:
-        typer.echo(f"the ceiling is {_dollars(settings.max_cost_usd)}", err=err)
+        typer.echo(f"the cost budget is {_dollars(settings.max_cost_usd)}", err=err)
 
 
-def _print_summary(summary: Summary, as_json: bool) -> None:
+def _print_summary(summary: ReplaySummary, as_json: bool) -> None:
     if as_json:
         print_json(summary)
     else:
@@ -160,28 +164,28 @@ def _print_summary(summary: Summary, as_json: bool) -> None:
         if summary.judge is not None:
             verdicts = ", ".join(f"{n} {what}" for what, n in summary.judged.most_common())
             typer.echo(f"judge: {_tally_text(summary.judge)}" + (f" ({verdicts})" if verdicts else ""))
-        ceiling = "" if summary.max_cost_usd is None else f" of {_dollars(summary.max_cost_usd)}"
-        typer.echo(f"this replay has cost {_dollars(summary.cost_usd)}{ceiling} so far, at the most")
+        limit = "" if summary.max_cost_usd is None else f" of {_dollars(summary.max_cost_usd)}"
+        typer.echo(f"this replay has cost {_dollars(summary.cost_usd)}{limit} so far, at the most")
     for name, tally in [*summary.teachers.items(), *([("judge", summary.judge)] if summary.judge else [])]:
         _print_warnings(name, tally)
     if summary.left:
         typer.echo(f"{summary.left} asks are left", err=True)
 
 
-def _tally_text(tally: Tally) -> str:
+def _tally_text(tally: AskCounts) -> str:
     before = {
         "noted only now": tally.recovered,
         "answered before": tally.answered_before,
         "refused before (--again asks again)": tally.refused_before,
         "under way when a process died (--again asks again)": tally.lost,
         "failed": tally.failed,
-        "not sent, for the ceiling": tally.unaffordable,
+        "not sent, over the cost budget": tally.unaffordable,
     }
     parts = [f"{tally.answered} answered", *(f"{n} {what}" for what, n in before.items() if n)]
     return ", ".join(parts)
 
 
-def _print_warnings(name: str, tally: Tally) -> None:
+def _print_warnings(name: str, tally: AskCounts) -> None:
     for why, n in Counter(tally.why).most_common(3):
         typer.echo(visible(f"{name}: {n} failed: {why}"), err=True)
     if tally.dismissed:
@@ -197,7 +201,7 @@ def _dollars(sum_: float) -> str:
 class _ReplayProgress:
     """The progress on stderr while it is open: a line kept up to date on a terminal, else one now and then."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: ReplayProgress) -> None:
         self._progress = progress
         self._terminal = sys.stderr.isatty()
         self._ended = threading.Event()

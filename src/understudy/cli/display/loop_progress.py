@@ -66,7 +66,7 @@ class LoopDisplay(Watcher, LiveStatus):
         """See Drawn."""
         return self._stage if self._loop is None else self._loop.line()
 
-    def said(self) -> list[str]:
+    def lines(self) -> list[str]:
         """See Drawn."""
         with self._lock:
             lines, self._new_lines = self._new_lines, []

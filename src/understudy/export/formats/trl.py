@@ -14,7 +14,7 @@ from understudy.export.corpus import Corpus, Unit
 from understudy.export.examples import Example
 from understudy.export.files import ExportWriter
 from understudy.export.matching import INVALID_CALLS, arguments_of, textual
-from understudy.export.parquet import ParquetWriter
+from understudy.export.parquet import ExportParquetWriter
 from understudy.ingest.trace import Message
 from understudy.preference.base import Pair
 from understudy.preference.checks import message_of
@@ -186,7 +186,12 @@ def _writing(
     corpus: Corpus, output: Path, name: str, columns: dict[str, Any], report: ProgressCallback
 ) -> ExportWriter:
     return ExportWriter(
-        corpus, output, name, partial(ParquetWriter, columns=columns), report, suffix=ParquetWriter.suffix
+        corpus,
+        output,
+        name,
+        partial(ExportParquetWriter, columns=columns),
+        report,
+        suffix=ExportParquetWriter.suffix,
     )
 
 

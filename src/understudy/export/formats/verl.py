@@ -16,7 +16,7 @@ from understudy.export.base import ExportSummary, FormatTraits, ProgressCallback
 from understudy.export.corpus import Corpus, Unit
 from understudy.export.examples import Example
 from understudy.export.files import ExportWriter
-from understudy.export.parquet import ParquetWriter
+from understudy.export.parquet import ExportParquetWriter
 from understudy.ingest.trace import Message
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.samples import Sample
@@ -117,9 +117,9 @@ def export(
         corpus,
         output,
         f"verl-{form}",
-        partial(ParquetWriter, columns=COLUMNS[form]),
+        partial(ExportParquetWriter, columns=COLUMNS[form]),
         report,
-        suffix=ParquetWriter.suffix,
+        suffix=ExportParquetWriter.suffix,
     ) as writing:
         for group, row in rows_by_form[form]():
             writing.add(group, row)

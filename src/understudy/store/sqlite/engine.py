@@ -124,8 +124,8 @@ def _migrate(connection: Connection, file: Path) -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if version is not None and version not in known:
+    revisions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if version is not None and version not in revisions:
         raise StoreError(
             f"{file} was written by a newer release (schema {version}; this one knows up to {HEAD}); "
             "update understudy"

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from understudy.errors import ConfigError
 from understudy.export.formats.trl import dpo_row
-from understudy.preference.checks import Tally
+from understudy.preference.checks import PairCounts
 from understudy.preference.rollouts import rollout_pairs
 from understudy.store import Store
 from understudy.train.algorithms.trl import (
@@ -89,7 +89,7 @@ def _rows(
                 "understudy export trl-dpo DIR --output DIR"
             )
         else:
-            tally = Tally(left_out=left_out)
+            tally = PairCounts(left_out=left_out)
             with Store.open(source, create=False) as store:
                 for pair in rollout_pairs(store, run, include_suspicious=include_suspicious, tally=tally):
                     yield dpo_row(pair)

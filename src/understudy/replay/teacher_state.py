@@ -9,8 +9,8 @@ from contextlib import suppress
 
 from msgspec import Struct, field
 
-from understudy.replay.gateways import Line
-from understudy.replay.outcome import Outcome
+from understudy.replay.gateways import TeacherConnection
+from understudy.replay.outcome import AskOutcome
 from understudy.replay.teachers import Teacher
 
 DOWN_AFTER = 5
@@ -23,12 +23,12 @@ MOST_PATIENCE_S = 600.0
 """A teacher that asks for a longer pause than this is asked no more."""
 
 
-class Tally(Struct):
+class AskCounts(Struct):
     """How the asks of one teacher ended, in this invocation. `tokens` are those that the answers were billed for.
 
     `lost` were under way when a process died: they count at the most they can have cost, and are not sent again.
     `recovered` of the answered were answered before, and only noted now. `unaffordable` did not fit below the
-    ceiling. `overruns` are answers that were billed for more tokens than they were asked for.
+    budget. `overruns` are answers that were billed for more tokens than they were asked for.
     `dismissed`: why it is asked no more.
     """
 
@@ -47,14 +47,14 @@ class Tally(Struct):
     why: Counter[str] = field(default_factory=Counter[str])
 
 
-class Seat:
+class TeacherState:
     """One teacher, or the judge."""
 
     def __init__(self, teacher: Teacher) -> None:
         self.teacher = teacher
-        self.line: Line | None = None
+        self.line: TeacherConnection | None = None
         self.slots = asyncio.Semaphore(teacher.config.concurrency)
-        self.tally = Tally()
+        self.tally = AskCounts()
         self._failures = 0
         self._not_before = 0.0
 
@@ -85,7 +85,7 @@ class Seat:
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), left)
 
-    def note(self, result: Outcome) -> None:
+    def note(self, result: AskOutcome) -> None:
         """Take note of how an ask ended."""
         error_message = result.error.message if result.error else ""
         if result.then == "dismiss":

@@ -33,7 +33,7 @@ _EDITS: dict[str, tuple[str, str, str]] = {
 """Tools that put one text in the place of another that must be unique, and their arguments."""
 
 
-class Substance(Struct, frozen=True):
+class ActionEffect(Struct, frozen=True):
     """What an action comes to. `words` are counted only where it uses no tool."""
 
     doings: tuple[Doing, ...]
@@ -51,16 +51,16 @@ class Substance(Struct, frozen=True):
         return ("tools", *(each.key for each in self.doings)) if self.doings else ("text", self.text)
 
 
-def substance(action: TurnAction, location: Place = NOWHERE) -> Substance:
+def effect_of(action: TurnAction, location: Place = NOWHERE) -> ActionEffect:
     """What an action comes to."""
     effects = doings(action, location)
     if effects:
-        return Substance(effects, "", Counter())
+        return ActionEffect(effects, "", Counter())
     text = " ".join((action.content or "").split())
-    return Substance((), text, _counted(text))
+    return ActionEffect((), text, _counted(text))
 
 
-def alike(a: Substance, b: Substance) -> bool:
+def same_effect(a: ActionEffect, b: ActionEffect) -> bool:
     """Whether two actions come to the same. Symmetric, but not transitive."""
     if a.key == b.key:
         return True
@@ -69,7 +69,7 @@ def alike(a: Substance, b: Substance) -> bool:
     return not (a.doings or b.doings or a.empty or b.empty) and similarity(a, b) >= SIMILAR
 
 
-def similarity(a: Substance, b: Substance) -> float:
+def similarity(a: ActionEffect, b: ActionEffect) -> float:
     """How similar what two actions say is, in [0, 1]."""
     if a.text == b.text:
         return 1.0

@@ -1,4 +1,4 @@
-"""The ceiling of cost: what is reserved before a request is sent, and what it turned out to cost."""
+"""The budget of a replay: cost is reserved before a request is sent, and settled at what it turned out to be."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ UNITS = 1_000_000_000
 """Sums are kept in whole billionths of a dollar, rounded up: adding them up loses nothing."""
 
 
-def units(usd: float) -> int:
+def to_units(usd: float) -> int:
     """Dollars as units, rounded up but for what a float cannot hold."""
     return math.ceil(round(usd * UNITS, 3))
 
 
-def dollars(amount: int) -> float:
+def to_dollars(amount: int) -> float:
     """Units as dollars."""
     return amount / UNITS
 
 
-class Ceiling:
+class CostBudget:
     """What may be spent (`limit_usd`, None: any sum), what was (`spent`) and what is held for requests under way.
 
     `spent` begins with `before`, what earlier invocations spent or may have spent. It holds what was settled, at
@@ -31,9 +31,9 @@ class Ceiling:
 
     def __init__(self, limit_usd: float | None, before: float = 0.0) -> None:
         if limit_usd is not None and not 0 < limit_usd < 1e9:
-            raise ConfigError(f"--max-cost: {limit_usd} is no ceiling; give US dollars, more than 0")
+            raise ConfigError(f"--max-cost: expected a positive number of US dollars, got {limit_usd}")
         self.limit = None if limit_usd is None else math.floor(round(limit_usd * UNITS, 3))
-        self.spent = units(before)
+        self.spent = to_units(before)
         self.held = 0
         self._changed = asyncio.Event()
 
@@ -41,7 +41,7 @@ class Ceiling:
         """Whether so much can be reserved now."""
         return self.limit is None or self.spent + self.held + amount <= self.limit
 
-    def hopeless(self, amount: int) -> bool:
+    def can_never_fit(self, amount: int) -> bool:
         """Whether so much could not be reserved, even if all that is under way should cost nothing."""
         return self.limit is not None and self.spent + amount > self.limit
 
@@ -50,7 +50,7 @@ class Ceiling:
 
         False when it does not fit, or `stopped` is set meanwhile (see `wake`).
         """
-        while not stopped.is_set() and not self.hopeless(amount):
+        while not stopped.is_set() and not self.can_never_fit(amount):
             if self.fits(amount):
                 self.held += amount
                 return True
