@@ -25,6 +25,7 @@ from understudy.types import Task, is_solved
 Form = Literal["sft", "rl", "tokens"]
 
 LOADER = "verl_loader.py"
+"""A module that every export of the form sft contains, byte for byte: a change of it changes the export."""
 
 _TEXT = "string"
 COLUMNS: dict[Form, dict[str, Any]] = {

@@ -23,32 +23,30 @@ class Conversations(MultiTurnSFTDataset):
 
     def _read_files_and_process(self) -> None:
         super()._read_files_and_process()
-        tool_lists: list[Any] = self.tools or []
-        self.tools: Any = [
-            [_tool(tool) for tool in tools] if _is_filled_list(tools) else None for tools in tool_lists
-        ]
+        found: list[Any] = self.tools or []
+        self.tools: Any = [[_tool(tool) for tool in tools] if _given(tools) else None for tools in found]
 
     def _build_messages(self, example: dict[str, Any]) -> list[dict[str, Any]]:
         chosen = {int(index) for index in example["trained"]}
         messages = [_message(message) for message in super()._build_messages(example)]
         return [{**message, "learned": index in chosen} for index, message in enumerate(messages)]
 
-    def _process_single_message(self, index: int, message: dict[str, Any], **arguments: Any) -> Any:
-        ids, mask, attention, inputs = super()._process_single_message(index=index, message=message, **arguments)
+    def _process_single_message(self, index: int, message: dict[str, Any], **given: Any) -> Any:
+        ids, mask, attention, inputs = super()._process_single_message(index=index, message=message, **given)
         return ids, mask if message["learned"] else mask * 0, attention, inputs
 
 
-def _is_filled_list(value: Any) -> bool:
+def _given(value: Any) -> bool:
     return isinstance(value, list) and bool(value)
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    fields = {key: value for key, value in message.items() if value is not None}
-    if _is_filled_list(fields.get("tool_calls")):
-        fields["tool_calls"] = [_call(call) for call in fields["tool_calls"]]
+    kept = {key: value for key, value in message.items() if value is not None}
+    if _given(kept.get("tool_calls")):
+        kept["tool_calls"] = [_call(call) for call in kept["tool_calls"]]
     else:
-        fields.pop("tool_calls", None)
-    return fields
+        kept.pop("tool_calls", None)
+    return kept
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
@@ -64,5 +62,5 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     function = tool["function"]
-    fields = {key: value for key, value in function.items() if value is not None}
-    return {"type": "function", "function": {**fields, "parameters": json.loads(function["parameters"])}}
+    kept = {key: value for key, value in function.items() if value is not None}
+    return {"type": "function", "function": {**kept, "parameters": json.loads(function["parameters"])}}

@@ -113,7 +113,7 @@ class WeightStore:
             if actual.get(name) != expected.get(name):
                 raise ConfigError(
                     f"the weights in {directory} do not fit the model that is served: {name} has shape "
-                    f"{actual.get(name, 'missing')}, expected {expected.get(name, 'missing')}"
+                    f"{actual.get(name, 'none')}, expected {expected.get(name, 'none')}"
                 )
         return module
 
