@@ -26,7 +26,7 @@ BILLED_TRIES = 2
 _WORDS = {"never": REFUSED, "again": "Unavailable", "dismiss": "Dismissed", "doubt": "Dismissed"}
 
 
-class ReplayProgress(Struct):
+class AskProgress(Struct):
     """Where a replay stands. `total` asks are to be sent, as it was estimated; the judge's are not in it."""
 
     total: int = 0
@@ -46,7 +46,7 @@ class Asker:
         budget: CostBudget,
         concurrency: int,
         stopped: asyncio.Event,
-        progress: ReplayProgress,
+        progress: AskProgress,
     ) -> None:
         self.budget = budget
         self._asks = asks

@@ -17,7 +17,7 @@ from msgspec import Struct
 from understudy.errors import BackendError, ConfigError
 from understudy.preference.proposals import choice, judge_ask_id, judge_name, names_in, proposals, shown_order
 from understudy.redact.redactor import Redactor
-from understudy.replay.asker import REFUSED, Asker, ReplayProgress, billed_cost
+from understudy.replay.asker import REFUSED, Asker, AskProgress, billed_cost
 from understudy.replay.budget import CostBudget, to_dollars, to_units
 from understudy.replay.gateways import AskCalls, AskKeys, client_attempt, connect
 from understudy.replay.judge import question, undecided
@@ -84,7 +84,7 @@ class Replay:
                 f"the replay {options.name!r} was {'redacted' if before else '--unredacted'} before, and what its "
                 "teachers said is shown to its judge: go on as it was, or begin another with --name"
             )
-        self.progress = ReplayProgress()
+        self.progress = AskProgress()
         self._store = store
         self._asks = store.asks
         self._teachers = teachers

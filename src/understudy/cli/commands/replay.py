@@ -18,7 +18,7 @@ from understudy.cli.display.output import print_json
 from understudy.cli.interrupts import interrupted, run_stoppable
 from understudy.cli.options import command
 from understudy.errors import ConfigError
-from understudy.replay.asker import ReplayProgress
+from understudy.replay.asker import AskProgress
 from understudy.replay.plan import ReplaySettings, SelectionCounts, TeacherShare
 from understudy.replay.replay import Replay, ReplaySummary
 from understudy.replay.teacher_state import AskCounts
@@ -201,7 +201,7 @@ def _dollars(sum_: float) -> str:
 class _ReplayProgress:
     """The progress on stderr while it is open: a line kept up to date on a terminal, else one now and then."""
 
-    def __init__(self, progress: ReplayProgress) -> None:
+    def __init__(self, progress: AskProgress) -> None:
         self._progress = progress
         self._terminal = sys.stderr.isatty()
         self._ended = threading.Event()
