@@ -50,7 +50,7 @@ def test_the_file_in_the_docs(tmp_path: Path):
         ("[teachers.x]\nbackend = 'vllm'\nmodel = 'm'\n", "teachers.x.base_url: the vllm backend needs one"),
         (
             GPT + "base_url = 'ftp://x'\n",
-            "teachers.x.base_url: 'ftp://x'",
+            "teachers.x.base_url: expected an address like http://host:port/v1 or https://…, got 'ftp://x'",
         ),
         (
             GPT + "max_tokens = 0\n",
