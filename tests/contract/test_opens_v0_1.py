@@ -222,10 +222,15 @@ def test_pairs_are_made_of_a_run(tmp_path: Path) -> None:
 def test_the_same_run_again_repeats_nothing(tmp_path: Path) -> None:
     opened("run", tmp_path)
     before, listed = digests(tmp_path / "run"), told(tmp_path, "show", "--dir", "run", "--json")
-    # Written anew from the store, the files of the rollouts say the same.
+    # Written anew from the store, the files of the rollouts say the same, but for streams and datasets: what 0.1 wrote
+    # there as tool arguments is not what the model was shown (see CORRECTED).
     check("again", "run", told(tmp_path, *RUN, "--rewrite-reports"))
     assert told(tmp_path, "show", "--dir", "run", "--json") == listed
-    assert digests(tmp_path / "run") == before
+    after = digests(tmp_path / "run")
+    assert after.keys() == before.keys()
+    assert {name for name in after if after[name] != before[name]} == {
+        name for name in before if name.startswith(("stream_", "dataset-"))
+    }
 
 
 # --- a loop ---------------------------------------------------------------------------------------------------

@@ -123,7 +123,6 @@ async def test_each_teacher_gets_the_state_in_its_own_dialect(tmp_path: Path):
             assert {each.teacher for each in proposals(store, state)} == {"gpt", "claude"}
             assert {json.dumps(each.action.tool_calls[0]["function"]) for each in proposals(store, state)} == {
                 '{"name": "Bash", "arguments": "{\\"command\\": \\"ls -la\\"}"}',
-                '{"name": "Bash", "arguments": "{\\"command\\":\\"ls -la\\"}"}',
             }
 
 

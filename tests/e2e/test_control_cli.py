@@ -53,7 +53,7 @@ async def test_a_session_goes_on_over_a_change_of_weights(
     answered = [call for call in ran.calls if call.status == "ok"]
     assert [call.policy_version for call in answered] == ["v1", "v2"]
     refused = {call.error.type for call in ran.calls if call.error}
-    assert refused == ({"Paused"} if hold_limit_s < 1 else set())
+    assert refused == ({"GenerationPaused"} if hold_limit_s < 1 else set())
     assert control.snapshot().waiting == 0
 
 

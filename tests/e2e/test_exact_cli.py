@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from understudy import model
 from understudy.gateway.backends.http import HttpClient
 from understudy.gateway.exact.backend import ExactBackend
 from understudy.gateway.exact.codec import LocalCodec, ServerCodec
@@ -20,7 +21,6 @@ from understudy.gateway.keys import Keys
 from understudy.gateway.router import ModelRouter
 from understudy.gateway.server.app import Gateway
 from understudy.model.process import start_server
-from understudy.model.scripted import tokenizer as tokenizer_module
 from understudy.store.store import Store
 from understudy.trajectory.samples import Merged, merge
 from understudy.trajectory.tree import build
@@ -32,7 +32,7 @@ from support.cli import environment, without_network
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
-ASSETS = Path(tokenizer_module.__file__).with_name("assets")
+ASSETS = Path(model.__file__).with_name("assets")
 
 
 async def run_cli(

@@ -7,8 +7,11 @@ from typing import Literal
 
 from msgspec import Struct
 
+from understudy.gateway.backends.http import NotConnectedError
+from understudy.gateway.errors import Abandoned
 from understudy.replay.gateways import AskReply
 from understudy.types import Call, ErrorInfo
+from understudy.wire.errors import ContextOverflow, InvalidRequest
 
 Next = Literal["none", "again", "never", "doubt", "dismiss"]
 """What comes after a failure: another try; none, for it would fail as well; nor any of other asks of the teacher.
@@ -17,14 +20,15 @@ Next = Literal["none", "again", "never", "doubt", "dismiss"]
 """
 
 _STATUS = re.compile(r"\S+ \S+: status (\d{3}):")
-_BROKE_OFF = re.compile(r"\S+ \S+: (?:no answer|the answer broke off|the stream broke off)")
+_BROKE_OFF = re.compile(r"\S+ \S+: (?:no response|the response broke off|the stream broke off)")
 _WAITS = frozenset({409, 425, 429, 529})
 _MAYBE_BILLED = 408
 _DISMISSES = frozenset({401, 402})
 _DOUBTS = frozenset({403, 404})
 """Of a wrong key or model, but also of one prompt: a router says 404 where it finds nobody to read its images, and
 403 where its filter does not like it."""
-_UNSENT = frozenset({"Unreached", "InvalidRequest", "ContextOverflow"})
+_UNREACHED = NotConnectedError.__name__
+_UNSENT = frozenset({_UNREACHED, InvalidRequest.__name__, ContextOverflow.__name__})
 
 
 class AskOutcome(Struct, frozen=True):
@@ -55,12 +59,12 @@ def _failed(call: Call, error: ErrorInfo) -> tuple[Next, bool]:
     if call.usage.prompt_tokens or call.usage.completion_tokens:
         return "never", True  # there was an answer, of which nothing could be made
     if error.type in _UNSENT:
-        return ("again" if error.type == "Unreached" else "never"), False
+        return ("again" if error.type == _UNREACHED else "never"), False
     match = _STATUS.match(error.message)
     status = int(match[1]) if match else None
     if status is None:
         # Lost on its way: the teacher may have made an answer, or be making one.
-        again = error.type == "Abandoned" or _BROKE_OFF.match(error.message) is not None
+        again = error.type == Abandoned.__name__ or _BROKE_OFF.match(error.message) is not None
         return ("again" if again else "never"), True
     if status in _DISMISSES:
         return "dismiss", False

@@ -151,7 +151,7 @@ def test_an_output_is_not_written_over(tmp_path: Path):
     claimed(overwrite=True)
     assert [path.name for path in output.rglob("*")] == ["training", ".lock"]
     (output / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match="no model; choose another"):
+    with pytest.raises(ConfigError, match="not a model; choose another"):
         claimed(overwrite=True)
     assert (output / "thesis.tex").exists()
 
