@@ -263,7 +263,7 @@ def test_a_call_is_stored_once(store: Store) -> None:
     call = make_call(attempt.id)
     for _ in range(3):
         store.calls.append(call).result()
-    with pytest.raises(StoreError, match="given once"):
+    with pytest.raises(StoreError, match="duplicate call id"):
         store.calls.append(msgspec.structs.replace(call, sequence=7)).result()
     with pytest.raises(StoreError, match=r"attempt_id, calls\.sequence"):
         store.calls.append(msgspec.structs.replace(call, id="other")).result()

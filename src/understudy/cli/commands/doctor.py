@@ -25,7 +25,7 @@ class HealthCheck(Struct, frozen=True):
 
     name: str
     ok: bool
-    state: str
+    found: str
     remedy: str = ""
     required: bool = True
 
@@ -73,7 +73,7 @@ def _print(checks: list[HealthCheck]) -> None:
         table.add_column(heading, overflow="fold")
     for check in checks:
         mark = "ok" if check.ok else ("missing" if check.required else "optional")
-        table.add_row(mark, check.name, check.state, check.remedy)
+        table.add_row(mark, check.name, check.found, check.remedy)
     Console().print(table, markup=False)
 
 
