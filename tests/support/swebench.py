@@ -1,7 +1,7 @@
 """The `swebench` package beside ours: its parsers and its verdicts, and an evaluation run in its way.
 
-The package is taken without what it depends on (170 MB that neither parsers nor verdicts need) and runs in a
-process of its own.
+The package is taken with the one dependency that its parsers and verdicts import, without the others (170 MB), and
+runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from understudy.types import SuiteChecks
 from understudy.util.locks import locked
 
 VERSION = "5.0.2"
+UNIDIFF = "1.0.1"
 
 _SERVER = r"""
 import json, sys, tempfile, types
@@ -54,12 +55,23 @@ for line in sys.stdin:
 @functools.cache
 def place() -> Path:
     """The directory with the package, installed into the cache the first time. Raises subprocess errors."""
-    home = cache_dir() / f"swebench-{VERSION}-bare"
-    if not (home / "swebench").exists():
-        with locked(home.with_suffix(".lock")):
-            if not (home / "swebench").exists():
-                pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-deps"]
-                subprocess.run([*pip, "--target", home, f"swebench=={VERSION}"], check=True, timeout=300)
+    home = cache_dir() / f"swebench-{VERSION}-parsers"
+    complete = home / "complete"
+    with locked(home.with_name(f"{home.name}.lock")):
+        if not complete.exists():
+            pip = [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "-qq",
+                "--disable-pip-version-check",
+                "--no-deps",
+                "--upgrade",
+            ]
+            packages = [f"swebench=={VERSION}", f"unidiff=={UNIDIFF}"]
+            subprocess.run([*pip, "--target", home, *packages], check=True, timeout=300)
+            complete.touch()
     return home
 
 
