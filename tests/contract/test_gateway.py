@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 
 from understudy.errors import ConfigError, StoreError
-from understudy.gateway.backends.self_hosted import VLLMBackend
+from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.keys import Keys
 from understudy.gateway.router import ModelRouter
 from understudy.gateway.server.app import Gateway

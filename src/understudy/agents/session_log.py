@@ -14,7 +14,7 @@ from msgspec import Raw, Struct
 
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Finding
-from understudy.wire.anthropic.response import read_response
+from understudy.wire.anthropic import read_response
 from understudy.wire.decoding import decoded
 from understudy.wire.model import Block
 
