@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from understudy.errors import ConfigError
 from understudy.gateway.prices import Price
 from understudy.gateway.session import GatewaySession
-from understudy.ingest.normalise import MISSING_RESULT
-from understudy.ingest.trace import TurnAction
+from understudy.ingest.trace import MISSING_RESULT, TurnAction
 from understudy.preference.base import Proposal
 from understudy.preference.proposals import sent_name
 from understudy.replay.budget import CostBudget, to_units
