@@ -1,4 +1,7 @@
-"""The wanted states of a batch of logs: which they are, where they go, and what is counted."""
+"""Reads batches of logs, in this process or in several: the selected states, where they go, and what is counted.
+
+Each process writes parts of its own; they come back in the order of the logs.
+"""
 
 from __future__ import annotations
 

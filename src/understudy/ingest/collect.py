@@ -1,4 +1,9 @@
-"""What is remembered of the logs that were read: in a hidden file beside the output, or in the store."""
+"""Reads all logs below some paths, and writes their states into one file or into a store.
+
+A file is complete or absent: everything is written to a temporary directory beside it first. Logs that did not
+change are not read again: their part of the existing file is copied, or their states are in the store already.
+What was read of which log is remembered in a manifest, a hidden file beside the output, or in the store.
+"""
 
 from __future__ import annotations
 

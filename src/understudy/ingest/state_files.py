@@ -1,4 +1,9 @@
-"""States as JSON lines, and the files that they are written to."""
+"""Files of states: JSON lines, Parquet (through pyarrow), and spools, whose rows are on their way into a store.
+
+In Parquet `messages` and `student_action` are nested. Of a message, `content` is a text or null; content in parts
+(images) is in `content_parts` as JSON, and keys beside the usual ones in `more`. `tools` is JSON text, since no
+column type holds all schemas.
+"""
 
 from __future__ import annotations
 
@@ -407,7 +412,7 @@ class SpoolSink(PrivateFile):
 
 
 class SpoolLoader:
-    """Stores what `RowsFile` wrote. Logs are noted as read with the last that was in them."""
+    """Stores what `SpoolSink` wrote. Logs are noted as read with the last that was in them."""
 
     def __init__(self, sessions: SessionRepository) -> None:
         self._sessions = sessions

@@ -1,4 +1,9 @@
-"""Messages in the order that chat templates require, whatever order a log has them in."""
+"""The model of a trace: what every log format is read into, and the states that it expands into.
+
+A trace is a tree of nodes, each stored once; a turn names the last node that the model saw and the nodes of its
+response. So a conversation of n turns with all its branches costs O(n), though each state repeats all that came
+before. `expand` makes the states one at a time, with messages in the order that chat templates require.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The traces of one Claude Code session: its own conversation, and those of the subagents that it started."""
+"""Claude Code's session logs: `projects/<directory>/<session>.jsonl` and the logs of subagents beside them.
+
+A session gives one trace of its own conversation, and one for each subagent that it started.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader of a kind of log offers."""
+"""What the readers of log formats have in common: their interface, the trace builder, and how outcomes are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""The conversation of an event log out of which a condenser takes events: both OpenHands' have it."""
+"""OpenHands 0.x and 1.x (its software agent SDK): logs of events, in lists, lines or one file for each event.
+
+0.x: a list of events, an evaluation's output with its `history`, or a session's `events/<n>.json`. A response of
+the model stands in the metadata of each action that it asked for. Without that (agents that do not call functions)
+the action itself is made into a call, and the turn is `repaired`.
+
+1.x: a directory `events/event-<n>-<id>.json`, or a list or lines of events. There is an event for each call; those
+of one response have the same `llm_response_id`. `base_state.json` beside the directory names the model.
+"""
 
 from __future__ import annotations
 

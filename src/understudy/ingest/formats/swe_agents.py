@@ -1,4 +1,10 @@
-"""SWE-agent's `.traj`: its `history`, and for each step the `query` that was really sent, where it is there."""
+"""Trajectories of SWE-agent and mini-swe-agent, and rows of data sets of such trajectories.
+
+- SWE-agent's `.traj`: its `history`, and for each step the `query` that was really sent, where it is there.
+- mini-swe-agent: a bare list of messages, or an object with `messages` and a `trajectory_format` (1 and 1.1). Of
+  the Responses API, 1.1 holds whole responses and `function_call_output`s.
+- Data sets (SWE-smith, nebius): JSON lines, a list, or Parquet (with pyarrow).
+"""
 
 from __future__ import annotations
 

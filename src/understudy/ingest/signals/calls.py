@@ -1,4 +1,4 @@
-"""The commands of a shell script as far as signals need them: which programs run, which files they overwrite."""
+"""The calls of a turn with their results, whatever program logged them: how they ended, what their shell commands run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Edits of files by the tools of every program, each as the lines that it removed and added."""
+"""Edits of files by the tools of every program, and which of them are still there at the end of a conversation.
+
+An edit is the lines that it removed and added. It survives while enough of the added lines do.
+"""
 
 from __future__ import annotations
 
