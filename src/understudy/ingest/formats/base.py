@@ -1,4 +1,4 @@
-"""What the readers of log formats have in common: their interface, the trace builder, and how outcomes are read."""
+"""What the readers of log formats have in common: their interface, the trace builder, and reading outcomes."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Transcripts in plain text, which are lossy: Aider's chat history, and what Claude Code shows in a terminal.
 
-Aider's `.aider.chat.history.md`: `#### ` begins the user's lines, `> ` the program's, all others are the model's. It
-lacks what the program added to a request (files, the map of the repository), and a heading of the fourth level in a
-response looks like the user.
+Aider's `.aider.chat.history.md`: `#### ` begins the user's lines, `> ` the program's, all others are the model's.
+It lacks what the program added to a request (files, the map of the repository), and a heading of the fourth level
+in a response looks like the user.
 
 A terminal's text, copied or written by `/export`: `> ` or `❯ ` the user, `● ` or `⏺ ` the model's text or
-`Tool(argument)`, `⎿ ` a result, shortened, `✻ ` thinking. Calls that ran side by side look like calls one after the
-other, and are read so.
+`Tool(argument)`, `⎿ ` a result, shortened, `✻ ` thinking. Calls that ran side by side look like calls one after
+the other, and are read so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The calls of a turn with their results, whatever program logged them: how they ended, what their shell commands run."""
+"""The calls of a turn with their results, whatever program logged them: how they ended, what they ran."""
 
 from __future__ import annotations
 
