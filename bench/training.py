@@ -35,7 +35,7 @@ from msgspec import Struct
 from understudy.model.scripted.tokenizer import scripted_tokenizer
 from understudy.train.algorithms.forward import behaviours, masks, micro_batches, token_logprobs
 from understudy.train.algorithms.losses import policy_loss, tokens_of_rollouts
-from understudy.train.data.groups import TokenSequence
+from understudy.train.groups import TokenSequence
 from understudy.train.options import GRPOOptions
 from understudy.trajectory.samples import samples
 from understudy.trajectory.tree import build

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from understudy.errors import ConfigError
-from understudy.train.data.groups import RolloutGroup, TokenSequence, TrainingRollout
 from understudy.train.engines import verl
+from understudy.train.groups import RolloutGroup, TokenSequence, TrainingRollout
 
 from support.tiny_model import write_tokenizer
 
@@ -66,7 +66,7 @@ import json, sys
 import msgspec, torch
 from understudy.errors import ConfigError
 from understudy.train.engines import verl
-from understudy.train.data.groups import RolloutGroup, TokenSequence, TrainingRollout
+from understudy.train.groups import RolloutGroup, TokenSequence, TrainingRollout
 groups = msgspec.msgpack.decode(open(sys.argv[1], "rb").read(), type=list[RolloutGroup])
 lengths = verl.Lengths(4, 6)
 proto = verl.data_proto(groups, lengths, pad_id=0)

@@ -25,12 +25,11 @@ from understudy.run.collector import RolloutCollector, RolloutSettings, TrainedM
 from understudy.sandbox.base import load_sandboxes
 from understudy.store.store import Store
 from understudy.tasks.records import dump
-from understudy.train.algorithms.advantages import with_signal
-from understudy.train.data.load import read_groups
-from understudy.train.loop.batches import STALE
-from understudy.train.loop.curriculum import choose
+from understudy.train.algorithms.batch import with_signal
+from understudy.train.groups import read_groups
+from understudy.train.loop.batches import STALE, choose
+from understudy.train.loop.loop import Loop, Watcher
 from understudy.train.loop.state import GroupRef, LoopDirectory, LoopState, StepState
-from understudy.train.loop.watcher import LoopStatus, Watcher
 from understudy.types import Call
 
 from fakes.control import weights_in
@@ -97,9 +96,9 @@ class Noting(Watcher):
     def __init__(self, stepped: Callable[[StepState], None] = lambda _: None) -> None:
         self._stepped = stepped
         self.lines: list[str] = []
-        self._loop: LoopStatus | None = None
+        self._loop: Loop | None = None
 
-    def began(self, loop: LoopStatus) -> None:
+    def began(self, loop: Loop) -> None:
         self._loop = loop
 
     def stepped(self, step: StepState) -> None:
@@ -441,7 +440,7 @@ async def test_two_loops_do_not_share_a_directory(order: Order, policy: FakePoli
     class Second(Watcher):
         said = ""
 
-        def began(self, loop: LoopStatus) -> None:
+        def began(self, loop: Loop) -> None:
             from understudy.util.locks import locked
 
             try:

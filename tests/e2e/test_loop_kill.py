@@ -19,8 +19,7 @@ import pytest
 from msgspec.structs import replace
 
 from understudy.store.store import Store
-from understudy.train.data.groups import RolloutGroup, TokenSequence, TrainingRollout
-from understudy.train.data.load import read_groups
+from understudy.train.groups import RolloutGroup, TokenSequence, TrainingRollout, read_groups
 from understudy.train.loop.runtime import LoopSummary
 from understudy.train.loop.state import LoopDirectory, LoopState, StepState
 

@@ -17,9 +17,9 @@ from understudy.sandbox.base import load_sandboxes
 from understudy.tasks.datasets.images import ImageChoice
 from understudy.tasks.load import load_tasks
 from understudy.tasks.records import dump
+from understudy.train.loop.loop import Watcher
 from understudy.train.loop.runtime import LoopRuntime, LoopSummary, run_loop
 from understudy.train.loop.state import Evaluation, LoopConfig, StepState
-from understudy.train.loop.watcher import Watcher
 from understudy.types import SuiteChecks, Task
 
 from fakes.policy import AGENT, Waits, dying_at, opener, write_weights

@@ -21,7 +21,7 @@ import tokenizers
 from aiohttp import web
 
 from understudy.train.algorithms.updater import UpdateReport
-from understudy.train.data.load import read_groups
+from understudy.train.groups import read_groups
 from understudy.train.options import GRPOOptions
 
 from fakes.control import FakeVLLMControl, weights_in

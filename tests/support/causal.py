@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from understudy.model.causal.engine import CausalEngine
-from understudy.model.causal.jobs import SamplingRequest, SamplingResult
+from understudy.model.causal.engine import CausalEngine, SamplingRequest, SamplingResult
 
 
 def ask(prompt: list[int], limit: int = 24, **more: Any) -> SamplingRequest:

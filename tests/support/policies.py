@@ -10,9 +10,8 @@ from pathlib import Path
 import msgspec
 
 from understudy.model.protocol import ModelMessage, ModelTool
-from understudy.model.scripted.action import ChatTurn, Policy
-from understudy.model.scripted.policies import make_policy
-from understudy.model.scripted.task_index import ScriptedTask, TaskIndex
+from understudy.model.scripted.oracle import ChatTurn, Policy
+from understudy.model.scripted.policies import ScriptedTask, TaskIndex, make_policy
 
 from fakes.claude_tools import Body, Tools, converse, tool_definitions
 

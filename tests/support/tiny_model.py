@@ -6,7 +6,7 @@ import json
 from importlib import resources
 from pathlib import Path
 
-from understudy.model.vocabulary import SPECIAL_TOKENS
+from understudy.model.hermes import SPECIAL_TOKENS
 
 CONTEXT = 32_768
 

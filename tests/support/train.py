@@ -12,7 +12,7 @@ import tokenizers
 from msgspec import structs
 
 from understudy.store import Store
-from understudy.train.data.groups import RolloutGroup, TokenSequence, TrainingRollout
+from understudy.train.groups import RolloutGroup, TokenSequence, TrainingRollout
 from understudy.types import Verdict
 
 from support import calc_task

@@ -308,11 +308,7 @@ def check_sampling(fields: SamplingFields, vocabulary: int) -> None:
             f"temperature must be non-negative, got {heat}.",
         ),
         (share is not None and not 0 < share <= 1, "top_p", f"top_p must be in (0, 1], got {share}."),
-        (
-            count is not None and count < -1,
-            "top_k",
-            f"top_k must be 0 (disable), or at least 1, got {count}.",
-        ),
+        (count is not None and count < -1, "top_k", f"top_k must be 0 (disable), or at least 1, got {count}."),
         (floor is not None and not 0 <= floor <= 1, "min_p", f"min_p must be in [0, 1], got {floor}."),
         (
             rate is not None and not 0 < rate < math.inf,

@@ -17,27 +17,17 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+import msgspec
 import orjson
 import uvicorn
 
 from understudy.errors import BackendError, ConfigError, UnderstudyError
-from understudy.model.asgi import (
-    ClientDisconnectedError,
-    Receive,
-    Reply,
-    Scope,
-    Send,
-    read_request_body,
-    run_unless_disconnected,
-    send_reply,
-)
 from understudy.model.directory import fingerprint
-from understudy.model.interface import ControlRequest, ServedModel
 from understudy.model.protocol import (
     DetokenizeRequest,
     GenerateRequest,
@@ -50,11 +40,98 @@ from understudy.model.protocol import (
     error_body,
     read_body,
 )
-from understudy.model.responses import ChatResult, chunk_bodies, message_body, tokens_body
+from understudy.model.responses import (
+    ChatResult,
+    ControlRequest,
+    ServedModel,
+    chunk_bodies,
+    message_body,
+    tokens_body,
+)
 from understudy.model.scripted.model import ScriptedModel
-from understudy.model.scripted.policies import POLICIES, make_policy
-from understudy.model.scripted.task_index import TaskIndex, read_tasks
+from understudy.model.scripted.policies import POLICIES, TaskIndex, make_policy, read_tasks
 from understudy.model.scripted.tokenizer import scripted_tokenizer
+
+_BODY_LIMIT = 64 << 20
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Reply = dict[str, Any] | Iterator[dict[str, Any]] | str | None
+"""A JSON body, the chunks of a stream, a text, or an empty answer."""
+
+
+class ClientDisconnectedError(Exception):
+    """Nobody waits for the answer any more."""
+
+
+async def run_unless_disconnected(work: Coroutine[Any, Any, Reply], receive: Receive) -> Reply:
+    """What comes of the work; it is cancelled when the client leaves before. Raises ClientLeftError."""
+    task = asyncio.ensure_future(work)
+    left = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnectedError
+    finally:
+        task.cancel()
+        left.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_reply(send: Send, status: int, reply: Reply) -> None:
+    """Answer."""
+    if reply is None or isinstance(reply, dict):
+        await _send_bytes(send, status, b"application/json", b"" if reply is None else _encode(reply))
+    elif isinstance(reply, str):
+        await _send_bytes(send, status, b"text/plain; charset=utf-8", reply.encode())
+    else:
+        await _send_stream(send, reply)
+
+
+async def read_request_body(receive: Receive) -> bytes:
+    """The body of a request. Raises RequestFault."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise InvalidRequestError("the client left before its request was complete")
+        parts.append(event.get("body", b""))
+        size += len(parts[-1])
+        if size > _BODY_LIMIT:
+            raise InvalidRequestError(
+                f"the request body is larger than {_BODY_LIMIT} bytes",
+                status=413,
+                kind="RequestEntityTooLargeError",
+            )
+        if not event.get("more_body"):
+            return b"".join(parts)
+
+
+async def _send_bytes(send: Send, status: int, kind: bytes, data: bytes) -> None:
+    headers = [(b"content-type", kind), (b"content-length", str(len(data)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": data})
+
+
+async def _send_stream(send: Send, chunks: Iterator[dict[str, Any]]) -> None:
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    for chunk in chunks:
+        event = b"data: " + _encode(chunk) + b"\n\n"
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+def _encode(body: dict[str, Any]) -> bytes:
+    return orjson.dumps(body, default=msgspec.to_builtins)
+
 
 DEFAULT_MODEL = "understudy-embedded"
 DEFAULT_CONTEXT = 200_000

@@ -16,7 +16,8 @@ from msgspec import Struct
 
 from understudy.errors import ConfigError
 from understudy.ingest.model_families import model_family
-from understudy.ingest.trace import Message, TurnAction, normalise_messages
+from understudy.ingest.normalise import normalise_messages
+from understudy.ingest.trace import Message, TurnAction
 from understudy.preference import prefixes
 from understudy.preference.base import Pair
 from understudy.preference.checks import SAME, Checks, PairCounts
@@ -276,9 +277,7 @@ def _main_line(store: Store, member: GradedRollout) -> list[Node]:
 
 
 def _counts(node: Node) -> bool:
-    """Whether a call begins the line that the session went on with."""
-    aside = node.superseded or node.alternative
-    return node.parent is None and node.role == "main" and not aside and node.answer is not None
+    return node.parent is None and node.role == "main" and not node.superseded and node.answer is not None
 
 
 def _messages(node: Node) -> list[Message]:

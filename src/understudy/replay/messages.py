@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from msgspec import Raw
 
-from understudy.ingest.trace import MISSING_RESULT, Message, text_of
+from understudy.ingest.normalise import MISSING_RESULT
+from understudy.ingest.trace import Message, text_of
 from understudy.wire.arguments import tool_input
 
 UNKNOWN_START = "[The beginning of this conversation is not known.]"

@@ -13,7 +13,7 @@ from typing import Any, Self
 import msgspec
 
 from understudy.errors import ConfigError
-from understudy.train.requirements import require_packages
+from understudy.train.weights import require_packages
 
 FILE = "metrics.jsonl"
 TRACKERS = ("tensorboard", "wandb", "mlflow")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,29 @@ import msgspec
 
 from understudy.errors import ConfigError
 from understudy.train.options import LoraOptions, TrainOptions
-from understudy.train.requirements import require_packages
 from understudy.util.atomic import atomic_path
+from understudy.util.locks import locked
 
 if TYPE_CHECKING:
     import torch
+
+BASIC = ("torch", "transformers")
+FULL = (*BASIC, "accelerate", "datasets", "peft", "trl")
+
+
+def require_packages(*modules: str) -> None:
+    """Raise ConfigError where one of these modules (default: those that training stands on) is not installed."""
+    missing = [module for module in modules or BASIC if find_spec(module) is None]
+    if missing:
+        raise ConfigError(
+            f"this needs {_listed(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed; install "
+            "what training needs: pip install 'understudy[train]'"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
 
 TRAINING = "training"
 """The directory in a model's directory that holds what training goes on from."""
@@ -209,12 +228,7 @@ def explain_out_of_memory(options: TrainOptions) -> Generator[None]:
 
 
 def save_model(
-    model: Any,
-    source: Path,
-    target: Path,
-    *,
-    written: WeightsRecord,
-    state: dict[str, Any] | None = None,
+    model: Any, source: Path, target: Path, *, written: WeightsRecord, state: dict[str, Any] | None = None
 ) -> None:
     """Write a model to the directory `target`, whole or not at all; what was there is replaced.
 
@@ -388,3 +402,110 @@ def _dtype(source: Path, model: Any) -> torch.dtype:
     config = json.loads((source / "config.json").read_text("utf-8"))  # which takes NaN, as transformers does
     named = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or ""), None)
     return named if isinstance(named, torch.dtype) else next(model.parameters()).dtype
+
+
+CHECKPOINTS = "checkpoints"
+_FINAL = "final"
+_LOCK = ".lock"
+_REMEDY = "choose another --output"
+
+
+@contextmanager
+def claim_output(
+    output: Path, *, resume: bool, overwrite: bool = False, needed: Iterable[Path] = ()
+) -> Generator[None]:
+    """Make the output directory ready, and keep other trainings out of it while the context lasts.
+
+    `needed` is what the training reads: a directory that holds some of it is not overwritten. Raises ConfigError
+    when the directory holds what must not be written over, or another training is at it.
+    """
+    lock = output / TRAINING / _LOCK
+    busy = f"another training is writing to {output}; wait for it, or choose another --output"
+    if lock.exists():
+        with locked(lock, busy=busy, remedy=_REMEDY):
+            pass  # nobody is in there whose work would be removed
+    _make_ready(output, resume=resume, overwrite=overwrite, needed=needed)
+    with locked(lock, busy=busy, remedy=_REMEDY):
+        yield
+
+
+def _make_ready(output: Path, *, resume: bool, overwrite: bool, needed: Iterable[Path]) -> None:
+    inside = next((each for each in needed if each.resolve().is_relative_to(output.resolve())), None)
+    if overwrite and inside is not None:
+        raise ConfigError(f"{output} holds {inside}, which is training data; choose another --output")
+    # Killed while the model was being put in place: what lies beside the training is of it.
+    unfinished = (output / TRAINING / _FINAL).is_dir()
+    if (output / "config.json").exists():
+        if not overwrite:
+            raise ConfigError(f"{output} holds a model already; choose another --output, or give --overwrite")
+        if not (output / TRAINING).is_dir():
+            raise ConfigError(f"{output} holds a model that no training wrote; choose another --output")
+        _remove(output)
+    elif output.is_dir() and not unfinished and any(path.name != TRAINING for path in output.iterdir()):
+        raise ConfigError(f"{output} is not empty, and what it holds is not a model; choose another --output")
+    elif _holds_more_than_a_lock(output / TRAINING) and not resume:
+        if not overwrite:
+            raise ConfigError(
+                f"{output} holds an unfinished training; continue it with --resume, or start again with "
+                "--overwrite"
+            )
+        _remove(output if unfinished else output / TRAINING)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{output}: cannot be created: {error.strerror}; choose another --output") from error
+
+
+def _remove(directory: Path) -> None:
+    try:
+        shutil.rmtree(directory)
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be removed: {error}; {_REMEDY}") from error
+
+
+def _holds_more_than_a_lock(directory: Path) -> bool:
+    return directory.exists() and any(path.name != _LOCK for path in directory.iterdir())
+
+
+def last_checkpoint(directory: Path, resume: bool | Path, mark: str = "trainer_state.json") -> Path | None:
+    """The checkpoint to go on from: the one named, else the last whole one; None where there is none yet.
+
+    `mark` is a file that whole ones have. Raises ConfigError when the one named is none.
+    """
+    if isinstance(resume, Path):
+        if not (resume / mark).is_file():
+            raise ConfigError(
+                f"{resume} is not a checkpoint of this training; expected one in DIR/{TRAINING}/{CHECKPOINTS}"
+            )
+        return resume
+    candidates = (directory / CHECKPOINTS).glob("checkpoint-*") if resume else ()
+    complete = [path for path in candidates if _is_whole(path / mark)]
+    return max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _is_whole(mark: Path) -> bool:
+    """Whether a file of JSON was written to its end, which a full disk or a kill may have prevented."""
+    try:
+        json.loads(mark.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def install_model(model: Any, source: Path, output: Path, written: WeightsRecord) -> None:
+    """Write the model into a directory in which its training stays, the config last."""
+    final = output / TRAINING / _FINAL
+    save_model(model, source, final, written=written)
+    shutil.rmtree(final / TRAINING)
+    for path in sorted(final.iterdir(), key=lambda path: path.name == "config.json"):
+        target = output / path.name
+        if target.is_dir():
+            shutil.rmtree(target)
+        path.replace(target)
+    final.rmdir()
+
+
+def remove_checkpoints(directory: Path) -> None:
+    """Remove the checkpoints of a training that ended, and what was half written when it was killed."""
+    for path in (directory / CHECKPOINTS, *directory.glob(".*.new"), *directory.glob(".*.old")):
+        shutil.rmtree(path, ignore_errors=True)

@@ -14,7 +14,7 @@ from understudy.cli.options import from_options
 from understudy.errors import ConfigError
 from understudy.train.metrics import MetricsWriter, parse_trackers, read_metrics
 from understudy.train.options import GRPOOptions, LoraOptions, SFTOptions
-from understudy.train.output_dir import claim_output
+from understudy.train.weights import claim_output
 
 from support import understudy
 from support.export import put_rollouts

@@ -17,8 +17,13 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from understudy.model.causal.checkpoint import load_model  # noqa: E402
-from understudy.model.causal.engine import CausalEngine, EngineLimits, ModelWeights  # noqa: E402
-from understudy.model.causal.jobs import SamplingRequest, SamplingResult  # noqa: E402
+from understudy.model.causal.engine import (  # noqa: E402  # noqa: E402
+    CausalEngine,
+    EngineLimits,
+    ModelWeights,
+    SamplingRequest,
+    SamplingResult,
+)
 from understudy.model.causal.sampling import SamplingSettings  # noqa: E402
 
 from support.causal import ask, assert_logprobs, done, plain_logits, prompts  # noqa: E402

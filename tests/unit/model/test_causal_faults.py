@@ -19,8 +19,12 @@ pytest.importorskip("transformers")
 
 from understudy.model.causal.cache import CachedSequence, PrefixCache  # noqa: E402
 from understudy.model.causal.checkpoint import load_model  # noqa: E402
-from understudy.model.causal.engine import CausalEngine, EngineLimits, ModelWeights  # noqa: E402
-from understudy.model.causal.jobs import SamplingResult  # noqa: E402
+from understudy.model.causal.engine import (  # noqa: E402
+    CausalEngine,
+    EngineLimits,
+    ModelWeights,
+    SamplingResult,
+)
 from understudy.model.causal.sampling import SamplingSettings  # noqa: E402
 
 from support.causal import ask, assert_logprobs, done, prompts  # noqa: E402

@@ -13,7 +13,7 @@ transformers: Any = pytest.importorskip("transformers")
 from understudy.model.causal.engine import CausalEngine, EngineLimits, ModelWeights  # noqa: E402
 from understudy.model.causal.sampling import SamplingSettings  # noqa: E402
 from understudy.train.algorithms.forward import behaviours, masks, micro_batches, token_logprobs  # noqa: E402
-from understudy.train.data.groups import TokenSequence  # noqa: E402
+from understudy.train.groups import TokenSequence  # noqa: E402
 
 from support.causal import ask, done, prompts  # noqa: E402
 

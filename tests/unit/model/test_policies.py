@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from understudy.errors import ConfigError, TaskError
 from understudy.model.protocol import ModelMessage, ModelTool
-from understudy.model.scripted.action import Action, ChatTurn, Policy
 from understudy.model.scripted.changes import Edit, read_changes, spoil
-from understudy.model.scripted.policies import POLICIES, make_policy
-from understudy.model.scripted.task_index import ScriptedTask, TaskIndex, read_tasks
+from understudy.model.scripted.oracle import Action, ChatTurn, Policy
+from understudy.model.scripted.policies import POLICIES, ScriptedTask, TaskIndex, make_policy, read_tasks
 
 from fakes.claude_tools import tool_definitions
 from support.policies import ALL_TOOLS, CASES, INSTRUCTION, LINES, diff, oracle, read, work, write

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from understudy.model.interface import ControlRequest, ModelCompletion
 from understudy.model.protocol import ModelChatRequest, ModelMessage
-from understudy.model.responses import ChatResult, chunk_bodies
+from understudy.model.responses import ChatResult, ControlRequest, ModelCompletion, chunk_bodies
 from understudy.model.scripted.tokenizer import scripted_tokenizer
 from understudy.model.server import ModelServer
 

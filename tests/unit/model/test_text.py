@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import BackendError
-from understudy.model.hermes import CompletionSegment, parse_completion
+from understudy.model.hermes import SPECIAL_TOKENS, CompletionSegment, parse_completion
 from understudy.model.protocol import (
     FunctionCall,
     MessageToolCall,
@@ -20,11 +20,9 @@ from understudy.model.protocol import (
     ModelTool,
     ModelToolFunction,
 )
-from understudy.model.scripted.action import Action, ActionCall, ChatTurn
 from understudy.model.scripted.model import complete, encode_action
-from understudy.model.scripted.template import render
-from understudy.model.scripted.tokenizer import ScriptedTokenizer, mark, scripted_tokenizer, unmark
-from understudy.model.vocabulary import SPECIAL_TOKENS
+from understudy.model.scripted.oracle import Action, ActionCall, ChatTurn
+from understudy.model.scripted.tokenizer import ScriptedTokenizer, mark, render, scripted_tokenizer, unmark
 
 TOKENIZER = scripted_tokenizer()
 

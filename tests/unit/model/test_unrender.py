@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import BackendError
+from understudy.model.hermes import SPECIAL_TOKENS
 from understudy.model.protocol import FunctionCall, MessageToolCall, ModelMessage, ModelTool, ModelToolFunction
-from understudy.model.scripted.action import Action, ActionCall
 from understudy.model.scripted.model import encode_action
-from understudy.model.scripted.template import UnrenderedPrompt, render, unrender
-from understudy.model.scripted.tokenizer import scripted_tokenizer
-from understudy.model.vocabulary import SPECIAL_TOKENS
+from understudy.model.scripted.oracle import Action, ActionCall
+from understudy.model.scripted.tokenizer import UnrenderedPrompt, render, scripted_tokenizer, unrender
 
 TOKENIZER = scripted_tokenizer()
 BASH = ModelTool(

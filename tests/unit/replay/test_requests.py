@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from understudy.errors import ConfigError
 from understudy.gateway.prices import Price
 from understudy.gateway.session import GatewaySession
-from understudy.ingest.trace import MISSING_RESULT, TurnAction
+from understudy.ingest.normalise import MISSING_RESULT
+from understudy.ingest.trace import TurnAction
 from understudy.preference.base import Proposal
 from understudy.preference.proposals import sent_name
 from understudy.replay.budget import CostBudget, to_units
@@ -25,8 +26,8 @@ from understudy.replay.messages import UNKNOWN_START, as_anthropic
 from understudy.replay.requests import IMAGE_TOKENS, build_request, worst_cost
 from understudy.replay.teachers import TeacherConfig
 from understudy.replay.tools import inferred, sendable
-from understudy.wire.anthropic_request import read_request
-from understudy.wire.chat import OpenAIChat
+from understudy.wire.anthropic.request import read_request
+from understudy.wire.chat.dialect import OpenAIChat
 from understudy.wire.dialect import Branch
 
 IDS = st.sampled_from(["call_1", "call_2", "toolu_a b", "ü", ""])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from understudy.train.algorithms.advantages import advantages, has_signal, overlong_penalty, with_signal
-from understudy.train.data.groups import RolloutGroup, TokenSequence, TrainingRollout
+from understudy.train.algorithms.batch import advantages, has_signal, overlong_penalty, with_signal
+from understudy.train.groups import RolloutGroup, TokenSequence, TrainingRollout
 from understudy.train.options import Advantage
 
 KINDS: list[Advantage] = ["group", "mean", "leave-one-out", "rloo"]

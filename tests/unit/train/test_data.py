@@ -12,14 +12,13 @@ from understudy import plugins
 from understudy.errors import ConfigError, StoreError
 from understudy.export.corpus import Corpus, ExportSelection
 from understudy.store import Store
-from understudy.train.data import load
-from understudy.train.data.load import load_groups, read_groups, write_groups
-from understudy.train.data.tokenizer_check import check_tokenizer_matches
+from understudy.train import groups
+from understudy.train.groups import load_groups, read_groups, write_groups
+from understudy.train.render import check_tokenizer_matches
 
-from support.export import put_attempt, put_rollouts, wait
+from support.export import put_rollouts, wait
 from support.tiny_model import write_tokenizer
 from support.train import LOGPROB, LOOK, encoder, last_words, make_groups, put_training_run
-from support.trajectory import Session, assistant, text, tool_result, tool_use, user
 
 
 @pytest.fixture
@@ -49,19 +48,6 @@ def test_a_group_is_the_rollouts_of_a_task_and_a_sequence_their_merged_calls(run
         assert sequence.sampled == len(sampled) < len(sequence.token_ids)
         assert sequence.logprobs == tuple(LOGPROB * mask for mask in sequence.loss_mask)
         assert sequence.policy_versions == ("step-0000", "step-0000")
-
-
-def test_imitation_does_not_learn_a_malformed_tool_call_and_rewards_weigh_it(tmp_path: Path):
-    agent, ask = Session(), user(text("Mend it."))
-    agent.ask([ask], [tool_use("t0", __unparsedToolInput={"raw": "{", "len": 1})], prompt=[1], completion=[2, 3])
-    history = [ask, assistant(tool_use("t0")), user(tool_result("t0"))]
-    agent.ask(history, [text("Done.")], prompt=[1, 2, 3, 4], completion=[5])
-    with Store.open(tmp_path) as store:
-        put_attempt(store, agent.calls)
-    for imitation, mask in ((True, (0, 0, 0, 0, 1)), (False, (0, 1, 1, 0, 1))):
-        (group,) = load_groups([tmp_path], logprobs=False, imitation=imitation)
-        (sequence,) = group.rollouts[0].sequences
-        assert (sequence.token_ids, sequence.loss_mask) == ((1, 2, 3, 4, 5), mask)
 
 
 def test_an_export_of_tokens_gives_the_same_groups(run: Path, tmp_path: Path):
@@ -125,7 +111,7 @@ def test_sequences_without_logprobs_serve_imitation_only(tmp_path: Path, model: 
     put_training_run(tmp_path / "run", model, logprobs=None)
     left_out = Counter[str]()
     assert list(load_groups([tmp_path / "run"], left_out=left_out)) == []
-    assert left_out == {load.NO_LOGPROBS: 8, load.NOTHING_LEFT: 8}
+    assert left_out == {groups.NO_LOGPROBS: 8, groups.NOTHING_LEFT: 8}
     found = list(load_groups([tmp_path / "run"], logprobs=False))
     assert len(found) == 2 and found[0].rollouts[0].sequences[0].logprobs is None
 
@@ -134,14 +120,14 @@ def test_calls_without_token_ids_are_counted(tmp_path: Path):
     put_rollouts(tmp_path / "run", tokens=False)
     left_out = Counter[str]()
     assert list(load_groups([tmp_path / "run"], left_out=left_out)) == []
-    assert left_out == {load.NO_TOKENS: 8, load.NOTHING_LEFT: 4}
+    assert left_out == {groups.NO_TOKENS: 8, groups.NOTHING_LEFT: 4}
 
 
 def test_logprobs_that_are_no_numbers_are_left_out(tmp_path: Path, model: Path):
     put_training_run(tmp_path / "run", model, logprobs=-math.inf)
     left_out = Counter[str]()
     assert list(load_groups([tmp_path / "run"], left_out=left_out)) == []
-    assert left_out[load.BAD_LOGPROBS] == 8
+    assert left_out[groups.BAD_LOGPROBS] == 8
 
 
 def test_a_suspicious_patch_is_left_out_unless_it_is_asked_for(run: Path):
@@ -151,7 +137,7 @@ def test_a_suspicious_patch_is_left_out_unless_it_is_asked_for(run: Path):
     left_out = Counter[str]()
     first = next(iter(load_groups([run], left_out=left_out)))
     assert rollout.id not in {each.rollout_id for each in first.rollouts}
-    assert list(load_groups([run], left_out=left_out)) and left_out[load.SUSPICIOUS] == 2
+    assert list(load_groups([run], left_out=left_out)) and left_out[groups.SUSPICIOUS] == 2
     first = next(iter(load_groups([run], include_suspicious=True)))
     assert rollout.id in {each.rollout_id for each in first.rollouts}
 

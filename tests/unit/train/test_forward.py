@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from understudy.train.algorithms.forward import behaviours, masks, micro_batches, scores, token_logprobs
 from understudy.train.algorithms.losses import policy_loss, tokens_of_rollouts
-from understudy.train.data.groups import TokenSequence
+from understudy.train.groups import TokenSequence
 from understudy.train.options import GRPOOptions
 
 from support.losses import Batch, plain_policy_loss

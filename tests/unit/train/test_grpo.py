@@ -11,8 +11,7 @@ from msgspec import structs
 pytest.importorskip("torch")
 
 from understudy.errors import ConfigError
-from understudy.train.algorithms.grpo import train_grpo
-from understudy.train.algorithms.updater import UpdateReport
+from understudy.train.algorithms.updater import UpdateReport, train_grpo
 from understudy.train.metrics import read_metrics
 from understudy.train.options import GRPOOptions, LoraOptions
 from understudy.train.weights import check_model

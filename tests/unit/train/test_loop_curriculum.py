@@ -7,7 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.train.loop.curriculum import FLOOR, Rate, choose
+from understudy.train.loop.batches import FLOOR, choose
+from understudy.train.loop.state import Rate
 
 NAMES = st.lists(st.text("abcdef", min_size=1, max_size=4), unique=True, max_size=12)
 

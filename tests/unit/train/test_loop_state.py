@@ -9,16 +9,16 @@ import pytest
 from msgspec.structs import replace
 
 from understudy.errors import ConfigError, StoreError, TaskError
-from understudy.train.data.groups import RolloutGroup, TokenSequence, TrainingRollout
+from understudy.train.groups import RolloutGroup, TokenSequence, TrainingRollout
 from understudy.train.loop import batches
 from understudy.train.loop.batches import group_age
-from understudy.train.loop.curriculum import Rate
 from understudy.train.loop.state import (
     Evaluation,
     GroupRef,
     LoopConfig,
     LoopDirectory,
     LoopState,
+    Rate,
     StepState,
     prune,
     step_number,

@@ -10,8 +10,9 @@ import pytest
 pytest.importorskip("accelerate")
 pytest.importorskip("tensorboard")
 
+from understudy.train.loop.loop import Watcher
+from understudy.train.loop.runtime import TrackingWatcher
 from understudy.train.loop.state import Evaluation, StepState
-from understudy.train.loop.watcher import TrackingWatcher, Watcher
 
 STEP = StepState(
     step=1, phase="published", run="r", sampled_by="step-0000", tasks=("a",), reward=0.25, report={"loss": 0.5}

@@ -18,8 +18,8 @@ pytest.importorskip("torch")
 from msgspec import structs
 
 from understudy.errors import ConfigError
-from understudy.train.data.load import write_groups
-from understudy.train.loop.trainer_process import TrainerProcess, start_trainer
+from understudy.train.groups import write_groups
+from understudy.train.loop.worker import TrainerProcess, start_trainer
 from understudy.train.options import GRPOOptions
 from understudy.train.weights import read_weights_record
 
@@ -66,7 +66,7 @@ def test_it_ends_with_who_started_it(model: Path):
         "import asyncio, sys\n"
         "from pathlib import Path\n"
         "from understudy.train.options import GRPOOptions\n"
-        "from understudy.train.loop.trainer_process import start_trainer\n"
+        "from understudy.train.loop.worker import start_trainer\n"
         "async def main():\n"
         "    async with start_trainer(Path(sys.argv[1]), GRPOOptions(), threads=1) as trainer:\n"
         "        print(trainer.pid, flush=True)\n"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from understudy.gateway.exact.codec import LocalCodec
 from understudy.gateway.exact.template import ChatTemplate
 from understudy.model.directory import TINY, directory_of
-from understudy.model.vocabulary import SPECIAL_TOKENS
+from understudy.model.hermes import SPECIAL_TOKENS
 from understudy.tasks.generate.functions import modules
 from understudy.train.tiny import corpus, tokenizer
 

@@ -23,15 +23,11 @@ from understudy.errors import ConfigError
 from understudy.export.base import traits_of
 from understudy.export.corpus import Corpus, ExportSelection
 from understudy.store import Store
-from understudy.train.algorithms import dpo
-from understudy.train.algorithms.dpo import preferences, train_dpo
-from understudy.train.algorithms.sft import train_sft
-from understudy.train.algorithms.trl import TrainingContext, trl_config
-from understudy.train.data.groups import TokenSequence
-from understudy.train.data.load import load_groups
-from understudy.train.data.render import SMUGGLED, Renderer, sequences_from_export
+from understudy.train.algorithms.trl import TrainingContext, preferences, train_dpo, train_sft, trl_config
+from understudy.train.groups import TokenSequence, load_groups
 from understudy.train.metrics import read_metrics
 from understudy.train.options import DPOOptions, LoraOptions, SFTOptions
+from understudy.train.render import SMUGGLED, Renderer, sequences_from_export
 from understudy.train.weights import check_model, load_model, quiet
 
 from support import files_of_at_most
@@ -299,6 +295,7 @@ def test_loss_and_gradient_of_dpo_are_those_of_its_formula(
 ):
     from transformers.trainer_callback import TrainerCallback
 
+    from understudy.train.algorithms import trl
     from understudy.train.algorithms.forward import token_logprobs
 
     pairs = preferences([run], model, left_out=Counter())[:3]
@@ -309,7 +306,9 @@ def test_loss_and_gradient_of_dpo_are_those_of_its_formula(
         for value in policy.parameters():
             value.add_(0.02 * torch.randn_like(value))
     plain = copy.deepcopy(policy)
-    trainer = dpo._trainer(policy, model, pairs, tmp_path, options, TrainingContext(), lambda _: TrainerCallback())
+    trainer = trl._dpo_trainer(
+        policy, model, pairs, tmp_path, options, TrainingContext(), lambda _: TrainerCallback()
+    )
     (batch,) = trainer.get_train_dataloader()
     loss = trainer.compute_loss(policy, batch)
     loss.backward()

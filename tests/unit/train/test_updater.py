@@ -15,7 +15,7 @@ import torch
 from understudy.errors import ConfigError
 from understudy.train.algorithms import batch
 from understudy.train.algorithms.updater import NOT_FINITE, Updater
-from understudy.train.data.groups import RolloutGroup, TokenSequence
+from understudy.train.groups import RolloutGroup, TokenSequence
 from understudy.train.options import GRPOOptions, LoraOptions
 from understudy.train.weights import (
     check_model,

@@ -36,8 +36,7 @@ from understudy.train.loop.runtime import LoopRuntime, LoopSummary, model_digest
 from understudy.train.loop.state import LoopConfig, LoopSchedule
 from understudy.train.metrics import parse_trackers
 from understudy.train.options import GRPOOptions
-from understudy.train.requirements import require_packages
-from understudy.train.weights import check_model
+from understudy.train.weights import check_model, require_packages
 from understudy.types import Task
 from understudy.util.settings import option
 

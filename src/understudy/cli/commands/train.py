@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from understudy.train.algorithms.trl import TrainingContext, TrainingSummary
-    from understudy.train.data.groups import TokenSequence
     from understudy.train.engines.llamafactory import LlamaFactorySummary
+    from understudy.train.groups import TokenSequence
     from understudy.trajectory.roles import Role
 
 app = typer.Typer(
@@ -116,8 +116,8 @@ def sft(settings: SFTSettings, json_: _Json = False) -> None:
     if settings.engine == "llamafactory":
         _train_with_llamafactory(directory, settings, json_)
         return
-    from understudy.train.algorithms.sft import train_sft
-    from understudy.train.requirements import FULL, require_packages
+    from understudy.train.algorithms.trl import train_sft
+    from understudy.train.weights import FULL, require_packages
 
     require_packages(*FULL)
     progress = StepProgress("sft")
@@ -135,8 +135,8 @@ def dpo(settings: DPOSettings, json_: _Json = False) -> None:
 
     From a run's output, or an export in the format trl-dpo, which may also hold what teachers prefer.
     """
-    from understudy.train.algorithms.dpo import preferences, train_dpo
-    from understudy.train.requirements import FULL, require_packages
+    from understudy.train.algorithms.trl import preferences, train_dpo
+    from understudy.train.weights import FULL, require_packages
 
     require_packages(*FULL)
     _refuse_choices_in_exports(settings)
@@ -161,10 +161,10 @@ def grpo(settings: GRPOSettings, json_: _Json = False) -> None:
 
     From a run's output, or an export in the format trl-tokens, with token ids and logprobs.
     """
-    from understudy.train.data.load import load_groups
-    from understudy.train.data.tokenizer_check import check_tokenizer_matches
+    from understudy.train.groups import load_groups
     from understudy.train.metrics import parse_trackers
-    from understudy.train.requirements import require_packages
+    from understudy.train.render import check_tokenizer_matches
+    from understudy.train.weights import require_packages
 
     require_packages()
     _refuse_choices_in_exports(settings, settings.roles)
@@ -183,7 +183,7 @@ def grpo(settings: GRPOSettings, json_: _Json = False) -> None:
             left_out=left_out,
         )
     )
-    from understudy.train.algorithms.grpo import train_grpo
+    from understudy.train.algorithms.updater import train_grpo
 
     with _claim(settings, directory), StepProgress("grpo") as progress:
         result = train_grpo(
@@ -227,7 +227,7 @@ def _course(progress: StepProgress, settings: TrainingSettings) -> TrainingConte
 
 def _claim(settings: TrainingSettings, model: Path) -> AbstractContextManager[None]:
     """The output as this training's own."""
-    from understudy.train.output_dir import claim_output
+    from understudy.train.weights import claim_output
 
     needed = [model, *settings.sources, *([settings.checkpoint] if settings.checkpoint else [])]
     return claim_output(
@@ -279,7 +279,7 @@ def _refuse_choices_in_exports(settings: TrainingSettings, roles: str | None = N
 
 def refuse_of_exports(sources: Many[Path], options: Mapping[str, object]) -> None:
     """Raise ConfigError when a source is an export and one of these options is given, which choose rollouts."""
-    from understudy.train.data.load import is_export
+    from understudy.train.groups import is_export
 
     chosen = next((option for option, value in options.items() if value), None)
     if chosen is not None and (export := next(filter(is_export, sources), None)) is not None:
@@ -291,9 +291,8 @@ def refuse_of_exports(sources: Many[Path], options: Mapping[str, object]) -> Non
 
 def sequences_to_imitate(model: Path, settings: SFTSettings, left_out: Counter[str]) -> list[TokenSequence]:
     """The sequences to imitate, from stores and exports. Raises ConfigError when there are none."""
-    from understudy.train.data.load import export_format, format_counts, load_groups
-    from understudy.train.data.render import sequences_from_export
-    from understudy.train.data.tokenizer_check import check_tokenizer_matches
+    from understudy.train.groups import export_format, format_counts, load_groups
+    from understudy.train.render import check_tokenizer_matches, sequences_from_export
 
     sequences: list[TokenSequence] = []
     exact: list[Path] = []
@@ -311,7 +310,6 @@ def sequences_to_imitate(model: Path, settings: SFTSettings, left_out: Counter[s
         roles=roles_of(settings.roles),
         include_suspicious=settings.include_suspicious,
         logprobs=False,
-        imitation=True,
         left_out=left_out,
     )
     for group in loaded:

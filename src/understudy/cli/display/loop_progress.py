@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from understudy.cli.display.live import LiveStatus
-from understudy.train.loop.watcher import LoopStatus, Watcher
+from understudy.train.loop.loop import Loop, Watcher
 
 if TYPE_CHECKING:
     from understudy.train.loop.state import Evaluation, StepState
@@ -19,7 +19,7 @@ class LoopDisplay(Watcher, LiveStatus):
 
     def __init__(self) -> None:
         super().__init__()
-        self._loop: LoopStatus | None = None
+        self._loop: Loop | None = None
         self._stage = "starting"
         self._new_lines: list[str] = []
         self._lock = threading.Lock()
@@ -29,7 +29,7 @@ class LoopDisplay(Watcher, LiveStatus):
         self._stage = text
         self.changed.set()
 
-    def began(self, loop: LoopStatus) -> None:
+    def began(self, loop: Loop) -> None:
         """See Watcher."""
         self._loop = loop
         if loop.state.steps:

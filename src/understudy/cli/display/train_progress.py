@@ -11,8 +11,8 @@ import typer
 from understudy.cli.display.output import print_json
 
 if TYPE_CHECKING:
-    from understudy.train.algorithms.grpo import GRPOSummary
     from understudy.train.algorithms.trl import TrainingSummary
+    from understudy.train.algorithms.updater import GRPOSummary
     from understudy.train.engines.llamafactory import LlamaFactorySummary
 
 

@@ -10,8 +10,7 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from understudy.gateway.config import TelemetryCollector
-from understudy.gateway.telemetry import ATTEMPT_ID
+from understudy.gateway.telemetry.conventions import ATTEMPT_ID, TelemetryCollector
 
 LIMIT = 8 << 20
 """The largest export in bytes, once it is unpacked."""

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from understudy.ingest.signals.calls import LoggedCall, ShellCommand
+from understudy.ingest.signals.calls import LoggedCall
+from understudy.ingest.signals.shell import ShellCommand
 
 SuiteResult = Literal["passed", "failed"]
 

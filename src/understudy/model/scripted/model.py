@@ -10,8 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import BackendError
-from understudy.model.hermes import parse_completion
-from understudy.model.interface import ControlHandler, ModelCompletion
+from understudy.model.hermes import Vocabulary, parse_completion
 from understudy.model.protocol import (
     GenerateRequest,
     InvalidRequestError,
@@ -21,10 +20,9 @@ from understudy.model.protocol import (
     NamedToolChoice,
     check_chat,
 )
-from understudy.model.scripted.action import Action, ActionCall, ChatTurn, Policy
-from understudy.model.scripted.template import TURN_END, render, render_call, unrender
-from understudy.model.scripted.tokenizer import ScriptedTokenizer, mark
-from understudy.model.vocabulary import Vocabulary
+from understudy.model.responses import ControlHandler, ModelCompletion
+from understudy.model.scripted.oracle import Action, ActionCall, ChatTurn, Policy
+from understudy.model.scripted.tokenizer import TURN_END, ScriptedTokenizer, mark, render, render_call, unrender
 
 
 class ScriptedModel:

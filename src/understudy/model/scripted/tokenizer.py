@@ -7,17 +7,31 @@ renders: in it a special token is a special token, and whatever merely looks lik
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
+from typing import Any
 
+import jinja2
+import msgspec
 import tokenizers
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from msgspec import Struct
 
 from understudy.errors import BackendError
-from understudy.model.vocabulary import SPECIAL_TOKENS, byte_level_bytes
+from understudy.model.hermes import SPECIAL_TOKENS, CompletionSegment, byte_level_bytes, parse_completion
+from understudy.model.protocol import (
+    FunctionCall,
+    InvalidRequestError,
+    MessageToolCall,
+    ModelMessage,
+    ModelTool,
+    ModelToolFunction,
+)
 
 _MARK = "\ue000"
 _SPECIAL = re.compile("|".join(re.escape(token) for token in SPECIAL_TOKENS))
@@ -128,4 +142,206 @@ def scripted_tokenizer() -> ScriptedTokenizer:
     """The tokenizer that comes with the package, loaded once."""
     return ScriptedTokenizer(
         resources.files("understudy.model").joinpath("assets/tokenizer.json").read_text("utf-8")
+    )
+
+
+TURN_END = "<|im_end|>"
+
+
+def render(
+    messages: Sequence[ModelMessage], tools: Sequence[ModelTool] | None, *, add_generation_prompt: bool = True
+) -> str:
+    """Marked text of a conversation. Raises BackendError when a message holds what the model cannot read."""
+    return _template().render(
+        messages=[_fields(message) for message in messages],
+        tools=[msgspec.to_builtins(tool) for tool in tools or ()],
+        add_generation_prompt=add_generation_prompt,
+    )
+
+
+def render_call(name: str, arguments: str) -> str:
+    """Marked text of one tool call as the template writes it."""
+    return f'<tool_call>\n{{"name": {_to_json(name)}, "arguments": {mark(arguments)}}}\n</tool_call>'
+
+
+def _fields(message: ModelMessage) -> dict[str, Any]:
+    """A message as the template sees it: every text marked, so that none of it can become a special token."""
+    fields: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": mark(message.text),
+    }
+    reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+    if reasoning is not None:
+        fields["reasoning"] = mark(reasoning)
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            {
+                "name": call.function.name,
+                "arguments": mark(call.function.arguments)
+                if isinstance(call.function.arguments, str)
+                else call.function.arguments,
+            }
+            for call in message.tool_calls
+        ]
+    return fields
+
+
+def _to_json(value: Any) -> str:
+    return mark(json.dumps(value, ensure_ascii=False))
+
+
+@cache
+def _template() -> jinja2.Template:
+    # The same environment as transformers renders chat templates in.
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = _to_json
+    source = resources.files("understudy.model").joinpath("assets/chat_template.jinja").read_text("utf-8")
+    return environment.from_string(source)
+
+
+_TURN = "<|im_start|>"
+_RESULT, _RESULT_END = "<tool_response>", "</tool_response>"
+_SYSTEM_END = "\n\n"
+_HEADERS = {"system": "system\n", "user": "user\n", "assistant": "assistant\n"}
+
+
+class UnrenderedPrompt(Struct, frozen=True):
+    """What a prompt says. Ids of tool calls are not part of it."""
+
+    messages: list[ModelMessage]
+    tools: list[ModelTool] | None
+
+
+def unrender(tokenizer: ScriptedTokenizer, ids: Sequence[int]) -> UnrenderedPrompt:
+    """The conversation that the template made `ids` of, which end with the beginning of the assistant's turn.
+
+    Raises BackendError for tokens that the template does not make.
+    """
+    *turns, last = _turns(tokenizer, ids)
+    if tokenizer.decode(last) != _HEADERS["assistant"]:
+        raise _invalid_prompt("it does not end with the beginning of an assistant's turn")
+    messages: list[ModelMessage] = []
+    tools: list[ModelTool] | None = None
+    for number, turn in enumerate(turns):
+        if number == 0 and tokenizer.special_ids["<tool_call>"] in turn and _role(tokenizer, turn) == "system":
+            system, tools = _tools(tokenizer.decode(turn))
+            messages.extend(system)
+        else:
+            messages.extend(_messages(tokenizer, turn))
+    return UnrenderedPrompt(messages, tools)
+
+
+def _turns(tokenizer: ScriptedTokenizer, ids: Sequence[int]) -> list[list[int]]:
+    """The tokens of each turn without those that begin and end it; the last one is open."""
+    start, end = tokenizer.special_ids[_TURN], tokenizer.special_ids[TURN_END]
+    starts = [index for index, id_ in enumerate(ids) if id_ == start]
+    if not starts or starts[0] != 0:
+        raise _invalid_prompt(f"it does not begin with {_TURN}")
+    turns: list[list[int]] = []
+    for begin, behind in zip(starts, [*starts[1:], None], strict=True):
+        turn = list(ids[begin + 1 : behind])
+        if behind is not None:
+            ends = [index for index, id_ in enumerate(turn) if id_ == end]
+            if len(ends) != 1 or tokenizer.decode(turn[ends[0] + 1 :]) != "\n":
+                raise _invalid_prompt(f"turn {len(turns) + 1} does not end with {TURN_END} and a newline")
+            turn = turn[: ends[0]]
+        turns.append(turn)
+    return turns
+
+
+def _role(tokenizer: ScriptedTokenizer, turn: Sequence[int]) -> str:
+    return tokenizer.decode(turn[:8]).partition("\n")[0]
+
+
+def _body(tokenizer: ScriptedTokenizer, turn: Sequence[int], header: str) -> list[int]:
+    """The tokens behind the header; a token that reaches over its end is cut in two."""
+    size = count = 0
+    while size < len(header) and count < len(turn):
+        size += len(tokenizer.token_bytes[turn[count]])
+        count += 1
+    over = b"".join(tokenizer.token_bytes[id_] for id_ in turn[:count])[len(header) :]
+    return tokenizer.encode_marked(mark(over.decode("utf-8", "replace")))[0] + list(turn[count:])
+
+
+def _messages(tokenizer: ScriptedTokenizer, turn: Sequence[int]) -> list[ModelMessage]:
+    """The messages of one turn: several, if it has the results of several tool calls."""
+    role = _role(tokenizer, turn)
+    if role not in _HEADERS:
+        raise _invalid_prompt(f"{role[:40]!r} is the role of no turn")
+    body = _body(tokenizer, turn, _HEADERS[role])
+    if role == "assistant":
+        return [_assistant(parse_completion(tokenizer, body))]
+    if body and body[0] == tokenizer.special_ids[_RESULT]:
+        return [ModelMessage("tool", text) for text in _results(tokenizer, body)]
+    return [ModelMessage("system" if role == "system" else "user", tokenizer.decode(body))]
+
+
+def _assistant(segments: Sequence[CompletionSegment]) -> ModelMessage:
+    texts = {segment.kind: segment.text for segment in segments}
+    calls = [
+        MessageToolCall(FunctionCall(segment.name, segment.text))
+        for segment in segments
+        if segment.kind == "tool_call"
+    ]
+    return ModelMessage(
+        "assistant", texts.get("content", ""), reasoning=texts.get("reasoning"), tool_calls=calls or None
+    )
+
+
+def _results(tokenizer: ScriptedTokenizer, body: Sequence[int]) -> list[str]:
+    """The texts between `<tool_response>` and `</tool_response>`, a newline inside of each and between two."""
+    begin, end = (tokenizer.special_ids[token] for token in (_RESULT, _RESULT_END))
+    results: list[str] = []
+    position = 0
+    while position < len(body):
+        if body[position] != begin or end not in body[position:]:
+            raise _invalid_prompt("the results of tool calls are not one after another")
+        close = body.index(end, position)
+        text = tokenizer.decode(body[position + 1 : close])
+        if len(text) < 2 or text[0] != "\n" or text[-1] != "\n":
+            raise _invalid_prompt("the result of a tool call does not stand on lines of its own")
+        results.append(text[1:-1])
+        position = close + 1
+        if position < len(body):
+            newline = next((i for i in range(position, len(body)) if body[i] == begin), len(body))
+            if tokenizer.decode(body[position:newline]) != "\n":
+                raise _invalid_prompt("the results of tool calls are not one after another")
+            position = newline
+    return results
+
+
+def _tools(turn: str) -> tuple[list[ModelMessage], list[ModelTool]]:
+    """The system message, if any, and the tools of the first turn."""
+    before, after = _around_tools()
+    text = turn.removeprefix(_HEADERS["system"])
+    # No tool can say it: in JSON a newline is an escape. A system prompt can, but comes before.
+    start = text.rfind(before)
+    if start < 0 or not text.endswith(after):
+        raise _invalid_prompt("its first turn does not list tools in the template's way")
+    system = text[:start]
+    lines = text[start + len(before) : len(text) - len(after)].split("\n")
+    try:
+        tools = [msgspec.json.decode(line, type=ModelTool) for line in lines]
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise _invalid_prompt(f"a tool is no JSON of one: {error}") from None
+    if not system:
+        return [], tools
+    if not system.endswith(_SYSTEM_END):
+        raise _invalid_prompt("its system prompt does not end before its tools")
+    return [ModelMessage("system", system.removesuffix(_SYSTEM_END))], tools
+
+
+@cache
+def _around_tools() -> tuple[str, str]:
+    """What the template writes before the tools and after them, within the turn."""
+    tool = ModelTool(function=ModelToolFunction("0"))
+    turn = unmark(render([], [tool], add_generation_prompt=False))
+    line = next(line for line in turn.split("\n") if line.startswith("{") and '"0"' in line)
+    before, after = turn.split(line)
+    return before.removeprefix(_TURN + _HEADERS["system"]), after.partition(TURN_END)[0]
+
+
+def _invalid_prompt(what: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the prompt is not one that this model's template makes: {what}", param="token_ids"
     )

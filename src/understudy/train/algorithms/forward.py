@@ -17,7 +17,7 @@ from msgspec import Struct
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
-from understudy.train.data.groups import TokenSequence
+from understudy.train.groups import TokenSequence
 
 _SHARED = 16
 """Tokens that rows must have in common before it pays to compute them apart."""

@@ -29,10 +29,10 @@ from typing import Any, ClassVar
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
 from understudy.errors import BackendError, ConfigError
-from understudy.train.data import load
-from understudy.train.data.groups import TrainingRollout
+from understudy.train import groups
 from understudy.train.engines import verl
-from understudy.train.engines.verl_bridge import Bridge, BridgeResponse, BridgeSession
+from understudy.train.engines.verl import Bridge, BridgeResponse, BridgeSession
+from understudy.train.groups import TrainingRollout
 
 _RUN = "from understudy.cli.main import main; main()"
 _LAST_WORDS = 2000
@@ -170,7 +170,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 def read(directory: Path, instance: str) -> TrainingRollout:
     """The graded rollout in a run's output. Raises ConfigError when there is none that can be trained on."""
     left_out = Counter[str]()
-    rollouts = [each for group in load.load_groups([directory], left_out=left_out) for each in group.rollouts]
+    rollouts = [each for group in groups.load_groups([directory], left_out=left_out) for each in group.rollouts]
     if len(rollouts) != 1:
         raise ConfigError(
             f"{directory}: expected one rollout of {instance} to learn from, got {len(rollouts)}; {dict(left_out)}"

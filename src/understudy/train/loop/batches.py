@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from statistics import fmean
@@ -13,12 +14,17 @@ from msgspec.structs import replace
 from understudy.errors import TaskError
 from understudy.store import Store
 from understudy.store.outcomes import TaskCounts
-from understudy.train.algorithms.advantages import has_signal
-from understudy.train.algorithms.batch import NO_SIGNAL, group_rewards
-from understudy.train.data.groups import RolloutGroup
-from understudy.train.data.load import NO_VERDICT, groups_from_store
-from understudy.train.loop.curriculum import choose
-from understudy.train.loop.state import GroupRef, LoopConfig, LoopDirectory, LoopState, StepState, step_number
+from understudy.train.algorithms.batch import NO_SIGNAL, group_rewards, has_signal
+from understudy.train.groups import NO_VERDICT, RolloutGroup, groups_from_store
+from understudy.train.loop.state import (
+    GroupRef,
+    LoopConfig,
+    LoopDirectory,
+    LoopState,
+    Rate,
+    StepState,
+    step_number,
+)
 from understudy.train.options import GRPOOptions
 
 STALE = "groups that are too old"
@@ -178,3 +184,23 @@ def group_age(group: RolloutGroup, ref: GroupRef, state: LoopState) -> int:
     if len(numbers) < len(versions):
         numbers.append(step_number(step.sampled_by) or 0)
     return state.behind(min(numbers, default=0))
+
+
+FLOOR = 0.1
+"""The least weight of a task, where one that is solved half of the time has 1."""
+
+
+def choose(tasks: Iterable[str], rates: Mapping[str, Rate], count: int, *, seed: int, step: int) -> list[str]:
+    """`count` of the tasks, or all if there are fewer, for one step; the same for the same arguments.
+
+    Without replacement, by weights 4 p (1 - p) of the solve rate p to expect, and at least FLOOR
+    (Efraimidis and Spirakis: the greatest u^(1/w) win).
+    """
+    draw = random.Random(f"curriculum {seed} {step}")
+    keys: list[tuple[float, str]] = []
+    for task in sorted(set(tasks)):
+        rate = rates.get(task, Rate()).expected
+        weight = max(FLOOR, 4.0 * rate * (1.0 - rate))
+        keys.append((draw.random() ** (1.0 / weight), task))
+    keys.sort(reverse=True)
+    return [task for _, task in keys[:count]]

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -22,40 +22,45 @@ from understudy.errors import TaskError
 from understudy.run.collector import RolloutBatch, RolloutCollector
 from understudy.store.outcomes import TaskCounts
 from understudy.train.algorithms.updater import UpdateReport
-from understudy.train.data.groups import RolloutGroup
-from understudy.train.data.load import write_groups
+from understudy.train.groups import RolloutGroup, write_groups
 from understudy.train.loop.batches import derive_seed, select_enough_groups, start_step, usable
-from understudy.train.loop.curriculum import Rate
 from understudy.train.loop.state import (
     Evaluation,
     GroupRef,
     LoopConfig,
     LoopDirectory,
     LoopState,
+    Rate,
     StepState,
     make_durable,
     prune,
     step_number,
     version_name,
 )
-from understudy.train.loop.watcher import Watcher
+from understudy.train.loop.worker import TrainerProcess
 from understudy.train.publish.base import Publisher
 from understudy.train.weights import ADAPTER
 from understudy.types import Task
+
+
+class Watcher:
+    """What a loop tells while it goes on. The base class listens to nothing."""
+
+    def began(self, loop: Loop) -> None:
+        """The loop begins; its `line` may be asked from now on."""
+
+    def stepped(self, step: StepState) -> None:
+        """A step is over: its weights answer."""
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """The held-out tasks were tried."""
+
 
 _T = TypeVar("_T")
 
 
 class LoopStopped(Exception):
     """No error: the loop was asked to stop, and did at a place where it can go on."""
-
-
-class Trainer(Protocol):
-    """Keeps a model in training, which is at the weights that the loop's state has (see `trainer`)."""
-
-    async def update(self, groups: Path, step: int, version: str, weights: Path) -> UpdateReport:
-        """Learn from a file of groups once, and write what comes of it to the directory `weights`."""
-        ...
 
 
 class Loop:
@@ -70,7 +75,7 @@ class Loop:
         tasks: Mapping[str, Task],
         eval_tasks: Sequence[Task],
         collector: RolloutCollector,
-        trainer: Trainer,
+        trainer: TrainerProcess,
         publisher: Publisher,
         watcher: Watcher,
     ) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from types import TracebackType
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import Struct, field
@@ -19,10 +22,18 @@ from understudy.errors import ConfigError
 from understudy.model.process import start_server
 from understudy.run.collector import RolloutCollector, RolloutSettings, TrainedModelServer
 from understudy.sandbox.base import Sandboxes
-from understudy.train.loop.loop import Loop, LoopStopped, Trainer, publishable_path
-from understudy.train.loop.state import Evaluation, LoopConfig, LoopDirectory, LoopState, version_name
-from understudy.train.loop.trainer_process import start_trainer
-from understudy.train.loop.watcher import TrackingWatcher, Watcher
+from understudy.train.loop.loop import Loop, LoopStopped, Watcher, publishable_path
+from understudy.train.loop.state import (
+    Evaluation,
+    LoopConfig,
+    LoopDirectory,
+    LoopState,
+    StepState,
+    metrics_of,
+    version_name,
+)
+from understudy.train.loop.worker import TrainerProcess, start_trainer
+from understudy.train.metrics import Trackers
 from understudy.train.options import GRPOOptions
 from understudy.train.publish.base import PathMapping, Publisher
 from understudy.train.publish.choice import make_publisher
@@ -32,18 +43,10 @@ from understudy.util.locks import locked
 from understudy.util.settings import option
 from understudy.util.statistics import ConfidenceInterval, newcombe
 
+_log = logging.getLogger(__name__)
+
 _SAMPLE_BYTES = 1 << 20
 _FILES = ("config.json", "tokenizer.json", "chat_template.jinja", "tokenizer_config.json")
-
-
-class TrainerFactory(Protocol):
-    """Opens a trainer of a model, at the weights in `resume` where these are given (see `start_trainer`)."""
-
-    def __call__(
-        self, model: Path, options: GRPOOptions, *, resume: Path | None, threads: int
-    ) -> AbstractAsyncContextManager[Trainer]:
-        """A trainer while the context lasts."""
-        ...
 
 
 class LoopRuntime(Struct, frozen=True, kw_only=True):
@@ -115,7 +118,7 @@ async def run_loop(
     runtime: LoopRuntime,
     watcher: Watcher,
     collects: Callable[[RolloutCollector], None] = lambda collector: None,
-    trainers: TrainerFactory = start_trainer,
+    trainers: Callable[..., AbstractAsyncContextManager[TrainerProcess]] = start_trainer,
 ) -> LoopSummary:
     """Begin a loop in the directory `root`, or go on with the one there, to its end or until it is drained.
 
@@ -320,3 +323,55 @@ async def _run_to_end(loop: Loop, watch: Callable[[], Awaitable[None]] | None) -
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return False
+
+
+class TrackingWatcher(Watcher):
+    """Passes on what a loop tells, and its numbers to trackers by name. To be used as a context.
+
+    A thread of its own waits for the trackers, which may be far away; one that fails is said once, and the loop
+    goes on.
+    """
+
+    def __init__(self, inner: Watcher, directory: Path, names: Sequence[str]) -> None:
+        self._inner = inner
+        self._trackers = Trackers(directory, names, "understudy-loop")
+        self._thread = ThreadPoolExecutor(1, "trackers")
+        self._open = bool(names)
+
+    def __enter__(self) -> Self:
+        self._do(self._trackers.__enter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._do(lambda: self._trackers.__exit__(None, None, None))
+        self._thread.shutdown()
+
+    def began(self, loop: Loop) -> None:
+        """See Watcher."""
+        self._inner.began(loop)
+
+    def stepped(self, step: StepState) -> None:
+        """See Watcher."""
+        self._inner.stepped(step)
+        self._log(step.step, metrics_of(step))
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """See Watcher."""
+        self._inner.evaluated(evaluation)
+        rate = evaluation.rate
+        metrics = {"solve_rate": rate.estimate, "low": rate.low, "high": rate.high, "rollouts": evaluation.total}
+        self._log(evaluation.step, {"held_out": metrics})
+
+    def _log(self, step: int, values: Mapping[str, Any]) -> None:
+        self._do(lambda: self._trackers.log(step, values))
+
+    def _do(self, work: Callable[[], Any]) -> None:
+        if self._open:
+            self._thread.submit(work).add_done_callback(self._note)
+
+    def _note(self, done: Future[Any]) -> None:
+        if (error := done.exception()) is not None and self._open:
+            self._open = False
+            _log.warning("the trackers are told no more, for one failed: %s", error)

@@ -23,7 +23,6 @@ from msgspec import Raw, Struct, field, to_builtins
 from msgspec.structs import replace
 
 from understudy.errors import ConfigError, StoreError
-from understudy.train.loop.curriculum import Rate
 from understudy.util.atomic import atomic_write, sync_tree
 from understudy.util.settings import option
 from understudy.util.statistics import ConfidenceInterval, check_share, wilson
@@ -35,6 +34,9 @@ Phase = Literal["collecting", "collected", "updated", "published"]
 
 MAY_CHANGE = frozenset({"steps", "keep", "eval_every"})
 """What of a loop's configuration may differ when it goes on."""
+
+DECAY = 0.7
+"""What a task's earlier rollouts count when it is tried again: the policy that made them is another one now."""
 
 _OTHERS = {"store.db": "a run", "config.json": "a model", "training": "a training"}
 """What a directory of another kind has. Whoever overwrites that one would remove the loop with it."""
@@ -50,8 +52,7 @@ class LoopSchedule(Struct, frozen=True, kw_only=True):
     """
 
     steps: Annotated[
-        int,
-        option("Waves of rollouts, each with an update of the policy where something can be learned.", ge=1),
+        int, option("Waves of rollouts, each with an update of the policy where something can be learned.", ge=1)
     ] = 10
     groups: Annotated[int, option("Tasks that a step learns from.", ge=1)] = 8
     samples: Annotated[int, option("Rollouts a task.", "--samples", "-n", ge=2)] = 8
@@ -177,6 +178,23 @@ class Evaluation(Struct, frozen=True, kw_only=True):
     def rate(self) -> ConfidenceInterval:
         """The solve rate with Wilson's interval."""
         return wilson(self.solved, self.total)
+
+
+class Rate(Struct, frozen=True, kw_only=True):
+    """How often a task was solved of late: `solved` of `tried`, both fading, and the step that tried it last."""
+
+    tried: float = 0.0
+    solved: float = 0.0
+    step: int = 0
+
+    @property
+    def expected(self) -> float:
+        """The solve rate to expect: one half for a task that was never tried."""
+        return (self.solved + 0.5) / (self.tried + 1.0)
+
+    def after(self, tried: int, solved: int, step: int) -> Rate:
+        """The rate with further rollouts in it."""
+        return Rate(tried=DECAY * self.tried + tried, solved=DECAY * self.solved + solved, step=step)
 
 
 class LoopState(Struct, frozen=True, kw_only=True):

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from understudy.errors import BackendError, ConfigError
-from understudy.train.publish.base import ADAPTER, PathMapping, Publisher, PublisherCapabilities
-from understudy.train.publish.control import TIMEOUT_S
-from understudy.train.publish.sglang import SGLangPublisher
-from understudy.train.publish.vllm import EmbeddedPublisher, VLLMPublisher
+from understudy.train.publish.base import ADAPTER, TIMEOUT_S, PathMapping, Publisher, PublisherCapabilities
+from understudy.train.publish.servers import EmbeddedPublisher, SGLangPublisher, VLLMPublisher
 
 
 def _transfer(base_url: str, **options: Any) -> Publisher:

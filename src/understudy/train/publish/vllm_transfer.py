@@ -22,9 +22,8 @@ from msgspec import Struct
 from yarl import URL
 
 from understudy.errors import BackendError, ConfigError, UnderstudyError
-from understudy.train.publish.base import PublisherCapabilities, check_weights
-from understudy.train.publish.control import TIMEOUT_S
-from understudy.train.publish.vllm import VLLMPublisher
+from understudy.train.publish.base import TIMEOUT_S, PublisherCapabilities, check_weights
+from understudy.train.publish.servers import VLLMPublisher
 
 DEVICE = "cuda:0"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from understudy.model.vocabulary import SPECIAL_TOKENS
+from understudy.model.hermes import SPECIAL_TOKENS
 
 VOCABULARY = 1024
 CONTEXT = 4096

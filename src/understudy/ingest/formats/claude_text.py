@@ -1,0 +1,230 @@
+"""The text of a Claude Code session as a terminal shows it, copied out or written by `/export`. Lossy.
+
+`> ` or `❯ ` the user, `● ` or `⏺ ` the model's words or `Tool(what)`, `⎿ ` what a tool gave, shortened, `✻ `
+thinking.
+Calls that ran side by side look like calls one after the other, and are read so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from understudy.ingest.formats.base import SingleFileFormat
+from understudy.ingest.log_files import LogFile
+from understudy.ingest.log_reader import outline, read_text
+from understudy.ingest.trace import Message, Trace, tool_call
+from understudy.ingest.trace_builder import TraceBuilder, fingerprint
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_BANNER = "╭╰│┃▐▝▘▛▜█"
+_USER = re.compile(r"[>❯] ?(.*)")
+_MODEL = re.compile(r"[●⏺] (.*)")
+_RESULT = re.compile(r"\s{1,6}⎿ {0,2}(.*)")
+_STATUS = re.compile(r"[✻✽✶✢✳·*∴] ")
+_THINKING = re.compile(r"[✻✽✶✢✳·*∴] Thinking")
+_RULE = re.compile(r"[─━═▔▁]{8,}")
+_FOLDED = re.compile(r"\(ctrl\+[a-z] to (?:expand|see)|^\s*… \+\d+ lines?")
+_VERSION = re.compile(r"Claude Code v?(\d[\w.]*)")
+_NAMED = re.compile(r"\b(Opus|Sonnet|Haiku|Fable) (\d+(?:\.\d+)*)", re.IGNORECASE)
+_PLACE = re.compile(r"(?:cwd: |^[^\w~/]*)(~?/[^\s│]+)")
+_CALL = re.compile(r"([A-Z][\w:.-]*|[\w-]+(?::[\w-]+)* - [\w-]+ \(MCP\))\((.*)\)\s*", re.DOTALL)
+_PAIRS = re.compile(r'([a-z_]+):\s+("(?:[^"\\]|\\.)*"|[^,]+)(?:,\s*|$)', re.DOTALL)
+_WIDEST = 1_000
+_LONGEST_CALL = 5_000
+# What a tool shows of its arguments when it shows one only; the names are those of its input.
+_SHOWN = {
+    "Bash": "command",
+    "Read": "file_path",
+    "Write": "file_path",
+    "Edit": "file_path",
+    "MultiEdit": "file_path",
+    "NotebookEdit": "notebook_path",
+    "Task": "description",
+    "Agent": "description",
+    "WebFetch": "url",
+    "Skill": "skill",
+}
+_RENAMED = {"Update": "Edit", "Web Search": "WebSearch", "Fetch": "WebFetch"}
+
+
+class ClaudeTextFormat(SingleFileFormat):
+    """Reads the text of terminal sessions."""
+
+    name = "claude-text"
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether it is no JSON, and has an answer beside a result or a person's words."""
+        if outline(head).kind or b"# aider chat started at" in head[:200] or b"\0" in head[:1024]:
+            return False
+        shown = _ESCAPES.sub("", head.decode(errors="replace")).splitlines()
+        answer = any(_MODEL.match(line) for line in shown)
+        return answer and any(_RESULT.match(line) or _USER.match(line) for line in shown)
+
+    def read_file(self, file: LogFile) -> Iterator[Trace]:
+        """One trace of each file."""
+        yield _trace(file)
+
+
+class _TextBlock(Struct):
+    """A run of lines: `kind` is user, answer, result or thinking; `line` is the first one's number."""
+
+    kind: str
+    line: int
+    lines: list[str]
+
+    def text(self) -> str:
+        """The text, without the margin that the terminal gave it."""
+        rest = [line for line in self.lines[1:] if line.strip()]
+        margin = min((len(line) - len(line.lstrip(" ")) for line in rest), default=0)
+        return "\n".join([self.lines[0], *(line[margin:] for line in self.lines[1:])]).strip()
+
+
+def _trace(file: LogFile) -> Trace:
+    losses: Counter[str] = Counter()
+    shown = _ESCAPES.sub("", read_text(file, losses)).replace("\xa0", " ").splitlines()
+    blocks = list(_blocks(shown, losses))
+    beginning = [block.text() for block in blocks[:2]]
+    builder = TraceBuilder(
+        "claude-text",
+        file.path,
+        fingerprint(file.path, beginning),
+        losses=losses,
+        fidelity="lossy",
+        notes=("plain_text",),
+    )
+    model = _banner(builder.trace, shown)
+    answer: list[tuple[int, Message]] = []
+
+    def flush() -> None:
+        if answer:
+            line = answer[0][0]
+            builder.add_turn(f"line-{line}", [_joined([message for _, message in answer])], model=model)
+            answer.clear()
+
+    call_id: str | None = None
+    for at, block in enumerate(blocks):
+        text = block.text()
+        if block.kind == "user":
+            flush()
+            call_id = None
+            if text.startswith("/"):
+                losses["command_left_out"] += 1
+            elif text:
+                builder.add({"role": "user", "content": text})
+        elif block.kind == "thinking":
+            if any(message.get("tool_calls") for _, message in answer):
+                flush()
+            if text:
+                answer.append((block.line, {"role": "assistant", "content": None, "reasoning_content": text}))
+        elif block.kind == "answer":
+            follows = at + 1 < len(blocks) and blocks[at + 1].kind == "result"
+            call = _call(text, block.line, follows)
+            if any(message.get("tool_calls") for _, message in answer):
+                flush()
+            if call is None:
+                answer.append((block.line, {"role": "assistant", "content": text}))
+            else:
+                call_id = call["id"]
+                answer.append((block.line, {"role": "assistant", "content": None, "tool_calls": [call]}))
+        elif call_id is None:
+            losses["result_without_call"] += 1
+        else:
+            flush()
+            builder.add({"role": "tool", "content": text, "tool_call_id": call_id})
+            call_id = None
+    flush()
+    return builder.finish()
+
+
+def _blocks(shown: Sequence[str], losses: Counter[str]) -> Iterator[_TextBlock]:
+    block: _TextBlock | None = None
+    for number, line in enumerate(shown):
+        kind, rest = _kind(line)
+        if _FOLDED.search(line):
+            losses["folded"] += 1
+        if kind is None:
+            if block is not None and not (block.kind != "user" and line[:1] not in (" ", "")):
+                block.lines.append(line)
+            elif line.strip():
+                losses["line_left_out"] += 1
+            continue
+        if block is not None and kind != "more":
+            yield block
+            block = None
+        if kind in ("user", "answer", "result", "thinking"):
+            block = _TextBlock(kind, number, [rest])
+        elif kind == "more" and block is not None:
+            block.lines.append(rest)
+    if block is not None:
+        yield block
+
+
+def _kind(line: str) -> tuple[str | None, str]:
+    """What a line begins: a block with its first words, a `rule` that ends one, or None where it goes on."""
+    if match := _MODEL.match(line):
+        return "answer", match.group(1)
+    if match := _RESULT.match(line):
+        return "result", match.group(1)
+    if match := _USER.match(line):
+        return "user", match.group(1)
+    if _THINKING.match(line):
+        return "thinking", ""
+    if (line and line[0] in _BANNER) or _STATUS.match(line) or _RULE.match(line):
+        return "rule", ""
+    return None, line
+
+
+def _banner(trace: Trace, shown: Sequence[str]) -> str | None:
+    """Sets the version and the project by the lines before the first block; returns the model that they name."""
+    top: list[str] = []
+    for line in (line[:_WIDEST] for line in shown[:40]):
+        if _MODEL.match(line) or _USER.match(line):
+            break
+        top.append(line)
+    whole = "\n".join(top)
+    if match := _VERSION.search(whole):
+        trace.version = match.group(1)
+    for line in top:
+        if match := _PLACE.search(line):
+            trace.project = match.group(1)
+            break
+    if match := _NAMED.search(whole):
+        return f"claude-{match.group(1).lower()}-{match.group(2).replace('.', '-')}"
+    return None
+
+
+def _call(text: str, line: int, follows: bool) -> dict[str, Any] | None:
+    """The call that an answer's text shows, None where it is words. `follows`: what it gave stands below."""
+    call_id = f"line_{line}"
+    match = _CALL.fullmatch(text) if len(text) <= _LONGEST_CALL else None
+    if match is None:
+        # Some tools show no argument: their result tells them from words, if they are as short as a title.
+        title = text.strip()
+        short = follows and "\n" not in title and len(title) <= 40 and title[:1].isupper() and title[-1:].isalnum()
+        return tool_call(call_id, title, {}) if short else None
+    title, inside = match.groups()
+    inside = "\n".join(part.strip() for part in inside.split("\n"))
+    name = _RENAMED.get(title, title)
+    pairs = dict(_PAIRS.findall(inside)) if _PAIRS.match(inside) else {}
+    if name in _SHOWN:
+        return tool_call(call_id, name, {_SHOWN[name]: inside})
+    if pairs:
+        return tool_call(call_id, name, {key: value.strip().strip('"') for key, value in pairs.items()})
+    return tool_call(call_id, name, {"shown": inside} if inside else {})
+
+
+def _joined(messages: Sequence[Message]) -> Message:
+    message: Message = {"role": "assistant"}
+    message["content"] = "\n\n".join(text for one in messages if (text := one["content"])) or None
+    calls = [call for one in messages for call in one.get("tool_calls") or ()]
+    thoughts = [thought for one in messages if (thought := one.get("reasoning_content"))]
+    if calls:
+        message["tool_calls"] = calls
+    if thoughts:
+        message["reasoning_content"] = "\n\n".join(thoughts)
+    return message

@@ -1,0 +1,316 @@
+"""What a trainer is given, read from the stores of runs and from exports of tokens: groups of graded rollouts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from understudy.errors import ConfigError
+from understudy.export.corpus import WORK_ROLES
+from understudy.export.files import read_manifest
+from understudy.store import Store
+from understudy.trajectory.roles import Role
+from understudy.trajectory.samples import Sample, samples
+from understudy.trajectory.tree import build
+from understudy.types import Call
+from understudy.util.atomic import atomic_path
+
+
+class TokenSequence(Struct, frozen=True, kw_only=True):
+    """One segment of a rollout's trajectory.
+
+    `loss_mask` is 1 exactly on sampled tokens. `logprobs` are the behaviour policy's, after temperature, 0.0 off
+    the mask; None where the backend gave none, which only imitation can use. `policy_versions` are those of its
+    calls.
+    """
+
+    token_ids: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    policy_versions: tuple[str | None, ...] = ()
+
+    @property
+    def sampled(self) -> int:
+        """How many tokens are learned from."""
+        return sum(self.loss_mask)
+
+
+class TrainingRollout(Struct, frozen=True, kw_only=True):
+    """A graded rollout: all its sequences (branches, segments) share its one reward."""
+
+    rollout_id: str
+    task_id: str
+    reward: float
+    sequences: tuple[TokenSequence, ...]
+
+
+class RolloutGroup(Struct, frozen=True, kw_only=True):
+    """The rollouts of one task by which each other's advantage is measured."""
+
+    task_id: str
+    rollouts: tuple[TrainingRollout, ...]
+
+
+TOKENS = "trl-tokens"
+"""The export format that can be trained on as exactly as a store."""
+
+NO_VERDICT = "rollouts without a verdict"
+SUSPICIOUS = "rollouts with a suspicious patch"
+NO_TOKENS = "calls without token ids"
+NO_LOGPROBS = "sequences without logprobs"
+BAD_LOGPROBS = "sequences whose logprobs are not numbers"
+SUPERSEDED = "sequences of calls that were made again"
+NOTHING_SAMPLED = "sequences in which nothing was sampled"
+NOTHING_LEFT = "rollouts of which no sequence is left"
+BAD_REWARD = "rollouts whose reward is not a number"
+
+
+class _ExportedSequence(msgspec.Struct):
+    """A sequence as the format trl-tokens has it."""
+
+    input_ids: tuple[int, ...]
+    assistant_masks: tuple[Literal[0, 1], ...]
+    logprobs: tuple[float | None, ...]
+    reward: float | None
+    policy_versions: tuple[str | None, ...]
+    instance_id: str
+    rollout_id: str
+
+    def __post_init__(self) -> None:
+        if not len(self.input_ids) == len(self.assistant_masks) == len(self.logprobs):
+            raise ValueError("expected as many masks and logprobs as tokens")
+
+
+def load_groups(
+    sources: Iterable[Path],
+    *,
+    run: str | None = None,
+    roles: Collection[Role] = WORK_ROLES,
+    include_suspicious: bool = False,
+    logprobs: bool = True,
+    temperature: float | None = None,
+    left_out: Counter[str] | None = None,
+) -> Iterator[RolloutGroup]:
+    """The groups of `sources`: directories of stores, and exports in the format trl-tokens.
+
+    A group is made of the rollouts of one task in one run (of one task, in an export). With `logprobs` a sequence
+    without those of the policy that sampled it is left out, as policy gradients need them. What is left out is
+    counted in `left_out` by why. Raises ConfigError for a directory that is neither, StoreError for a damaged one;
+    ConfigError too when calls are known to have been sampled at another `temperature` than this.
+    """
+    counts = Counter[str]() if left_out is None else left_out
+    for source in sources:
+        if is_export(source):
+            yield from _exported(source, logprobs=logprobs, left_out=counts)
+        else:
+            with Store.open(source, create=False) as store:
+                yield from groups_from_store(
+                    store,
+                    run=run,
+                    roles=roles,
+                    include_suspicious=include_suspicious,
+                    logprobs=logprobs,
+                    temperature=temperature,
+                    left_out=counts,
+                )
+
+
+def groups_from_store(
+    store: Store,
+    *,
+    run: str | None = None,
+    roles: Collection[Role] = WORK_ROLES,
+    include_suspicious: bool = False,
+    logprobs: bool = True,
+    temperature: float | None = None,
+    left_out: Counter[str] | None = None,
+    tasks: Collection[str] | None = None,
+) -> Iterator[RolloutGroup]:
+    """The groups of an open store, or only those of these `tasks`; see `load_groups`."""
+    counts = Counter[str]() if left_out is None else left_out
+    run_ids: list[str | None] = [each.id for each in store.runs.all()]
+    for run_id in (run_ids or [None]) if run is None else [run]:
+        chosen = store.outcomes.select_graded(run_id, include_suspicious=include_suspicious)
+        counts[NO_VERDICT] += sum(chosen.left_out.values())
+        counts[SUSPICIOUS] += sum(
+            count for task, count in chosen.suspicious.items() if tasks is None or task in tasks
+        )
+        for task_id, members in chosen.rollouts.items():
+            if tasks is not None and task_id not in tasks:
+                continue
+            rollouts: list[TrainingRollout] = []
+            for member in members:
+                trajectory = build(store.calls.of_attempt(member.attempt.id))
+                answered = [n.call for n in trajectory.nodes if n.role in roles and n.call.status == "ok"]
+                counts[NO_TOKENS] += sum(call.completion_token_ids is None for call in answered)
+                if temperature is not None:
+                    _check_temperature(answered, temperature)
+                reward = member.verdict.reward
+                taken = samples(trajectory, rollout_id=member.rollout.id, reward=reward, roles=roles)
+                sequences = [each for each in (_sequence(sample, counts) for sample in taken) if each is not None]
+                rollout = _rollout(member.rollout.id, task_id, reward, sequences, logprobs, counts)
+                if rollout is not None:
+                    rollouts.append(rollout)
+            if rollouts:
+                yield RolloutGroup(task_id=task_id, rollouts=tuple(rollouts))
+    _tidy(counts)
+
+
+def is_export(directory: Path) -> bool:
+    """Whether a directory holds an export. Raises ConfigError when it is one that has no exact tokens."""
+    manifest = read_manifest(directory)
+    if manifest is None:
+        return False
+    # Some formats are written to a run's own directory.
+    return manifest.get("format") == TOKENS or not (directory / "store.db").exists()
+
+
+def export_format(directory: Path) -> str | None:
+    """The format of the export in a directory; None where it holds none."""
+    manifest = read_manifest(directory) if is_export(directory) else None
+    return None if manifest is None else str(manifest.get("format"))
+
+
+def write_groups(path: Path, groups: Iterable[RolloutGroup]) -> None:
+    """Write groups to a file, whole or not at all. Raises ConfigError when it cannot be written."""
+    try:
+        with atomic_path(path) as fresh:
+            fresh.write_bytes(msgspec.msgpack.encode(list(groups)))
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be written: {error.strerror}; make room, then run the same command again"
+        ) from error
+
+
+def read_groups(path: Path) -> list[RolloutGroup]:
+    """The groups in a file that `write_groups` wrote. Raises ConfigError when it is none."""
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=list[RolloutGroup])
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; run the step again") from error
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path}: invalid file of rollout groups: {error}; run the step again") from error
+
+
+def format_counts(left_out: Counter[str]) -> str:
+    """What was left out as one line for a person; "nothing" where nothing was."""
+    return ", ".join(f"{count} {why}" for why, count in left_out.most_common() if count) or "nothing"
+
+
+def _check_temperature(calls: Iterable[Call], temperature: float) -> None:
+    for call in calls:
+        was = call.sampling.get("temperature")
+        if isinstance(was, int | float) and not math.isclose(was, temperature, rel_tol=1e-6):
+            raise ConfigError(
+                f"call {call.id} was sampled at temperature {was:g}, and its logprobs would be recomputed at "
+                f"{temperature:g}: "
+                + (f"give --temperature {was:g}" if was > 0 else "collect with a temperature above 0")
+            )
+
+
+def _sequence(sample: Sample, counts: Counter[str]) -> TokenSequence | None:
+    segment = sample.segment
+    if segment.superseded:
+        counts[SUPERSEDED] += 1
+        return None
+    values = [value for value in segment.logprobs if value is not None]
+    return TokenSequence(
+        token_ids=segment.token_ids,
+        loss_mask=segment.loss_mask,
+        logprobs=tuple(values) if len(values) == len(segment.logprobs) else None,
+        policy_versions=segment.policy_versions,
+    )
+
+
+def _rollout(
+    rollout_id: str,
+    task_id: str,
+    reward: float,
+    sequences: Sequence[TokenSequence],
+    logprobs: bool,
+    counts: Counter[str],
+) -> TrainingRollout | None:
+    if not math.isfinite(reward):
+        counts[BAD_REWARD] += 1
+        return None
+    usable: list[TokenSequence] = []
+    for sequence in sequences:
+        why = _defect(sequence, logprobs)
+        if why:
+            counts[why] += 1
+        else:
+            usable.append(sequence)
+    if not usable:
+        counts[NOTHING_LEFT] += 1
+        return None
+    return TrainingRollout(rollout_id=rollout_id, task_id=task_id, reward=reward, sequences=tuple(usable))
+
+
+def _defect(sequence: TokenSequence, logprobs: bool) -> str | None:
+    if not sequence.sampled:
+        return NOTHING_SAMPLED
+    if logprobs and sequence.logprobs is None:
+        return NO_LOGPROBS
+    if logprobs and not all(map(math.isfinite, sequence.logprobs or ())):
+        return BAD_LOGPROBS
+    return None
+
+
+def _exported(directory: Path, *, logprobs: bool, left_out: Counter[str]) -> Iterator[RolloutGroup]:
+    """The groups of the part "train" of an export; sequences of a rollout, and rollouts of a task, together."""
+    name = export_format(directory)
+    if name != TOKENS:
+        raise ConfigError(
+            f"{directory} is an export in the format {name}, which has no exact tokens; export it as {TOKENS}: "
+            f"understudy export {TOKENS} RUN_DIR --output DIR"
+        )
+    path = directory / "train.parquet"
+    try:
+        rows = msgspec.convert(read_rows(path, _ExportedSequence.__struct_fields__), list[_ExportedSequence])
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: invalid export in the format {TOKENS}: {error}; export it again") from error
+    sequences: dict[str, dict[str, list[TokenSequence]]] = {}
+    rewards: dict[str, float] = {}
+    for row in rows:
+        values = [value for value in row.logprobs if value is not None]
+        sequence = TokenSequence(
+            token_ids=row.input_ids,
+            loss_mask=row.assistant_masks,
+            logprobs=tuple(values) if len(values) == len(row.logprobs) else None,
+            policy_versions=row.policy_versions,
+        )
+        sequences.setdefault(row.instance_id, {}).setdefault(row.rollout_id, []).append(sequence)
+        rewards[row.rollout_id] = math.nan if row.reward is None else row.reward
+    for task_id, members in sequences.items():
+        rollouts = [
+            _rollout(each, task_id, rewards[each], parts, logprobs, left_out) for each, parts in members.items()
+        ]
+        if complete := tuple(rollout for rollout in rollouts if rollout is not None):
+            yield RolloutGroup(task_id=task_id, rollouts=complete)
+    _tidy(left_out)
+
+
+def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """The rows of a file of an export, or some columns of them. Raises ConfigError when it cannot be read."""
+    from understudy.export.parquet import require_pyarrow
+
+    require_pyarrow()
+    parquet: Any = import_module("pyarrow.parquet")
+    try:
+        # An open file: of a path, pyarrow would make columns out of directories that are named like name=value.
+        with path.open("rb") as file:
+            return parquet.read_table(file, columns=columns and list(columns)).to_pylist()
+    except Exception as error:  # what pyarrow raises has no narrower class
+        raise ConfigError(f"{path}: cannot be read ({error}); export it again") from error
+
+
+def _tidy(counts: Counter[str]) -> None:
+    for why in [why for why, count in counts.items() if not count]:
+        del counts[why]

@@ -1,0 +1,382 @@
+"""Anthropic Messages requests: their schema, and how they are read into a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, field
+
+from understudy.wire.decoding import decode, decoded
+from understudy.wire.errors import InvalidRequest
+from understudy.wire.layout import IMAGE
+from understudy.wire.model import TEXT_SEPARATOR, Block, Conversation, Part, setting_digest
+from understudy.wire.tools import ToolCache, function_tool
+
+EXPECTED = "an Anthropic Messages request"
+
+
+# --- the schema -----------------------------------------------------------------------------------------
+
+
+class ContentSource(Struct, gc=False):
+    """Where an image or a document is: in place, or somewhere else."""
+
+    type: str = ""
+    media_type: str = ""
+    data: str = ""
+    url: str = ""
+    content: str | list[ContentBlock] | None = None
+
+
+class ContentBlock(Struct, gc=False):
+    """A content block of any type; a field that its type does not have keeps the default."""
+
+    type: str
+    text: str = ""
+    thinking: str = ""
+    id: str = ""
+    name: str = ""
+    input: Raw = Raw(b"{}")
+    tool_use_id: str = ""
+    tool_name: str = ""
+    content: str | list[ContentBlock] | ContentBlock | None = None
+    is_error: bool | None = None
+    source: str | ContentSource | None = None
+    title: str | None = None
+    url: str = ""
+    stdout: str = ""
+    stderr: str = ""
+    error_code: str = ""
+    tool: ToolChange | None = None
+    cache_control: Any = UNSET
+
+
+class MessageParam(Struct, gc=False):
+    """A message of a request; a response has the same content."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[ContentBlock]
+
+
+class ToolParam(Struct, gc=False):
+    """A tool: one that the agent runs, with its schema, or one that Anthropic's servers define or run."""
+
+    name: str = ""
+    type: str | None = None
+    description: str = ""
+    input_schema: dict[str, Any] | None = None
+
+
+class ToolChange(Struct):
+    """A tool that comes into a conversation, or leaves it: its definition, or its name alone."""
+
+    name: str = ""
+    definition: ToolParam | None = None
+
+
+class AnthropicToolChoice(Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str = ""
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Struct):
+    type: str = ""
+
+
+class AnthropicOutputFormat(Struct):
+    type: str = ""
+    schema: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class OutputConfig(Struct):
+    format: AnthropicOutputFormat | None = None
+
+
+class MessagesBody(Struct):
+    """The fields of a request that make up the conversation."""
+
+    messages: list[MessageParam]
+    system: str | list[ContentBlock] | None = None
+    tools: Raw = Raw()
+    tool_choice: AnthropicToolChoice | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(MessagesBody, kw_only=True):
+    """The fields that change what is asked of a model; all others are ignored, whatever they hold."""
+
+    model: str
+    thinking: Thinking | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool = False
+
+
+class _AnthropicToolsBody(Struct):
+    tools: list[ToolParam] | None = None
+
+
+_REQUEST = msgspec.json.Decoder(MessagesRequest)
+_BODY = msgspec.json.Decoder(MessagesBody)
+_TOOLS = msgspec.json.Decoder(_AnthropicToolsBody)
+
+
+# --- conversations --------------------------------------------------------------------------------------
+
+# A line at the beginning of the system prompt that changes from call to call; no model sees it.
+_BILLING = "x-anthropic-billing-header"
+
+
+def decode_request(body: bytes) -> MessagesRequest:
+    """A request from its bytes. Raises InvalidRequest naming what is wrong, and where."""
+    return decode(body, _REQUEST, EXPECTED)
+
+
+def read_request(body: bytes) -> Conversation:
+    """The conversation of a stored request, with all that is known of it. Raises what UNREADABLE lists."""
+    request = decoded(_BODY.decode, body)
+    conversation = read_conversation(request)
+    choice, output = request.tool_choice, request.output_config
+    return msgspec.structs.replace(
+        conversation,
+        setting=setting_digest(conversation.system, bytes(request.tools)),
+        has_tools=bytes(request.tools) not in (b"", b"[]", b"null") and not _tools(request).served,
+        forced=choice is not None and choice.type == "tool",
+        formatted=output is not None and output.format is not None and output.format.type == "json_schema",
+        aside=_is_aside(request.messages),
+    )
+
+
+def read_conversation(request: MessagesBody) -> Conversation:
+    """What a request asks, and what of it no chat model can do."""
+    tools = _tools(request)
+    added = _read_tools(list(_added_tools(request.messages)))
+    instructions: list[str] = []
+    blocks: list[Block] = []
+    for block in _contents(request.system):
+        if not block.text.startswith(_BILLING):
+            instructions.append(block.text)
+    for turn, message in enumerate(request.messages):
+        if message.role != "system":
+            blocks += read_message(turn, message)
+        elif blocks:
+            blocks += _other_blocks(turn, "system", _contents(message.content))
+        elif content := _contents(message.content):
+            instructions.append(TEXT_SEPARATOR.join(text for text, image in map(_shown, content) if not image))
+    return Conversation(
+        instructions=tuple(instructions),
+        blocks=tuple(blocks),
+        tools=tools.functions + added.functions if added.functions else tools.functions,
+        tools_json=None if added.functions else tools.json,
+        unsupported=tools.unsupported + added.unsupported,
+    )
+
+
+def _is_aside(messages: Sequence[MessageParam]) -> bool:
+    """Whether the last mark for the cache is on an assistant's turn; where the CLI goes on, it is on a user's."""
+    for message in reversed(messages):
+        if any(block.cache_control is not UNSET for block in _contents(message.content)):
+            return message.role == "assistant"
+    return False
+
+
+# --- tools ----------------------------------------------------------------------------------------------
+
+_DEFERRED = "DeferredToolPlaceholder"
+_SERVED_TOOLS = ("web_search_", "web_fetch_", "code_execution_")
+
+
+class _AnthropicTools(Struct, frozen=True):
+    """The tools of a request: as functions, and as their JSON. `served` when the provider runs all of them."""
+
+    functions: list[dict[str, Any]]
+    json: Raw
+    served: bool
+    unsupported: tuple[str, ...] = ()
+
+
+def _read_tools(tools: Sequence[ToolParam]) -> _AnthropicTools:
+    functions: list[dict[str, Any]] = []
+    unsupported: list[str] = []
+    for tool in tools:
+        if tool.name == _DEFERRED:
+            continue
+        if tool.input_schema is None:
+            unsupported.append(
+                f"tools: {tool.name!r}: missing input_schema; tools that Anthropic's own servers define or run "
+                f"(type {tool.type!r}) are unsupported"
+            )
+            if tool.type not in (None, "custom"):
+                continue  # The provider's own; one without a type can only be the agent's.
+        functions.append(function_tool(tool.name, tool.description, tool.input_schema))
+    served = all((tool.type or "").startswith(_SERVED_TOOLS) for tool in tools)
+    return _AnthropicTools(functions, Raw(msgspec.json.encode(functions)), served, tuple(unsupported))
+
+
+_NO_TOOLS = _read_tools(())
+_cache = ToolCache(lambda sent: _read_tools(decode(b'{"tools":%b}' % sent, _TOOLS, EXPECTED).tools or ()))
+
+
+def _tools(request: MessagesBody) -> _AnthropicTools:
+    """The tools of a request. In a stored one, what cannot be read is none; the gateway has refused it."""
+    sent = bytes(request.tools)
+    if not sent:
+        return _NO_TOOLS
+    try:
+        return _cache.read(sent)
+    except InvalidRequest as error:
+        return msgspec.structs.replace(_NO_TOOLS, served=False, unsupported=(str(error),))
+
+
+def _added_tools(messages: Sequence[MessageParam]) -> Iterator[ToolParam]:
+    """Tools that came into the conversation on the way; templates know of tools at its beginning only."""
+    for message in messages:
+        if message.role == "assistant" or isinstance(message.content, str):
+            continue
+        for block in message.content:
+            if block.type == "tool_addition" and block.tool and block.tool.definition:
+                yield block.tool.definition
+
+
+# --- blocks ---------------------------------------------------------------------------------------------
+
+
+def read_message(turn: int, message: MessageParam) -> list[Block]:
+    """The blocks of a user's or an assistant's message, which is number `turn` of its conversation."""
+    content = _contents(message.content)
+    return _assistant_blocks(turn, content) if message.role == "assistant" else _user_blocks(turn, content)
+
+
+def _user_blocks(turn: int, content: Sequence[ContentBlock]) -> list[Block]:
+    blocks: list[Block] = []
+    for block in content:
+        if block.type == "text":
+            blocks.append(Block(turn, "user", "text", block.text))
+        elif block.type == "tool_result":
+            shown = [_shown(inner) for inner in _contents(block.content)]
+            blocks.append(
+                Block(
+                    turn,
+                    "user",
+                    "tool_result",
+                    TEXT_SEPARATOR.join(text for text, _ in shown),
+                    id=block.tool_use_id,
+                    is_error=bool(block.is_error),
+                    images=tuple(image for _, image in shown if image),
+                )
+            )
+        else:
+            blocks += _other_blocks(turn, "user", [block])
+    return blocks
+
+
+def _other_blocks(turn: int, role: str, content: Sequence[ContentBlock]) -> Iterator[Block]:
+    for block in content:
+        text, image = _shown(block)
+        if block.type == "text":
+            yield Block(turn, role, "text", text)
+        elif image:
+            yield Block(turn, role, "other", text, name=block.type, images=(image,))
+        else:
+            source = block if text == _left_out(block) else None
+            yield Block(turn, role, "other", text, name=block.type, source=source)
+
+
+def _assistant_blocks(turn: int, content: Sequence[ContentBlock]) -> list[Block]:
+    blocks: list[Block] = []
+    shown = False
+    for block in content:
+        describe = _SAID.get(block.type)
+        if block.type == "text":
+            blocks.append(Block(turn, "assistant", "text", block.text))
+        elif block.type == "tool_use":
+            arguments = bytes(block.input).decode()
+            blocks.append(Block(turn, "assistant", "tool_use", id=block.id, name=block.name, arguments=arguments))
+        elif block.type == "thinking":
+            blocks.append(Block(turn, "assistant", "thinking", block.thinking))
+        elif describe is not None:
+            blocks.append(Block(turn, "assistant", "other", describe(block), name=block.type))
+        else:
+            blocks.append(Block(turn, "assistant", "other", name=block.type, hidden=True, source=block))
+            continue
+        shown = True
+    if not shown:
+        # A model is shown that there was a turn, though nothing of it can be read.
+        blocks.append(Block(turn, "assistant", "text"))
+    return blocks
+
+
+def _contents(content: str | list[ContentBlock] | ContentBlock | None) -> list[ContentBlock]:
+    if isinstance(content, list):
+        return content
+    if isinstance(content, str):
+        return [ContentBlock(type="text", text=content)]
+    return [] if content is None else [content]
+
+
+# --- what a model is shown of a block -------------------------------------------------------------------
+
+
+def _shown(block: ContentBlock) -> tuple[str, Part | None]:
+    """What a model is shown of a block that is not an assistant's: a text, and the image that it stands for."""
+    if block.type == "image" and (url := _image_url(block)):
+        return IMAGE, {"type": "image_url", "image_url": {"url": url}}
+    return _DESCRIBED.get(block.type, _left_out)(block), None
+
+
+def _image_url(block: ContentBlock) -> str:
+    source = block.source if isinstance(block.source, ContentSource) else ContentSource()
+    return source.url or (source.data and f"data:{source.media_type};base64,{source.data}")
+
+
+def _document(block: ContentBlock) -> str:
+    source = block.source if isinstance(block.source, ContentSource) else ContentSource()
+    texts = [source.data] if source.type == "text" else [inner.text for inner in _contents(source.content)]
+    return TEXT_SEPARATOR.join(filter(None, [block.title, *texts])) if any(texts) else _left_out(block)
+
+
+def _left_out(block: ContentBlock) -> str:
+    return f"[{block.type} left out: the model cannot read it]"
+
+
+def _readable(block: ContentBlock) -> str:
+    """What there is to read in a search result, or in the result of a tool of Anthropic's."""
+    source = block.source if isinstance(block.source, str) else block.source.data if block.source else ""
+    own = [block.title, source, block.url, block.text, block.stdout, block.stderr, block.error_code]
+    return TEXT_SEPARATOR.join(filter(None, [*own, *map(_readable, _contents(block.content))]))
+
+
+def _served_call(block: ContentBlock) -> str:
+    return f"[{block.name} {bytes(block.input).decode()}]"
+
+
+def _changed(block: ContentBlock) -> str:
+    tool = block.tool.definition or block.tool if block.tool else None
+    return tool.name if tool else ""
+
+
+_DESCRIBED: dict[str, Callable[[ContentBlock], str]] = {
+    "text": lambda block: block.text,
+    "document": _document,
+    "search_result": _readable,
+    "tool_reference": lambda block: f"[tool {block.tool_name}]",
+    "tool_addition": lambda block: f"[tool {_changed(block)} can be used from here on]",
+    "tool_removal": lambda block: f"[tool {_changed(block)} can no longer be used]",
+}
+
+# What a model is shown of an assistant's turn besides text and calls. Tools of Anthropic's servers, from a turn
+# that Claude answered, are shown as text: no chat template has a place for a call and its result in one turn.
+# Thoughts that cannot be read are left out.
+_SERVED = ("web_search", "web_fetch", "code_execution", "bash_code_execution", "text_editor_code_execution", "mcp")
+_SAID: dict[str, Callable[[ContentBlock], str]] = {
+    "compaction": _readable,
+    "server_tool_use": _served_call,
+    "mcp_tool_use": _served_call,
+    **dict.fromkeys((f"{name}_tool_result" for name in _SERVED), _readable),
+}

@@ -1,0 +1,335 @@
+"""Anthropic event streams: written of a whole message or of one being generated, and read back into a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, ClassVar, cast
+
+import msgspec
+from msgspec import Meta, Raw, Struct, field
+
+from understudy.errors import BackendError
+from understudy.wire.anthropic.response import Part, message_of, to_message
+from understudy.wire.arguments import tool_input
+from understudy.wire.dialect import DialectResponse, WireSession
+from understudy.wire.model import Delta, Generation
+
+# --- a complete message -----------------------------------------------------------------------------------
+
+# What a client builds from deltas, and so begins with nothing: block type → (field, its delta, the delta's field).
+_DELTAS: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "text": (("text", "text_delta", "text"),),
+    "thinking": (("thinking", "thinking_delta", "thinking"), ("signature", "signature_delta", "signature")),
+    "tool_use": (("input", "input_json_delta", "partial_json"),),
+    "server_tool_use": (("input", "input_json_delta", "partial_json"),),
+}
+_MESSAGE = msgspec.json.Decoder(dict[str, Raw])
+_BLOCKS = msgspec.json.Decoder(list[dict[str, Raw]])
+
+
+def event(data: dict[str, Any]) -> bytes:
+    """One server-sent event, named by its type."""
+    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), msgspec.json.encode(data))
+
+
+def to_events(body: bytes) -> bytes:
+    """A complete message as the event stream that a client builds the same message from."""
+    message = _MESSAGE.decode(body)
+    usage: dict[str, Any] = msgspec.json.decode(message.get("usage", b"{}"))
+    ending = {name: message.pop(name, None) for name in ("stop_reason", "stop_sequence")}
+    blocks = _BLOCKS.decode(message["content"])
+    opening = {"stop_reason": None, "stop_sequence": None, "usage": usage | {"output_tokens": 0}}
+    events = [event({"type": "message_start", "message": message | {"content": []} | opening})]
+    for index, block in enumerate(blocks):
+        events += map(event, _whole_block(index, block))
+    events.append(event({"type": "message_delta", "delta": ending, "usage": usage}))
+    events.append(event({"type": "message_stop"}))
+    return b"".join(events)
+
+
+def _whole_block(index: int, block: dict[str, Raw]) -> Iterator[dict[str, Any]]:
+    start: dict[str, Any] = dict(block)
+    deltas: list[dict[str, Any]] = []
+    for name, kind, holds in _DELTAS.get(msgspec.json.decode(block["type"], type=str), ()):
+        value: Any = block.get(name)
+        if value is None:
+            continue
+        if name == "input":
+            # The model's own bytes: whatever the agent's parser does, it does to what was sampled.
+            value = bytes(value).decode()
+        start[name] = {} if name == "input" else ""
+        deltas.append({"type": kind, holds: value})
+    yield {"type": "content_block_start", "index": index, "content_block": start}
+    for delta in deltas:
+        yield {"type": "content_block_delta", "index": index, "delta": delta}
+    yield {"type": "content_block_stop", "index": index}
+
+
+# --- a message while it is generated --------------------------------------------------------------------
+
+_OPENED: dict[str, dict[str, Any]] = {
+    "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
+    "text": {"type": "text", "text": ""},
+}
+# Written out: it is what a stream consists of.
+_DELTA = (
+    b"event: content_block_delta\ndata: "
+    b'{"type":"content_block_delta","index":%%d,"delta":{"type":"%b","%b":%%b}}\n\n'
+)
+_ADDED = {
+    "reasoning": _DELTA % (b"thinking_delta", b"thinking"),
+    "text": _DELTA % (b"text_delta", b"text"),
+    "arguments": _DELTA % (b"input_json_delta", b"partial_json"),
+}
+
+
+class _StoredEnding(msgspec.Struct):
+    stop_reason: Raw
+    stop_sequence: Raw
+    usage: Raw
+
+
+class AnthropicWriter:
+    """See Writer. Blocks are opened and filled as they come, and all of them closed at the end.
+
+    Claude Code acts on every block that was closed, whatever happens to the stream after it: a text is then its
+    answer, a tool call is run. Blocks that lie over each other it takes in its stride.
+    """
+
+    def __init__(self, model: str, session: WireSession, message_id: str) -> None:
+        self._model = model
+        self._session = session
+        self._message_id = message_id
+        self._started = False
+        self._opened: dict[Part, int] = {}
+        self._ids: list[str] = []
+
+    def feed(self, delta: Delta) -> bytes:
+        """See Writer."""
+        events = b"" if self._started else self._begin()
+        part: Part = delta.kind if delta.kind == "reasoning" or delta.kind == "text" else delta.index
+        if part not in self._opened and (delta.text or delta.kind == "tool"):
+            events += self._open(part, delta)
+        if delta.text:
+            events += _ADDED[delta.kind] % (self._opened[part], msgspec.json.encode(delta.text))
+        return events
+
+    def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
+        """See Writer."""
+        if not self._started:
+            message = to_message(generation, self._model, self._session, self._message_id)
+            return message, to_events(message.body)
+        message = message_of(generation, self._model, self._message_id, self._ids, list(self._opened))
+        tail: list[dict[str, Any]] = []
+        for part, index in self._opened.items():
+            if part == "reasoning":
+                signature = {"type": "signature_delta", "signature": ""}
+                tail.append({"type": "content_block_delta", "index": index, "delta": signature})
+            tail.append({"type": "content_block_stop", "index": index})
+        end = msgspec.json.decode(message.body, type=_StoredEnding)
+        ending = {"stop_reason": end.stop_reason, "stop_sequence": end.stop_sequence}
+        tail.append({"type": "message_delta", "delta": ending, "usage": end.usage})
+        tail.append({"type": "message_stop"})
+        return message, b"".join(map(event, tail))
+
+    def _begin(self) -> bytes:
+        self._started = True
+        opening: dict[str, Any] = {
+            "id": self._message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            # Known at the end only; clients take the counts of the last event.
+            "usage": {"input_tokens": 0, "output_tokens": 0},
+        }
+        return event({"type": "message_start", "message": opening})
+
+    def _open(self, part: Part, delta: Delta) -> bytes:
+        index = self._opened[part] = len(self._opened)
+        if isinstance(part, int):
+            self._ids.append(self._session.tool_id(delta.id))
+            block: dict[str, Any] = {"type": "tool_use", "id": self._ids[-1], "name": delta.name, "input": {}}
+        else:
+            block = _OPENED[part]
+        return event({"type": "content_block_start", "index": index, "content_block": block})
+
+
+# --- a message put together from its events --------------------------------------------------------------
+
+CLOSING_EVENTS = frozenset({b"content_block_stop", b"message_delta", b"message_stop"})
+"""Events that complete something: an agent acts on a block when it is closed, whatever becomes of the rest."""
+
+# Which delta adds to which field of which blocks. Others belong to block types that we need not understand.
+_ADDS = {
+    "text_delta": ("text", {"text"}),
+    "thinking_delta": ("thinking", {"thinking"}),
+    "input_json_delta": ("partial_json", {"tool_use", "server_tool_use", "mcp_tool_use"}),
+}
+_FROM_DELTAS = {
+    "text": "text",
+    "thinking": "thinking",
+    "tool_use": "partial_json",
+    "server_tool_use": "partial_json",
+}
+_REPLACES = {"signature_delta": "thinking", "compaction_delta": "compaction"}
+
+_Index = Annotated[int, Meta(ge=0, lt=100_000)]
+
+
+class _MessageStart(Struct):
+    message: dict[str, Any]
+
+
+class _BlockStart(Struct):
+    index: _Index
+    content_block: dict[str, Any]
+
+
+class _BlockDelta(Struct):
+    index: _Index
+    delta: dict[str, Any]
+
+
+class _BlockStop(Struct):
+    index: _Index
+
+
+class _MessageDelta(Struct):
+    delta: dict[str, Any] = field(default_factory=dict[str, Any])
+    usage: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
+
+
+class _MessageStop(Struct):
+    pass
+
+
+class _StreamBlock:
+    """A block while it is filled: what it began with, and the pieces of each field that deltas add to."""
+
+    def __init__(self, start: dict[str, Any]) -> None:
+        self.type = str(start.get("type"))
+        self.data = start
+        self.pieces: dict[str, list[str]] = {}
+        if field_name := _FROM_DELTAS.get(self.type):
+            self.pieces[field_name] = []
+        self.closed = False
+
+    def add(self, delta: dict[str, Any]) -> None:
+        kind = delta.get("type")
+        if kind in _ADDS:
+            name, takes = _ADDS[kind]
+            if self.type == "redacted_thinking" and kind == "thinking_delta":
+                return
+            piece = delta.get(name)
+            if self.type not in takes or not isinstance(piece, str):
+                raise BackendError(
+                    f"invalid stream from the provider: a {kind} for a content block of type {self.type!r}"
+                )
+            self.pieces.setdefault(name, []).append(piece)
+        elif kind == "citations_delta" and self.type == "text":
+            self.data["citations"] = [*(self.data.get("citations") or ()), delta.get("citation")]
+        elif kind in _REPLACES and self.type == _REPLACES[kind]:
+            self.data |= {name: value for name, value in delta.items() if name != "type"}
+
+    def close(self) -> None:
+        self.closed = True
+        for name, pieces in self.pieces.items():
+            value = "".join(pieces)
+            if name == "partial_json":
+                self.data["input"] = tool_input(value)
+            else:
+                self.data[name] = value
+
+
+class MessageAssembly:
+    """Puts a message together from its events. `started` after the first one, `complete` after the last."""
+
+    def __init__(self) -> None:
+        self.complete = False
+        self._message: dict[str, Any] | None = None
+        self._blocks: dict[int, _StreamBlock] = {}
+
+    @property
+    def started(self) -> bool:
+        return self._message is not None
+
+    def add(self, name: bytes, data: bytes) -> None:
+        """Add an event; what is not part of the message, or comes after its end, is ignored.
+
+        Raises BackendError for an event that no client could make a message of.
+        """
+        handler = self._EVENTS.get(name)
+        if handler is None or self.complete:
+            return
+        decoder, take = handler
+        try:
+            event = decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise BackendError(f"invalid {name.decode()} event from the provider: {error}") from error
+        take(self, event)
+
+    def message(self) -> bytes:
+        """The message as JSON. Raises BackendError while it is incomplete."""
+        if self._message is None or not self.complete:
+            raise BackendError("incomplete response: the provider's stream ended before its message_stop event")
+        if not all(block.closed for block in self._blocks.values()):
+            raise BackendError("incomplete response: the provider's stream ended with a content block still open")
+        content = [block.data for _, block in sorted(self._blocks.items())]
+        return msgspec.json.encode(self._message | {"content": content})
+
+    # --- events -----------------------------------------------------------------------------------------
+
+    def _start(self, event: _MessageStart) -> None:
+        if self._message is not None:
+            raise BackendError("invalid stream from the provider: a second message_start event")
+        self._message = event.message
+
+    def _block_start(self, event: _BlockStart) -> None:
+        if self._message is None or event.index in self._blocks:
+            raise BackendError(
+                f"invalid stream from the provider: block {event.index} starts twice, or before message_start"
+            )
+        self._blocks[event.index] = _StreamBlock(event.content_block)
+
+    def _block_delta(self, event: _BlockDelta) -> None:
+        self._block(event.index).add(event.delta)
+
+    def _block_stop(self, event: _BlockStop) -> None:
+        self._block(event.index).close()
+
+    def _delta(self, event: _MessageDelta) -> None:
+        if self._message is None:
+            raise BackendError("invalid stream from the provider: a message_delta event before message_start")
+        self._message |= event.delta
+        if event.context_management is not None:
+            self._message["context_management"] = event.context_management
+        if event.usage is not None:
+            reported = {name: value for name, value in event.usage.items() if value is not None}
+            earlier = self._message.get("usage")
+            self._message["usage"] = (
+                cast("dict[str, Any]", earlier) | reported if isinstance(earlier, dict) else reported
+            )
+
+    def _stop(self, event: _MessageStop) -> None:
+        self.complete = True
+
+    def _block(self, index: int) -> _StreamBlock:
+        block = self._blocks.get(index)
+        if block is None or block.closed:
+            raise BackendError(
+                f"invalid stream from the provider: an event for content block {index}, which is not open"
+            )
+        return block
+
+    _EVENTS: ClassVar[dict[bytes, tuple[msgspec.json.Decoder[Any], Callable[[MessageAssembly, Any], None]]]] = {
+        b"message_start": (msgspec.json.Decoder(_MessageStart), _start),
+        b"content_block_start": (msgspec.json.Decoder(_BlockStart), _block_start),
+        b"content_block_delta": (msgspec.json.Decoder(_BlockDelta), _block_delta),
+        b"content_block_stop": (msgspec.json.Decoder(_BlockStop), _block_stop),
+        b"message_delta": (msgspec.json.Decoder(_MessageDelta), _delta),
+        b"message_stop": (msgspec.json.Decoder(_MessageStop), _stop),
+    }

@@ -1,0 +1,227 @@
+"""OpenAI chat completions responses: a generation as one JSON completion or as events, and read back."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from understudy.types import Usage
+from understudy.wire.chat.request import ChatMessage, read_message
+from understudy.wire.decoding import decoded
+from understudy.wire.dialect import DialectRequest, DialectResponse, WireSession
+from understudy.wire.model import Block, Delta, Generation, ToolCall, ending
+
+STREAM_END = b"data: [DONE]\n\n"
+
+
+class ChatDialectRequest(DialectRequest, frozen=True):
+    """A chat completions request, with what only its response needs to know."""
+
+    logprobs: bool
+    usage: bool
+
+
+class _ReadChoice(Struct):
+    message: ChatMessage
+
+
+class _ReadCompletion(Struct):
+    choices: list[_ReadChoice]
+
+
+class _WrittenChoice(Struct):
+    message: dict[str, Any]
+    finish_reason: str
+    logprobs: dict[str, Any] | None = None
+
+
+class _WrittenCompletion(Struct):
+    id: str
+    created: int
+    model: str
+    choices: list[_WrittenChoice]
+    usage: dict[str, Any] | UnsetType = UNSET
+
+
+_COMPLETION = msgspec.json.Decoder(_WrittenCompletion)
+_READ = msgspec.json.Decoder(_ReadCompletion)
+
+
+def read_response(body: bytes) -> tuple[Block, ...] | None:
+    """The blocks of the first choice of a response, tool calls as the model wrote them; None when it has none.
+
+    Raises what UNREADABLE lists.
+    """
+    choices = decoded(_READ.decode, body).choices
+    if not choices or choices[0].message.role != "assistant":
+        return None
+    return tuple(read_message(choices[0].message))
+
+
+def to_completion(
+    generation: Generation, incoming: ChatDialectRequest, message_id: str, created: int, ids: list[str]
+) -> DialectResponse:
+    """The response under the requested model name; `ids` are those of its tool calls.
+
+    A streamed response has `usage` only when `stream_options.include_usage` is true. Raises BackendError when
+    the generation did not end in a way that a response can end.
+    """
+    calls = generation.tool_calls
+    message: dict[str, Any] = {"role": "assistant", "content": generation.text or (None if calls else "")}
+    if generation.reasoning:
+        message["reasoning_content"] = generation.reasoning
+    if calls:
+        message["tool_calls"] = [
+            {"id": id_, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for id_, call in zip(ids, calls, strict=True)
+        ]
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": _logprobs(generation) if incoming.logprobs else None,
+        "finish_reason": ending(generation),
+    }
+    body: dict[str, Any] = {
+        "id": completion_id(message_id),
+        "object": "chat.completion",
+        "created": created,
+        "model": incoming.model,
+        "choices": [choice],
+    }
+    if incoming.usage:
+        body["usage"] = _usage(generation.usage)
+    return DialectResponse(msgspec.json.encode(body), dict(zip(ids, calls, strict=True)))
+
+
+def completion_id(message_id: str) -> str:
+    """The id of the completion that the call's message is."""
+    return f"chatcmpl-{message_id.removeprefix('msg_')}"
+
+
+def _logprobs(generation: Generation) -> dict[str, Any] | None:
+    """The logprobs of all sampled tokens, thinking and tool calls among them, as the backend gave them.
+
+    A token is named by its id, as vLLM can do: its text is known to the tokenizer only.
+    """
+    ids, logprobs = generation.completion_token_ids, generation.logprobs
+    if ids is None or logprobs is None:
+        return None
+    tokens = zip(ids, logprobs, strict=True)
+    return {
+        "content": [
+            {"token": f"token_id:{id_}", "bytes": None, "logprob": logprob, "top_logprobs": []}
+            for id_, logprob in tokens
+        ]
+    }
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+# --- the event stream ----------------------------------------------------------------------------------
+
+
+def event(data: object) -> bytes:
+    """One server-sent event."""
+    return b"data: %b\n\n" % msgspec.json.encode(data)
+
+
+def to_events(body: bytes) -> bytes:
+    """A completion made by `to_completion` as the event stream that a client builds the same one from."""
+    completion = _COMPLETION.decode(body)
+    chunks = _Chunks(completion.id, completion.model, completion.created, completion.usage is not UNSET)
+    message = completion.choices[0].message
+    events = chunks.begin()
+    for name in ("reasoning_content", "content"):
+        if message.get(name):
+            events += chunks.event({name: message[name]})
+    for index, call in enumerate(message.get("tool_calls", ())):
+        events += chunks.event({"tool_calls": [{"index": index, **call}]})
+    return events + chunks.end(completion)
+
+
+class _Chunks:
+    """The chunks of one completion."""
+
+    def __init__(self, id_: str, model: str, created: int, usage: bool) -> None:
+        self._frame: dict[str, Any] = {
+            "id": id_,
+            "object": "chat.completion.chunk",
+            "created": created,
+            "model": model,
+        }
+        # Where usage was requested, it stands in every chunk, and is null in all but the last.
+        self._usage: dict[str, Any] = {"usage": None} if usage else {}
+
+    def begin(self) -> bytes:
+        return self.event({"role": "assistant", "content": ""})
+
+    def event(
+        self, delta: dict[str, Any], finish_reason: str | None = None, logprobs: dict[str, Any] | None = None
+    ) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return event(self._frame | {"choices": [choice]} | self._usage)
+
+    def end(self, completion: _WrittenCompletion) -> bytes:
+        choice = completion.choices[0]
+        events = self.event({}, choice.finish_reason, choice.logprobs)
+        if completion.usage is not UNSET:
+            last: dict[str, Any] = {"choices": [], "usage": completion.usage}
+            events += event(self._frame | last)
+        return events + STREAM_END
+
+
+class ChatWriter:
+    """See StreamWriter. No client takes a chat completion for complete before it has a finish reason."""
+
+    def __init__(self, incoming: ChatDialectRequest, session: WireSession, message_id: str) -> None:
+        self._incoming = incoming
+        self._session = session
+        self._message_id = message_id
+        self._created = int(time.time())
+        self._chunks = _Chunks(completion_id(message_id), incoming.model, self._created, incoming.usage)
+        self._started = False
+        self._ids: list[str] = []
+
+    def feed(self, delta: Delta) -> bytes:
+        """See StreamWriter."""
+        events = b"" if self._started else self._chunks.begin()
+        self._started = True
+        match delta.kind:
+            case "reasoning":
+                events += self._chunks.event({"reasoning_content": delta.text})
+            case "text":
+                events += self._chunks.event({"content": delta.text})
+            case "tool":
+                self._ids.append(self._session.tool_id(delta.id))
+                opened = {"id": self._ids[-1], "type": "function"}
+                events += self._tool(delta.index, opened | {"function": {"name": delta.name, "arguments": ""}})
+            case "arguments":
+                events += self._tool(delta.index, {"function": {"arguments": delta.text}})
+        return events
+
+    def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
+        """See StreamWriter."""
+        if not self._started:
+            self._ids = new_ids(generation.tool_calls, self._session)
+        message = to_completion(generation, self._incoming, self._message_id, self._created, self._ids)
+        if not self._started:
+            return message, to_events(message.body)
+        return message, self._chunks.end(_COMPLETION.decode(message.body))
+
+    def _tool(self, index: int, call: dict[str, Any]) -> bytes:
+        return self._chunks.event({"tool_calls": [{"index": index, **call}]})
+
+
+def new_ids(calls: tuple[ToolCall, ...], session: WireSession) -> list[str]:
+    """The ids of tool calls as the agent will see them."""
+    return [session.tool_id(call.id) for call in calls]

@@ -1,0 +1,1 @@
+"""OpenAI Responses: what Codex CLI speaks."""
