@@ -18,7 +18,7 @@ from understudy.export.formats import llamafactory as files
 from understudy.export.formats import llamafactory_rows as rows
 from understudy.export.formats.llamafactory_rows import TemplateRules, template_rules
 from understudy.ingest.trace import TurnAction, tool_call
-from understudy.preference.base import Pair
+from understudy.preference.checks import Pair
 
 PYTHON = os.environ.get("UNDERSTUDY_LLAMAFACTORY_PYTHON", "")
 pytestmark = [

@@ -18,13 +18,13 @@ _COMMANDS = {
     "run": ("run", "Run an agent on tasks, keep every call, grade every patch."),
     "show": ("show", "Show what a rollout was asked, did and was graded."),
     "grade": ("grade", "Grade predictions, and write the harness's report files."),
-    "integrity": ("integrity", "Say after review whether a rollout's patch is clean."),
+    "integrity": ("show", "Say after review whether a rollout's patch is clean."),
     "ingest": ("ingest", "Turn session logs into training states."),
     "states": ("states", "Show, choose or write the states in a store."),
     "replay": ("replay", "Ask teachers what they would have done at each turn."),
     "pairs": ("pairs", "Make preference pairs of replays and of rollouts."),
     "export": ("export", "Write what a store holds in a form that others read."),
-    "push": ("push", "Push an export to the Hugging Face Hub."),
+    "push": ("export", "Push an export to the Hugging Face Hub."),
     "tasks": ("tasks", "Make tasks, and check those you have."),
     "train": ("train", "Train a model on what a run gathered."),
     "report": ("report", "Show whether a policy got better, beyond chance."),
@@ -32,7 +32,7 @@ _COMMANDS = {
     "doctor": ("doctor", "Show all that a run needs, with its state."),
     "setup": ("doctor", "Fetch what a run needs and is not here yet."),
 }
-"""Name → the module in `commands/` that has it, as `app` or as a function of its name, and its line of help."""
+"""Name → the module in `commands/` that has it, as a function of its name or as `app`, and its line of help."""
 
 
 class _Commands(TyperGroup):
@@ -48,11 +48,12 @@ class _Commands(TyperGroup):
         if cmd_name not in _COMMANDS:
             return None
         module = import_module(f"understudy.cli.commands.{_COMMANDS[cmd_name][0]}")
-        group = getattr(module, "app", None)
-        if group is None:
-            group = typer.Typer(rich_markup_mode=None, add_completion=False)
-            group.command(cmd_name)(getattr(module, cmd_name))
-        return typer.main.get_command(group)
+        function = getattr(module, cmd_name, None)
+        if function is None:
+            return typer.main.get_command(module.app)
+        single = typer.Typer(rich_markup_mode=None, add_completion=False)
+        single.command(cmd_name)(function)
+        return typer.main.get_command(single)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):

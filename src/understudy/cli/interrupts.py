@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import typer
 import uvloop
 
-from understudy.cli.exit_codes import EXIT_INTERRUPTED
+from understudy.cli import EXIT_INTERRUPTED
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from understudy.ingest import trace_store
 from understudy.ingest.redaction import redact_trace
 from understudy.ingest.trace import Trace
 from understudy.preference import checks
-from understudy.preference.base import Pair
+from understudy.preference.checks import Pair
 from understudy.preference.pairs import replay_pairs
 from understudy.preference.rollouts import rollout_pairs
 from understudy.redact.redactor import Redactor

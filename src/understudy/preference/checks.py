@@ -4,16 +4,36 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import Struct, field
 
 from understudy.ingest.trace import Message, TurnAction, text_of
-from understudy.preference.base import Pair
-from understudy.preference.equivalence import effect_of
+from understudy.preference.equivalence import digest, effect_of, stable
 from understudy.preference.normalise import NOWHERE, Place, unreadable
-from understudy.preference.prefixes import digest, stable
+
+
+class Pair(Struct, frozen=True, kw_only=True):
+    """Two actions behind the same messages, of which `chosen` is the better. `evidence` says why, in plain types.
+
+    `origin` is "replay" (teachers against the student's turn; `state_id` names it) or "rollouts" (a solved attempt
+    against an unsolved one). `group` is the project or the task: what a split must not cut through. `model` and
+    `family` are those of the rejected action.
+    """
+
+    pair_id: str
+    origin: Literal["replay", "rollouts"]
+    group: str
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None
+    chosen: TurnAction
+    rejected: TurnAction
+    state_id: str | None = None
+    model: str | None = None
+    family: str | None = None
+    evidence: dict[str, Any] = field(default_factory=dict[str, Any])
+
 
 NO_CONSENSUS = "the teachers do not agree"
 SAME = "the same in substance"

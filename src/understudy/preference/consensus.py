@@ -1,7 +1,7 @@
 """What teachers agree on.
 
-Each teacher has one vote. Actions are grouped by what they come to (`substance.alike`): a group is an action with
-all those that are like it. The group with the most votes wins when it has at least `minimum`, and more than every
+Each teacher has one vote. Actions are grouped by their effect (`same_effect`): a group is an action with all those
+that have the same effect. The group with the most votes wins when it has at least `minimum`, and more than every
 other. **A tie is no agreement**: it goes to the judge, if there is one, and so does a vote that nobody wins. The
 result does not depend on the order in which the proposals are given.
 """
@@ -14,12 +14,39 @@ from typing import Literal
 
 from msgspec import Struct
 
-from understudy.preference.base import Consensus, Proposal
+from understudy.ingest.trace import TurnAction
 from understudy.preference.equivalence import ActionEffect, effect_of, same_effect, similarity
 from understudy.preference.normalise import NOWHERE, Place
 
 MINIMUM = 2
 """Teachers that must agree."""
+
+
+class Proposal(Struct, frozen=True, kw_only=True):
+    """What a teacher would have done at a state. `cost_usd` is None where its price is not known."""
+
+    ask_id: str
+    replay_id: str
+    teacher: str
+    model: str
+    family: str | None
+    action: TurnAction
+    cost_usd: float | None = None
+
+
+class Consensus(Struct, frozen=True, kw_only=True):
+    """What teachers agree on: the action of one of them that stands for all in `supporters`, out of `asked`.
+
+    `by` tells what they agree in: the tools with their arguments, the text, or a judge's choice. `agreement` is
+    the share of those asked, in [0, 1].
+    """
+
+    action: TurnAction
+    teacher: str
+    supporters: tuple[str, ...]
+    asked: tuple[str, ...]
+    by: Literal["tools", "text", "judge"]
+    agreement: float
 
 
 class Group(Struct, frozen=True):
@@ -39,7 +66,7 @@ The groups come in an order that says nothing of their votes.
 
 class _Voice(Struct, frozen=True):
     proposal: Proposal
-    substance: ActionEffect
+    effect: ActionEffect
 
 
 def consensus(
@@ -73,9 +100,9 @@ def grouped(proposals: Sequence[Proposal], location: Place = NOWHERE) -> list[Gr
     they come to.
     """
     voices = [_Voice(each, effect_of(each.action, location)) for each in proposals]
-    voices = sorted((voice for voice in voices if not voice.substance.empty), key=_order)
+    voices = sorted((voice for voice in voices if not voice.effect.empty), key=_order)
     near = [
-        frozenset(j for j, other in enumerate(voices) if i == j or same_effect(voice.substance, other.substance))
+        frozenset(j for j, other in enumerate(voices) if i == j or same_effect(voice.effect, other.effect))
         for i, voice in enumerate(voices)
     ]
     left = set(range(len(voices)))
@@ -87,7 +114,7 @@ def grouped(proposals: Sequence[Proposal], location: Place = NOWHERE) -> list[Gr
         clusters.append((centre, members))
         left.difference_update(members)
     votes = _votes([[voices[i].proposal.teacher for i in members] for _, members in clusters])
-    by_key = sorted(zip(clusters, votes, strict=True), key=lambda each: repr(voices[each[0][0]].substance.key))
+    by_key = sorted(zip(clusters, votes, strict=True), key=lambda each: repr(voices[each[0][0]].effect.key))
     return [
         Group(voices[centre].proposal, tuple(voices[i].proposal for i in members), supporters)
         for (centre, members), supporters in by_key
@@ -96,12 +123,12 @@ def grouped(proposals: Sequence[Proposal], location: Place = NOWHERE) -> list[Gr
 
 def _order(voice: _Voice) -> tuple[str, str, str, str]:
     each = voice.proposal
-    return (each.teacher, each.ask_id, each.model, repr((voice.substance.key, each.action)))
+    return (each.teacher, each.ask_id, each.model, repr((voice.effect.key, each.action)))
 
 
 def _weight(voices: Sequence[_Voice], centre: int, members: frozenset[int] | set[int]) -> tuple[int, int, float]:
-    own = voices[centre].substance
-    close = sum(similarity(own, voices[i].substance) for i in sorted(members)) if not own.doings else 0.0
+    own = voices[centre].effect
+    close = sum(similarity(own, voices[i].effect) for i in sorted(members)) if not own.doings else 0.0
     return (len({voices[i].proposal.teacher for i in members}), len(members), close)
 
 

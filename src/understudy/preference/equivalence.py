@@ -9,13 +9,188 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, cast
 
+import msgspec
 from msgspec import Struct
 
 from understudy.ingest.trace import TurnAction
-from understudy.preference.normalise import NOWHERE, Doing, Place, doings
+from understudy.preference.normalise import NOWHERE, Doing, Place, doings, lines
+from understudy.wire.model import Block, Conversation
+
+_VOLATILE: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), f"<{name}>")
+    for pattern, name in (
+        (r"\x1b\[[0-9;]{0,40}[A-Za-z]", ""),
+        (r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b", "uuid"),
+        (r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6},? (?=[A-Z0-9])", "day"),
+        (
+            r"\b\d{4}[-/]\d{2}[-/]\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:[.,]\d{1,9})?)?(?:Z| ?[+-]\d{2}:?\d{2})?)?",
+            "time",
+        ),
+        (r"\b\d{1,2}/\d{1,2}/\d{4}\b", "time"),
+        (r"\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6} {1,2}\d{1,2}(?:,? \d{4})?\b", "time"),
+        (r"\b\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d{1,9})?)?\b", "time"),
+        (r"/tmp/[^\s'\":,;)\]]{1,200}", "tmp"),
+        (r"\btmp[\w]{6,12}\b", "tmp"),
+        (r"\b0x[0-9a-fA-F]{4,16}\b", "address"),
+        (r"\b(?=[0-9a-f]{0,63}\d)(?=[0-9a-f]{0,63}[a-f])[0-9a-f]{7,64}\b", "hex"),
+        (r"\b(?:pid|PID|process|shell)[ =:]{1,3}\d{1,10}\b", "pid"),
+        (r"\b\d{1,9}(?:\.\d{1,9})?(?= ?(?:ms|µs|us|ns|s|sec|secs|seconds?|minutes?)\b)", "n"),
+    )
+)
+_LONGEST = 400_000
+"""Characters of a text in which what changes is looked for; a longer one must be equal to the letter."""
+
+
+def stable(text: str) -> str:
+    """The text without what changes from run to run."""
+    if len(text) <= _LONGEST:
+        for pattern, name in _VOLATILE:
+            text = pattern.sub(name, text)
+    return lines(text)
+
+
+def beginning_digest(conversation: Conversation) -> bytes:
+    """A digest of a conversation's system prompt and all that it begins with."""
+    return digest([stable(conversation.system), *_contents(conversation.blocks)])
+
+
+def continuation_digest(blocks: Sequence[Block], calls: Sequence[str]) -> bytes:
+    """A digest of what came after an answer: the results of its calls, and what the user said.
+
+    `calls` are the ids of the answer's tool calls in an order that does not depend on the run.
+    """
+    places = {id_: number for number, id_ in enumerate(calls)}
+    results = sorted(
+        (places.get(block.id, len(places)), str(block.is_error), stable(block.text))
+        for block in blocks
+        if block.kind == "tool_result"
+    )
+    others = [block for block in blocks if block.kind != "tool_result"]
+    return digest(
+        [*(part for result in results for part in ("result", str(result[0]), *result[1:])), *_contents(others)]
+    )
+
+
+def _contents(blocks: Iterable[Block]) -> list[str]:
+    parts: list[str] = []
+    for block in blocks:
+        if block.kind != "thinking":
+            parts += [block.role, block.kind, block.name, block.arguments, str(block.is_error), stable(block.text)]
+    return parts
+
+
+def digest(parts: Iterable[str]) -> bytes:
+    """A digest of texts, 16 bytes."""
+    hasher = blake2b(digest_size=16)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        hasher.update(len(data).to_bytes(8, "big") + data)
+    return hasher.digest()
+
+
+_SHOWN = 300
+_MOST = 8
+
+Kind = Literal["nothing", "words or tools", "tools", "arguments", "words"]
+"""nothing: one of them does nothing. words or tools: one uses tools, the other only speaks. tools: other tools, or
+as many of others. arguments: the same tools with other arguments. words: neither uses tools, and they say other
+things."""
+
+
+class Difference(Struct, frozen=True, kw_only=True):
+    """What differs between two actions: what only the first (`a`) and only the second (`b`) does, shortened.
+
+    `arguments` names those that differ, where each does one thing with the same tool. `similarity` is that of what
+    they say, where neither uses a tool.
+    """
+
+    kind: Kind
+    a: tuple[str, ...]
+    b: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+    similarity: float | None = None
+
+
+def difference_json(difference: Difference) -> dict[str, Any]:
+    """A difference as evidence, in the types that JSON has."""
+    return msgspec.json.decode(msgspec.json.encode(difference))
+
+
+def differ(a: TurnAction, b: TurnAction, location: Place = NOWHERE) -> Difference | None:
+    """What differs in substance; None where they come to the same.
+
+    What is said before the same tool call, and what of its arguments does not count, is no difference.
+    """
+    return between(effect_of(a, location), effect_of(b, location))
+
+
+def between(a: ActionEffect, b: ActionEffect) -> Difference | None:
+    """What differs between what two actions come to; None where it is the same."""
+    if same_effect(a, b):
+        return None
+    if not a.doings and not b.doings:
+        kind: Kind = "nothing" if a.empty or b.empty else "words"
+        share = None if kind == "nothing" else round(similarity(a, b), 4)
+        return Difference(kind=kind, a=_words_or_effects(a), b=_words_or_effects(b), similarity=share)
+    if not a.doings or not b.doings:
+        kind = "nothing" if a.empty or b.empty else "words or tools"
+        return Difference(
+            kind=kind, a=_done(a.doings) or _words_or_effects(a), b=_done(b.doings) or _words_or_effects(b)
+        )
+    only_a, only_b = _only(a.doings, b.doings), _only(b.doings, a.doings)
+    same_tools = Counter(each.name for each in only_a) == Counter(each.name for each in only_b)
+    names = _changed(only_a[0], only_b[0]) if same_tools and len(only_a) == 1 else ()
+    return Difference(
+        kind="arguments" if same_tools else "tools", a=_done(only_a), b=_done(only_b), arguments=names
+    )
+
+
+def _only(some: Sequence[Doing], others: Sequence[Doing]) -> list[Doing]:
+    left = Counter(each.key for each in others)
+    only: list[Doing] = []
+    for each in some:
+        left[each.key] -= 1
+        if left[each.key] < 0:
+            only.append(each)
+    return only
+
+
+def _changed(a: Doing, b: Doing) -> tuple[str, ...]:
+    if not (a.readable and b.readable):
+        return ()
+    first, second = (cast(dict[str, Any], each.arguments) for each in (a, b))
+    changed = (key for key in first.keys() | second.keys() if first.get(key) != second.get(key))
+    return tuple(sorted(_short(key) for key in changed)[:_MOST])
+
+
+def _done(doings: Sequence[Doing]) -> tuple[str, ...]:
+    shown = [_short(f"{each.name} {_json(each.arguments)}") for each in doings[:_MOST]]
+    more = len(doings) - len(shown)
+    return (*shown, f"and {more} more") if more > 0 else tuple(shown)
+
+
+def _words_or_effects(of: ActionEffect) -> tuple[str, ...]:
+    return (_short(of.text),) if of.text else ()
+
+
+def _json(arguments: Any) -> str:
+    if isinstance(arguments, str):
+        return arguments
+    try:
+        return msgspec.json.encode(arguments).decode()
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return repr(arguments)
+
+
+def _short(text: str) -> str:
+    clean = text.encode(errors="replace").decode()
+    return clean if len(clean) <= _SHOWN else f"{clean[: _SHOWN - 1]}…"
+
 
 SIMILAR = 0.6
 """From here on two texts say the same."""
@@ -23,7 +198,7 @@ MOST_WORDS = 4_000
 """Words of a text that are compared, from its beginning."""
 
 _WORD = re.compile(r"\w{1,200}")
-_LONGEST = 100_000
+_LONGEST_ANSWER = 100_000
 _MOST_CALLS = 64
 _EDITS: dict[str, tuple[str, str, str]] = {
     "Edit": ("file_path", "old_string", "new_string"),
@@ -81,7 +256,7 @@ def similarity(a: ActionEffect, b: ActionEffect) -> float:
 
 
 def _counted(text: str) -> Counter[tuple[str, ...]]:
-    tokens = _WORD.findall(text[:_LONGEST].casefold())[:MOST_WORDS]
+    tokens = _WORD.findall(text[:_LONGEST_ANSWER].casefold())[:MOST_WORDS]
     return Counter[tuple[str, ...]]([*((word,) for word in tokens), *pairwise(tokens)])
 
 

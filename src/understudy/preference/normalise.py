@@ -10,18 +10,203 @@ from __future__ import annotations
 import ntpath
 import posixpath
 import re
+import shlex
 from collections.abc import Collection, Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 from msgspec import Struct
 
 from understudy.ingest.trace import TurnAction
-from understudy.preference.known_tools import ALIASES, TOOLS, Kind, Known
-from understudy.preference.shell import canonical_command
-from understudy.util.shell import command_text
+from understudy.util.shell import ShellSyntaxError, command_text, shell_tokens
 from understudy.wire.arguments import UNPARSED_INPUT, unwrapped
 from understudy.wire.decoding import canonical, decoded
+
+Kind = Literal["path", "command", "text"]
+"""What an argument is, where it is not just a value: a path, a shell command, or text that goes into a file."""
+
+
+class Known(Struct, frozen=True):
+    """A tool. `keys` are other names of its arguments, `kinds` what some of them are.
+
+    `defaults` are values that mean the same as no value at all. `idle` are arguments that do not count: prose for
+    people, how long to wait, how the result is shown. `reads`: it changes nothing, so that twice is as once.
+    `notes`: the agent's notes for itself, which do not count beside a call of another tool.
+    """
+
+    keys: dict[str, str] = {}
+    kinds: dict[str, Kind] = {}
+    defaults: dict[str, tuple[Any, ...]] = {}
+    idle: frozenset[str] = frozenset()
+    reads: bool = False
+    notes: bool = False
+
+
+ALIASES: dict[str, str] = {
+    **dict.fromkeys(("bash", "execute_bash", "terminal", "run_shell_command", "shell", "local_shell"), "Bash"),
+    **dict.fromkeys(("file_editor", "str_replace_based_edit_tool"), "str_replace_editor"),
+    "Task": "Agent",
+    "KillBash": "KillShell",
+}
+"""Names of one tool in different agents, or in different versions of one: only those that surely are."""
+
+_FALSE = (False,)
+
+TOOLS: dict[str, Known] = {
+    # Claude Code's. `timeout` says how long to wait for it, not what is done.
+    "Bash": Known(
+        keys={"cmd": "command"},
+        kinds={"command": "command"},
+        defaults={
+            "run_in_background": _FALSE,
+            "dangerouslyDisableSandbox": _FALSE,
+            "is_input": ("false",),
+        },
+        idle=frozenset({"description", "timeout", "timeout_ms", "type", "security_risk"}),
+    ),
+    "Read": Known(
+        kinds={"file_path": "path"},
+        defaults={"offset": (0, 1), "limit": (0, 2000), "pages": ("",)},
+        reads=True,
+    ),
+    "Edit": Known(
+        kinds={"file_path": "path", "old_string": "text", "new_string": "text"}, defaults={"replace_all": _FALSE}
+    ),
+    "MultiEdit": Known(kinds={"file_path": "path"}),
+    "Write": Known(kinds={"file_path": "path", "content": "text"}),
+    "NotebookEdit": Known(
+        kinds={"notebook_path": "path", "new_source": "text"}, defaults={"edit_mode": ("replace",)}
+    ),
+    "NotebookRead": Known(kinds={"notebook_path": "path"}, reads=True),
+    "Glob": Known(kinds={"path": "path"}, defaults={"path": (".", "")}, reads=True),
+    "Grep": Known(
+        keys={"context": "-C"},
+        kinds={"path": "path"},
+        defaults={
+            "path": (".", ""),
+            "output_mode": ("files_with_matches",),
+            "-i": _FALSE,
+            "multiline": _FALSE,
+            "offset": (0,),
+        },
+        idle=frozenset({"-n"}),
+        reads=True,
+    ),
+    "LS": Known(kinds={"path": "path"}, defaults={"path": (".", "")}, reads=True),
+    "Agent": Known(
+        defaults={"run_in_background": _FALSE, "subagent_type": ("general-purpose",)},
+        idle=frozenset({"description"}),
+    ),
+    "TodoWrite": Known(idle=frozenset({"activeForm", "id", "priority"}), notes=True),
+    "update_plan": Known(idle=frozenset({"explanation"}), notes=True),
+    "TaskCreate": Known(idle=frozenset({"activeForm"})),
+    "TaskUpdate": Known(idle=frozenset({"activeForm"})),
+    "TaskOutput": Known(defaults={"block": (True,)}, idle=frozenset({"timeout"}), reads=True),
+    "BashOutput": Known(reads=True),
+    "SendMessage": Known(idle=frozenset({"summary"})),
+    "ScheduleWakeup": Known(idle=frozenset({"reason"})),
+    "ToolSearch": Known(defaults={"max_results": (5,)}, reads=True),
+    "WebFetch": Known(reads=True),
+    "WebSearch": Known(reads=True),
+    # OpenHands' and SWE-agent's.
+    "str_replace_editor": Known(
+        kinds={"path": "path", "old_str": "text", "new_str": "text", "file_text": "text"},
+        idle=frozenset({"security_risk"}),
+    ),
+    # Gemini's and Cline's.
+    "read_file": Known(kinds={"absolute_path": "path", "path": "path", "file_path": "path"}, reads=True),
+    "write_file": Known(kinds={"file_path": "path", "content": "text"}),
+    "write_to_file": Known(kinds={"path": "path", "content": "text"}),
+    "replace": Known(kinds={"file_path": "path", "old_string": "text", "new_string": "text"}),
+}
+
+
+LONGEST_COMMAND = 200_000
+"""Characters of a command that is looked at; a longer one stays as it is."""
+
+_LITERAL = re.compile(r"[^\s*?\[\]{}~!$`'\"\\;&|()<>#]*")
+_COMMAND_STARTS = frozenset({";", "&", "&&", "||", "|", "|&", "(", ";;", "\n"}) | {
+    *("do", "then", "else", "elif", "{", "!")
+}
+"""A new command begins behind these; a line break behind them separates nothing."""
+_SPACE = " \t\n"
+
+
+def canonical_command(command: str, cwd: str | None = None) -> str:
+    """The command in its one spelling.
+
+    A `cd` to `cwd` before all else is dropped, and a word that is a path inside `cwd` becomes relative, where the
+    command does not go elsewhere. Comments, line breaks between commands and needless quotes do not count.
+    """
+    if len(command) > LONGEST_COMMAND:
+        return command
+    text = command.replace("\r", "")
+    try:
+        tokens, rest = _plain_tokens(text)
+    except ShellSyntaxError:
+        return text.strip(_SPACE)
+    if cwd:
+        tokens = _relative_to(tokens, cwd.rstrip("/") or "/")
+    return " ".join(tokens) + rest
+
+
+def _plain_tokens(text: str) -> tuple[list[str], str]:
+    """The words and operators of a command, and what follows the line of its first here-document, to the letter.
+
+    Raises ShellSyntaxError.
+    """
+    tokens: list[str] = []
+    rest = ""
+    announced = document = False
+    for token in shell_tokens(text, strict=True):
+        if token.kind == "word":
+            # The delimiter of a here-document means something else when it is quoted.
+            tokens.append(shlex.quote(token.value) if token.literal and not announced else token.raw)
+            announced = False
+            continue
+        announced = token.kind == "redirect" and token.raw.endswith(("<<", "<<-"))
+        document = document or (token.kind == "redirect" and "<<" in token.raw and "<<<" not in token.raw)
+        if token.raw == "\n":
+            if document:
+                rest = ("\n" + text[token.end :]).rstrip(_SPACE)
+                break
+            if tokens and tokens[-1] not in _COMMAND_STARTS:
+                tokens.append(";")
+        elif token.raw in ("<(", ">("):
+            tokens += token.raw  # as they are written with a space between them
+        else:
+            tokens.append(token.raw)
+    while not rest and tokens and tokens[-1] == ";":
+        tokens.pop()
+    return tokens, rest
+
+
+def _relative_to(tokens: list[str], cwd: str) -> list[str]:
+    while len(tokens) >= 3 and tokens[0] == "cd" and tokens[2] in ("&&", ";") and _path(tokens[1]) == cwd:
+        tokens = tokens[3:]
+    if "cd" in tokens or "pushd" in tokens:
+        return tokens
+    first = True
+    local: list[str] = []
+    for word in tokens:
+        path = _path(word)
+        inside = path is not None and cwd != "/" and (path == cwd or path.startswith(cwd + "/"))
+        if inside and path is not None:
+            relative = path[len(cwd) :].strip("/") or "."
+            # A program needs its directory, and a name must not look like an option.
+            word = shlex.quote(f"./{relative}" if first or relative[0] == "-" else relative)
+        local.append(word)
+        first = word in _COMMAND_STARTS
+    return local
+
+
+def _path(word: str) -> str | None:
+    """The word as a path without a slash at its end; None where it is not literal."""
+    literal = word[1:-1] if len(word) > 1 and word[0] == word[-1] == "'" else word
+    if word[:1] != "'" and not _LITERAL.fullmatch(word):
+        return None
+    return literal if "'" in literal else literal.rstrip("/") or literal[:1]
+
 
 LONGEST = 1_000_000
 """Characters of arguments that are read; longer ones are compared as they stand."""

@@ -14,13 +14,10 @@ from understudy.ingest import trace_store
 from understudy.ingest.redaction import redact_trace
 from understudy.ingest.trace import Trace, TraceState, TurnAction, expand, state_id
 from understudy.preference import checks
-from understudy.preference.base import Consensus, Pair, Proposal
-from understudy.preference.checks import Checks, PairCounts
-from understudy.preference.consensus import MINIMUM, Judge, consensus
-from understudy.preference.differences import Difference, between, difference_json
-from understudy.preference.equivalence import effect_of, same_effect
+from understudy.preference.checks import Checks, Pair, PairCounts
+from understudy.preference.consensus import MINIMUM, Consensus, Judge, Proposal, consensus
+from understudy.preference.equivalence import Difference, between, difference_json, digest, effect_of, same_effect
 from understudy.preference.normalise import Place, unreadable
-from understudy.preference.prefixes import digest
 from understudy.preference.proposals import judge_of, names_in, proposals
 from understudy.redact.heuristics import PSEUDONYM
 from understudy.redact.redactor import Redactor

@@ -15,8 +15,7 @@ import msgspec
 from msgspec import Struct, field
 
 from understudy.ingest.trace import Message, TurnAction, tool_call
-from understudy.preference.base import Proposal
-from understudy.preference.consensus import Judge
+from understudy.preference.consensus import Judge, Proposal
 from understudy.preference.normalise import unreadable
 from understudy.store import Store
 from understudy.types import Call

@@ -1,7 +1,7 @@
 """Pairs from rollouts: of one task, what a solved attempt did against what an unsolved one did instead.
 
 The attempts of a task are laid upon each other from their first call. As long as their conversations are the same
-(`prefixes`) and their answers come to the same (`substance`), they go together. Where answers differ there is a
+(see `equivalence`) and their answers come to the same, they go together. Where answers differ there is a
 pair, unless what the unsolved one did was also done, at that place, by one that was solved. Where conversations
 differ before any answer does, as when a tool gave another result, they cannot be compared.
 """
@@ -18,13 +18,18 @@ from understudy.errors import ConfigError
 from understudy.ingest.model_families import model_family
 from understudy.ingest.normalise import normalise_messages
 from understudy.ingest.trace import Message, TurnAction
-from understudy.preference import prefixes
-from understudy.preference.base import Pair
-from understudy.preference.checks import SAME, Checks, PairCounts
-from understudy.preference.differences import between, difference_json
-from understudy.preference.equivalence import ActionEffect, effect_of, same_effect
+from understudy.preference.checks import SAME, Checks, Pair, PairCounts
+from understudy.preference.equivalence import (
+    ActionEffect,
+    beginning_digest,
+    between,
+    continuation_digest,
+    difference_json,
+    digest,
+    effect_of,
+    same_effect,
+)
 from understudy.preference.normalise import Place, doing
-from understudy.preference.prefixes import digest
 from understudy.preference.proposals import action_in
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
@@ -51,7 +56,7 @@ class _Step(Struct, frozen=True):
     policy_version: str | None
     cut: bool
     before: bytes
-    substance: ActionEffect
+    effect: ActionEffect
 
 
 class _MainLine(Struct, frozen=True):
@@ -159,8 +164,8 @@ def _classes(lines: Sequence[_MainLine], depth: int) -> list[list[_MainLine]]:
     """The lines by what they do at a step: each goes with the first whose action comes to the same."""
     classes: list[list[_MainLine]] = []
     for line in lines:
-        own = line.steps[depth].substance
-        matching = next((some for some in classes if same_effect(some[0].steps[depth].substance, own)), None)
+        own = line.steps[depth].effect
+        matching = next((some for some in classes if same_effect(some[0].steps[depth].effect, own)), None)
         if matching is None:
             classes.append([line])
         else:
@@ -253,7 +258,7 @@ def _line(store: Store, member: GradedRollout, location: Place) -> _MainLine:
     calls: list[str] = []
     for node in _main_line(store, member):
         fresh = node.conversation.blocks[node.fresh :]
-        before = prefixes.added(fresh, calls) if steps else prefixes.beginning(node.conversation)
+        before = continuation_digest(fresh, calls) if steps else beginning_digest(node.conversation)
         action = action_in(node.answer or ())
         own, call = effect_of(action, location), node.call
         cut = call.finish_reason == "length"

@@ -3,19 +3,234 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
-from understudy.replay.budget import CostBudget, to_dollars, to_units
-from understudy.replay.outcome import AskOutcome, outcome_of
+from understudy.errors import ConfigError
+from understudy.gateway.backends.http import NotConnectedError
+from understudy.gateway.errors import Abandoned
+from understudy.replay.gateways import AskReply, TeacherConnection
 from understudy.replay.requests import TeacherRequest, worst_cost
-from understudy.replay.teacher_state import TeacherState
 from understudy.replay.teachers import Teacher
 from understudy.store.asks import AskRepository, AskStatus, StoredAsk
 from understudy.types import Call, ErrorInfo
+from understudy.wire.errors import ContextOverflow, InvalidRequest
+
+UNITS = 1_000_000_000
+"""Sums are kept in whole billionths of a dollar, rounded up: adding them up loses nothing."""
+
+
+def to_units(usd: float) -> int:
+    """Dollars as units, rounded up but for what a float cannot hold."""
+    return math.ceil(round(usd * UNITS, 3))
+
+
+def to_dollars(amount: int) -> float:
+    """Units as dollars."""
+    return amount / UNITS
+
+
+class CostBudget:
+    """What may be spent (`limit_usd`, None: any sum), what was (`spent`) and what is held for requests under way.
+
+    `spent` begins with `before`, what earlier invocations spent or may have spent. It holds what was settled, at
+    its real cost where that is known, else at the most it can be. The sum of `spent` and `held` is never above the
+    limit, but for what a teacher bills beyond what it was asked for.
+    """
+
+    def __init__(self, limit_usd: float | None, before: float = 0.0) -> None:
+        if limit_usd is not None and not 0 < limit_usd < 1e9:
+            raise ConfigError(f"--max-cost: expected a positive number of US dollars, got {limit_usd}")
+        self.limit = None if limit_usd is None else math.floor(round(limit_usd * UNITS, 3))
+        self.spent = to_units(before)
+        self.held = 0
+        self._changed = asyncio.Event()
+
+    def fits(self, amount: int) -> bool:
+        """Whether so much can be reserved now."""
+        return self.limit is None or self.spent + self.held + amount <= self.limit
+
+    def can_never_fit(self, amount: int) -> bool:
+        """Whether so much could not be reserved, even if all that is under way should cost nothing."""
+        return self.limit is not None and self.spent + amount > self.limit
+
+    async def reserve(self, amount: int, stopped: asyncio.Event) -> bool:
+        """Hold so much. Waits while only what is under way stands in its way.
+
+        False when it does not fit, or `stopped` is set meanwhile (see `wake`).
+        """
+        while not stopped.is_set() and not self.can_never_fit(amount):
+            if self.fits(amount):
+                self.held += amount
+                return True
+            await self._changed.wait()
+        return False
+
+    def settle(self, amount: int, spent: int) -> None:
+        """Of what was reserved, so much was spent."""
+        self.held -= amount
+        self.spent += spent
+        self.wake()
+
+    def wake(self) -> None:
+        """Have all that wait look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+Next = Literal["none", "again", "never", "doubt", "dismiss"]
+"""What comes after a failure: another try; none, for it would fail as well; nor any of other asks of the teacher.
+
+"none": it was answered. "doubt": that may hold for this ask, or for all.
+"""
+
+_STATUS = re.compile(r"\S+ \S+: status (\d{3}):")
+_BROKE_OFF = re.compile(r"\S+ \S+: (?:no response|the response broke off|the stream broke off)")
+_WAITS = frozenset({409, 425, 429, 529})
+_MAYBE_BILLED = 408
+_DISMISSES = frozenset({401, 402})
+_DOUBTS = frozenset({403, 404})
+"""Of a wrong key or model, but also of one prompt: a router says 404 where it finds nobody to read its images, and
+403 where its filter does not like it."""
+_UNREACHED = NotConnectedError.__name__
+_UNSENT = frozenset({_UNREACHED, InvalidRequest.__name__, ContextOverflow.__name__})
+
+
+class AskOutcome(Struct, frozen=True):
+    """What came of one try. `billed`: False where certainly nothing was; `call` where it was answered."""
+
+    then: Next
+    billed: bool
+    error: ErrorInfo | None = None
+    call: Call | None = None
+    retry_after_s: float | None = None
+
+
+def outcome_of(reply: AskReply) -> AskOutcome:
+    """What a reply of the gateway means."""
+    call = reply.call
+    if call is None:
+        # The gateway refused the request before there was a call: nothing was sent to the teacher.
+        error = ErrorInfo("gateway", "GatewayError", f"status {reply.status}: {reply.text}")
+        again = reply.status in (408, 429) or reply.status >= 500
+        return AskOutcome("again" if again else "never", False, error, retry_after_s=reply.retry_after_s)
+    if call.error is None:
+        return AskOutcome("none", True, call=call)
+    then, billed = _failed(call, call.error)
+    return AskOutcome(then, billed, call.error, call, reply.retry_after_s)
+
+
+def _failed(call: Call, error: ErrorInfo) -> tuple[Next, bool]:
+    if call.usage.prompt_tokens or call.usage.completion_tokens:
+        return "never", True  # there was an answer, of which nothing could be made
+    if error.type in _UNSENT:
+        return ("again" if error.type == _UNREACHED else "never"), False
+    match = _STATUS.match(error.message)
+    status = int(match[1]) if match else None
+    if status is None:
+        # Lost on its way: the teacher may have made an answer, or be making one.
+        again = error.type == Abandoned.__name__ or _BROKE_OFF.match(error.message) is not None
+        return ("again" if again else "never"), True
+    if status in _DISMISSES:
+        return "dismiss", False
+    if status in _DOUBTS:
+        return "doubt", False
+    if status in _WAITS:
+        return "again", False
+    if status >= 500 or status == _MAYBE_BILLED:
+        return "again", True
+    return "never", False
+
+
+DOWN_AFTER = 5
+"""A teacher is asked no more in this invocation when so many of its asks in a row came to nothing."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+"""Between two tries of an ask, unless the teacher says how long: twice as long each time."""
+
+MOST_PATIENCE_S = 600.0
+"""A teacher that asks for a longer pause than this is asked no more."""
+
+
+class AskCounts(Struct):
+    """How the asks of one teacher ended, in this invocation. `tokens` are those that the answers were billed for.
+
+    `lost` were under way when a process died: they count at the most they can have cost, and are not sent again.
+    `recovered` of the answered were answered before, and only noted now. `unaffordable` did not fit below the
+    budget. `overruns` are answers that were billed for more tokens than they were asked for.
+    `dismissed`: why it is asked no more.
+    """
+
+    answered: int = 0
+    recovered: int = 0
+    failed: int = 0
+    lost: int = 0
+    refused_before: int = 0
+    answered_before: int = 0
+    unaffordable: int = 0
+    tries: int = 0
+    overruns: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    dismissed: str | None = None
+    why: Counter[str] = field(default_factory=Counter[str])
+
+
+class TeacherState:
+    """One teacher, or the judge."""
+
+    def __init__(self, teacher: Teacher) -> None:
+        self.teacher = teacher
+        self.line: TeacherConnection | None = None
+        self.slots = asyncio.Semaphore(teacher.config.concurrency)
+        self.tally = AskCounts()
+        self._failures = 0
+        self._not_before = 0.0
+
+    @property
+    def dismissed(self) -> str | None:
+        """Why it is asked no more."""
+        return self.tally.dismissed
+
+    @property
+    def resting(self) -> bool:
+        """Whether it is to be left alone for a while."""
+        return time.monotonic() < self._not_before
+
+    def dismiss(self, why: str) -> None:
+        """Ask it no more; the first reason stays."""
+        self.tally.dismissed = self.tally.dismissed or why
+
+    def pause(self, tried: int, retry_after_s: float | None) -> None:
+        """Leave it alone for a while, after so many tries of an ask."""
+        wait = min(FIRST_PAUSE_S * 2 ** (tried - 1), LONGEST_PAUSE_S) if retry_after_s is None else retry_after_s
+        if wait > MOST_PATIENCE_S:
+            self.dismiss(f"it wants to be left alone for {wait:.0f} s")
+        self._not_before = max(self._not_before, time.monotonic() + wait)
+
+    async def rested(self, stopped: asyncio.Event) -> None:
+        """Returns when it may be asked again, or `stopped` is set."""
+        while not stopped.is_set() and (left := self._not_before - time.monotonic()) > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), left)
+
+    def note(self, result: AskOutcome) -> None:
+        """Take note of how an ask ended."""
+        error_message = result.error.message if result.error else ""
+        if result.then == "dismiss":
+            self.dismiss(error_message)
+        self._failures = self._failures + 1 if result.then in ("again", "doubt") else 0
+        if self._failures >= DOWN_AFTER:
+            self.dismiss(f"{self._failures} asks in a row came to nothing, the last because of: {error_message}")
+
 
 REFUSED = "Refused"
 """The type of the error of an ask that would fail as well another time: it is not sent again by itself."""

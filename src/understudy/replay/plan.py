@@ -17,9 +17,8 @@ from understudy.ingest.trace import Trace, TraceState, expand
 from understudy.ingest.trace_store import traces
 from understudy.preference.checks import length_of, message_of
 from understudy.redact.redactor import Redactor
-from understudy.replay.requests import TeacherRequest, build_request, likely_cost, worst_cost
+from understudy.replay.requests import TeacherRequest, build_request, likely_cost, tools_of, worst_cost
 from understudy.replay.teachers import Teacher, Teachers
-from understudy.replay.tools import tools_of
 from understudy.store import Store
 from understudy.util.settings import option
 

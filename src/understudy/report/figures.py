@@ -2,13 +2,120 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Literal
 
 from msgspec import Struct, field
 
-from understudy.report.comparison import RateDifference
 from understudy.store.outcomes import VersionUse
-from understudy.util.statistics import ConfidenceInterval, MeanEstimate
+from understudy.util.statistics import ConfidenceInterval, MeanEstimate, mean_estimate, newcombe, wilson
+
+SIGNIFICANT = 0.05
+MIN_TASKS = 6
+"""With fewer tasks in common even tasks that all got better could have done so by chance: 2 / 2⁵ > 0.05."""
+
+_MAX_ENUMERATED = 4_000_000
+"""Additions of the exact permutation test, above which a normal distribution stands in for it."""
+
+Judgement = Literal["better", "worse", "open"]
+
+
+class SolveCounts(Struct, frozen=True):
+    """How often a task was solved, of the rollouts of it that were graded."""
+
+    solved: int
+    graded: int
+
+
+class RateDifference(Struct, frozen=True, kw_only=True):
+    """The later of two solve rates less the earlier.
+
+    `apart`: the two rates' own intervals do not touch. `p_by_task` is None where the two have no task in common.
+    `judgement` is "open" unless zero is outside the interval and, where there is one, `p_by_task` is below 0.05.
+    """
+
+    value: float
+    low: float
+    high: float
+    apart: bool
+    p_by_task: float | None
+    common_tasks: int
+    judgement: Judgement
+
+
+def rate(tasks: Sequence[SolveCounts]) -> ConfidenceInterval | None:
+    """The solve rate over all rollouts with Wilson's interval; None where none was graded."""
+    graded = sum(task.graded for task in tasks)
+    return wilson(sum(task.solved for task in tasks), graded) if graded else None
+
+
+def mean_reward(rewards: Sequence[float]) -> MeanEstimate | None:
+    """The mean with its interval: Wilson's where all rewards are 0 or 1, else Student's. None without rewards."""
+    if rewards and all(reward in (0.0, 1.0) for reward in rewards):
+        share = wilson(sum(reward == 1.0 for reward in rewards), len(rewards))
+        return MeanEstimate(share.estimate, share.low, share.high)
+    return mean_estimate(rewards)
+
+
+def compare(before: dict[str, SolveCounts], after: dict[str, SolveCounts]) -> RateDifference | None:
+    """How a later solve rate differs from an earlier one, by the counts of each task; None if one has no rollout.
+
+    The interval is Newcombe's. It takes rollouts for independent, which several of one task are not; hence the
+    second test, `permutation_p_value`, over the tasks in common.
+    """
+    first, last = rate(list(before.values())), rate(list(after.values()))
+    if first is None or last is None:
+        return None
+    gain = newcombe(_total(before), _total(after))
+    common = [task for task in before if task in after and before[task].graded and after[task].graded]
+    p = permutation_p_value([(before[task], after[task]) for task in common]) if common else None
+    beyond = (gain.low > 0 or gain.high < 0) and (p is None or p < SIGNIFICANT)
+    return RateDifference(
+        value=gain.estimate,
+        low=gain.low,
+        high=gain.high,
+        apart=first.high < last.low or last.high < first.low,
+        p_by_task=p,
+        common_tasks=len(common),
+        judgement="open" if not beyond else "better" if gain.estimate > 0 else "worse",
+    )
+
+
+def permutation_p_value(pairs: Sequence[tuple[SolveCounts, SolveCounts]]) -> float:
+    """How likely the tasks' rates differ by as much, on the whole, if each task's two were swapped at random.
+
+    Two-sided; exact where the sums can be enumerated, else by a normal distribution. Each task was graded at least
+    once on both sides.
+    """
+    # Over a common denominator the differences are whole numbers, of which equal sums can be counted together.
+    scale = math.lcm(*(counts.graded for pair in pairs for counts in pair))
+    steps = [
+        last.solved * (scale // last.graded) - first.solved * (scale // first.graded) for first, last in pairs
+    ]
+    divisor = math.gcd(*steps)
+    if divisor == 0:
+        return 1.0
+    steps = [step // divisor for step in steps if step]
+    observed, reach = abs(sum(steps)), sum(map(abs, steps))
+    if len(steps) * min(reach, 1 << len(steps)) > _MAX_ENUMERATED:
+        deviation = math.sqrt(sum(float(step) ** 2 for step in steps))
+        return 2 * (1 - NormalDist().cdf(observed / deviation))
+    # The probability of each sum over the tasks so far, both signs of a task being equally likely.
+    probabilities = {0: 1.0}
+    for step in steps:
+        following: dict[int, float] = {}
+        for total, probability in probabilities.items():
+            for signed in (total + step, total - step):
+                following[signed] = following.get(signed, 0.0) + probability / 2
+        probabilities = following
+    return min(1.0, sum(share for total, share in probabilities.items() if abs(total) >= observed))
+
+
+def _total(tasks: dict[str, SolveCounts]) -> tuple[int, int]:
+    return sum(task.solved for task in tasks.values()), sum(task.graded for task in tasks.values())
+
 
 Kind = Literal["run", "runs", "loop", "training"]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from understudy.report.comparison import MIN_TASKS, SIGNIFICANT
-from understudy.report.figures import Headline, Point, ReportFigures
+from understudy.report.figures import MIN_TASKS, SIGNIFICANT, Headline, Point, ReportFigures
 from understudy.util.statistics import ConfidenceInterval
 
 NOTHING = "–"

@@ -10,10 +10,20 @@ from collections.abc import Iterable, Sequence
 
 from understudy import __version__
 from understudy.report import formatting
-from understudy.report.charts import Bar, ForestChart, LineChart, loop_charts, runs_chart, training_charts
+from understudy.report.charts import (
+    Bar,
+    ForestChart,
+    LineChart,
+    forest_chart,
+    line_chart,
+    loop_charts,
+    runs_chart,
+    strip,
+    text,
+    training_charts,
+)
 from understudy.report.figures import ReportFigures, TaskRow
 from understudy.report.runs import gain
-from understudy.report.svg import forest_chart, line_chart, strip, text
 
 _MOST_TASKS = 500
 _LONG = 400

@@ -11,8 +11,16 @@ from typing import Any, cast
 
 from msgspec import Struct, structs
 
-from understudy.report.comparison import SolveCounts, compare, mean_reward, rate
-from understudy.report.figures import BoundaryRow, Headline, Point, TaskRow
+from understudy.report.figures import (
+    BoundaryRow,
+    Headline,
+    Point,
+    SolveCounts,
+    TaskRow,
+    compare,
+    mean_reward,
+    rate,
+)
 from understudy.store.outcomes import AttemptFault, RolloutOutcome, VersionUse
 from understudy.store.store import Store
 from understudy.types import Run

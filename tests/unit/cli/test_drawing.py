@@ -11,7 +11,9 @@ from functools import partial
 
 import pytest
 
-from understudy.cli.display.live import LiveStatus, live
+from understudy.cli.commands.loop import LoopDisplay
+from understudy.cli.progress import LiveStatus, live
+from understudy.train.loop.state import Evaluation
 
 
 class Told(LiveStatus):
@@ -72,3 +74,11 @@ def test_on_a_terminal_what_was_said_stays_above_the_line(monkeypatch: pytest.Mo
     seen = b"".join(iter(partial(said_on, ours), b"")).decode()
     os.close(ours)
     assert seen.index("before\r\n") < seen.index("starting") < seen.index("at the end\r\n")
+
+
+def test_a_loop_prints_a_line_for_each_evaluation_and_step():
+    """Before, the hook had another name than `live` calls, and these lines were never printed."""
+    stream, display = io.StringIO(), LoopDisplay()
+    with live(display, stream):
+        display.evaluated(Evaluation(step=0, version="v0", run="r", solved=3, total=4))
+    assert "held out after step 0: 3/4 solved, 0.750" in stream.getvalue()

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from understudy.agents.claude_code import ClaudeCode
-from understudy.cli.backends import FRONTEND_HIGH, FRONTEND_LOW, run_gateway_config
-from understudy.cli.compat import current_spelling, refuse_old_spelling
-from understudy.cli.display.run_summary import print_summary
-from understudy.cli.settings import ModelSettings, TaskSettings
+from understudy.cli.commands.run import print_summary
+from understudy.cli.main import current_spelling, refuse_old_spelling
+from understudy.cli.settings import FRONTEND_HIGH, FRONTEND_LOW, ModelSettings, TaskSettings, run_gateway_config
 from understudy.errors import ConfigError
 from understudy.run.runner import RunSummary
 

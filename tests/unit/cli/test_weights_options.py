@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.cli.backends import embedded_server, run_gateway_config
-from understudy.cli.settings import ModelSettings
+from understudy.cli.settings import ModelSettings, embedded_server, run_gateway_config
 from understudy.errors import ConfigError
 
 

@@ -23,7 +23,7 @@ from understudy.export.formats import llamafactory_rows as made
 from understudy.export.formats.llamafactory import TOO_LONG, export
 from understudy.export.formats.llamafactory_rows import template_rules
 from understudy.ingest.trace import Message, TurnAction, tool_call
-from understudy.preference.base import Pair
+from understudy.preference.checks import Pair
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 

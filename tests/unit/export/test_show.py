@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from understudy.cli.commands.show import newest_run
-from understudy.cli.display.transcript import RolloutRecord, TranscriptPrinter
+from understudy.cli.transcript import RolloutRecord, TranscriptPrinter
 from understudy.errors import ConfigError
 from understudy.store import Store
 from understudy.trajectory.tree import build

@@ -10,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.ingest.trace import TurnAction, tool_call
-from understudy.preference.base import Proposal
-from understudy.preference.consensus import Group, consensus, grouped
-from understudy.preference.differences import differ
-from understudy.preference.equivalence import SIMILAR, effect_of, similarity
+from understudy.preference.consensus import Group, Proposal, consensus, grouped
+from understudy.preference.equivalence import SIMILAR, differ, effect_of, similarity
 
 
 def does(name: str, said: str | None = None, **arguments: Any) -> TurnAction:

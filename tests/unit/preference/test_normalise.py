@@ -10,9 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.ingest.trace import TurnAction, tool_call
-from understudy.preference.known_tools import TOOLS
-from understudy.preference.normalise import LONGEST, Place, doing, doings, of_name, path, unreadable
-from understudy.preference.shell import canonical_command
+from understudy.preference.normalise import (
+    LONGEST,
+    TOOLS,
+    Place,
+    canonical_command,
+    doing,
+    doings,
+    of_name,
+    path,
+    unreadable,
+)
 
 HOME = Place("/home/me/project")
 

@@ -18,12 +18,10 @@ from understudy.cli.app import app
 from understudy.errors import ConfigError
 from understudy.ingest import trace_store
 from understudy.ingest.trace import PlainRenderer, RequestShape, Trace, TraceNode, TraceTurn, state_id, tool_call
-from understudy.preference.base import Pair
-from understudy.preference.checks import UNREADABLE, Checks, Limits, PairCounts, in_turns
-from understudy.preference.differences import differ
+from understudy.preference.checks import UNREADABLE, Checks, Limits, Pair, PairCounts, in_turns
+from understudy.preference.equivalence import differ, stable
 from understudy.preference.normalise import Place
 from understudy.preference.pairs import replay_pairs
-from understudy.preference.prefixes import stable
 from understudy.preference.proposals import judge_ask_id, judge_name, shown_order
 from understudy.preference.rollouts import rollout_pairs
 from understudy.redact.redactor import Redactor

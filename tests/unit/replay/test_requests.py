@@ -18,14 +18,20 @@ from understudy.gateway.prices import Price
 from understudy.gateway.session import GatewaySession
 from understudy.ingest.normalise import MISSING_RESULT
 from understudy.ingest.trace import TurnAction
-from understudy.preference.base import Proposal
+from understudy.preference.consensus import Proposal
 from understudy.preference.proposals import sent_name
-from understudy.replay.budget import CostBudget, to_units
-from understudy.replay.judge import question
-from understudy.replay.messages import UNKNOWN_START, as_anthropic
-from understudy.replay.requests import IMAGE_TOKENS, build_request, worst_cost
+from understudy.replay.asker import CostBudget, to_units
+from understudy.replay.replay import question
+from understudy.replay.requests import (
+    IMAGE_TOKENS,
+    UNKNOWN_START,
+    as_anthropic,
+    build_request,
+    inferred,
+    sendable,
+    worst_cost,
+)
 from understudy.replay.teachers import TeacherConfig
-from understudy.replay.tools import inferred, sendable
 from understudy.wire.anthropic.request import read_request
 from understudy.wire.chat.dialect import OpenAIChat
 from understudy.wire.dialect import Branch

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.report.comparison import SolveCounts, compare, mean_reward, permutation_p_value, rate
+from understudy.report.figures import SolveCounts, compare, mean_reward, permutation_p_value, rate
 from understudy.util.statistics import MeanEstimate, mean_estimate, wilson
 
 counts = st.integers(1, 5).flatmap(lambda graded: st.builds(SolveCounts, st.integers(0, graded), st.just(graded)))

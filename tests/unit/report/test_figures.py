@@ -10,7 +10,7 @@ import pytest
 
 from understudy.errors import ConfigError, StoreError
 from understudy.report.formatting import describe_judgement, sentence
-from understudy.report.read import read
+from understudy.report.read import read_figures
 from understudy.store.store import Store
 from understudy.types import PolicySpan
 from understudy.util.statistics import wilson
@@ -27,7 +27,7 @@ def test_a_run(tmp_path: Path):
         "b": [End(0.0, reason="no patch"), End(1.0, suspicious=True)],
         "c": [End(None, boundary="backend"), End(None)],
     }
-    figures = read([put_run(tmp_path / "run", ends, version="v1")])
+    figures = read_figures([put_run(tmp_path / "run", ends, version="v1")])
     (point,) = figures.points
     assert (figures.kind, figures.title, figures.headline) == ("run", "run", None)
     assert (point.solved, point.unsolved, point.suspicious, point.suspicious_solved) == (2, 2, 1, 1)
@@ -46,7 +46,7 @@ def test_a_run(tmp_path: Path):
 
 
 def test_a_fault_that_was_mended_by_another_attempt_is_counted_and_is_no_failure(tmp_path: Path):
-    figures = read([put_run(tmp_path, {"a": [End(1.0, retried=True)]})])
+    figures = read_figures([put_run(tmp_path, {"a": [End(1.0, retried=True)]})])
     assert figures.points[0].failed == 0 and figures.points[0].solved == 1
     assert [(row.boundary, row.attempts, row.given_up) for row in figures.boundaries] == [("sandbox", 1, 0)]
 
@@ -54,7 +54,7 @@ def test_a_fault_that_was_mended_by_another_attempt_is_counted_and_is_no_failure
 def test_versions_with_calls_that_met_an_update(tmp_path: Path):
     both = (PolicySpan("v1", 0, 4), PolicySpan("v2", 4, 10))
     ends = {"a": [End(1.0, turns=2, version="v1"), End(1.0, turns=1, version="v2", spans=both)]}
-    rows = read([put_run(tmp_path, ends)]).versions
+    rows = read_figures([put_run(tmp_path, ends)]).versions
     assert [(row.version, row.calls, row.mixed, row.completion_tokens) for row in rows] == [
         ("v1", 2, 0, 21),
         ("v2", 1, 1, 10),
@@ -62,7 +62,7 @@ def test_versions_with_calls_that_met_an_update(tmp_path: Path):
 
 
 def test_rewards_that_are_no_zeros_and_ones(tmp_path: Path):
-    figures = read([put_run(tmp_path, {"a": [End(0.25), End(0.75), End(1.0)]})])
+    figures = read_figures([put_run(tmp_path, {"a": [End(0.25), End(0.75), End(1.0)]})])
     (point,) = figures.points
     assert point.solved == 1 and point.solve_rate == wilson(1, 3)
     assert point.reward is not None and point.reward.estimate == pytest.approx(2 / 3)
@@ -72,7 +72,7 @@ def test_runs_are_compared_first_with_last(tmp_path: Path):
     directories = [
         put_run(tmp_path / name, ends) for name, ends in (("old", WORSE), ("mid", BETTER), ("new", BETTER))
     ]
-    figures = read(directories)
+    figures = read_figures(directories)
     assert figures.title == "old → new" and [point.label for point in figures.points] == ["old", "mid", "new"]
     assert figures.headline is not None
     found = figures.headline.difference
@@ -80,16 +80,19 @@ def test_runs_are_compared_first_with_last(tmp_path: Path):
     assert describe_judgement(figures) == ("Better, beyond chance", "better")
     assert "80.0\u00a0% of rollouts solved (16 of 20, new), 10.0\u00a0% before (2 of 20, old)" in sentence(figures)
     assert figures.tasks[0].tried == ((0, 1), (1, 1), (1, 1))
-    assert describe_judgement(read(directories[::-1])) == ("Worse, beyond chance", "worse")
-    assert describe_judgement(read([directories[1], directories[2]])) == ("No difference beyond chance", "open")
-    assert [point.label for point in read(directories[:2], ["x", "y"]).points] == ["x", "y"]
+    assert describe_judgement(read_figures(directories[::-1])) == ("Worse, beyond chance", "worse")
+    assert describe_judgement(read_figures(directories[1:])) == (
+        "No difference beyond chance",
+        "open",
+    )
+    assert [point.label for point in read_figures(directories[:2], ["x", "y"]).points] == ["x", "y"]
     few = [put_run(tmp_path / f"few{n}", solved({"a": (9 * n, 9), "b": (9 * n, 9)})) for n in range(2)]
-    assert describe_judgement(read(few)) == ("Too few tasks to tell", "open")
+    assert describe_judgement(read_figures(few)) == ("Too few tasks to tell", "open")
 
 
 def test_a_gain_of_suspicious_patches_is_not_called_better(tmp_path: Path):
     cheated = solved({f"t{n}": (n < 16, 1) for n in range(20)}, suspicious=True)
-    figures = read([put_run(tmp_path / "a", WORSE), put_run(tmp_path / "b", cheated)])
+    figures = read_figures([put_run(tmp_path / "a", WORSE), put_run(tmp_path / "b", cheated)])
     assert figures.headline is not None
     assert figures.headline.difference.judgement == "better" and figures.headline.strict.judgement == "open"
     assert describe_judgement(figures)[1] == "worse" and "suspicious" in describe_judgement(figures)[0]
@@ -98,7 +101,7 @@ def test_a_gain_of_suspicious_patches_is_not_called_better(tmp_path: Path):
 def test_a_loop(tmp_path: Path):
     step = solved({"x": (2, 4), "y": (0, 4)})
     metrics = [{"step": 1, "version": "step-0001", "updated": True, "loss": 0.5, "mismatch_mean": 1e-5}]
-    figures = read([put_loop(tmp_path / "loop", [WORSE, BETTER], [step], metrics=metrics)])
+    figures = read_figures([put_loop(tmp_path / "loop", [WORSE, BETTER], [step], metrics=metrics)])
     assert figures.kind == "loop" and describe_judgement(figures)[1] == "better"
     assert [(point.step, point.version, point.solved) for point in figures.points] == [
         (0, "step-0000", 2),
@@ -115,12 +118,12 @@ def test_a_loop_that_has_not_begun_and_one_that_goes_on(tmp_path: Path):
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "loop.json").write_text(put_loop(tmp_path / "other", []).joinpath("loop.json").read_text())
-    figures = read([empty])
+    figures = read_figures([empty])
     assert figures.points == () and "no evaluation" in figures.notes[0]
     assert describe_judgement(figures) == ("Nothing is graded yet", "open")
     going = put_loop(tmp_path / "going", [WORSE], [], planned=3)
     put_run(going / "evaluations" / "step-0001", {"a": [End(1.0), End(None)]})
-    figures = read([going])
+    figures = read_figures([going])
     assert len(figures.points) == 1 and figures.headline is None
     assert describe_judgement(figures)[0] == "Nothing to compare with yet"
     assert any(
@@ -131,10 +134,10 @@ def test_a_loop_that_has_not_begun_and_one_that_goes_on(tmp_path: Path):
 
 def test_where_a_store_is_gone_the_states_word_counts_and_that_is_said(tmp_path: Path):
     root = put_loop(tmp_path, [WORSE, BETTER], [solved({"x": (2, 4)})])
-    whole = read([root])
+    whole = read_figures([root])
     shutil.rmtree(root / "evaluations" / "step-0001")
     shutil.rmtree(root / "steps")
-    figures = read([root])
+    figures = read_figures([root])
     assert whole.headline is not None and figures.headline is not None
     assert figures.headline.difference == whole.headline.difference
     assert [point.from_store for point in figures.points] == [True, False]
@@ -147,7 +150,7 @@ def test_the_stores_count_and_not_the_state(tmp_path: Path):
     state = json.loads((root / "state.json").read_text())
     state["evaluations"][1] |= {"solved": 20}
     (root / "state.json").write_text(json.dumps(state))
-    figures = read([root])
+    figures = read_figures([root])
     assert figures.points[1].solved == 16
     assert any("the state says 20 of 20 solved, the store 16 of 20" in note for note in figures.notes)
 
@@ -165,7 +168,7 @@ def test_a_trainers_metrics(tmp_path: Path):
     ]
     (tmp_path / "training").mkdir()
     (tmp_path / "training" / "metrics.jsonl").write_text("\n".join(lines))
-    figures = read([tmp_path])
+    figures = read_figures([tmp_path])
     assert figures.kind == "training"
     assert [(step.step, step.values) for step in figures.training] == [
         (1, {}),
@@ -181,41 +184,41 @@ def test_a_trainers_metrics(tmp_path: Path):
 
 def test_an_empty_store_and_a_store_without_a_run(tmp_path: Path):
     Store.open(tmp_path).close()
-    figures = read([tmp_path])
+    figures = read_figures([tmp_path])
     assert figures.points[0].graded == 0 and "holds no run yet" in figures.notes[0]
     assert sentence(figures) == "There is no graded rollout in it."
-    pending = read([put_run(tmp_path / "run", {"a": [End(None), End(None)]})])
+    pending = read_figures([put_run(tmp_path / "run", {"a": [End(None), End(None)]})])
     assert sentence(pending) == "2 rollouts are pending." and pending.tasks == ()
 
 
 def test_of_several_runs_in_a_store_the_newest_counts_and_that_is_said(tmp_path: Path):
     put_run(tmp_path, WORSE)
-    figures = read([put_run(tmp_path, {"a": [End(1.0)]}, run_id="run2")])
+    figures = read_figures([put_run(tmp_path, {"a": [End(1.0)]}, run_id="run2")])
     assert figures.points[0].graded == 1 and "holds 2 runs" in figures.notes[0]
 
 
 def test_what_is_no_run(tmp_path: Path):
     with pytest.raises(ConfigError, match="neither a run"):
-        read([tmp_path])
+        read_figures([tmp_path])
     with pytest.raises(ConfigError, match="2 labels for 1 runs"):
-        read([put_run(tmp_path / "run", WORSE)], ["a", "b"])
+        read_figures([put_run(tmp_path / "run", WORSE)], ["a", "b"])
     loop = put_loop(tmp_path / "loop", [WORSE])
     with pytest.raises(ConfigError, match=r"--label: .*loop is not a run"):
-        read([loop], ["a"])
+        read_figures([loop], ["a"])
     with pytest.raises(ConfigError, match="is a loop, which is reported alone"):
-        read([tmp_path / "run", loop])
+        read_figures([tmp_path / "run", loop])
     (loop / "state.json").write_text('{"version": 3}')
     with pytest.raises(StoreError, match=r"state\.json"):
-        read([loop])
+        read_figures([loop])
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "store.db").write_bytes(b"SQLite format 3\0" + bytes(4000))
     with pytest.raises(StoreError, match="damaged"):
-        read([tmp_path / "damaged"])
+        read_figures([tmp_path / "damaged"])
 
 
 def test_numbers_of_a_trainer_that_no_float_holds_are_left_out(tmp_path: Path):
     rows = [{"step": 1, "loss": 10**400, "kl": 0.5}, {"step": 10**400, "loss": 1.0}, {"step": -1, "loss": 1.0}]
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    figures = read([tmp_path])
+    figures = read_figures([tmp_path])
     assert [(step.step, step.values) for step in figures.training] == [(1, {"kl": 0.5})]
     assert figures.notes == ("metrics.jsonl: 2 lines are no metrics of a step and were left out",)

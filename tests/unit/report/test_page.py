@@ -17,7 +17,7 @@ from rich.console import Console
 
 from understudy.report.figures import ReportFigures
 from understudy.report.html import page
-from understudy.report.read import read
+from understudy.report.read import read_figures
 from understudy.report.terminal import spark, terminal, whisker
 
 from support import understudy
@@ -105,7 +105,7 @@ def hostile(root: Path) -> Path:
 
 
 def test_a_page_is_whole_and_says_the_judgement_first(tmp_path: Path):
-    reader = parsed(page(read([looped(tmp_path / "loop")])))
+    reader = parsed(page(read_figures([looped(tmp_path / "loop")])))
     assert reader.title == "loop: Better, beyond chance"
     text = " ".join(reader.text)
     for said in (
@@ -124,7 +124,7 @@ def test_a_page_is_whole_and_says_the_judgement_first(tmp_path: Path):
 
 
 def test_a_page_needs_nothing_else_and_runs_nothing(tmp_path: Path):
-    html = page(read([looped(tmp_path)]))
+    html = page(read_figures([looped(tmp_path)]))
     reader = parsed(html)
     assert not {"script", "link", "img", "iframe", "object", "form", "a", "base", "foreignObject"} & set(
         reader.tags
@@ -136,7 +136,7 @@ def test_a_page_needs_nothing_else_and_runs_nothing(tmp_path: Path):
 
 
 def test_hostile_names_are_shown_and_do_nothing(tmp_path: Path):
-    figures = read([hostile(tmp_path)])
+    figures = read_figures([hostile(tmp_path)])
     html = page(figures)
     reader = parsed(html)
     assert not {"script", "img", "b>", "h1>"} & set(reader.tags)
@@ -161,7 +161,7 @@ def test_a_picture_of_anything(tmp_path: Path):
     empty = put_run(tmp_path / "pending", {"a": [End(None)]})
     for number, directories in enumerate(([hostile(tmp_path)], [tmp_path / "one"], compared, [empty])):
         target = tmp_path / f"{number}.png"
-        draw(read(directories), target)
+        draw(read_figures(directories), target)
         assert target.read_bytes().startswith(b"\x89PNG\r\n")
     assert not list(tmp_path.glob(".*.new"))
 
@@ -169,7 +169,7 @@ def test_a_picture_of_anything(tmp_path: Path):
 def test_of_a_single_rollout_no_interval_is_drawn_and_that_is_said(tmp_path: Path):
     note = "only one rollout is graded in step 0: its turns, tokens and time have no confidence interval"
     root = put_loop(tmp_path / "loop", [{"a": [End(0.4)]}, solved({"a": (3, 4)})])
-    figures = read([root])
+    figures = read_figures([root])
     single, several = figures.points
     assert single.turns is not None and (single.turns.low, single.turns.high) == (None, None)
     assert single.reward is not None and (single.reward.low, single.reward.high) == (None, None)
@@ -189,7 +189,7 @@ def test_unfinished_and_empty_ones_have_a_page_too(tmp_path: Path):
     empty.mkdir()
     (empty / "metrics.jsonl").write_text("")
     for directory in (empty, put_run(tmp_path / "pending", {"a": [End(None)]}), put_loop(tmp_path / "loop", [])):
-        figures = read([directory])
+        figures = read_figures([directory])
         assert "Nothing is graded yet" in "".join(parsed(page(figures)).text)
         assert "Nothing is graded yet" in printed(figures)
 
@@ -205,7 +205,7 @@ def test_ten_thousand_rollouts_take_seconds(tmp_path: Path):
     """Bounded by what would be an accident: a query for each rollout, or a cell for each of them."""
     directories = [put_many(tmp_path / name, tasks=1000, samples=5, turns=10) for name in ("a", "b")]
     began = time.process_time()
-    figures = read(directories)
+    figures = read_figures(directories)
     html = page(figures)
     assert time.process_time() - began < 20
     assert sum(point.graded for point in figures.points) == 10_000 and len(figures.tasks) == 1000
@@ -262,7 +262,7 @@ def test_in_a_real_browser_nothing_of_it_runs(tmp_path: Path):
     if browser is None:
         pytest.skip("there is no chromium here; the page is read by a parser above")
     file = tmp_path / "page.html"
-    file.write_text(page(read([hostile(tmp_path)])), encoding="utf-8")
+    file.write_text(page(read_figures([hostile(tmp_path)])), encoding="utf-8")
     quiet = ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
     options = ["--headless", "--no-sandbox", "--disable-gpu", *quiet, f"--user-data-dir={tmp_path / 'profile'}"]
     done = subprocess.run(

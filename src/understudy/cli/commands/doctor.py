@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from msgspec import Struct
 
-from understudy.cli.display.output import print_json
+from understudy.cli.output import print_json
 from understudy.errors import ConfigError
 
 

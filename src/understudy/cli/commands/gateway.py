@@ -12,9 +12,8 @@ import msgspec
 import typer
 from msgspec import Struct
 
-from understudy.cli.backends import gateway_config
 from understudy.cli.options import command
-from understudy.cli.settings import BackendSettings
+from understudy.cli.settings import BackendSettings, gateway_config
 from understudy.errors import ConfigError
 from understudy.util.settings import option
 

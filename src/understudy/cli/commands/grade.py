@@ -15,10 +15,10 @@ import typer
 from msgspec import Struct, field
 
 from understudy import plugins
-from understudy.cli.display.output import print_json
-from understudy.cli.exit_codes import EXIT_INTERRUPTED
+from understudy.cli import EXIT_INTERRUPTED
 from understudy.cli.interrupts import interrupted, run_stoppable
 from understudy.cli.options import command
+from understudy.cli.output import print_json
 from understudy.cli.settings import DOCKER, LOCAL, TaskSettings, sandbox_for
 from understudy.config import cache_dir
 from understudy.errors import ConfigError

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from understudy.cli.display.output import print_json
 from understudy.cli.interrupts import interrupt_on_termination
+from understudy.cli.output import print_json
 from understudy.errors import ConfigError
 from understudy.util.cpus import available_cpus
 
@@ -124,7 +124,7 @@ def ingest(
         else:
             counts = count_states(logs, selection, jobs, progress)
     except KeyboardInterrupt:
-        from understudy.cli.exit_codes import EXIT_INTERRUPTED
+        from understudy.cli import EXIT_INTERRUPTED
         from understudy.cli.interrupts import interrupted
 
         progress.clear()

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 import msgspec
 import typer
 from msgspec import Struct, field
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from understudy.cli.display.live import live
-from understudy.cli.display.loop_progress import LoopDisplay
-from understudy.cli.display.loop_summary import print_loop_summary
-from understudy.cli.exit_codes import EXIT_INTERRUPTED
+from understudy.cli import EXIT_INTERRUPTED
 from understudy.cli.interrupts import raise_file_limit, run_stoppable
 from understudy.cli.options import command
+from understudy.cli.output import print_json
+from understudy.cli.progress import LiveStatus, live
 from understudy.cli.settings import (
     DOCKER,
     DRAIN_TIMEOUT_S,
@@ -32,13 +35,15 @@ from understudy.run.config import digest, task_digests
 from understudy.sandbox.base import Sandboxes, load_sandboxes
 from understudy.tasks.datasets.images import ImageChoice
 from understudy.tasks.load import load_tasks
+from understudy.train.loop.loop import Loop, Watcher
 from understudy.train.loop.runtime import LoopRuntime, LoopSummary, model_digest, run_loop
-from understudy.train.loop.state import LoopConfig, LoopSchedule
+from understudy.train.loop.state import Evaluation, LoopConfig, LoopSchedule, StepState
 from understudy.train.metrics import parse_trackers
 from understudy.train.options import GRPOOptions
 from understudy.train.weights import check_model, require_packages
 from understudy.types import Task
 from understudy.util.settings import option
+from understudy.util.text import visible
 
 SERVERS = ("embedded", "vllm", "sglang")
 
@@ -222,3 +227,100 @@ def model_directory(name: str) -> Path:
         raise ConfigError(f"there is no directory {path}; expected a model in Hugging Face's form, or {TINY}")
     check_model(path)
     return path
+
+
+class LoopDisplay(Watcher, LiveStatus):
+    """What a loop tells, as lines of text; thread-safe to read."""
+
+    plain_s = 15.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loop: Loop | None = None
+        self._stage = "starting"
+        self._new_lines: list[str] = []
+        self._lock = threading.Lock()
+
+    def stage(self, text: str) -> None:
+        """Show a stage before the loop begins."""
+        self._stage = text
+        self.changed.set()
+
+    def began(self, loop: Loop) -> None:
+        """See Watcher."""
+        self._loop = loop
+        if loop.state.steps:
+            self._add_line(f"going on after step {loop.state.done} with {loop.state.version}")
+
+    def stepped(self, step: StepState) -> None:
+        """See Watcher."""
+        report, parts = step.report, [f"step {step.step}: {step.solved}/{step.collected} solved"]
+        if step.weights is not None:
+            parts.append(f"{step.version}, loss {report.get('loss', 0):.4f}")
+            parts.append(f"mismatch {report.get('mismatch_mean', 0):.1e}")
+        elif step.held:
+            parts.append(f"no update: it waits for more groups, {len(step.held)} so far")
+        else:
+            parts.append("no update: nothing to learn from")
+        if step.staleness:
+            parts.append(f"up to {step.staleness} versions old")
+        if step.cut:
+            parts.append(f"{step.cut} calls went on through the change of weights")
+        parts += [f"{count} {why}" for why, count in step.skipped.items()]
+        parts.append(" + ".join(f"{name} {took:.0f} s" for name, took in step.seconds.items()))
+        self._add_line(" · ".join(parts))
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """See Watcher."""
+        rate = evaluation.rate
+        self._add_line(
+            f"held out after step {evaluation.step}: {evaluation.solved}/{evaluation.total} solved, "
+            f"{rate.estimate:.3f} ({rate.low:.3f} to {rate.high:.3f})"
+            + (f" · {evaluation.failed} failed" if evaluation.failed else "")
+        )
+
+    def line(self) -> str:
+        """Where the loop stands."""
+        return self._stage if self._loop is None else self._loop.line()
+
+    def new_lines(self) -> list[str]:
+        """The lines of steps and evaluations since the last time."""
+        with self._lock:
+            lines, self._new_lines = self._new_lines, []
+        return lines
+
+    def _add_line(self, text: str) -> None:
+        with self._lock:
+            self._new_lines.append(text)
+        self.changed.set()
+
+
+def print_loop_summary(summary: LoopSummary, as_json: bool) -> None:
+    """Print it to stdout."""
+    if as_json:
+        print_json(summary)
+        return
+    table = Table(show_header=False, title="loop", title_justify="left")
+    rows: dict[str, object] = {
+        "steps": f"{summary.steps} of {summary.of}",
+        "rollouts": f"{summary.rollouts}, {summary.solved} solved",
+        "updates": summary.updates,
+        "version": summary.version,
+        "weights": summary.weights,
+        "wall clock": f"{summary.wall_s:.1f} s",
+        "output": summary.output_dir,
+    }
+    for name, value in rows.items():
+        table.add_row(name, Text(str(value)))
+    for each in summary.evaluations:
+        rate = each.rate
+        text = f"{rate.estimate:.3f} ({rate.low:.3f} to {rate.high:.3f}): {each.solved} of {each.total}"
+        table.add_row(f"held out, step {each.step}", Text(text))
+    if summary.gain is not None:
+        gain = summary.gain
+        table.add_row("gain", Text(f"{gain.estimate:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})"))
+    for why, count in summary.skipped.items():
+        table.add_row("skipped", Text(visible(f"{count} {why}")))
+    for task, reason in summary.refused_tasks.items():
+        table.add_row("refused task", Text(visible(f"{task}: {reason}")))
+    Console().print(table)

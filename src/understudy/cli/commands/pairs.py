@@ -14,15 +14,14 @@ import msgspec
 import typer
 from msgspec import Struct
 
-from understudy.cli.display.output import print_json
-from understudy.cli.exit_codes import EXIT_INTERRUPTED
+from understudy.cli import EXIT_INTERRUPTED
 from understudy.cli.interrupts import interrupt_on_termination
 from understudy.cli.options import command
+from understudy.cli.output import print_json
 from understudy.errors import BackendError, ConfigError
 from understudy.export.files import json_bytes
 from understudy.gateway.exact.codec import LocalCodec
-from understudy.preference.base import Pair
-from understudy.preference.checks import Checks, Limits, PairCounts
+from understudy.preference.checks import Checks, Limits, Pair, PairCounts
 from understudy.preference.pairs import replay_pairs
 from understudy.preference.rollouts import rollout_pairs
 from understudy.redact.redactor import Redactor

@@ -13,15 +13,14 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 
-from understudy.cli.display.formatting import short, time_left
-from understudy.cli.display.output import print_json
 from understudy.cli.interrupts import interrupted, run_stoppable
 from understudy.cli.options import command
+from understudy.cli.output import print_json
+from understudy.cli.progress import short, time_left
 from understudy.errors import ConfigError
-from understudy.replay.asker import AskProgress
+from understudy.replay.asker import AskCounts, AskProgress
 from understudy.replay.plan import ReplaySettings, SelectionCounts, TeacherShare
 from understudy.replay.replay import Replay, ReplaySummary
-from understudy.replay.teacher_state import AskCounts
 from understudy.replay.teachers import Teachers, read_teachers
 from understudy.store import Store
 from understudy.util.locks import locked

@@ -39,12 +39,12 @@ def report(
     policy versions, the trainer's numbers. Of runs that are compared the first is the one before. A run that goes
     on is reported as it stands.
     """
-    from understudy.cli.display.output import print_json
+    from understudy.cli.output import print_json
     from understudy.report.html import page
     from understudy.report.picture import draw
-    from understudy.report.read import read
+    from understudy.report.read import read_figures
 
-    figures = read(runs, label or [])
+    figures = read_figures(runs, label or [])
     target = output if output is not None else _output_directory(figures, runs[-1]) / _PAGE
     if target.is_dir():
         raise ConfigError(f"--output: {target} is a directory; give a file, as {target / _PAGE}")
@@ -62,7 +62,7 @@ def report(
 
 def _output_directory(figures: ReportFigures, directory: Path) -> Path:
     """Where the page is written unless told: what lies in a model's own directory would be taken for its part."""
-    from understudy.report.metrics import metrics_file
+    from understudy.report.read import metrics_file
 
     metrics = metrics_file(directory) if figures.kind == "training" else None
     return directory if metrics is None else metrics.parent
@@ -70,7 +70,7 @@ def _output_directory(figures: ReportFigures, directory: Path) -> Path:
 
 def show(figures: ReportFigures) -> None:
     """Print a report's figures, as wide as the terminal is."""
-    from understudy.cli.display.transcript import console
+    from understudy.cli.transcript import console
     from understudy.report.terminal import terminal
 
     out = console()

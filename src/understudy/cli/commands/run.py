@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -14,13 +16,11 @@ import msgspec
 import typer
 from msgspec import Struct, field
 
-from understudy.cli.backends import embedded_server, run_gateway_config
-from understudy.cli.display.live import live
-from understudy.cli.display.run_progress import RunDisplay
-from understudy.cli.display.run_summary import print_summary
-from understudy.cli.exit_codes import EXIT_INTERRUPTED
+from understudy.cli import EXIT_INTERRUPTED
 from understudy.cli.interrupts import raise_file_limit, run_stoppable
 from understudy.cli.options import command
+from understudy.cli.output import print_json
+from understudy.cli.progress import LiveStatus, live, short, time_left
 from understudy.cli.settings import (
     DOCKER,
     DRAIN_TIMEOUT_S,
@@ -31,14 +31,18 @@ from understudy.cli.settings import (
     SandboxSettings,
     TaskSettings,
     default_concurrency,
+    embedded_server,
+    run_gateway_config,
     sandbox_for,
 )
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, TaskError
 from understudy.model.directory import directory_of
 from understudy.run.config import RunConfig, task_digests
-from understudy.run.runner import RunSummary, execute_run
+from understudy.run.runner import RunMonitor, RunSummary, execute_run
+from understudy.run.scheduler import Scheduler
 from understudy.sandbox.base import Sandboxes, load_sandboxes
+from understudy.store import RunCounts, Store
 from understudy.tasks.load import load_tasks
 from understudy.tasks.records import LoadedTasks
 from understudy.types import Task
@@ -238,3 +242,125 @@ def _debug_log(directory: Path) -> Generator[None]:
         logger.removeHandler(stderr)
         logger.setLevel(level)
         file.close()
+
+
+_COUNTING_SHARE = 20
+"""The store's counts are asked for again after this many times as long as asking took: it grows with the run."""
+
+
+class RunDisplay(RunMonitor, LiveStatus):
+    """What a run tells, as one line of text; thread-safe to read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler: Scheduler | None = None
+        self._stage = "starting"
+        self._reading = threading.Lock()
+        self._store: Store | None = None
+        self._began = time.monotonic()
+        self._done_before = 0
+        self._counts: RunCounts | None = None
+        self._count_again = 0.0
+
+    def stage(self, text: str) -> None:
+        """Show a stage; one that only counts on is not worth a line of its own elsewhere than on a terminal."""
+        # While rollouts run their counters are shown, and no stage is news.
+        if self.scheduler is None and text.partition(":")[0] != self._stage.partition(":")[0]:
+            self.changed.set()
+        self._stage = text
+
+    def running(self, scheduler: Scheduler, store: Store) -> None:
+        """Show the rollouts' counters from now on."""
+        self._store = store
+        self._began = time.monotonic()
+        self._done_before = scheduler.progress.done
+        self.scheduler = scheduler
+        self.changed.set()
+
+    def stopped(self) -> None:
+        """Read the store no more."""
+        with self._reading:
+            self._store = None
+            self._stage = "finishing"
+
+    def line(self) -> str:
+        """Where the run stands: rollouts done, solved, calls, tokens, time left."""
+        with self._reading:
+            return self._line()
+
+    def _line(self) -> str:
+        if self.scheduler is None or self._store is None:
+            return self._stage
+        progress = self.scheduler.progress
+        counts = self._fresh_counts(self._store, self.scheduler.run_id)
+        parts = [
+            f"{progress.done}/{progress.total} rollouts",
+            f"{progress.solved} solved",
+            f"{progress.running} running",
+            f"{counts.calls} calls",
+            f"{short(counts.prompt_tokens)}+{short(counts.completion_tokens)} tokens",
+            self._time_left(progress.done, progress.total),
+        ]
+        if progress.failed or progress.retried:
+            parts.append(f"{progress.failed} failed, {progress.retried} retried")
+        if progress.last_error is not None:
+            parts.append(f"last fault at the {progress.last_error.boundary}")
+        if self.scheduler.draining:
+            parts.append("finishing what runs; Ctrl-C again stops at once")
+        return " · ".join(parts)
+
+    def _fresh_counts(self, store: Store, run_id: str) -> RunCounts:
+        began = time.monotonic()
+        if self._counts is None or began >= self._count_again:
+            self._counts = store.outcomes.counts(run_id)
+            self._count_again = began + _COUNTING_SHARE * (time.monotonic() - began)
+        return self._counts
+
+    def _time_left(self, done: int, total: int) -> str:
+        fresh = done - self._done_before
+        if done == total:
+            return "done"
+        if fresh == 0:
+            return "time left unknown"
+        return time_left((time.monotonic() - self._began) / fresh * (total - done))
+
+
+def print_summary(summary: RunSummary, as_json: bool) -> None:
+    """Print it to stdout."""
+    if as_json:
+        print_json(summary)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from understudy.util.text import visible
+
+    table = Table(show_header=False, title=f"run {summary.run_id}", title_justify="left")
+    rows = {
+        "rollouts": summary.rollouts,
+        "solved": summary.solved,
+        "unsolved": summary.unsolved,
+        "infrastructure failures": summary.infrastructure_failures,
+        "left queued": summary.pending,
+        "calls": summary.calls,
+        "prompt tokens": summary.prompt_tokens,
+        "completion tokens": summary.completion_tokens,
+        "wall clock": f"{summary.wall_s:.1f} s",
+        "output": summary.output_dir,
+    }
+    if summary.suspicious:
+        rows["suspicious patches"] = f"{summary.suspicious}, left out of exports"
+    if summary.cost_usd:
+        rows["cost"] = f"{summary.cost_usd:.4f} US dollars"
+    for name, value in rows.items():
+        table.add_row(name, Text(str(value)))
+    for failure, count in summary.failures.items():
+        table.add_row("failure", Text(visible(f"{count} × {failure}")))
+    for task, reason in summary.refused_tasks.items():
+        table.add_row("refused task", Text(visible(f"{task}: {reason}")))
+    for note in summary.notes:
+        table.add_row("note", Text(visible(note)))
+    Console().print(table)
+    if summary.pending:
+        typer.echo("Stopped early; run the same command again to continue.", err=True)

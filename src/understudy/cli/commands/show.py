@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from understudy.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from understudy.cli.display.transcript import RolloutRecord
+    from understudy.cli.transcript import RolloutRecord
     from understudy.store import Store
     from understudy.types import Attempt, Rollout, Verdict
 
@@ -53,7 +54,7 @@ def newest_run(runs: Path) -> Path:
 
 
 def _show(record: RolloutRecord, *, full: bool, as_json: bool) -> None:
-    from understudy.cli.display.transcript import TranscriptPrinter, console, summary
+    from understudy.cli.transcript import TranscriptPrinter, console, summary
     from understudy.trajectory.tree import build
 
     trajectory = build(record.calls)
@@ -65,7 +66,7 @@ def _show(record: RolloutRecord, *, full: bool, as_json: bool) -> None:
 
 def _record(store: Store, name: str) -> RolloutRecord:
     """What the store has under a name: a client's or an attempt's, else the rollout whose id begins so."""
-    from understudy.cli.display.transcript import RolloutRecord
+    from understudy.cli.transcript import RolloutRecord
     from understudy.store.keys import CLIENT
 
     attempts = {attempt.id: attempt for attempt in store.keys.clients()}
@@ -87,7 +88,7 @@ def _record(store: Store, name: str) -> RolloutRecord:
 
 def _rollout_record(store: Store, rollout: Rollout, chosen: Attempt | None = None) -> RolloutRecord:
     """What the store has of a rollout: the chosen attempt, else its graded one, else its last one."""
-    from understudy.cli.display.transcript import RolloutRecord
+    from understudy.cli.transcript import RolloutRecord
 
     attempts = store.runs.attempts(rollout.id)
     verdicts = [store.runs.verdict(attempt.id) for attempt in attempts]
@@ -174,7 +175,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from understudy.cli.display.transcript import console
+    from understudy.cli.transcript import console
     from understudy.util.text import visible
 
     table = Table(*head, box=None)
@@ -188,3 +189,37 @@ def _print_json(value: Any) -> None:
     import json
 
     typer.echo(json.dumps(value))
+
+
+class IntegrityStatus(StrEnum):
+    """What a patch may be."""
+
+    clean = "clean"
+    suspicious = "suspicious"
+
+
+def integrity(
+    rollout: Annotated[str, typer.Argument(help="A rollout's id or its beginning, or an attempt's id.")],
+    status: Annotated[IntegrityStatus, typer.Argument(help="What it is.")],
+    reason: Annotated[str, typer.Option("--reason", help="Why, for whoever reads it later.")],
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="A run's output directory [default: the newest in ./runs].")
+    ] = None,
+) -> None:
+    """Say after review whether a rollout's patch is clean or suspicious.
+
+    Exports leave suspicious ones out. What the grader found stays on record beside it.
+    """
+    from understudy.store import Store
+
+    with Store.open(directory or newest_run(Path("runs")), create=False) as store:
+        attempt_id = rollout
+        rollout_id, _, number = rollout.rpartition(".")
+        if not (number.isdecimal() and any(each.id == rollout_id for each in store.runs.rollouts())):
+            match = store.runs.find_rollout(rollout)
+            graded = [each.id for each in store.runs.attempts(match.id) if store.runs.verdict(each.id) is not None]
+            if not graded:
+                raise ConfigError(f"rollout {match.id} has no verdict that could be reviewed")
+            attempt_id = graded[-1]
+        store.runs.review(attempt_id, status.value, reason).result()
+    typer.echo(f"{attempt_id} is {status.value} now")

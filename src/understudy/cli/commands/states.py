@@ -101,7 +101,7 @@ def _table(sessions: SessionRepository, where: str | None, limit: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from understudy.cli.display.transcript import console
+    from understudy.cli.transcript import console
     from understudy.util.text import visible
 
     head = ("state", "model", "project", "role", "fidelity", "calls", "signals")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from understudy.cli.display.output import print_json
+from understudy.cli.output import print_json
 from understudy.cli.settings import LOCAL, sandbox_for
 from understudy.errors import ConfigError, TaskError
 from understudy.util.cpus import available_cpus

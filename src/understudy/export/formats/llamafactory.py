@@ -22,7 +22,7 @@ from understudy.export.examples import Example
 from understudy.export.files import ExportWriter, JsonLinesWriter
 from understudy.export.formats import llamafactory_rows as rows
 from understudy.export.formats.llamafactory_rows import Form, Row, RowFlaw, TemplateRules, template_rules
-from understudy.preference.base import Pair
+from understudy.preference.checks import Pair
 from understudy.util.atomic import atomic_path
 from understudy.util.locks import locked
 

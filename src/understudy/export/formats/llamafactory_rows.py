@@ -19,8 +19,7 @@ from msgspec import Struct
 from understudy.export.examples import Example
 from understudy.export.matching import arguments_of, textual
 from understudy.ingest.trace import Message
-from understudy.preference.base import Pair
-from understudy.preference.checks import message_of
+from understudy.preference.checks import Pair, message_of
 
 _THOUGHT = ("<think>\n", "\n</think>\n\n")
 _CALL = ("<tool_call>", "</tool_call>")

@@ -16,8 +16,7 @@ from understudy.export.files import ExportWriter
 from understudy.export.matching import INVALID_CALLS, arguments_of, textual
 from understudy.export.parquet import ExportParquetWriter
 from understudy.ingest.trace import Message
-from understudy.preference.base import Pair
-from understudy.preference.checks import message_of
+from understudy.preference.checks import Pair, message_of
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.samples import Sample
 

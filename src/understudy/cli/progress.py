@@ -1,4 +1,4 @@
-"""What goes on, drawn on stderr: a line that is redrawn on a terminal, plain lines now and then elsewhere."""
+"""Progress on stderr: a line that is redrawn on a terminal, plain lines now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ D = TypeVar("D", bound=LiveStatus)
 
 @contextmanager
 def live(status: D, stream: TextIO) -> Generator[D]:
-    """Draw `shown` on `stream` while the context is open."""
+    """Draw `status` on `stream` while the context is open."""
     stop = threading.Event()
     draw = _draw_live if stream.isatty() else _draw_plain
     thread = threading.Thread(target=draw, args=(status, stream, stop), name="progress", daemon=True)
@@ -80,3 +80,16 @@ def _draw_plain(status: LiveStatus, stream: TextIO, stop: threading.Event) -> No
         if ending:
             return
         status.changed.wait(status.plain_s)
+
+
+def short(count: int) -> str:
+    """A count in a few characters: 12.3k, 4.5M."""
+    for size, letter in ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")):
+        if count >= size:
+            return f"{count / size:.1f}{letter}"
+    return str(count)
+
+
+def time_left(seconds: float) -> str:
+    """How long it will still take, in words."""
+    return f"{seconds:.0f} s left" if seconds < 120 else f"{seconds / 60:.0f} min left"
