@@ -22,7 +22,7 @@ from msgspec import Struct
 from gateway_parts.load import Seen, Spec
 from gateway_parts.traffic import MODEL
 from understudy.config import cache_dir
-from understudy.gateway.serve.admin_client import GatewayAddress
+from understudy.gateway.serve.admin import GatewayAddress
 from understudy.gateway.serve.stored_keys import issue
 from understudy.store import Store
 

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from understudy.errors import ConfigError, GatewayError
-from understudy.gateway.backends.self_hosted import VLLMBackend
+from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.budget import Budget
 from understudy.gateway.control import GatewayState, GenerationControl
 from understudy.gateway.keys import Keys

@@ -14,11 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.chat import ChatBackend
+from understudy.gateway.backends.chat import (
+    ChatBackend,
+    EmbeddedBackend,
+    OpenAIBackend,
+    SGLangBackend,
+    VLLMBackend,
+)
 from understudy.gateway.backends.chat_response import ResponseAssembly, read_chunk
-from understudy.gateway.backends.openai import OpenAIBackend
-from understudy.gateway.backends.self_hosted import EmbeddedBackend, SGLangBackend, VLLMBackend
-from understudy.gateway.backends.sse import EventSplitter
+from understudy.gateway.backends.http import EventSplitter
 from understudy.model.process import start_server
 from understudy.types import PolicySpan
 from understudy.wire.errors import ContextOverflow

@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 
 from understudy.errors import ConfigError, StoreError
-from understudy.gateway.backends.self_hosted import VLLMBackend
+from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.keys import Keys
 from understudy.gateway.router import ModelRouter
 from understudy.gateway.server.app import Gateway
@@ -26,6 +26,8 @@ from understudy.gateway.server.capture import CallSink
 from understudy.gateway.server.http import BODY_LIMIT, RequestLimits
 from understudy.gateway.server.listen import tcp_socket
 from understudy.store.store import Store
+from understudy.trajectory.samples import merge
+from understudy.trajectory.tree import build
 from understudy.types import Call
 
 from fakes import sse
@@ -261,6 +263,12 @@ async def test_identical_requests_at_once_are_samples_of_their_own(store: Store)
     assert len({answer["content"][1]["id"] for answer in answers}) == 4, "each has tool ids of its own"
     assert {call.id for call in calls} == {answer["id"].replace("msg_", "call_") for answer in answers}
     assert {call.status for call in calls} == {"ok"}
+    tree = build(calls)
+    assert [node.superseded for node in tree.nodes] == [False] * 4
+    merged = merge(tree)
+    assert sorted(segment.call_ids[0] for segment in merged.segments) == sorted(call.id for call in calls)
+    assert not any(segment.superseded for segment in merged.segments), "each is a sample to learn from"
+    assert merged.reasons == {"first call": 1, "sibling": 3}
 
 
 async def test_retries_of_a_request_in_flight_are_one_call(store: Store) -> None:
@@ -285,6 +293,8 @@ async def test_retries_of_a_request_in_flight_are_one_call(store: Store) -> None
         calls = list(store.calls.of_attempt(front.attempts[0]))
     assert answers[0] == answers[1] == answers[2]
     assert len(calls) == 4
+    superseded = {node.call.id for node in build(calls).nodes if node.superseded}
+    assert superseded == {answer["id"].replace("msg_", "call_") for answer in (answers[0], await more)}
     assert again["id"] != answers[0]["id"]
 
 

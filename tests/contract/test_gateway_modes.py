@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from understudy.gateway.backends.self_hosted import VLLMBackend
+from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.budget import Budget
 from understudy.gateway.fair_slots import FairSlots
 from understudy.gateway.keys import Keys

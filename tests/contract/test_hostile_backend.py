@@ -15,9 +15,9 @@ import pytest
 from aiohttp import web
 
 from understudy.errors import BackendError
-from understudy.gateway.backends import http, sse
+from understudy.gateway.backends import http
+from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.backends.http import NotServedError
-from understudy.gateway.backends.self_hosted import VLLMBackend
 from understudy.wire.model import ChatRequest
 
 GOOD: dict[str, Any] = {
@@ -217,7 +217,7 @@ COMMENT = b": " + b"x" * (1 << 20) + b"\n\n"
 @pytest.mark.parametrize(
     ("endless", "message"),
     [
-        (lambda: b"data: " + b"x" * sse.EVENT_LIMIT, "one event has more"),
+        (lambda: b"data: " + b"x" * http.EVENT_LIMIT, "one event has more"),
         (lambda: COMMENT * (http.ANSWER_LIMIT // len(COMMENT) + 1), "the response has more than"),
     ],
     ids=["one event", "many events"],

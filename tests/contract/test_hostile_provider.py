@@ -13,10 +13,10 @@ from aiohttp import web
 from understudy.errors import BackendError
 from understudy.gateway.backends.anthropic import AnthropicRelay
 from understudy.gateway.backends.base import NativeRequest
+from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.backends.chat_response import CALLS_LIMIT
-from understudy.gateway.backends.self_hosted import VLLMBackend
 from understudy.gateway.errors import fault_of
-from understudy.wire.anthropic.dialect import Anthropic
+from understudy.wire.anthropic import Anthropic
 from understudy.wire.errors import ProviderRefusal
 from understudy.wire.model import ChatRequest
 from understudy.wire.stored import response_blocks, sampled_calls

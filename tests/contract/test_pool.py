@@ -15,8 +15,8 @@ from aiohttp import web
 from understudy.errors import BackendError
 from understudy.gateway.backends.anthropic import AnthropicRelay
 from understudy.gateway.backends.base import NativeRequest, RestorableBackend
+from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.backends.pool import BackendPool, RelayPool
-from understudy.gateway.backends.self_hosted import VLLMBackend
 from understudy.gateway.config import GatewayConfig, ModelConfig, ModelsConfig
 from understudy.gateway.factory import build_models
 from understudy.gateway.prices import Price

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from understudy.gateway.backends.anthropic import AnthropicRelay
 from understudy.gateway.backends.base import Backend, Relay
-from understudy.gateway.backends.self_hosted import VLLMBackend
+from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.keys import Keys
 from understudy.gateway.router import ModelRouter
 from understudy.gateway.server.app import Gateway

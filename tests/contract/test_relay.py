@@ -15,7 +15,7 @@ from understudy.gateway.backends.anthropic import AnthropicRelay
 from understudy.gateway.backends.base import NativeRequest, NativeResponse
 from understudy.gateway.errors import fault_of
 from understudy.types import Usage
-from understudy.wire.anthropic.dialect import Anthropic
+from understudy.wire.anthropic import Anthropic
 from understudy.wire.dialect import ErrorResponse
 from understudy.wire.errors import InvalidRequest
 

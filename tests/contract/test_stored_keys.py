@@ -10,10 +10,10 @@ from typing import Any
 
 import aiohttp
 
-from understudy.gateway.backends.self_hosted import VLLMBackend
+from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.router import ModelRouter
-from understudy.gateway.serve.forwarding import ForwardingApp
 from understudy.gateway.serve.stored_keys import StoredKeys, issue
+from understudy.gateway.serve.worker import ForwardingApp
 from understudy.gateway.server.app import Gateway
 from understudy.gateway.server.listen import Listener, tcp_socket
 from understudy.store.sqlite.engine import FILE

@@ -18,14 +18,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from opentelemetry.semconv._incubating.attributes import error_attributes, gen_ai_attributes
 
-from understudy.gateway.backends.self_hosted import VLLMBackend
+from understudy.gateway.backends.chat import VLLMBackend
+from understudy.gateway.config import TelemetryCollector as Address
 from understudy.gateway.keys import Keys
 from understudy.gateway.router import ModelRouter
 from understudy.gateway.server.app import Gateway
+from understudy.gateway.telemetry import ATTEMPT_ID
 from understudy.gateway.telemetry.agent_exports import LIMIT, AgentTelemetry
-from understudy.gateway.telemetry.conventions import ATTEMPT_ID, attributes, contents
-from understudy.gateway.telemetry.conventions import TelemetryCollector as Address
-from understudy.gateway.telemetry.otlp import CallSpans
+from understudy.gateway.telemetry.otlp import CallSpans, attributes, contents
 from understudy.store.store import Store
 from understudy.types import Call, ErrorInfo, Usage
 
@@ -385,7 +385,7 @@ def test_without_the_extra_it_is_said_what_to_install() -> None:
     script = (
         "import sys; sys.modules['opentelemetry'] = None\n"
         "from understudy.gateway.telemetry.agent_exports import AgentTelemetry\n"
-        "from understudy.gateway.telemetry.conventions import TelemetryCollector\n"
+        "from understudy.gateway.config import TelemetryCollector\n"
         "from understudy.errors import ConfigError\n"
         "AgentTelemetry()\n"
         "try:\n    AgentTelemetry(TelemetryCollector(endpoint='http://127.0.0.1:4318'))\n"

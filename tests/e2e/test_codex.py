@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from understudy.config import cache_dir
-from understudy.gateway.backends.self_hosted import VLLMBackend
+from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.keys import Keys
 from understudy.gateway.router import ModelRouter
 from understudy.gateway.server.app import Gateway

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from understudy.gateway.config import TelemetryCollector as Address
+from understudy.gateway.telemetry import ATTEMPT_ID
 from understudy.gateway.telemetry.agent_exports import AgentTelemetry
-from understudy.gateway.telemetry.conventions import ATTEMPT_ID
-from understudy.gateway.telemetry.conventions import TelemetryCollector as Address
 from understudy.gateway.telemetry.otlp import CallSpans
 
 from fakes import reach

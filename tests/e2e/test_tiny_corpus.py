@@ -20,7 +20,7 @@ from understudy.train.tiny import corpus
 from understudy.trajectory.samples import merge
 from understudy.trajectory.tree import build
 from understudy.types import Call
-from understudy.wire.anthropic.dialect import Anthropic
+from understudy.wire.anthropic import Anthropic
 from understudy.wire.dialect import Branch
 from understudy.wire.model import ChatRequest
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from understudy.gateway.backends.anthropic import AnthropicRelay
-from understudy.gateway.backends.self_hosted import VLLMBackend
+from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.budget import Budget
 from understudy.gateway.keys import Keys
 from understudy.gateway.router import LOW, ModelRouter

@@ -13,7 +13,7 @@ from typing import Self
 import aiohttp
 import msgspec
 
-from understudy.gateway.serve.admin_client import ADDRESS, GatewayAddress
+from understudy.gateway.serve.admin import ADDRESS, GatewayAddress
 
 _COMMAND = [sys.executable, "-c", "from understudy.cli.main import main; main()", "gateway"]
 

@@ -14,7 +14,7 @@ from msgspec import Raw, Struct
 
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Finding
-from understudy.wire.anthropic.response import read_response
+from understudy.wire.anthropic import read_response
 from understudy.wire.decoding import decoded
 from understudy.wire.model import Block
 
@@ -150,6 +150,7 @@ def _may_be_missing(node: Node, cut_off: bool) -> bool:
     """Whether the CLI has a reason not to log an answer."""
     return (
         node.superseded
+        or node.alternative
         or node.role in _UNLOGGED_ROLES
         or not (_text(node.answer or ()) or _tool_calls(node.answer or ()))
         or (cut_off and not node.children)

@@ -15,7 +15,6 @@ from msgspec import Struct, field
 
 from understudy.export.matching import flaw, place, same, textual
 from understudy.ingest.model_families import model_family
-from understudy.ingest.normalise import normalise_messages
 from understudy.ingest.trace import (
     SYSTEM_PROMPT,
     Message,
@@ -26,6 +25,7 @@ from understudy.ingest.trace import (
     TraceTurn,
     TurnSignals,
     expand,
+    normalise_messages,
     state_id,
 )
 from understudy.preference.checks import message_of

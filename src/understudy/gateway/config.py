@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -15,7 +16,6 @@ from understudy.errors import ConfigError
 from understudy.gateway.budget import Budget
 from understudy.gateway.exact.parsers import FORMATS
 from understudy.gateway.prices import Price, list_price
-from understudy.gateway.telemetry.conventions import TelemetryCollector
 
 BackendKind = Literal["vllm", "sglang", "openai", "anthropic", "embedded"]
 TokenMode = Literal["observe", "exact"]
@@ -25,6 +25,7 @@ OWN_SERVERS = frozenset({"vllm", "sglang", "embedded"})
 
 EMBEDDED_MODEL = "understudy-embedded"
 """What the embedded server calls its model, unless it is told otherwise."""
+HEADERS_VARIABLE = "OTEL_EXPORTER_OTLP_HEADERS"
 QUEUE = 1024
 TIMEOUT_S = 3600.0
 
@@ -111,6 +112,23 @@ class SamplingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     training: SamplingParameters = SamplingParameters()
     evaluation: SamplingParameters = SamplingParameters()
+
+
+class TelemetryCollector(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where telemetry goes: `endpoint` is the base URL of an OTLP/HTTP collector.
+
+    Headers for it, which may be secrets, are in the environment variable OTEL_EXPORTER_OTLP_HEADERS. `contents`
+    asks for the prompts and answers too, else nothing that an agent or a model wrote is exported.
+    """
+
+    endpoint: str
+    contents: bool = False
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What goes with each export, as `name=value` with commas between, values in URL encoding."""
+        pairs = (pair.partition("=") for pair in os.environ.get(HEADERS_VARIABLE, "").split(","))
+        return {name.strip().lower(): unquote(value.strip()) for name, _, value in pairs if name.strip()}
 
 
 class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

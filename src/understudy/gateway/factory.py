@@ -16,10 +16,9 @@ from msgspec import Struct
 from understudy.errors import BackendError, ConfigError
 from understudy.gateway.backends.anthropic import BASE_URL, AnthropicRelay
 from understudy.gateway.backends.base import Backend, Relay, RestorableBackend
+from understudy.gateway.backends.chat import EmbeddedBackend, OpenAIBackend, SGLangBackend, VLLMBackend
 from understudy.gateway.backends.http import HttpClient
-from understudy.gateway.backends.openai import OpenAIBackend
 from understudy.gateway.backends.pool import BackendPool, RelayPool, RememberingPool
-from understudy.gateway.backends.self_hosted import EmbeddedBackend, SGLangBackend, VLLMBackend
 from understudy.gateway.config import OWN_SERVERS, GatewayConfig, ModelConfig, check_config
 from understudy.gateway.control import GenerationControl
 from understudy.gateway.exact.backend import ExactBackend

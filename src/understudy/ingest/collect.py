@@ -1,39 +1,238 @@
 """Reads all logs below some paths, and writes their states into one file or into a store.
 
-A file is complete or not there: everything is written beside it first. Logs that did not change are not read
-again: their part of the existing file is copied, or their states are in the store already.
+A file is complete or absent: everything is written to a temporary directory beside it first. Logs that did not
+change are not read again: their part of the existing file is copied, or their states are in the store already.
+What was read of which log is remembered in a manifest, a hidden file beside the output, or in the store.
 """
 
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import shutil
 import signal
 import stat
 import tempfile
+from array import array
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 
+from understudy import __version__
 from understudy.errors import ConfigError
-from understudy.ingest import manifest
-from understudy.ingest.batch_reader import ID_BYTES, BatchResult, IngestSummary, StateSelection
+from understudy.ingest.batch_reader import (
+    ID_BYTES,
+    BatchResult,
+    IngestJob,
+    IngestProgress,
+    IngestSummary,
+    Kind,
+    ProgressCallback,
+    StateSelection,
+    read_batches,
+    signals_blocked,
+)
 from understudy.ingest.formats.base import LogFormat
 from understudy.ingest.formats.registry import LogBatch, group_batches
-from understudy.ingest.jsonl import PrivateFile, unwritable_error
 from understudy.ingest.log_files import INSIDE, LogFile, walk_logs
-from understudy.ingest.manifest import IngestedBatch
-from understudy.ingest.parquet import ParquetWriter, part_path
-from understudy.ingest.processes import IngestJob, IngestProgress, ProgressCallback, read_batches, signals_blocked
-from understudy.ingest.spool import SpoolLoader
+from understudy.ingest.state_files import ParquetWriter, PrivateFile, SpoolLoader, part_path, unwritable_error
+from understudy.redact.betterleaks import is_installed
 from understudy.redact.report import RedactionReport as Replaced
 from understudy.redact.report import write_report_beside
 from understudy.store import Store
+from understudy.store.sessions import LogSource, TextOrBytes
 from understudy.util.locks import locked
+
+_READER = "2"
+"""Raise it when what is read of a log changes within a release."""
+
+_FORMAT = 1
+
+
+class LogIdentity(Struct, frozen=True, array_like=True):
+    """A log as it was before it was read."""
+
+    path: bytes
+    size: int
+    modified_ns: int
+
+
+class IngestedBatch(Struct, array_like=True):
+    """A batch that was read. `read` tells its states and where they are, `dropped` those that others gave."""
+
+    format: str
+    files: list[LogIdentity]
+    read: BatchResult
+    dropped: bytes = b""
+
+
+class OutputManifest(Struct, array_like=True):
+    """What was written to a file, which was `size` bytes then, and last changed at `modified_ns`."""
+
+    version: int
+    reader: str
+    size: int
+    modified_ns: int
+    batches: list[IngestedBatch]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def _counter(kind: Any, value: Any) -> Any:
+    return Counter[str](value)
+
+
+_decode = msgspec.msgpack.Decoder(OutputManifest, dec_hook=_counter).decode
+
+
+def reader_of(job: IngestJob) -> str:
+    """Who reads, and how: what was read by another is read again."""
+    key = None
+    if job.key is not None:
+        # What the rules find depends on what is installed.
+        key = (hashlib.blake2b(job.key, digest_size=8).hexdigest(), is_installed())
+    options = hashlib.blake2b(msgspec.json.encode((job.selection, job.form, key)), digest_size=8).hexdigest()
+    return f"{__version__}/{_READER}/{options}"
+
+
+def _identities(batch: LogBatch) -> list[LogIdentity] | None:
+    """The logs of a batch as they are now, None where one is gone."""
+    identities: list[LogIdentity] = []
+    for file in batch.files:
+        archive, inside, _ = file.path.partition(INSIDE)
+        try:
+            status = os.stat(archive)  # noqa: PTH116 (of very many paths)
+        except OSError:
+            return None
+        # What lies in an archive is as old as the archive.
+        size = file.size if inside else status.st_size
+        identities.append(LogIdentity(path_bytes(file.path), size, status.st_mtime_ns))
+    return identities
+
+
+def path_bytes(path: str) -> bytes:
+    """A path as bytes, whatever is in it."""
+    return path.encode(errors="surrogatepass")
+
+
+# --- beside a file -------------------------------------------------------------------------------------
+
+
+def manifest_path(output: Path) -> Path:
+    """Where the manifest of a file lies."""
+    return output.with_name(f".{output.name[:200]}.understudy")
+
+
+def load_manifest(output: Path, job: IngestJob) -> OutputManifest | None:
+    """What is remembered of a file; None where that is nothing, the file was changed, or another wrote it."""
+    try:
+        manifest = _decode(manifest_path(output).read_bytes())
+        status = output.stat()
+    except (OSError, msgspec.MsgspecError):
+        return None
+    same = (manifest.version, manifest.reader) == (_FORMAT, reader_of(job))
+    return (
+        manifest
+        if same and (manifest.size, manifest.modified_ns) == (status.st_size, status.st_mtime_ns)
+        else None
+    )
+
+
+def save_manifest(to: Path, whole: Path, job: IngestJob, batches: list[IngestedBatch]) -> None:
+    """Write the manifest of the file `whole`. Raises OSError."""
+    status = whole.stat()
+    to.touch(0o600)
+    to.write_bytes(_encode(OutputManifest(_FORMAT, reader_of(job), status.st_size, status.st_mtime_ns, batches)))
+
+
+def reusable(
+    batches: Sequence[LogBatch], now: Sequence[list[LogIdentity] | None], manifest: OutputManifest | None
+) -> list[IngestedBatch | None]:
+    """For each batch what was written of it, where its logs are as they were.
+
+    A batch of which states were left out for being those of others is reusable only where those are sure to be
+    there again, before it.
+    """
+    earlier = (
+        {(batch_before.format, tuple(batch_before.files)): batch_before for batch_before in manifest.batches}
+        if manifest
+        else {}
+    )
+    sure: set[bytes] = set()
+    result: list[IngestedBatch | None] = []
+    for batch, files in zip(batches, now, strict=True):
+        batch_before = None if files is None else earlier.get((batch.format.name, tuple(files)))
+        if batch_before is not None:
+            if all(identity in sure for identity in _split(batch_before.dropped)):
+                sure.update(identity for identity, _ in batch_before.read.states())
+            else:
+                batch_before = None
+        result.append(batch_before)
+    return result
+
+
+def without_states(read: BatchResult, dropped: Set[int], at: int, size: int) -> tuple[BatchResult, bytes]:
+    """What is remembered of a batch that states were left out of, now at another place; and the ids left out."""
+    ids: list[bytes] = []
+    of = array("I")
+    kinds: dict[Kind, int] = {}
+    gone: list[bytes] = []
+    for number, (identity, kind) in enumerate(read.states()):
+        if number in dropped:
+            gone.append(identity)
+        else:
+            ids.append(identity)
+            of.append(kinds.setdefault(kind, len(kinds)))
+    remaining = msgspec.structs.replace(
+        read, ids=b"".join(ids), of=of.tobytes(), kinds=list(kinds), at=at, size=size
+    )
+    return remaining, b"".join(gone)
+
+
+def _split(ids: bytes) -> Iterable[bytes]:
+    return (ids[at : at + ID_BYTES] for at in range(0, len(ids), ID_BYTES))
+
+
+# --- in a store ----------------------------------------------------------------------------------------
+
+
+def sources_of(batch: LogBatch, files: Sequence[LogIdentity], job: IngestJob) -> list[LogSource]:
+    """What a store remembers of the logs of a batch."""
+    reader = f"{reader_of(job)}/{batch.format.name}"
+    return [
+        LogSource(
+            _storable(_absolute(file.path)), _storable(path_bytes(batch.key)), file.size, file.modified_ns, reader
+        )
+        for file in files
+    ]
+
+
+def all_read(sources: Sequence[LogSource], stored: Mapping[TextOrBytes, LogSource]) -> bool:
+    """Whether all of the logs were read as they are; with which others does not matter."""
+    return all(
+        (before := stored.get(source.path)) is not None
+        and (before.size, before.modified_ns, before.reader) == (source.size, source.modified_ns, source.reader)
+        for source in sources
+    )
+
+
+def _absolute(path: bytes) -> bytes:
+    return path_bytes(str(Path(path.decode(errors="surrogatepass")).absolute()))
+
+
+def _storable(data: bytes) -> TextOrBytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
 
 _WHOLE = "whole"
 _MANIFEST = "manifest"
@@ -60,11 +259,11 @@ def find_logs(
     skipped: Counter[str] = Counter()
     progress = IngestProgress()
     named_paths = {str(path.absolute()) for path in paths if path.is_file() and path.suffix.lower() != ".zip"}
-    own = _identity(output) if output else None
+    own = _inode(output) if output else None
 
     def seen() -> Iterator[LogFile]:
         for file in walk_logs(paths, skipped):
-            if own is not None and _identity(Path(file.path.partition(INSIDE)[0])) == own:
+            if own is not None and _inode(Path(file.path.partition(INSIDE)[0])) == own:
                 raise ConfigError(f"--output: {output} is one of the logs to read; choose another file")
             progress.files += 1
             report(progress)
@@ -121,8 +320,8 @@ def collect_to_file(
         raise ConfigError(f"--output: {output} exists and is not a regular file; choose another file")
     job = IngestJob(selection, "parquet" if output.suffix == ".parquet" else "lines", key)
     now = [_identities(batch) for batch in logs.batches]
-    before = manifest.load(output, job)
-    old = manifest.reusable(logs.batches, now, before)
+    before = load_manifest(output, job)
+    old = reusable(logs.batches, now, before)
     total = IngestSummary(skipped=logs.skipped.copy())
     replaced = None if key is None else Replaced()
     if before is not None and [*old] == before.batches:
@@ -144,9 +343,9 @@ def collect_to_file(
             writing.file.close()
         whole = directory / _WHOLE
         try:
-            manifest.save(directory / _MANIFEST, whole, job, written)
+            save_manifest(directory / _MANIFEST, whole, job, written)
             whole.replace(output)
-            (directory / _MANIFEST).replace(manifest.beside(output))
+            (directory / _MANIFEST).replace(manifest_path(output))
         except OSError as error:
             raise unwritable_error(output, error) from error
     write_report_beside(output, replaced)
@@ -184,7 +383,7 @@ def _write(
     job: IngestJob,
     jobs: int,
     report: ProgressCallback,
-    now: Sequence[list[manifest.LogIdentity] | None],
+    now: Sequence[list[LogIdentity] | None],
     old: Sequence[IngestedBatch | None],
     directory: Path,
     writing: _JsonlOutput | _ParquetOutput,
@@ -208,7 +407,7 @@ def _write(
         if replaced:
             replaced.merge(read.places, read.unplaced)
         at, size = writing.take(read, source, dropped)
-        read, more = manifest.without(read, dropped, at, size)
+        read, more = without_states(read, dropped, at, size)
         if files is not None and not _unread(read):
             written.append(IngestedBatch(batch.format.name, files, read, gone + more))
         progress.written = writing.file.tell() if isinstance(writing, _JsonlOutput) else 0
@@ -241,12 +440,12 @@ def collect_to_store(
         stored = store.sessions.sources()
         total = IngestSummary(skipped=logs.skipped.copy())
         fresh: list[LogBatch] = []
-        sources: list[list[manifest.LogSource]] = []
+        sources: list[list[LogSource]] = []
         progress = _progress(logs)
         for batch in logs.batches:
             files = _identities(batch)
-            of_batch = [] if files is None else manifest.sources_of(batch, files, job)
-            if of_batch and manifest.all_read(of_batch, stored):
+            of_batch = [] if files is None else sources_of(batch, files, job)
+            if of_batch and all_read(of_batch, stored):
                 total.files += len(batch.files)
                 total.unchanged += len(batch.files)
                 progress.read += len(batch.files)
@@ -293,13 +492,6 @@ def _unread(read: BatchResult) -> bool:
     return bool(read.skipped)
 
 
-def _identities(batch: LogBatch) -> list[manifest.LogIdentity] | None:
-    try:
-        return manifest.identities(batch)
-    except OSError:
-        return None
-
-
 @contextmanager
 def _workplace(parent: Path, prefix: str) -> Generator[Path]:
     """A temporary directory for parts. Raises ConfigError where it cannot be created."""
@@ -331,7 +523,7 @@ def _sweep(parent: Path, prefix: str) -> None:
             continue  # in use, or not ours to remove: this run has a directory of its own
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _inode(path: Path) -> tuple[int, int] | None:
     try:
         status = path.stat()
     except OSError:

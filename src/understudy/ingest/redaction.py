@@ -98,10 +98,7 @@ class _RedactedRenderer:
     def action(self, bodies: Sequence[tuple[int, Any]]) -> TurnAction:
         action = self._renderer.action([own for _, own in bodies])
         where = f"{self._name} node {bodies[0][0]}" if bodies else self._name
-        fields: dict[str, Any] = {
-            "content": action.content,
-            "tool_calls": action.tool_calls,
-        }
+        fields: dict[str, Any] = {"content": action.content, "tool_calls": action.tool_calls}
         # The same words as in the history, so the same place; thinking stands nowhere else.
         fields = self._scope.value(fields, where)
         thinking = action.thinking and self._scope.text(action.thinking, f"{where} thinking")

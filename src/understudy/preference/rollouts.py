@@ -16,8 +16,7 @@ from msgspec import Struct
 
 from understudy.errors import ConfigError
 from understudy.ingest.model_families import model_family
-from understudy.ingest.normalise import normalise_messages
-from understudy.ingest.trace import Message, TurnAction
+from understudy.ingest.trace import Message, TurnAction, normalise_messages
 from understudy.preference.checks import SAME, Checks, Pair, PairCounts
 from understudy.preference.equivalence import (
     ActionEffect,

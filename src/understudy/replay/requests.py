@@ -13,8 +13,7 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from understudy.gateway.prices import Price
-from understudy.ingest.normalise import MISSING_RESULT
-from understudy.ingest.trace import Message, Trace, text_of
+from understudy.ingest.trace import MISSING_RESULT, Message, Trace, text_of
 from understudy.preference.proposals import sent_name
 from understudy.replay.teachers import TeacherConfig
 from understudy.wire.arguments import parse_object, tool_input

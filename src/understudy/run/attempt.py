@@ -11,7 +11,7 @@ from pathlib import Path
 
 from understudy.agents.base import GATEWAY_SOCKET, Agent, AgentJob, AgentOutcome, AgentResult
 from understudy.errors import AgentError, BackendError, GatewayError, UnderstudyError
-from understudy.gateway.backends.overflow import is_overflow
+from understudy.gateway.backends.fields import is_overflow
 from understudy.gateway.keys import Keys
 from understudy.gateway.session import GatewaySession
 from understudy.grade.patch import extract_patch

@@ -95,13 +95,15 @@ def load_groups(
     roles: Collection[Role] = WORK_ROLES,
     include_suspicious: bool = False,
     logprobs: bool = True,
+    imitation: bool = False,
     temperature: float | None = None,
     left_out: Counter[str] | None = None,
 ) -> Iterator[RolloutGroup]:
     """The groups of `sources`: directories of stores, and exports in the format trl-tokens.
 
     A group is made of the rollouts of one task in one run (of one task, in an export). With `logprobs` a sequence
-    without those of the policy that sampled it is left out, as policy gradients need them. What is left out is
+    without those of the policy that sampled it is left out, as policy gradients need them. For `imitation` the
+    tokens of answers with a malformed tool call are not learned (see `Segment.target_mask`). What is left out is
     counted in `left_out` by why. Raises ConfigError for a directory that is neither, StoreError for a damaged one;
     ConfigError too when calls are known to have been sampled at another `temperature` than this.
     """
@@ -117,6 +119,7 @@ def load_groups(
                     roles=roles,
                     include_suspicious=include_suspicious,
                     logprobs=logprobs,
+                    imitation=imitation,
                     temperature=temperature,
                     left_out=counts,
                 )
@@ -129,6 +132,7 @@ def groups_from_store(
     roles: Collection[Role] = WORK_ROLES,
     include_suspicious: bool = False,
     logprobs: bool = True,
+    imitation: bool = False,
     temperature: float | None = None,
     left_out: Counter[str] | None = None,
     tasks: Collection[str] | None = None,
@@ -154,7 +158,9 @@ def groups_from_store(
                     _check_temperature(answered, temperature)
                 reward = member.verdict.reward
                 taken = samples(trajectory, rollout_id=member.rollout.id, reward=reward, roles=roles)
-                sequences = [each for each in (_sequence(sample, counts) for sample in taken) if each is not None]
+                sequences = [
+                    each for each in (_sequence(sample, imitation, counts) for sample in taken) if each is not None
+                ]
                 rollout = _rollout(member.rollout.id, task_id, reward, sequences, logprobs, counts)
                 if rollout is not None:
                     rollouts.append(rollout)
@@ -215,7 +221,7 @@ def _check_temperature(calls: Iterable[Call], temperature: float) -> None:
             )
 
 
-def _sequence(sample: Sample, counts: Counter[str]) -> TokenSequence | None:
+def _sequence(sample: Sample, imitation: bool, counts: Counter[str]) -> TokenSequence | None:
     segment = sample.segment
     if segment.superseded:
         counts[SUPERSEDED] += 1
@@ -223,7 +229,7 @@ def _sequence(sample: Sample, counts: Counter[str]) -> TokenSequence | None:
     values = [value for value in segment.logprobs if value is not None]
     return TokenSequence(
         token_ids=segment.token_ids,
-        loss_mask=segment.loss_mask,
+        loss_mask=segment.target_mask if imitation else segment.loss_mask,
         logprobs=tuple(values) if len(values) == len(segment.logprobs) else None,
         policy_versions=segment.policy_versions,
     )

@@ -31,11 +31,11 @@ Reason = Literal[
 ]
 """Why a segment begins.
 
-The first five are those of a call that follows none (see `tree.Origin`); "compaction" is also the request for
-the summary. "auxiliary": forked off for a purpose of its own (see `roles.Role`). "sibling": another call went on
-from the same answer. "call before not usable": it has no token ids or was not answered. "prompt rendered anew":
-the earlier prompt itself comes back as other tokens. "answer rewritten": the agent sent the answer back changed.
-"retokenized": it came back unchanged, yet as other tokens.
+Those of a call that follows none are explained in `tree.Origin`; "compaction" is also the request for the summary.
+"auxiliary": forked off for a purpose of its own (see `roles.Role`). "sibling" is also a call that follows the same
+answer as the one that went on. "call before not usable": it has no token ids or was not answered. "prompt rendered
+anew": the earlier prompt itself comes back as other tokens. "answer rewritten": the agent sent the answer back
+changed. "retokenized": it came back unchanged, yet as other tokens.
 """
 
 _FORKED: dict[Role, Reason] = {"compaction": "compaction", "auxiliary": "auxiliary"}
@@ -62,7 +62,20 @@ class Segment(Struct, frozen=True, kw_only=True):
     reason: Reason
     superseded: bool = False
     malformed: tuple[tuple[int, int], ...] = ()
-    """Where completions with a malformed tool call stand, as ranges of tokens: nothing to imitate."""
+    """Where completions with a malformed tool call stand, as ranges of tokens."""
+
+    @property
+    def target_mask(self) -> tuple[int, ...]:
+        """`loss_mask` without the completions that have a malformed tool call.
+
+        A malformed call is not a good action: it is never a target of imitation (nor the chosen answer of a pair,
+        see `preference.normalise`). What learns from rewards uses `loss_mask`, so that such a call has its part
+        in the reward that it led to.
+        """
+        mask = list(self.loss_mask)
+        for start, end in self.malformed:
+            mask[start:end] = [0] * (end - start)
+        return tuple(mask)
 
 
 class Merged(Struct, frozen=True):

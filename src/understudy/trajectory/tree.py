@@ -8,6 +8,7 @@ its thinking not at all; all else must be equal, but for `cache_control`.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +22,8 @@ from understudy.wire.decoding import canonical
 from understudy.wire.model import Block, Conversation, Message, ToolCall
 from understudy.wire.stored import read_request, read_response, sampled_calls, shown_messages
 
-Origin = Literal["first call", "retry", "compaction", "tools or system changed", "history rewritten"]
-"""Why a call follows no other."""
+Origin = Literal["first call", "retry", "sibling", "compaction", "tools or system changed", "history rewritten"]
+"""Why a call follows no other. "sibling": another sample of a request that was made several times at once."""
 
 MAIN = "main"
 """The branch of the session itself; a subagent's branch bears the agent's id."""
@@ -34,7 +35,9 @@ class Node:
 
     `children` are in the order of their calls; `heir` is the one that goes on with this node's branch, which is
     unique to one line of calls. `fresh` is how many blocks of the conversation the parent and its answer make up.
-    `superseded`: the same request was made again and nothing followed this one.
+    `superseded`: the same request was made again later and nothing followed this one.
+    `alternative`: the same request was made several times at once, and this sample is not the one that the
+    conversation went on from (where none is: not the first).
     `role` is what the call was for, see `roles`.
     `verbatim`: the parent's answer came back exactly as it was given. `spawned_by` is, on the first call of a
     subagent or a helper, the call whose tool call started it. `continues` is, on the first call after a
@@ -52,6 +55,7 @@ class Node:
     branch: str = ""
     fresh: int = 0
     superseded: bool = False
+    alternative: bool = False
     verbatim: bool = True
     spawned_by: Node | None = None
     continues: Node | None = None
@@ -98,7 +102,7 @@ def build(calls: Iterable[Call]) -> Trajectory:
         peers.append(entry)
         if entry.end:
             answered[call.agent_id, entry.end.loose].append(entry)
-    _mark_superseded(entries)
+    _mark_repeated(entries)
     nodes = tuple(entry.node for entry in entries)
     assign(nodes)
     _link_roots(nodes)
@@ -267,23 +271,49 @@ def _asks_for(node: Node, helper: Node) -> bool:
 # --- retries and branches ------------------------------------------------------------------------------
 
 
-def _mark_superseded(entries: list[_Entry]) -> None:
+def _mark_repeated(entries: list[_Entry]) -> None:
+    """Tell, of calls that made the same request, the samples that an agent asked for at once from retries in vain.
+
+    The store does not say which request was a retry. But the gateway answers a retry with the call in flight that
+    it repeats, so two answered calls that overlap in time are never tries of one another.
+    """
     groups: dict[tuple[object, ...], list[Node]] = defaultdict(list)
     for entry in entries:
         if entry.marks:
             groups[entry.request_key].append(entry.node)
     for group in groups.values():
-        continued = [node for node in group if node.children]
-        if not continued:
-            continued = [max(group, key=lambda node: (node.call.status == "ok", _order(node.call)))]
+        retained = {node for node in group if node.children} or {
+            max(group, key=lambda node: (node.call.status == "ok", _order(node.call)))
+        }
+        for concurrent in _concurrent(node for node in group if node.call.status == "ok"):
+            if not retained.isdisjoint(concurrent):
+                line = [node for node in concurrent if node.children] or concurrent[:1]
+                retained.update(concurrent)
+                for node in concurrent:
+                    node.alternative = node not in line
+                    if node.origin == "retry" and node is not concurrent[0]:
+                        node.origin, node.spawned_by = "sibling", concurrent[0].spawned_by
         for node in group:
-            node.superseded = node not in continued
+            node.superseded = node not in retained
+
+
+def _concurrent(nodes: Iterable[Node]) -> list[list[Node]]:
+    """The nodes grouped so that calls which overlap in time are together, each group in the order of its calls."""
+    groups: list[list[Node]] = []
+    end = -math.inf
+    for node in sorted(nodes, key=lambda node: node.call.started_at):
+        if node.call.started_at >= end:
+            groups.append([])
+        groups[-1].append(node)
+        end = max(end, node.call.ended_at)
+    return [sorted(group, key=lambda node: _order(node.call)) for group in groups]
 
 
 def _name_branches(nodes: Sequence[Node]) -> None:
     """A node goes on with its parent's branch when it is the heir, else begins one: main, main.1, …
 
-    What a retry superseded, or failed and led nowhere, is named last, so that the retry has the plain name.
+    Alternatives, then what failed and led nowhere, then what a retry superseded are named last, so that the line
+    that goes on has the plain name.
     """
     for node in nodes:
         node.heir = min(
@@ -293,7 +323,9 @@ def _name_branches(nodes: Sequence[Node]) -> None:
         )
     heads = [node for node in nodes if node.parent is None or node.parent.heir is not node]
     taken: set[str] = set()
-    for head in sorted(heads, key=lambda node: (node.superseded, node.call.status != "ok" and not node.children)):
+    for head in sorted(
+        heads, key=lambda n: (n.superseded, n.call.status != "ok" and not n.children, n.alternative)
+    ):
         label = name = _label(head)
         count = 0
         while name in taken:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from understudy.wire.anthropic.dialect import Anthropic
-from understudy.wire.chat.dialect import OpenAIChat
+from understudy.wire.anthropic import Anthropic
+from understudy.wire.chat import OpenAIChat
 from understudy.wire.dialect import Dialect
-from understudy.wire.responses.dialect import OpenAIResponses
+from understudy.wire.responses import OpenAIResponses
 
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect for dialect in (Anthropic(), OpenAIChat(), OpenAIResponses())

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,11 +28,15 @@ from understudy.export.formats.openai import refusal_reason
 from understudy.export.formats.trl import message_rows
 from understudy.export.parquet import ExportParquetWriter
 from understudy.export.push import plan_push
+from understudy.preference.rollouts import _main_line as main_line  # pyright: ignore[reportPrivateUsage]
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
+from understudy.train.groups import load_groups
+from understudy.types import Call
 
 from support import UNDERSTUDY
-from support.export import Log, put_rollouts, put_sessions, rows, session
+from support.export import Log, export_hf, put_attempt, put_rollouts, put_sessions, rows, session
+from support.trajectory import Session, assistant, text, tool_result, tool_use, user
 
 datasets = pytest.importorskip("datasets")
 datasets.disable_progress_bars()
@@ -73,6 +78,69 @@ def understudy(*arguments: object, home: Path, **environment: str) -> subprocess
         timeout=120,
         env={"PATH": "/usr/bin:/bin", "HOME": str(home), "HF_HUB_OFFLINE": "1", **environment},
     )
+
+
+def best_of_four(directory: Path) -> list[Call]:
+    """A store with a rollout whose agent made one request four times at once, and went on from the second."""
+    agent = Session()
+    ask = user(text("Mend it."))
+    prompt = list(range(10))
+    for number in range(4):
+        agent.ask([ask], [tool_use(f"t{number}")], prompt=prompt, completion=[20 + number], logprobs=[-0.5])
+    samples = [msgspec.structs.replace(call, started_at=100.0, ended_at=101.0) for call in agent.calls]
+    history = [ask, assistant(tool_use("t1")), user(tool_result("t1"))]
+    agent.ask(history, [text("Done.")], prompt=[*prompt, 21, 9], completion=[30], logprobs=[-0.5])
+    with Store.open(directory) as store:
+        put_attempt(store, [*samples, agent.calls[-1]])
+    return agent.calls
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "learned"),
+    [
+        ("trl-sft", {}, 4),
+        ("trl-kto", {}, 5),
+        ("trl-tokens", {}, 4),
+        ("verl", {}, 4),
+        ("verl", {"form": "tokens"}, 4),
+        ("openai", {}, 4),
+        ("llamafactory", {"unit": "turn"}, 5),
+        ("atif", {}, 4),
+    ],
+)
+def test_every_sample_of_a_request_made_several_times_at_once_is_exported(
+    tmp_path: Path, name: str, options: dict[str, Any], learned: int
+):
+    best_of_four(tmp_path / "store")
+    output = tmp_path / "out"
+    exported = export(tmp_path / "store", name, output, origins=("rollouts",), **options)
+    assert (exported.rows, exported.left_out) == (learned, {})
+    if name == "atif":
+        documents = [json.loads((output / row["file"]).read_text()) for row in rows(output / "train.jsonl")]
+        agents = [[step for step in each["steps"] if step["source"] == "agent"] for each in documents]
+        assert [len(steps) for steps in agents] == [2, 1, 1, 1]
+        assert all(set(step["extra"]["loss_mask"]) == {1} for steps in agents for step in steps)
+        assert len({step["tool_calls"][0]["tool_call_id"] for steps in agents for step in steps[:1]}) == 4
+
+
+def test_every_sample_is_a_row_of_hf_and_a_sequence_to_train_on(tmp_path: Path):
+    calls = best_of_four(tmp_path / "store")
+    with Store.open(tmp_path / "store", create=False) as store:
+        exported = export_hf(store, tmp_path / "out")
+    assert (exported.rows, exported.segments) == (5, {"first call": 1, "sibling": 3})
+    for imitation in (False, True):
+        (group,) = load_groups([tmp_path / "store"], imitation=imitation)
+        sampled = [
+            tuple(token for token, on in zip(each.token_ids, each.loss_mask, strict=True) if on)
+            for each in group.rollouts[0].sequences
+        ]
+        assert sorted(sampled) == [(20,), (21, 30), (22,), (23,)]
+    with Store.open(tmp_path / "store", create=False) as store:
+        (graded,) = Corpus(store, ExportSelection(origins=("rollouts",))).rollouts()
+        assert [node.call.id for node in main_line(store, graded)] == [
+            f"{calls[1].id}",
+            f"{calls[4].id}",
+        ], "pairs are made of what the agent went on with"
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 
 from understudy.errors import BackendError, ConfigError
 from understudy.gateway.backends.base import Relay
+from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.backends.pool import BackendPool
-from understudy.gateway.backends.self_hosted import VLLMBackend
 from understudy.gateway.config import EMBEDDED_MODEL, GatewayConfig, config_from_flags, read_config
 from understudy.gateway.factory import build_models
 from understudy.gateway.prices import Price

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.prompt_ids import PromptIdCache, read_ids
+from understudy.gateway.backends.chat_response import PromptIdCache, read_ids
 from understudy.wire.model import ConversationHandle
 
 _ID = st.integers(0, 2**31 - 1) | st.integers(0, 130)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from understudy.gateway.session import GatewaySession
-from understudy.wire.anthropic.dialect import Anthropic
+from understudy.wire.anthropic import Anthropic
 from understudy.wire.dialect import Branch
 from understudy.wire.errors import InvalidRequest
 from understudy.wire.model import ChatRequest, ToolCall

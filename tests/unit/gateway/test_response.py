@@ -13,9 +13,7 @@ from understudy.errors import BackendError, StoreError
 from understudy.gateway.errors import fault_of
 from understudy.gateway.session import GatewaySession
 from understudy.types import Usage
-from understudy.wire.anthropic.dialect import Anthropic
-from understudy.wire.anthropic.response import to_message
-from understudy.wire.anthropic.stream import AnthropicWriter, to_events
+from understudy.wire.anthropic import Anthropic, AnthropicWriter, to_events, to_message
 from understudy.wire.arguments import same_input, upstream_arguments
 from understudy.wire.errors import ContextOverflow, ProviderError, ProviderRefusal
 from understudy.wire.model import Delta, Generation, ToolCall

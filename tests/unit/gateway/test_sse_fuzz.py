@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from understudy.errors import BackendError
 from understudy.gateway.backends.anthropic import AnthropicRelay, with_model_name
 from understudy.gateway.backends.base import NativeRequest, NativeResponse
-from understudy.gateway.backends.sse import EventSplitter, ServerSentEvent
+from understudy.gateway.backends.http import EventSplitter, ServerSentEvent
 from understudy.gateway.session import GatewaySession
-from understudy.wire.anthropic.dialect import Anthropic
-from understudy.wire.anthropic.stream import AnthropicWriter, MessageAssembly, to_events
+from understudy.wire.anthropic import Anthropic, AnthropicWriter, MessageAssembly, to_events
 from understudy.wire.dialect import Branch
 from understudy.wire.errors import InvalidRequest
 from understudy.wire.model import Delta, Generation, ToolCall

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.ingest.model_families import model_family
-from understudy.ingest.normalise import MISSING_RESULT, normalise_messages
-from understudy.ingest.trace import PlainRenderer, text_of
+from understudy.ingest.trace import MISSING_RESULT, PlainRenderer, normalise_messages, text_of
 
 
 @pytest.mark.parametrize(

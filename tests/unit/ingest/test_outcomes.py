@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from understudy.ingest.formats.outcomes import outcome_from
+from understudy.ingest.formats.base import outcome_from
 from understudy.ingest.trace import TraceOutcome
 
 from support.ingest import DATA, read

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from understudy.ingest.formats.base import repository
 from understudy.ingest.trace import TraceParent, expand
-from understudy.ingest.trace_builder import repository
 
 from support.ingest import DATA, golden, only, read
 

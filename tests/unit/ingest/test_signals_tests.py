@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from understudy.ingest.signals.calls import LoggedCall, set_result
-from understudy.ingest.signals.shell import shell_commands
+from understudy.ingest.signals.calls import LoggedCall, set_result, shell_commands
 from understudy.ingest.signals.test_runs import result_from_output, result_of_tests, runs_tests
 
 RUN = [

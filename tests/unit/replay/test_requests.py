@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from understudy.errors import ConfigError
 from understudy.gateway.prices import Price
 from understudy.gateway.session import GatewaySession
-from understudy.ingest.normalise import MISSING_RESULT
-from understudy.ingest.trace import TurnAction
+from understudy.ingest.trace import MISSING_RESULT, TurnAction
 from understudy.preference.consensus import Proposal
 from understudy.preference.proposals import sent_name
 from understudy.replay.asker import CostBudget, to_units
@@ -32,8 +31,8 @@ from understudy.replay.requests import (
     worst_cost,
 )
 from understudy.replay.teachers import TeacherConfig
-from understudy.wire.anthropic.request import read_request
-from understudy.wire.chat.dialect import OpenAIChat
+from understudy.wire.anthropic_request import read_request
+from understudy.wire.chat import OpenAIChat
 from understudy.wire.dialect import Branch
 
 IDS = st.sampled_from(["call_1", "call_2", "toolu_a b", "ü", ""])

@@ -16,9 +16,10 @@ from understudy.train import groups
 from understudy.train.groups import load_groups, read_groups, write_groups
 from understudy.train.render import check_tokenizer_matches
 
-from support.export import put_rollouts, wait
+from support.export import put_attempt, put_rollouts, wait
 from support.tiny_model import write_tokenizer
 from support.train import LOGPROB, LOOK, encoder, last_words, make_groups, put_training_run
+from support.trajectory import Session, assistant, text, tool_result, tool_use, user
 
 
 @pytest.fixture
@@ -48,6 +49,19 @@ def test_a_group_is_the_rollouts_of_a_task_and_a_sequence_their_merged_calls(run
         assert sequence.sampled == len(sampled) < len(sequence.token_ids)
         assert sequence.logprobs == tuple(LOGPROB * mask for mask in sequence.loss_mask)
         assert sequence.policy_versions == ("step-0000", "step-0000")
+
+
+def test_imitation_does_not_learn_a_malformed_tool_call_and_rewards_weigh_it(tmp_path: Path):
+    agent, ask = Session(), user(text("Mend it."))
+    agent.ask([ask], [tool_use("t0", __unparsedToolInput={"raw": "{", "len": 1})], prompt=[1], completion=[2, 3])
+    history = [ask, assistant(tool_use("t0")), user(tool_result("t0"))]
+    agent.ask(history, [text("Done.")], prompt=[1, 2, 3, 4], completion=[5])
+    with Store.open(tmp_path) as store:
+        put_attempt(store, agent.calls)
+    for imitation, mask in ((True, (0, 0, 0, 0, 1)), (False, (0, 1, 1, 0, 1))):
+        (group,) = load_groups([tmp_path], logprobs=False, imitation=imitation)
+        (sequence,) = group.rollouts[0].sequences
+        assert (sequence.token_ids, sequence.loss_mask) == ((1, 2, 3, 4, 5), mask)
 
 
 def test_an_export_of_tokens_gives_the_same_groups(run: Path, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import msgspec
@@ -115,6 +116,26 @@ def test_samples_carry_the_reward_and_the_version_they_share():
     assert sample.policy_version == "7"
     mixed = [calls[0], msgspec.structs.replace(calls[1], policy_version="8"), calls[2]]
     assert samples(build(mixed), rollout_id="r1", reward=None)[0].policy_version is None
+
+
+def test_samples_of_one_request_are_segments_of_their_own():
+    calls = [msgspec.structs.replace(chain(1).calls[0], id=f"a1-{number}", sequence=number) for number in range(4)]
+    merged = merge(build(calls))
+    assert [segment.call_ids for segment in merged.segments] == [(call.id,) for call in calls]
+    assert not any(segment.superseded for segment in merged.segments)
+    assert merged.reasons == {"first call": 1, "sibling": 3}
+
+
+def test_a_malformed_tool_call_is_no_target_of_imitation():
+    calls = chain(2).calls
+    broken = json.dumps({"__unparsedToolInput": {"raw": "{", "len": 1}})
+    calls[0] = msgspec.structs.replace(
+        calls[0], response=calls[0].response.replace(b'"input": {}', b'"input": ' + broken.encode())
+    )
+    (segment,) = merge(build(calls)).segments
+    assert sum(segment.loss_mask) == 22, "rewards weigh every sampled token"
+    targets = [token for token, on in zip(segment.token_ids, segment.target_mask, strict=True) if on]
+    assert tuple(targets) == ids("<call 1></>")
 
 
 @st.composite

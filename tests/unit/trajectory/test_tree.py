@@ -85,6 +85,52 @@ def test_a_retry_is_a_sibling_and_the_vain_one_is_superseded():
     assert [node.call.sequence for node in tree.branches["main"]] == [0, 2, 4]
 
 
+def at_once(session: Session, count: int) -> None:
+    """Let the last `count` calls of a session be in flight at the same time."""
+    session.calls[-count:] = [
+        msgspec.structs.replace(call, started_at=200.0, ended_at=201.0 + number)
+        for number, call in enumerate(session.calls[-count:])
+    ]
+
+
+def test_samples_of_one_request_are_all_kept():
+    session = Session()
+    for number in range(4):
+        session.ask([ASK], [text(f"sample {number}")])
+    at_once(session, 4)
+    tree = build(session.calls)
+    assert [node.superseded for node in tree.nodes] == [False] * 4
+    assert [node.alternative for node in tree.nodes] == [False, True, True, True]
+    assert [node.origin for node in tree.nodes] == ["first call", *["sibling"] * 3]
+    assert list(tree.branches) == ["main", "main.1", "main.2", "main.3"]
+
+
+def test_the_line_goes_on_from_the_sample_that_the_agent_chose():
+    session = Session()
+    session.ask([ASK], [tool_use("t0")])
+    history = [ASK, assistant(tool_use("t0")), user(tool_result("t0"))]
+    session.ask(history, None, status="error")
+    for number in range(1, 4):
+        session.ask(history, [tool_use(f"t{number}")])
+    at_once(session, 4)
+    session.ask([*history, assistant(tool_use("t2")), user(tool_result("t2"))], [text("Done.")])
+    tree = build(session.calls)
+    assert [node.superseded for node in tree.nodes] == [False, True, *[False] * 4], "the error is no sample"
+    assert [node.alternative for node in tree.nodes] == [False, False, True, False, True, False]
+    assert [node.call.sequence for node in tree.branches["main"]] == [0, 3, 5]
+
+
+def test_samples_of_a_retried_request_supersede_what_was_answered_before():
+    session = Session()
+    for number in range(3):
+        session.ask([ASK], [text(f"sample {number}")])
+    at_once(session, 2)
+    tree = build(session.calls)
+    assert [node.superseded for node in tree.nodes] == [True, False, False]
+    assert [node.alternative for node in tree.nodes] == [False, False, True]
+    assert [node.branch for node in tree.nodes] == ["main.2", "main", "main.1"]
+
+
 def test_a_retried_first_call():
     session = Session()
     session.ask([ASK], None, status="error")

@@ -14,7 +14,7 @@ from understudy.errors import BackendError, StoreError
 from understudy.gateway.errors import fault_of
 from understudy.gateway.session import GatewaySession
 from understudy.types import Usage
-from understudy.wire.chat.dialect import OpenAIChat
+from understudy.wire.chat import OpenAIChat
 from understudy.wire.dialect import Branch, DialectRequest
 from understudy.wire.errors import ContextOverflow, Fault, InvalidRequest
 from understudy.wire.model import ChatRequest, Delta, Generation, ToolCall

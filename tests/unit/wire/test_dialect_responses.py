@@ -18,7 +18,7 @@ from understudy.types import Usage
 from understudy.wire.dialect import Branch, DialectRequest
 from understudy.wire.errors import ContextOverflow, InvalidRequest
 from understudy.wire.model import ChatRequest, Delta, Generation, ToolCall
-from understudy.wire.responses.dialect import OpenAIResponses
+from understudy.wire.responses import OpenAIResponses
 
 MAIN = Branch("s", None)
 RESPONSES = OpenAIResponses()

@@ -20,7 +20,7 @@ from understudy.util.settings import option
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from understudy.gateway.serve.admin_client import GatewayAddress
+    from understudy.gateway.serve.admin import GatewayAddress
 
 app = typer.Typer(
     help="Run the gateway on its own, give out keys for it, steer one that runs.",
@@ -64,7 +64,7 @@ def serve(settings: ServeSettings) -> None:
 
     The first start makes a key and shows it once; `understudy gateway issue` makes more.
     """
-    from understudy.gateway.serve.service import ServicePaths, serve_until_signal
+    from understudy.gateway.serve.supervisor import ServicePaths, serve_until_signal
 
     config = gateway_config(settings.model, backend=settings.model.backend)
     if settings.streaming is not None:
@@ -166,7 +166,7 @@ def publish(
 
 
 def _order(directory: Path, method: str, path: str, body: dict[str, Any] | None = None) -> None:
-    from understudy.gateway.serve.admin_client import send_admin_request
+    from understudy.gateway.serve.admin import send_admin_request
 
     typer.echo(_run(send_admin_request(directory, method, path, body)))
 

@@ -86,7 +86,7 @@ def ingest(
     from understudy.ingest.batch_reader import StateSelection, timestamp_seconds
     from understudy.ingest.collect import collect_to_file, collect_to_store, count_states, find_logs
     from understudy.ingest.formats.registry import format_named
-    from understudy.ingest.parquet import require_pyarrow
+    from understudy.ingest.state_files import require_pyarrow
 
     if output is not None and directory is not None:
         raise ConfigError("--output writes a file and --dir names a store; give one of them")

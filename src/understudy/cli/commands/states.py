@@ -73,7 +73,7 @@ def _redactor(unredacted: bool) -> Redactor | None:
 def _write(
     sessions: SessionRepository, output: Path, where: str | None, limit: int | None, unredacted: bool
 ) -> None:
-    from understudy.ingest.extract import extract_states
+    from understudy.ingest.state_files import extract_states
     from understudy.redact.report import write_report_beside
 
     redactor = _redactor(unredacted)
@@ -88,8 +88,7 @@ def _write(
 
 
 def _print(sessions: SessionRepository, where: str | None, limit: int | None, unredacted: bool) -> None:
-    from understudy.ingest.extract import stored_states
-    from understudy.ingest.jsonl import state_line
+    from understudy.ingest.state_files import state_line, stored_states
 
     stream = typer.get_binary_stream("stdout")
     for state, trace in stored_states(sessions, where, limit, _redactor(unredacted)):

@@ -312,6 +312,7 @@ def sequences_to_imitate(model: Path, settings: SFTSettings, left_out: Counter[s
         roles=roles_of(settings.roles),
         include_suspicious=settings.include_suspicious,
         logprobs=False,
+        imitation=True,
         left_out=left_out,
     )
     for group in loaded:

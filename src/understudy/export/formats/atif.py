@@ -336,7 +336,8 @@ def rollout_documents(
 def _lines(trajectory: Trajectory, roles: Collection[Role]) -> list[AtifBranch]:
     lines: list[AtifBranch] = []
     line_of_call: dict[str, AtifBranch] = {}
-    for branch, nodes in trajectory.branches.items():
+    # Alternatives come last: the rollout's first file is the line that its agent went on with.
+    for branch, nodes in sorted(trajectory.branches.items(), key=lambda each: each[1][0].alternative):
         answered = [node for node in nodes if node.role in roles and node.answer is not None]
         if not answered or all(node.superseded for node in answered):
             continue

@@ -211,14 +211,11 @@ def sft_rows(example: Example, form: SftForm) -> Iterator[dict[str, Any]]:
 def token_row(graded: GradedRollout, sample: Sample) -> dict[str, Any]:
     """A sample as a row of `TOKEN_COLUMNS`."""
     segment = sample.segment
-    mask = list(segment.loss_mask)
-    for start, end in segment.malformed:
-        mask[start:end] = [0] * (end - start)
-    tokens = zip(segment.token_ids, mask, strict=True)
+    tokens = zip(segment.token_ids, segment.target_mask, strict=True)
     return {
         "input_ids": list(segment.token_ids),
         "labels": [token if trained else IGNORED for token, trained in tokens],
-        "assistant_masks": mask,
+        "assistant_masks": list(segment.target_mask),
         "logprobs": list(segment.logprobs),
         "reward": sample.reward,
         "policy_version": sample.policy_version,

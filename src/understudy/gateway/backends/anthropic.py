@@ -18,7 +18,7 @@ from understudy.gateway.backends.fields import Count
 from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient
 from understudy.gateway.prices import Price
 from understudy.types import Usage
-from understudy.wire.anthropic.stream import CLOSING_EVENTS, MessageAssembly
+from understudy.wire.anthropic import CLOSING_EVENTS, MessageAssembly
 from understudy.wire.errors import InvalidRequest, ProviderError, ProviderRefusal, too_deep
 
 BASE_URL = "https://api.anthropic.com"

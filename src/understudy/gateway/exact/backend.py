@@ -15,7 +15,7 @@ from typing import Any, Literal
 from msgspec import Struct, structs
 
 from understudy.errors import BackendError, ConfigError
-from understudy.gateway.backends.overflow import is_overflow, reported_context_length
+from understudy.gateway.backends.fields import is_overflow, reported_context_length
 from understudy.gateway.exact.codec import Codec
 from understudy.gateway.exact.parsers import CompletionFormat, ParsedOutput
 from understudy.gateway.exact.token_servers import SampledTokens, TokenServer

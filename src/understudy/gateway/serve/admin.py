@@ -1,4 +1,4 @@
-"""The admin API: pause, resume, publish, state and metrics, on a listener and with a key of its own.
+"""The admin API of a gateway, and its client: a listener and a key of its own, both in the gateway's directory.
 
 No agent can reach it: the gateway that agents talk to has none of these paths, and their keys open none of them.
 """
@@ -6,16 +6,20 @@ No agent can reach it: the gateway that agents talk to has none of these paths, 
 from __future__ import annotations
 
 import hmac
+import secrets
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
+import aiohttp
 import msgspec
 from msgspec import Meta, Struct
 
-from understudy.errors import ConfigError, UnderstudyError
+from understudy.errors import ConfigError, GatewayError, UnderstudyError
 from understudy.gateway.control import GatewayState, GenerationControl
 from understudy.gateway.server.http import ClientGone, HttpRequest, Receive, Scope, Send
 from understudy.gateway.telemetry.metrics import CONTENT_TYPE, GatewayMetrics
+from understudy.util.atomic import atomic_write
 
 KEY_LENGTH = 16
 """The least length of an admin key, in characters."""
@@ -178,3 +182,57 @@ async def _read(request: HttpRequest, type_: type[_T]) -> _T:
 
 async def _reply(request: HttpRequest, status: int, body: Any) -> None:
     await request.send_response(status, msgspec.json.encode(body))
+
+
+ADDRESS = "gateway.json"
+ADMIN_KEY = "admin.key"
+
+
+class GatewayAddress(Struct, frozen=True):
+    """Where a gateway listens: for agents, and for its operator."""
+
+    url: str
+    admin_url: str
+    pid: int
+
+
+def admin_key(directory: Path) -> str:
+    """The admin key in a gateway's directory, created where it is missing; readable by its owner only."""
+    path = directory / ADMIN_KEY
+    if not path.exists():
+        # Durably: a gateway that starts with half a key, as after a power cut, takes no orders.
+        atomic_write(path, secrets.token_urlsafe(32).encode(), fsync=True, mode=0o600)
+    return path.read_text().strip()
+
+
+def announce(directory: Path, address: GatewayAddress) -> None:
+    """Write the address file atomically."""
+    atomic_write(directory / ADDRESS, msgspec.json.encode(address))
+
+
+async def send_admin_request(directory: Path, method: str, path: str, body: dict[str, Any] | None = None) -> str:
+    """The response of the gateway in a directory to an admin request. Raises ConfigError and GatewayError."""
+    try:
+        address = msgspec.json.decode((directory / ADDRESS).read_bytes(), type=GatewayAddress)
+        key = (directory / ADMIN_KEY).read_text().strip()
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(
+            f"no gateway is running in {directory} ({error}); give its directory with --dir, or start one with: "
+            "understudy gateway serve"
+        ) from error
+    try:
+        async with (
+            # No timeout: a drain takes as long as the request asks for.
+            aiohttp.ClientSession(
+                headers={"authorization": f"Bearer {key}"}, timeout=aiohttp.ClientTimeout(total=None)
+            ) as client,
+            client.request(method, address.admin_url + path, json=body) as response,
+        ):
+            answer = await response.text()
+    except (aiohttp.ClientError, OSError) as error:
+        raise GatewayError(
+            f"the gateway in {directory} does not respond at {address.admin_url}: {error}; is it still running?"
+        ) from error
+    if response.status != 200:
+        raise GatewayError(f"the gateway rejected {path}: {answer[:500]}")
+    return answer

@@ -26,12 +26,12 @@ from understudy.gateway.server.http import (
 from understudy.gateway.server.listen import Listener, tcp_socket, unix_socket
 from understudy.gateway.server.request import AgentRequest, PreparedRequest
 from understudy.gateway.telemetry.agent_exports import PATHS, AgentTelemetry
-from understudy.wire.anthropic.dialect import Anthropic
-from understudy.wire.chat.dialect import OpenAIChat
+from understudy.wire.anthropic import Anthropic
+from understudy.wire.chat import OpenAIChat
 from understudy.wire.dialect import Dialect
 from understudy.wire.dialects import DIALECTS
 from understudy.wire.errors import Fault, InvalidRequest, too_deep
-from understudy.wire.responses.dialect import OpenAIResponses
+from understudy.wire.responses import OpenAIResponses
 
 _LIMITS = RequestLimits()
 _MODEL_PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses", "/v1/models")

@@ -10,7 +10,8 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from understudy.gateway.telemetry.conventions import ATTEMPT_ID, TelemetryCollector
+from understudy.gateway.config import TelemetryCollector
+from understudy.gateway.telemetry import ATTEMPT_ID
 
 LIMIT = 8 << 20
 """The largest export in bytes, once it is unpacked."""

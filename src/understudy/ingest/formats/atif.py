@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from understudy.ingest.chat import content, think
-from understudy.ingest.formats.base import SingleFileFormat
-from understudy.ingest.formats.outcomes import outcome_from_extra
+from understudy.ingest.formats.base import SingleFileFormat, TraceBuilder, fingerprint, outcome_from_extra
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import items, mapping, outline, read_document, string
 from understudy.ingest.trace import Message, Trace, TraceParent, tool_call
-from understudy.ingest.trace_builder import TraceBuilder, fingerprint
 
 _DEEPEST = 32
 

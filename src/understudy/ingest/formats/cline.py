@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from understudy.ingest.chat import blocks
-from understudy.ingest.formats.base import SingleFileFormat
+from understudy.ingest.formats.base import SingleFileFormat, TraceBuilder, fingerprint
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import (
     file_name,
@@ -21,7 +21,6 @@ from understudy.ingest.log_reader import (
     string,
 )
 from understudy.ingest.trace import Message, Trace
-from understudy.ingest.trace_builder import TraceBuilder, fingerprint
 
 _FILE = "api_conversation_history.json"
 _PROJECT = re.compile(r"Current (?:Working|Workspace) Directory \(([^)\n]+)\)")

@@ -12,11 +12,10 @@ from datetime import datetime
 from typing import Any
 
 from understudy.ingest.chat import ROLES, content
-from understudy.ingest.formats.base import SingleFileFormat
+from understudy.ingest.formats.base import SingleFileFormat, TraceBuilder
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import file_name, items, mapping, outline, read_document, read_records, string
 from understudy.ingest.trace import Message, Trace, TraceParent, text_of, tool_call
-from understudy.ingest.trace_builder import TraceBuilder
 
 _TYPES = frozenset(("session_meta", "response_item", "event_msg", "turn_context", "compacted"))
 _OUTPUT = frozenset(("reasoning", "message"))

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from understudy.ingest.chat import content
-from understudy.ingest.formats.base import SingleFileFormat
+from understudy.ingest.formats.base import SingleFileFormat, TraceBuilder, fingerprint
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import (
     file_name,
@@ -26,7 +26,6 @@ from understudy.ingest.log_reader import (
     string,
 )
 from understudy.ingest.trace import Message, PlainRenderer, Trace, TraceParent, TurnAction, tool_call
-from understudy.ingest.trace_builder import TraceBuilder, fingerprint
 
 _ROLES = {"user": "user", "gemini": "assistant", "model": "assistant"}
 _SILENT = frozenset(("info", "error", "warning"))
@@ -164,10 +163,7 @@ class _GeminiSession:
         if role == "assistant" and not again:
             self.turn_ids.add(own)
             self.builder.add_turn(
-                own,
-                [[]],
-                model=string(record.get("model")),
-                timestamp=string(record.get("timestamp")),
+                own, [[]], model=string(record.get("model")), timestamp=string(record.get("timestamp"))
             )
         else:
             self.builder.add([])

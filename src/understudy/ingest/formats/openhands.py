@@ -1,7 +1,11 @@
-"""OpenHands 0.x: a list of events, an evaluation's output with its `history`, or a session's `events/<n>.json`.
+"""OpenHands 0.x and 1.x (its software agent SDK): logs of events, in lists, lines or one file for each event.
 
-An answer of the model stands whole in the metadata of each action it asked for. Without that (agents that do not
-call functions) the action itself is made into a call, and the turn is `repaired`.
+0.x: a list of events, an evaluation's output with its `history`, or a session's `events/<n>.json`. A response of
+the model stands in the metadata of each action that it asked for. Without that (agents that do not call functions)
+the action itself is made into a call, and the turn is `repaired`.
+
+1.x: a directory `events/event-<n>-<id>.json`, or a list or lines of events. There is an event for each call; those
+of one response have the same `llm_response_id`. `base_state.json` beside the directory names the model.
 """
 
 from __future__ import annotations
@@ -11,9 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from understudy.ingest.chat import chat, content
-from understudy.ingest.formats.openhands_view import EventView
-from understudy.ingest.formats.outcomes import outcome_from
+from understudy.ingest.chat import calls, chat, content, think
+from understudy.ingest.formats.base import TraceBuilder, fingerprint, outcome_from, repository
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import (
     file_name,
@@ -26,8 +29,108 @@ from understudy.ingest.log_reader import (
     string,
     take_losses,
 )
-from understudy.ingest.trace import Message, Trace, tool_call
-from understudy.ingest.trace_builder import TraceBuilder, fingerprint, repository
+from understudy.ingest.trace import Fidelity, Message, Trace, tool_call
+
+
+class EventView:
+    """The events that the model is still shown, in order, each with its message; grows a story."""
+
+    def __init__(self, builder: TraceBuilder) -> None:
+        self.story = builder
+        self._shown: list[tuple[set[Any], Message]] = []
+        self._answers: dict[str, tuple[set[Any], Message]] = {}
+
+    def add(self, number: Any, message: Message) -> None:
+        """An event with its message."""
+        self._shown.append(({_key(number)}, message))
+        self.story.add(message)
+
+    def turn(
+        self,
+        number: Any,
+        key: str,
+        message: Message,
+        *,
+        model: str | None,
+        timestamp: str | None,
+        fidelity: Fidelity | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        """An answer of the model, named `key`, of which this is the first event."""
+        self._answers[key] = (numbers := {_key(number)}, message)
+        self._shown.append((numbers, message))
+        self.story.add_turn(key, [message], model=model, timestamp=timestamp, fidelity=fidelity, notes=notes)
+
+    def alias(self, number: Any, key: str) -> None:
+        """Another event of the answer `key`."""
+        self._answers[key][0].add(_key(number))
+
+    def extend(self, number: Any, key: str, calls: list[dict[str, Any]]) -> None:
+        """Another event of the answer `key`, with more of its calls.
+
+        Results may stand between them in the log; the answer is one all the same.
+        """
+        self.alias(number, key)
+        if calls:
+            self._answers[key][1].setdefault("tool_calls", []).extend(calls)
+
+    def numbers(self) -> Iterator[Any]:
+        """The events that are shown."""
+        for numbers, _ in self._shown:
+            yield from numbers
+
+    def condense(self, events: Iterable[Any], summary: str | None, offset: int | None) -> None:
+        """Takes events out, and puts the summary of them where `offset` says (0 is the first message).
+
+        A result goes with its call, and a call with its results: neither is shown alone.
+        """
+        if not self.story.may_repeat():
+            return
+        forgotten = {_key(number) for number in events}
+        remaining = [(numbers, message) for numbers, message in self._shown if not numbers & forgotten]
+        if len(remaining) == len(self._shown) and summary is None:
+            return
+        before = {message.get("tool_call_id") for _, message in self._shown}
+        answered = {message["tool_call_id"] for _, message in remaining if message["role"] == "tool"}
+        asked = {
+            call["id"]
+            for _, message in remaining
+            for call in message.get("tool_calls") or ()
+            if call["id"] in answered or call["id"] not in before
+        }
+        shown = [
+            (numbers, message)
+            for numbers, message in remaining
+            if (message.get("tool_call_id") is None or message["tool_call_id"] in asked)
+            and all(call["id"] in asked for call in message.get("tool_calls") or ())
+        ]
+        if summary is not None:
+            at = len(shown) if offset is None else max(0, offset - 1 if self.story.trace.shape.system else offset)
+            shown.insert(at, (set(), {"role": "user", "content": summary}))
+        same = 0
+        while same < min(len(shown), len(self._shown)) and shown[same][1] is self._shown[same][1]:
+            same += 1
+        self.story.count_repeated(len(shown) - same)
+        self.story.continue_from(self._node(same))
+        self._shown = shown
+        for _, message in shown[same:]:
+            self.story.add(message)
+
+    def _node(self, count: int) -> int:
+        """The node of the message that is `count` from the beginning of what is shown."""
+        nodes = self.story.trace.nodes
+        path: list[int] = []
+        at = self.story.tip
+        while at >= 0:
+            path.append(at)
+            at = nodes[at].parent
+        path.reverse()
+        return path[count - 1] if count else -1
+
+
+def _key(number: Any) -> Any:
+    return number if isinstance(number, str | int) else repr(number)
+
 
 _EVENT_FILE = re.compile(r"events/\d+\.json$")
 # Events of the program itself, of which the model is told nothing.
@@ -257,3 +360,144 @@ def _condense(view: EventView, arguments: dict[str, Any]) -> None:
         forgotten = [number for number in view.numbers() if isinstance(number, int) and first <= number <= last]
     offset = arguments.get("summary_offset")
     view.condense(forgotten, string(arguments.get("summary")), offset if isinstance(offset, int) else None)
+
+
+_V1_EVENT_FILE = re.compile(r"events/event-\d+-[^/]*\.json$")
+_STATE_FILE = "base_state.json"
+# Events of the program itself, of which the model is told nothing.
+_V1_SILENT_TEXT = """
+ConversationStateUpdateEvent CondensationRequest PauseEvent TokenEvent ConversationErrorEvent
+LLMCompletionLogEvent StreamingDeltaEvent
+"""
+_V1_SILENT = frozenset(_V1_SILENT_TEXT.split())
+
+
+class OpenHandsV1Format:
+    """Reads logs of OpenHands 1.x."""
+
+    name = "openhands-v1"
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether the first event has a kind, a source and an id, or it is the state beside such events."""
+        seen = outline(head).keys
+        if file_name(path) == _STATE_FILE:
+            return "agent" in seen and "id" in seen
+        return seen.get("kind", "{") not in "{[" and "source" in seen and "id" in seen and "timestamp" in seen
+
+    def group(self, path: str) -> str:
+        """The directory of a conversation, for its state and its events; else the file itself."""
+        if _V1_EVENT_FILE.search(path):
+            return parent_directory(parent_directory(path))
+        return parent_directory(path) if file_name(path) == _STATE_FILE else path
+
+    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+        """One trace."""
+        losses: Counter[str] = Counter()
+        state: dict[str, Any] = {}
+        events: list[Any] = []
+        session: str | None = None
+        for file in sorted(files, key=lambda file: file.path):
+            if file_name(file.path) == _STATE_FILE:
+                state = mapping(read_document(file, losses))
+            elif file_name(file.path).endswith(".jsonl"):
+                events.extend(read_records(file, losses))
+            else:
+                value = read_document(file, losses)
+                events.extend(items(value) or ([value] if value is not None else []))
+            if _V1_EVENT_FILE.search(file.path):
+                session = file_name(parent_directory(parent_directory(file.path)))
+        source = self.group(files[0].path)
+        session = string(state.get("id")) or session or fingerprint(source, events[:2])
+        yield _v1_trace(events, state, source, session, losses)
+
+
+def _v1_trace(
+    events: Sequence[Any], state: dict[str, Any], source: str, session: str, losses: Counter[str]
+) -> Trace:
+    builder = TraceBuilder("openhands-v1", source, session, losses=losses)
+    model = string(mapping(mapping(state.get("agent")).get("llm")).get("model"))
+    builder.trace.project = string(mapping(state.get("workspace")).get("working_dir"))
+    view = EventView(builder)
+    answered: set[str] = set()
+    for at, raw in enumerate(events):
+        event = mapping(raw)
+        kind = string(event.get("kind"))
+        number = string(event.get("id")) or f"event-{at}"
+        if kind == "SystemPromptEvent":
+            for key in ("system_prompt", "dynamic_context"):
+                builder.add_system(string(mapping(event.get(key)).get("text")))
+            builder.set_tools(items(event.get("tools")))
+        elif kind == "Condensation":
+            offset = event.get("summary_offset")
+            forgotten = items(event.get("forgotten_event_ids"))
+            view.condense(forgotten, string(event.get("summary")), offset if isinstance(offset, int) else None)
+        elif kind == "ActionEvent":
+            _add_v1_action(view, event, number, answered, model)
+        elif kind == "MessageEvent":
+            _add_message(view, event, number, answered, model)
+        elif kind in _RESULTS:
+            call_id = string(event.get("tool_call_id"))
+            message: Message = {
+                "role": "tool",
+                "content": _RESULTS[kind](event, losses) or "",
+                "tool_call_id": call_id,
+            }
+            if call_id is None:
+                losses["result_without_id"] += 1
+                message = {"role": "user", "content": message["content"]}
+            elif kind == "AgentErrorEvent" or mapping(event.get("observation")).get("is_error") is True:
+                message["is_error"] = True
+            view.add(number, message)
+        elif kind == "CondensationSummaryEvent":
+            view.add(number, {"role": "user", "content": string(event.get("summary")) or ""})
+        elif kind not in _V1_SILENT:
+            losses["not_an_event" if kind is None else f"unknown_event:{kind[:60]}"] += 1
+    return builder.finish()
+
+
+def _add_v1_action(
+    view: EventView, event: dict[str, Any], number: str, answered: set[str], model: str | None
+) -> None:
+    losses = view.story.losses
+    call = mapping(event.get("tool_call")) or {"id": event.get("tool_call_id"), "name": event.get("tool_name")}
+    calls_made = calls([call], losses)
+    key = string(event.get("llm_response_id")) or number
+    if key in answered:
+        view.extend(number, key, calls_made)
+        return
+    answered.add(key)
+    message: Message = {"role": "assistant", "content": content(items(event.get("thought")), losses)}
+    if calls_made:
+        message["tool_calls"] = calls_made
+    think(message, string(event.get("reasoning_content")), items(event.get("thinking_blocks")))
+    view.turn(number, key, message, model=model, timestamp=string(event.get("timestamp")))
+
+
+def _add_message(
+    view: EventView, event: dict[str, Any], number: str, answered: set[str], model: str | None
+) -> None:
+    raw_message = mapping(event.get("llm_message"))
+    parts = items(raw_message.get("content")) or [raw_message.get("content") or ""]
+    message = chat({**raw_message, "content": [*parts, *items(event.get("extended_content"))]}, view.story.losses)
+    if message is None:
+        return
+    if message["role"] != "assistant":
+        view.add(number, message)
+        return
+    key = string(event.get("llm_response_id")) or number
+    key = key if key not in answered else number
+    answered.add(key)
+    view.turn(number, key, message, model=model, timestamp=string(event.get("timestamp")))
+
+
+def _v1_observation(event: dict[str, Any], losses: Counter[str]) -> Any:
+    observation = mapping(event.get("observation"))
+    parts = items(observation.get("content")) or [observation.get("content") or observation.get("output") or ""]
+    return content([*parts, *items(event.get("extended_content"))], losses)
+
+
+_RESULTS: dict[str | None, Callable[[dict[str, Any], Counter[str]], Any]] = {
+    "ObservationEvent": _v1_observation,
+    "AgentErrorEvent": lambda event, _: string(event.get("error")),
+    "UserRejectObservation": lambda event, _: f"Action rejected: {event.get('rejection_reason')}",
+}

@@ -9,18 +9,20 @@ from msgspec import Struct
 
 from understudy.errors import ConfigError
 from understudy.ingest.claude_code.log_format import ClaudeCodeFormat
-from understudy.ingest.formats.aider import AiderFormat
 from understudy.ingest.formats.atif import AtifFormat
 from understudy.ingest.formats.base import LogFormat
-from understudy.ingest.formats.claude_text import ClaudeTextFormat
 from understudy.ingest.formats.cline import ClineFormat
 from understudy.ingest.formats.codex import CodexFormat
-from understudy.ingest.formats.dataset_rows import ParquetRowFormat, SweRebenchFormat, SweSmithFormat
 from understudy.ingest.formats.gemini import GeminiFormat
-from understudy.ingest.formats.mini_swe_agent import MiniSweAgentFormat
-from understudy.ingest.formats.openhands import OpenHandsFormat
-from understudy.ingest.formats.openhands_v1 import OpenHandsV1Format
-from understudy.ingest.formats.swe_agent import SweAgentFormat
+from understudy.ingest.formats.openhands import OpenHandsFormat, OpenHandsV1Format
+from understudy.ingest.formats.plain_text import AiderFormat, ClaudeTextFormat
+from understudy.ingest.formats.swe_agents import (
+    MiniSweAgentFormat,
+    ParquetRowFormat,
+    SweAgentFormat,
+    SweRebenchFormat,
+    SweSmithFormat,
+)
 from understudy.ingest.log_files import LogFile, read_head
 
 # A file belongs to the first format that detects it, so the formats with stricter tests come first.

@@ -9,11 +9,9 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from understudy.ingest.signals.calls import MARKS_ERRORS, LoggedCall, call_of, calls_in_text
-from understudy.ingest.signals.edits import file_changes
+from understudy.ingest.signals.calls import MARKS_ERRORS, LoggedCall, ShellCommand, call_of, calls_in_text
+from understudy.ingest.signals.edits import CHANGING, FileTracker, TrackedEdit, count_survived, file_changes
 from understudy.ingest.signals.feedback import feedback, is_correction, is_cut_off, is_interrupt_note
-from understudy.ingest.signals.shell import ShellCommand
-from understudy.ingest.signals.survival import CHANGING, FileTracker, TrackedEdit, count_survived
 from understudy.ingest.signals.test_runs import result_of_tests
 from understudy.ingest.trace import Message, Trace, TurnSignals, text_of
 

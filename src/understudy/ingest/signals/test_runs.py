@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from understudy.ingest.signals.calls import LoggedCall
-from understudy.ingest.signals.shell import ShellCommand
+from understudy.ingest.signals.calls import LoggedCall, ShellCommand
 
 SuiteResult = Literal["passed", "failed"]
 

@@ -1,8 +1,12 @@
-"""The text of a Claude Code session as a terminal shows it, copied out or written by `/export`. Lossy.
+"""Transcripts in plain text, which are lossy: Aider's chat history, and what Claude Code shows in a terminal.
 
-`> ` or `❯ ` the user, `● ` or `⏺ ` the model's words or `Tool(what)`, `⎿ ` what a tool gave, shortened, `✻ `
-thinking.
-Calls that ran side by side look like calls one after the other, and are read so.
+Aider's `.aider.chat.history.md`: `#### ` begins the user's lines, `> ` the program's, all others are the model's.
+It lacks what the program added to a request (files, the map of the repository), and a heading of the fourth level
+in a response looks like the user.
+
+A terminal's text, copied or written by `/export`: `> ` or `❯ ` the user, `● ` or `⏺ ` the model's text or
+`Tool(argument)`, `⎿ ` a result, shortened, `✻ ` thinking. Calls that ran side by side look like calls one after
+the other, and are read so.
 """
 
 from __future__ import annotations
@@ -14,11 +18,85 @@ from typing import Any
 
 from msgspec import Struct
 
-from understudy.ingest.formats.base import SingleFileFormat
+from understudy.ingest.formats.base import SingleFileFormat, TraceBuilder, fingerprint
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import outline, read_text
+from understudy.ingest.log_reader import file_name, outline, parent_directory, read_text
 from understudy.ingest.trace import Message, Trace, tool_call
-from understudy.ingest.trace_builder import TraceBuilder, fingerprint
+
+_AIDER_BEGIN = re.compile(r"^# aider chat started at ([^\n]{1,100})$", re.MULTILINE)
+_AIDER_MODEL = re.compile(r"(?:Main model|Model|Models): (\S+?)(?: with |,|$)")
+_AIDER_VERSION = re.compile(r"Aider v(\S+)")
+# Commands whose words go to the model; those of the others do not.
+_ASKING = re.compile(r"/(?:ask|code|architect|context|chat-mode)\s+", re.IGNORECASE)
+
+
+class AiderFormat(SingleFileFormat):
+    """Reads chat histories of Aider."""
+
+    name = "aider"
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether it is named as Aider names it, or begins as it begins."""
+        return file_name(path).endswith(".aider.chat.history.md") or b"# aider chat started at " in head[:200]
+
+    def read_file(self, file: LogFile) -> Iterator[Trace]:
+        """One trace of each chat in a file."""
+        losses: Counter[str] = Counter()
+        _, *chats = _AIDER_BEGIN.split(content := read_text(file, losses))
+        first = content[: match.start()] if (match := _AIDER_BEGIN.search(content)) else content
+        chats_of_file = [("", first)] if first.strip() else []
+        chats_of_file += list(zip(chats[::2], chats[1::2], strict=True))
+        seen: Counter[str] = Counter()
+        for started, text in chats_of_file:
+            started = started.strip()
+            seen[started] += 1
+            yield _aider_trace(file, started, text, seen[started], losses)
+            losses = Counter()
+        if losses:
+            yield _aider_trace(file, "", "", 1, losses)
+
+
+def _aider_trace(file: LogFile, started: str, text: str, nth: int, losses: Counter[str]) -> Trace:
+    session = fingerprint(file.path, [started, nth])
+    notes = ("plain_text",)
+    builder = TraceBuilder("aider", file.path, session, losses=losses, fidelity="lossy", notes=notes)
+    builder.trace.project = parent_directory(file.path) or None
+    model: str | None = None
+    for at, role, block in _aider_blocks(text):
+        if role == "tool":
+            if match := _AIDER_MODEL.search(block):
+                model = match.group(1)
+            if match := _AIDER_VERSION.search(block):
+                builder.trace.version = match.group(1)
+        elif role == "assistant":
+            builder.add_turn(
+                f"line-{at}", [{"role": role, "content": block}], model=model, timestamp=started or None
+            )
+        elif asking := _ASKING.match(block):
+            builder.add({"role": role, "content": block[asking.end() :]})
+        elif block.startswith(("/", "!")):
+            losses["command_left_out"] += 1
+        else:
+            builder.add({"role": role, "content": block})
+    return builder.finish()
+
+
+def _aider_blocks(text: str) -> Iterator[tuple[int, str, str]]:
+    """The runs of lines of one role: the number of the first, the role, the text without its marks."""
+    marks = (("#### ", "user"), ("> ", "tool"))
+    role, first, lines = "", 0, list[str]()
+    for number, line in enumerate(text.split("\n")):
+        mark, line_role = next((pair for pair in marks if line.startswith(pair[0])), ("", "assistant"))
+        if line_role == "assistant" and not line.strip() and role != "assistant":
+            continue
+        if line_role != role:
+            if block := "\n".join(lines).strip():
+                yield first, role, block
+            role, first, lines = line_role, number, []
+        lines.append(line[len(mark) :].removesuffix("  "))
+    if block := "\n".join(lines).strip():
+        yield first, role, block
+
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _BANNER = "╭╰│┃▐▝▘▛▜█"
@@ -67,7 +145,7 @@ class ClaudeTextFormat(SingleFileFormat):
 
     def read_file(self, file: LogFile) -> Iterator[Trace]:
         """One trace of each file."""
-        yield _trace(file)
+        yield _terminal_trace(file)
 
 
 class _TextBlock(Struct):
@@ -84,7 +162,7 @@ class _TextBlock(Struct):
         return "\n".join([self.lines[0], *(line[margin:] for line in self.lines[1:])]).strip()
 
 
-def _trace(file: LogFile) -> Trace:
+def _terminal_trace(file: LogFile) -> Trace:
     losses: Counter[str] = Counter()
     shown = _ESCAPES.sub("", read_text(file, losses)).replace("\xa0", " ").splitlines()
     blocks = list(_blocks(shown, losses))

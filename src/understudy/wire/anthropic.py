@@ -1,18 +1,123 @@
-"""Anthropic event streams: written of a whole message or of one being generated, and read back into a message."""
+"""Anthropic Messages, which Claude Code speaks: responses, event streams, and the dialect itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, ClassVar, cast
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
 from msgspec import Meta, Raw, Struct, field
 
 from understudy.errors import BackendError
-from understudy.wire.anthropic.response import Part, message_of, to_message
-from understudy.wire.arguments import tool_input
-from understudy.wire.dialect import DialectResponse, WireSession
-from understudy.wire.model import Delta, Generation
+from understudy.types import Usage
+from understudy.wire.anthropic_request import (
+    EXPECTED,
+    AnthropicOutputFormat,
+    AnthropicToolChoice,
+    MessageParam,
+    MessagesRequest,
+    decode_request,
+    read_conversation,
+    read_message,
+    read_request,
+)
+from understudy.wire.arguments import tool_input, unwrapped
+from understudy.wire.decoding import decoded, peek
+from understudy.wire.dialect import (
+    Branch,
+    DialectRequest,
+    DialectResponse,
+    ErrorResponse,
+    StreamWriter,
+    WireSession,
+    header_id,
+    messages_for_model,
+)
+from understudy.wire.errors import Fault, FaultKind, InvalidRequest, too_deep
+from understudy.wire.model import Block, ChatRequest, Conversation, Delta, Ending, Generation, ToolCall, ending
+
+Part = Literal["reasoning", "text"] | int
+"""A part of a generation that makes a block of its own; a tool call goes by its number."""
+
+_STOP_REASONS: dict[Ending, str] = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "content_filter": "refusal",
+}
+_RESPONSE = msgspec.json.Decoder(MessageParam)
+
+
+def read_response(body: bytes) -> tuple[Block, ...] | None:
+    """The blocks of a response, tool calls as the model wrote them; None when it is not an assistant's.
+
+    Raises what UNREADABLE lists.
+    """
+    message = decoded(_RESPONSE.decode, body)
+    if message.role != "assistant":
+        return None
+    return tuple(
+        msgspec.structs.replace(block, arguments=unwrapped(block.arguments)) if block.kind == "tool_use" else block
+        for block in read_message(0, message)
+    )
+
+
+def to_message(generation: Generation, model: str, session: WireSession, message_id: str) -> DialectResponse:
+    """The response under the requested model name: thinking, text, then the tool calls.
+
+    Raises BackendError when the generation did not end in a way that a response can end: an aborted one must not
+    pass for a short one.
+    """
+    ids = [session.tool_id(call.id) for call in generation.tool_calls]
+    order: list[Part] = ["reasoning", "text", *range(len(ids))]
+    return message_of(generation, model, message_id, ids, order)
+
+
+def message_of(
+    generation: Generation, model: str, message_id: str, ids: Sequence[str], order: Sequence[Part]
+) -> DialectResponse:
+    """The response with its parts in `order` and its tool calls under `ids`. Raises as `to_message` does."""
+    blocks: dict[Part, dict[str, Any]] = {}
+    if generation.reasoning:
+        blocks["reasoning"] = {"type": "thinking", "thinking": generation.reasoning, "signature": ""}
+    if generation.text:
+        blocks["text"] = {"type": "text", "text": generation.text}
+    sampled: dict[str, ToolCall] = {}
+    for number, (tool_id, call) in enumerate(zip(ids, generation.tool_calls, strict=True)):
+        sampled[tool_id] = call
+        blocks[number] = {
+            "type": "tool_use",
+            "id": tool_id,
+            "name": call.name,
+            "input": tool_input(call.arguments),
+        }
+    body = {
+        "id": message_id,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [blocks[part] for part in order if part in blocks],
+        "stop_reason": _stop_reason(generation),
+        "stop_sequence": generation.stop,
+        "usage": _usage(generation.usage),
+    }
+    return DialectResponse(msgspec.json.encode(body), sampled)
+
+
+def _stop_reason(generation: Generation) -> str:
+    end = ending(generation)
+    return "stop_sequence" if end == "stop" and generation.stop is not None else _STOP_REASONS[end]
+
+
+def _usage(usage: Usage) -> dict[str, int]:
+    return {
+        "input_tokens": max(usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens, 0),
+        "cache_creation_input_tokens": usage.cache_write_tokens,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
 
 # --- a complete message -----------------------------------------------------------------------------------
 
@@ -333,3 +438,140 @@ class MessageAssembly:
         b"message_delta": (msgspec.json.Decoder(_MessageDelta), _delta),
         b"message_stop": (msgspec.json.Decoder(_MessageStop), _stop),
     }
+
+
+# A bad key is 403, not 401: Claude Code tries ten times after a 401, and gives up at once after a 403. 529 is what
+# it waits out, longer each time.
+_STATUS: dict[FaultKind, tuple[int, str]] = {
+    "invalid_request": (400, "invalid_request_error"),
+    "too_long": (400, "invalid_request_error"),
+    "permission": (403, "permission_error"),
+    "not_found": (404, "not_found_error"),
+    "timeout": (408, "timeout_error"),
+    "too_large": (413, "request_too_large"),
+    "rate_limit": (429, "rate_limit_error"),
+    "overloaded": (529, "overloaded_error"),
+    "internal": (500, "api_error"),
+}
+_UNKNOWN_DATE = "1970-01-01T00:00:00Z"
+
+
+class Anthropic:
+    """The Messages dialect (see Dialect)."""
+
+    name: ClassVar[str] = "anthropic"
+
+    def branch(self, headers: Mapping[bytes, bytes]) -> Branch:
+        return Branch(
+            session_id=header_id(headers.get(b"x-claude-code-session-id")),
+            agent_id=header_id(headers.get(b"x-claude-code-agent-id")),
+        )
+
+    def peek(self, body: bytes) -> tuple[str, bool]:
+        return peek(body, EXPECTED)
+
+    def parse(self, body: bytes, session: WireSession, branch: Branch) -> DialectRequest:
+        request = decode_request(body)
+        return DialectRequest(model=request.model, stream=request.stream, chat=_to_chat(request, session, branch))
+
+    def read_request(self, body: bytes) -> Conversation:
+        return read_request(body)
+
+    def read_response(self, body: bytes) -> tuple[Block, ...] | None:
+        return read_response(body)
+
+    def message(
+        self, generation: Generation, incoming: DialectRequest, session: WireSession, message_id: str
+    ) -> DialectResponse:
+        return to_message(generation, incoming.model, session, message_id)
+
+    def events(self, message: bytes) -> bytes:
+        return to_events(message)
+
+    def writer(self, incoming: DialectRequest, session: WireSession, message_id: str) -> StreamWriter:
+        return AnthropicWriter(incoming.model, session, message_id)
+
+    def ping(self, message_id: str) -> bytes:
+        return event({"type": "ping"})
+
+    def token_count(self, tokens: int) -> bytes:
+        return msgspec.json.encode({"input_tokens": tokens})
+
+    def models(self, names: Sequence[str]) -> bytes:
+        data = [{"type": "model", "id": name, "display_name": name, "created_at": _UNKNOWN_DATE} for name in names]
+        ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
+        return msgspec.json.encode({"data": data, "has_more": False} | ends)
+
+    def error(self, fault: Fault) -> ErrorResponse:
+        headers: list[tuple[bytes, bytes]] = []
+        if fault.retry_after_s is not None:
+            headers.append((b"retry-after", str(math.ceil(fault.retry_after_s)).encode()))
+        should_retry = (
+            fault.provider_error.should_retry if fault.provider_error else False if fault.final else None
+        )
+        if should_retry is not None:
+            headers.append((b"x-should-retry", b"true" if should_retry else b"false"))
+        status = fault.provider_error.status if fault.provider_error else _STATUS[fault.kind][0]
+        return ErrorResponse(status, headers, msgspec.json.encode(_error(fault)))
+
+    def error_event(self, fault: Fault) -> bytes:
+        return event(_error(fault))
+
+
+def _to_chat(request: MessagesRequest, session: WireSession, branch: Branch) -> ChatRequest:
+    """A request made on a branch, for a chat backend. Raises InvalidRequest for what no such backend can do."""
+    try:
+        conversation = read_conversation(request)
+        messages = messages_for_model(conversation, session)
+    except RecursionError as error:
+        raise too_deep() from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"messages: the input of a tool_use block is not UTF-8: {error}") from error
+    choice = request.tool_choice if conversation.tools else None
+    format_ = request.output_config.format if request.output_config else None
+    return ChatRequest(
+        model=request.model,
+        messages=messages,
+        tools=conversation.tools,
+        tools_json=conversation.tools_json,
+        tool_choice=_tool_choice(choice) if choice else None,
+        parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
+        response_format=_response_format(format_) if format_ else None,
+        enable_thinking=False if request.thinking and request.thinking.type == "disabled" else None,
+        sampling=_sampling(request) | session.sampling,
+        conversation=session.conversation(branch),
+    )
+
+
+def _sampling(request: MessagesRequest) -> dict[str, Any]:
+    requested: dict[str, Any] = {
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "stop": request.stop_sequences or None,
+    }
+    return {name: value for name, value in requested.items() if value is not None}
+
+
+def _tool_choice(choice: AnthropicToolChoice) -> str | dict[str, Any]:
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": choice.name}}
+    return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
+
+
+def _response_format(format_: AnthropicOutputFormat) -> dict[str, Any]:
+    if format_.type != "json_schema":
+        raise InvalidRequest(
+            f"output_config.format.type: unsupported value {format_.type!r}, expected json_schema"
+        )
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": format_.schema, "strict": True}}
+
+
+def _error(fault: Fault) -> dict[str, Any]:
+    message = fault.message
+    if fault.overflow:
+        # These words, and no others, make Claude Code compact the conversation.
+        message = "prompt is too long: {} tokens > {} maximum".format(*fault.overflow)
+    kind = fault.provider_error.type if fault.provider_error else _STATUS[fault.kind][1]
+    return {"type": "error", "error": {"type": kind, "message": message}}

@@ -9,11 +9,10 @@ import msgspec
 from msgspec import Raw, Struct
 
 from understudy.wire.arguments import wrapped
-from understudy.wire.decoding import decode, decoded
+from understudy.wire.decoding import ToolCache, decode, decoded, function_tool
 from understudy.wire.errors import InvalidRequest
 from understudy.wire.layout import IMAGE
 from understudy.wire.model import TEXT_SEPARATOR, Block, Conversation, Part, setting_digest
-from understudy.wire.tools import ToolCache, function_tool
 
 EXPECTED = "an OpenAI chat completions request"
 

@@ -8,11 +8,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, field
 
-from understudy.wire.decoding import decode, decoded
+from understudy.wire.decoding import ToolCache, decode, decoded, function_tool
 from understudy.wire.errors import InvalidRequest
 from understudy.wire.layout import IMAGE
 from understudy.wire.model import TEXT_SEPARATOR, Block, Conversation, Part, setting_digest
-from understudy.wire.tools import ToolCache, function_tool
 
 EXPECTED = "an Anthropic Messages request"
 

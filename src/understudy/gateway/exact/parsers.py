@@ -1,0 +1,437 @@
+"""The formats in which models write thinking and tool calls, and a completion taken apart in them."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import msgspec
+from msgspec import Struct
+
+from understudy.errors import ConfigError
+from understudy.wire.model import ToolCall
+
+Tools = Sequence[dict[str, Any]]
+"""Tools as OpenAI chat completions has them."""
+
+THINK, END_THINK = "<think>", "</think>"
+
+_OPENING = re.compile(rf"[ \n]*+{THINK}")
+_DOUBLED = re.compile(rf"(?:[ \n]*+{END_THINK})++")
+
+
+class ParsedOutput(Struct, frozen=True):
+    """A completion, taken apart. The ids of the calls are empty; `reasoning` is None where none was opened.
+
+    `arguments` of a call are the sampled characters where the format writes JSON, else compact JSON of what it
+    writes. What is no whole call stays in `text`. Newlines that only keep the parts of a turn apart are not told.
+    """
+
+    text: str
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+class CallMatch(Struct, frozen=True):
+    """A whole tool call in `text[start:end]`."""
+
+    start: int
+    end: int
+    call: ToolCall
+
+
+FindCalls = Callable[[str, Tools], list[CallMatch]]
+"""The whole calls in a text, in order and apart from each other. Never raises, and takes linear time."""
+
+
+class CompletionFormat(Struct, frozen=True):
+    """The syntax in which a family of models writes thinking and tool calls.
+
+    `turn_ends` are the texts of the special tokens that end a turn.
+    """
+
+    name: str
+    turn_ends: tuple[str, ...]
+    find_calls: FindCalls
+
+    def parse(self, text: str, tools: Tools = (), *, thinking_open: bool = False) -> ParsedOutput:
+        """Take a completion apart, which was decoded with its special tokens. Never raises, whatever it says.
+
+        `thinking_open`: the prompt ended inside a thinking block that it had opened itself (see `opens_thinking`).
+        Calls inside closed thinking are drafts. Thinking that is never closed ends where only calls follow. Where
+        no tools are offered, a call is text.
+        """
+        # A server stops at the first of them: any other is a look-alike that the model wrote.
+        end = next((end for end in self.turn_ends if text.endswith(end)), "")
+        text = text.removesuffix(end)
+        reasoning, rest = _split_thinking(text, thinking_open)
+        if rest is not None:
+            return _assemble(rest, self.find_calls(rest, tools) if tools else [], reasoning)
+        assert reasoning is not None
+        matches = _trailing(reasoning, self.find_calls(reasoning, tools) if tools else [])
+        calls = tuple(one.call for one in matches)
+        return ParsedOutput("", (reasoning[: matches[0].start] if matches else reasoning).strip("\n"), calls)
+
+
+def opens_thinking(prompt: str) -> bool:
+    """Whether a prompt, of which the end is enough, leaves a thinking block open for the model to go on in."""
+    return prompt.rstrip().endswith(THINK)
+
+
+def _split_thinking(text: str, is_open: bool) -> tuple[str | None, str | None]:
+    """The thinking at the start and what follows it: None for thinking that was not opened, or not closed."""
+    thoughts: list[str] = []
+    position = 0
+    while True:
+        if opening := _OPENING.match(text, position):
+            position = opening.end()
+        elif not is_open:
+            break
+        end = text.find(END_THINK, position)
+        if end < 0:
+            return "\n".join([*thoughts, text[position:].strip("\n")]), None
+        thoughts.append(text[position:end].strip("\n"))
+        position = end + len(END_THINK)
+        is_open = False
+    if doubled := _DOUBLED.match(text, position):
+        position = doubled.end()
+    rest = text[position:].lstrip("\n") if position else text
+    return "\n".join(thoughts) if thoughts else None, rest
+
+
+def _trailing(text: str, matches: list[CallMatch]) -> list[CallMatch]:
+    """Those of the calls after which nothing but calls comes."""
+    end = len(text)
+    for index in range(len(matches) - 1, -1, -1):
+        if text[matches[index].end : end].strip():
+            return matches[index + 1 :]
+        end = matches[index].start
+    return matches
+
+
+def _assemble(text: str, matches: list[CallMatch], reasoning: str | None) -> ParsedOutput:
+    if not matches:
+        return ParsedOutput(text, reasoning)
+    starts = [0, *(one.end for one in matches)]
+    ends = [*(one.start for one in matches), len(text)]
+    parts = [text[start:end] for start, end in zip(starts, ends, strict=True)]
+    remaining = "\n".join(part.strip("\n") for part in parts if part.strip())
+    return ParsedOutput(remaining, reasoning, tuple(one.call for one in matches))
+
+
+def offered_names(tools: Tools) -> frozenset[str]:
+    """The names of the tools; what has none is left out."""
+    functions = (json_object(tool.get("function")) for tool in tools)
+    return frozenset(name for function in functions if isinstance(name := function.get("name"), str))
+
+
+def json_object(value: Any) -> dict[str, Any]:
+    """The value if it is a JSON object, else an empty one."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+_T = TypeVar("_T")
+
+_DEPTH_LIMIT = 200
+# Up to the next bracket outside of a string. A `<` or a backslash there is no JSON, and to stop at it keeps the
+# search linear: of two calls that begin one inside the other, one is over after a few characters.
+_BRACKET = re.compile(r'(?:[^"{}\[\]<\\]++|"(?:[^"\\]++|\\.)*+")*+[{}\[\]]', re.DOTALL)
+
+_HERMES_OPEN = re.compile(r"<tool_call>\s*+(?=\{)")
+_HERMES_CLOSE = re.compile(r"\s*+</tool_call>")
+
+_DEEPSEEK_OPEN = re.compile(
+    r"(?:<｜tool▁calls▁begin｜>\s*+)?<｜tool▁call▁begin｜>"
+    r"(?:function<｜tool▁sep｜>(?P<fenced>[^\n<]++)\n```json\n|(?P<bare>[^\n<]++)<｜tool▁sep｜>)\s*+(?=\{)"
+)
+_DEEPSEEK_CLOSE = {
+    "fenced": re.compile(r"\s*+```\s*+<｜tool▁call▁end｜>(?:\s*+<｜tool▁calls▁end｜>)?"),
+    "bare": re.compile(r"\s*+<｜tool▁call▁end｜>(?:\s*+<｜tool▁calls▁end｜>)?"),
+}
+
+_PYTHON_TAG = "<|python_tag|>"
+_LLAMA_BETWEEN = re.compile(r"\s*+;?\s*+")
+
+
+class _HermesCallJson(Struct):
+    name: str
+    arguments: msgspec.Raw
+
+
+class _LlamaCall(Struct):
+    name: str
+    parameters: msgspec.Raw = msgspec.Raw()
+    arguments: msgspec.Raw = msgspec.Raw()
+
+
+class _Nothing(Struct):
+    """Any JSON object."""
+
+
+def find_hermes(text: str, tools: Tools) -> list[CallMatch]:
+    """Calls as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
+    matches: list[CallMatch] = []
+    position = 0
+    while opened := _HERMES_OPEN.search(text, position):
+        position = opened.end()
+        end = _object_end(text, position)
+        close = _HERMES_CLOSE.match(text, end) if end else None
+        call = _decode(text[position:end], _HermesCallJson) if close else None
+        if call and close and call.name:
+            matches.append(CallMatch(opened.start(), close.end(), ToolCall("", call.name, _text(call.arguments))))
+            position = close.end()
+    return matches
+
+
+def find_deepseek(text: str, tools: Tools) -> list[CallMatch]:
+    """Calls between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`, the JSON fenced as in V3 or bare."""
+    matches: list[CallMatch] = []
+    position = 0
+    while opened := _DEEPSEEK_OPEN.search(text, position):
+        position = opened.end()
+        style = str(opened.lastgroup)
+        end = _object_end(text, position)
+        close = _DEEPSEEK_CLOSE[style].match(text, end) if end else None
+        name = opened[style].strip()
+        if close and name and _decode(text[position:end], _Nothing):
+            matches.append(CallMatch(opened.start(), close.end(), ToolCall("", name, text[position:end])))
+            position = close.end()
+    return matches
+
+
+def find_llama3(text: str, tools: Tools) -> list[CallMatch]:
+    """Calls as `{"name": …, "parameters": {…}}`, several separated by `;`.
+
+    They follow `<|python_tag|>`, or are what the turn begins with; then they must name a tool that is offered, for
+    an answer may be JSON as well.
+    """
+    bare = text.lstrip().startswith("{")
+    tag = -1 if bare else text.find(_PYTHON_TAG)
+    if not bare and tag < 0:
+        return []
+    start, position = (0, 0) if bare else (tag, tag + len(_PYTHON_TAG))
+    names = offered_names(tools)
+    matches: list[CallMatch] = []
+    while between := _LLAMA_BETWEEN.match(text, position):
+        begin = between.end()
+        end = _object_end(text, begin) if text.startswith("{", begin) else 0
+        call = _decode(text[begin:end], _LlamaCall) if end else None
+        arguments = _text(call.parameters) or _text(call.arguments) if call else ""
+        if not call or not call.name or not arguments or (bare and call.name not in names):
+            break
+        matches.append(CallMatch(position if matches else start, end, ToolCall("", call.name, arguments)))
+        position = end
+    return matches
+
+
+def _object_end(text: str, start: int) -> int:
+    """Where the JSON object that starts here ends, 0 where it does not; inside it is not looked at closely."""
+    depth, position = 0, start
+    while bracket := _BRACKET.match(text, position):
+        position = bracket.end()
+        depth += 1 if text[position - 1] in "{[" else -1
+        if depth == 0:
+            return position
+        if depth > _DEPTH_LIMIT:
+            break
+    return 0
+
+
+def _decode(text: str, expected: type[_T]) -> _T | None:
+    try:
+        return msgspec.json.decode(text, type=expected)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
+def _text(raw: msgspec.Raw) -> str:
+    return bytes(raw).decode()
+
+
+STRING = frozenset({"string"})
+
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+"""As a template that prints Python's own values has taught them to the model."""
+
+
+def parameter_types(tools: Tools, name: str) -> dict[str, frozenset[str]]:
+    """The JSON types that each parameter of a tool may have, without those of which the schema says nothing."""
+    for tool in tools:
+        function = json_object(tool.get("function"))
+        if function.get("name") == name:
+            properties = json_object(json_object(function.get("parameters")).get("properties"))
+            types = {key: _types(schema) for key, schema in properties.items()}
+            return {key: allowed for key, allowed in types.items() if allowed}
+    return {}
+
+
+def typed_json(value: str, types: frozenset[str] | None) -> str:
+    """A bare value as JSON: what it says where the types allow that, else the string that it is.
+
+    Numbers, objects and arrays keep their own spelling. With `types` None every type is allowed.
+    """
+    if types != STRING:
+        word = value.strip()
+        word = _PYTHON_WORDS.get(word, word)
+        type_ = _type_of_json(word)
+        wide = types is None or type_ in types or (type_ == "integer" and "number" in types)
+        if type_ not in (None, "string") and wide:
+            return word
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _types(schema: Any) -> frozenset[str]:
+    """All types that a schema names, itself or in its alternatives; empty where it leaves the type open."""
+    types: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        one = json_object(waiting.pop())
+        alternatives = [*_list(one.get("anyOf")), *_list(one.get("oneOf"))]
+        values = [*_list(one.get("enum")), *([one["const"]] if "const" in one else [])]
+        declared = one.get("type")
+        named = [declared] if isinstance(declared, str) else _list(declared)
+        if not named and not alternatives and not values:
+            return frozenset()
+        types.update(name for name in named if isinstance(name, str))
+        if not named:
+            types.update(_type_of(value) for value in values)
+        waiting.extend(alternatives)
+    return frozenset(types)
+
+
+def _type_of_json(text: str) -> str | None:
+    try:
+        return _type_of(msgspec.json.decode(text))
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
+def _type_of(value: object) -> str:
+    for type_, name in _NAMES:
+        if isinstance(value, type_):
+            return "integer" if name == "number" and isinstance(value, float) and value.is_integer() else name
+    return "null"
+
+
+_NAMES: tuple[tuple[type, str], ...] = (
+    (str, "string"),
+    (bool, "boolean"),
+    (int, "integer"),
+    (float, "number"),
+    (dict, "object"),
+    (list, "array"),
+)
+
+
+def _list(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+class _Syntax(Struct, frozen=True):
+    """How a call is written. A call ends at the first `last`, whatever the values before it hold.
+
+    `head` has the groups `name` and `open` (the call's opening tag). A value stands between `key` and `next_key`,
+    or `key` and `last`. `wrapped` says that a value stands on lines of its own.
+    """
+
+    head: re.Pattern[str]
+    no_arguments: re.Pattern[str]
+    key: re.Pattern[str]
+    next_key: re.Pattern[str]
+    last: re.Pattern[str]
+    wrapped: bool
+
+
+_QWEN3_CODER = _Syntax(
+    # The opening tag is often forgotten: then the tool must be one that is offered.
+    head=re.compile(r"(?:(?P<open><tool_call>)\s*+)?<function=(?P<name>[^<>\n]++)>\s*+"),
+    no_arguments=re.compile(r"</function>\s*+</tool_call>"),
+    key=re.compile(r"<parameter=([^<>\n]++)>"),
+    next_key=re.compile(r"</parameter>\s*+<parameter=([^<>\n]++)>"),
+    last=re.compile(r"</parameter>\s*+</function>\s*+</tool_call>"),
+    wrapped=True,
+)
+_GLM = _Syntax(
+    head=re.compile(r"(?P<open><tool_call>)\s*+(?P<name>[^<>\s]++)\s*+"),
+    no_arguments=re.compile(r"</tool_call>"),
+    key=re.compile(r"<arg_key>([^<]++)</arg_key>\s*+<arg_value>"),
+    next_key=re.compile(r"</arg_value>\s*+<arg_key>([^<]++)</arg_key>\s*+<arg_value>"),
+    last=re.compile(r"</arg_value>\s*+</tool_call>"),
+    wrapped=False,
+)
+
+
+def find_qwen3_coder(text: str, tools: Tools) -> list[CallMatch]:
+    """Calls as `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`."""
+    return _find(_QWEN3_CODER, text, tools)
+
+
+def find_glm(text: str, tools: Tools) -> list[CallMatch]:
+    """Calls as `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>…</tool_call>`."""
+    return _find(_GLM, text, tools)
+
+
+def _find(syntax: _Syntax, text: str, tools: Tools) -> list[CallMatch]:
+    ends = [(one.start(), one.end()) for one in syntax.last.finditer(text)]
+    names = offered_names(tools)
+    matches: list[CallMatch] = []
+    position = 0
+    while head := syntax.head.search(text, position):
+        position = head.end()
+        name = head["name"].strip()
+        if not name or (not head["open"] and name not in names):
+            continue
+        arguments, end = "{}", 0
+        if empty := syntax.no_arguments.match(text, position):
+            end = empty.end()
+        elif key := syntax.key.match(text, position):
+            index = bisect_left(ends, (key.end(), 0))
+            if index < len(ends):
+                arguments = _arguments(syntax, text, key, ends[index][0], parameter_types(tools, name))
+                end = ends[index][1]
+        if end:
+            matches.append(CallMatch(head.start(), end, ToolCall("", name, arguments)))
+            position = end
+    return matches
+
+
+def _arguments(syntax: _Syntax, text: str, key: re.Match[str], end: int, types: dict[str, frozenset[str]]) -> str:
+    """Compact JSON of the arguments whose first one begins with `key`; of two by one name the last counts."""
+    values: dict[str, str] = {}
+    while True:
+        next_key = syntax.next_key.search(text, key.end(), end)
+        value = text[key.end() : next_key.start() if next_key else end]
+        if syntax.wrapped:
+            value = value.removeprefix("\n").removesuffix("\n")
+        name = key[1].strip()
+        values[name] = typed_json(value, types.get(name))
+        if next_key is None:
+            return "{" + ",".join(f"{typed_json(name, STRING)}:{value}" for name, value in values.items()) + "}"
+        key = next_key
+
+
+_CHATML_ENDS = ("<|im_end|>", "<|endoftext|>")
+
+FORMATS = {
+    format_.name: format_
+    for format_ in (
+        CompletionFormat("hermes", _CHATML_ENDS, find_hermes),
+        CompletionFormat("qwen3-coder", _CHATML_ENDS, find_qwen3_coder),
+        CompletionFormat("glm", ("<|user|>", "<|observation|>", "<|endoftext|>"), find_glm),
+        CompletionFormat("deepseek", ("<｜end▁of▁sentence｜>",), find_deepseek),
+        CompletionFormat("llama3", ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"), find_llama3),
+    )
+}
+
+
+def format_named(name: str) -> CompletionFormat:
+    """The format of this name. Raises ConfigError."""
+    try:
+        return FORMATS[name]
+    except KeyError:
+        raise ConfigError(
+            f"unsupported output format {name!r}; expected one of {', '.join(sorted(FORMATS))}"
+        ) from None

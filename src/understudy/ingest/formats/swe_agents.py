@@ -1,0 +1,396 @@
+"""Trajectories of SWE-agent and mini-swe-agent, and rows of data sets of such trajectories.
+
+- SWE-agent's `.traj`: its `history`, and for each step the `query` that was really sent, where it is there.
+- mini-swe-agent: a bare list of messages, or an object with `messages` and a `trajectory_format` (1 and 1.1). Of
+  the Responses API, 1.1 holds whole responses and `function_call_output`s.
+- Data sets (SWE-smith, nebius): JSON lines, a list, or Parquet (with pyarrow).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib import import_module
+from io import BytesIO
+from typing import Any
+
+from msgspec import Struct
+
+from understudy.errors import ConfigError
+from understudy.ingest.chat import chat
+from understudy.ingest.formats.base import (
+    SingleFileFormat,
+    TraceBuilder,
+    add_messages,
+    fingerprint,
+    outcome_from,
+    repository,
+)
+from understudy.ingest.formats.base import instance_id as instance_of
+from understudy.ingest.log_files import LogFile
+from understudy.ingest.log_reader import (
+    LARGEST_DOCUMENT,
+    file_name,
+    items,
+    mapping,
+    outline,
+    parse_json,
+    read_document,
+    read_records,
+    string,
+    take_losses,
+)
+from understudy.ingest.trace import Message, Trace
+
+_OWN = frozenset(("trajectory", "history", "environment", "replay_config", "info", "attempts"))
+_NEAR = 64
+"""How many steps further the one of an answer is looked for: those between were asked for again."""
+
+
+class SweAgentFormat(SingleFileFormat):
+    """Reads trajectories of SWE-agent."""
+
+    name = "swe-agent"
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether it is an object with a `trajectory`, and of no data set's row."""
+        keys = outline(head).keys
+        return keys.get("trajectory") == "[" and not keys.keys() - _OWN and outline(head).kind == "{"
+
+    def read_file(self, file: LogFile) -> Iterator[Trace]:
+        """One trace of each file."""
+        yield _swe_agent_trace(file)
+
+
+def _swe_agent_trace(file: LogFile) -> Trace:
+    losses: Counter[str] = Counter()
+    log = mapping(read_document(file, losses))
+    history, steps = items(log.get("history")), [mapping(step) for step in items(log.get("trajectory"))]
+    if not history:
+        # A version that kept no history, or an answer that never came: the last query and what followed it.
+        history = _asked(steps[-1]) if steps else []
+        losses["no_history"] += 1
+    instance = string(log.get("environment")) or file_name(file.path).removesuffix(".traj")
+    builder = TraceBuilder(
+        "swe-agent", file.path, f"{instance}-{fingerprint(file.path, history[:4])}", losses=losses
+    )
+    builder.trace.version = string(mapping(log.get("info")).get("swe_agent_version"))
+    builder.trace.project = repository(instance)
+    info = mapping(log.get("info"))
+    builder.trace.outcome = outcome_from(
+        resolved=info.get("resolved", log.get("resolved")),
+        reward=info.get("reward"),
+        task=instance_of(instance),
+        exit_status=info.get("exit_status"),
+    )
+    model = _configured_model(log)
+    next_step = 0
+    started = False
+    for at, raw in enumerate(history):
+        message = chat(raw, losses)
+        if message is None:
+            continue
+        if message["role"] == "system" and not started and isinstance(message["content"], str):
+            builder.add_system(message["content"])
+            continue
+        started = True
+        if message["role"] != "assistant" or mapping(raw).get("is_demo"):
+            builder.add(message)
+            continue
+        near = range(next_step, min(next_step + _NEAR, len(steps)))
+        step_number = next((n for n in near if _answered(steps[n], mapping(raw))), None)
+        query: list[Message] = []
+        if step_number is not None:
+            next_step = step_number + 1
+            query = _query(steps[step_number], losses)
+        if query:
+            builder.add_turn(
+                f"m{at}", [message], model=model, context=builder.shared_path(query), fidelity="ledger"
+            )
+        else:
+            builder.add_turn(f"m{at}", [message], model=model)
+    return builder.finish()
+
+
+def _answered(step: dict[str, Any], answer: dict[str, Any]) -> bool:
+    """Whether the answer in the history is that of the step."""
+    return step.get("response") == answer.get("content") or (
+        bool(step.get("action")) and step.get("action") == answer.get("action")
+    )
+
+
+def _asked(step: dict[str, Any]) -> list[Any]:
+    return items(step.get("query")) or items(step.get("messages"))
+
+
+def _query(step: dict[str, Any], losses: Counter[str]) -> list[Message]:
+    """The messages of a step's request without the system prompt, none where it does not hold them."""
+    asked = _asked(step)
+    if len(asked) < 2:
+        return []
+    messages = [message for raw in asked if (message := chat(raw, losses)) is not None]
+    for message in messages:
+        for key in ("reasoning_content", "thinking_hidden"):
+            message.pop(key, None)
+    return messages[1:] if messages and messages[0]["role"] == "system" else messages
+
+
+def _configured_model(log: dict[str, Any]) -> str | None:
+    """The model that the run was set up with; its settings are a JSON text in later versions."""
+    settings = log.get("replay_config")
+    if isinstance(settings, str):
+        settings = parse_json(settings.encode(errors="replace"), Counter())
+    agent = mapping(mapping(settings).get("agent"))
+    own = string(mapping(agent.get("model")).get("name"))
+    return own or string(mapping(mapping(log.get("info")).get("config")).get("model"))
+
+
+class MiniSweAgentFormat(SingleFileFormat):
+    """Reads trajectories of mini-swe-agent."""
+
+    name = "mini-swe-agent"
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether it names itself, has `info` before its messages, or is a list of messages."""
+        seen = outline(head)
+        if seen.kind == "[":
+            has_text = seen.keys.get("content", "{") not in "{["
+            return has_text and (seen.keys.get("role") == "system" or file_name(path).endswith(".traj.json"))
+        if seen.keys.get("trajectory_format", "").startswith("mini-swe-agent"):
+            return True
+        return seen.keys.get("info") == "{" and seen.keys.get("messages") == "["
+
+    def read_file(self, file: LogFile) -> Iterator[Trace]:
+        """One trace of each file."""
+        yield _mini_trace(file)
+
+
+def _mini_trace(file: LogFile) -> Trace:
+    losses: Counter[str] = Counter()
+    value = read_document(file, losses)
+    log = mapping(value)
+    messages = [_response_as_chat(mapping(raw)) for raw in items(value) or items(log.get("messages"))]
+    info = mapping(log.get("info"))
+    config = mapping(info.get("config"))
+    instance = string(log.get("instance_id")) or file_name(file.path).partition(".")[0]
+    builder = TraceBuilder(
+        "mini-swe-agent", file.path, f"{instance}-{fingerprint(file.path, messages[:3])}", losses=losses
+    )
+    builder.trace.version = string(info.get("mini_version"))
+    builder.trace.project = repository(instance) or string(mapping(config.get("environment")).get("cwd"))
+    builder.trace.outcome = outcome_from(
+        resolved=info.get("resolved", log.get("resolved")),
+        reward=info.get("reward"),
+        task=string(log.get("instance_id")) or instance_of(instance),
+        exit_status=info.get("exit_status"),
+    )
+    # The end of a run is told to the person, not to the model.
+    conversation = [raw for raw in messages if raw.get("role") != "exit"]
+    model = string(mapping(config.get("model")).get("model_name"))
+    add_messages(builder, conversation, model=model, models=_answering_model, timestamps=_time)
+    return builder.finish()
+
+
+def _response_as_chat(raw: dict[str, Any]) -> dict[str, Any]:
+    """A message of the Responses API as one of chat completions."""
+    if raw.get("type") == "function_call_output":
+        return {"role": "tool", "content": raw.get("output"), "tool_call_id": raw.get("call_id")}
+    if raw.get("object") != "response":
+        return raw
+    output = [mapping(item) for item in items(raw.get("output"))]
+    thoughts = [
+        text
+        for item in output
+        if item.get("type") == "reasoning"
+        for part in (*items(item.get("summary")), *items(item.get("content")))
+        if (text := string(mapping(part).get("text")))
+    ]
+    return {
+        "role": "assistant",
+        "content": [
+            part for item in output if item.get("type") == "message" for part in items(item.get("content"))
+        ],
+        "tool_calls": [
+            {**item, "id": item.get("call_id")} for item in output if item.get("type") == "function_call"
+        ],
+        "reasoning_content": "\n".join(thoughts),
+        "thinking_blocks": [item for item in output if item.get("type") == "reasoning"],
+        "extra": {"response": {"model": raw.get("model")}, "timestamp": raw.get("created_at")},
+    }
+
+
+def _answering_model(raw: dict[str, Any]) -> str | None:
+    return string(mapping(mapping(raw.get("extra")).get("response")).get("model"))
+
+
+def _time(raw: dict[str, Any]) -> str | None:
+    moment = mapping(raw.get("extra")).get("timestamp")
+    if not isinstance(moment, int | float) or not 0 < moment < 1e11:
+        return None
+    return datetime.fromtimestamp(moment, UTC).isoformat()
+
+
+PARQUET = b"PAR1"
+_BATCH_ROWS = 16
+_ASIDE = ("tools", "repo", "instance_id", "resolved", "target", "reward", "exit_status")
+
+
+class RowSchema(Struct, frozen=True):
+    """Where a data set keeps what; `ids` are the columns that name a trajectory, the best first."""
+
+    format: str
+    messages: str
+    ids: tuple[str, ...]
+    models: tuple[str, ...] = ()
+
+
+SCHEMAS = (
+    RowSchema("swe-smith", "messages", ("traj_id", "instance_id"), ("model",)),
+    RowSchema("swe-rebench", "trajectory", ("trajectory_id", "instance_id"), ("model_name", "model")),
+)
+
+
+class RowFormat(SingleFileFormat):
+    """Reads rows of one data set's kind."""
+
+    def __init__(self, schema: RowSchema) -> None:
+        self.name = schema.format
+        self.schema = schema
+
+    def read_file(self, file: LogFile) -> Iterator[Trace]:
+        """One trace of each row."""
+        losses: Counter[str] = Counter()
+        for row in _json_rows(file, losses):
+            yield _row_trace(self.schema, row, file.path, take_losses(losses))
+        if losses:
+            yield TraceBuilder(self.name, file.path, fingerprint(file.path, None), losses=losses).finish()
+
+
+def _json_rows(file: LogFile, losses: Counter[str]) -> Iterator[dict[str, Any]]:
+    """The rows of a file of JSON lines, or of one list or object."""
+    if file_name(file.path).endswith((".jsonl", ".ndjson")):
+        yield from read_records(file, losses)
+        return
+    value = read_document(file, losses)
+    for row in items(value) or ([value] if value is not None else []):
+        if isinstance(row, dict):
+            yield mapping(row)
+        else:
+            losses["not_an_object"] += 1
+
+
+class ParquetRowFormat(SingleFileFormat):
+    """Reads Parquet files of rows; which data set's they are, the columns tell."""
+
+    name = "parquet"
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether it begins as Parquet does."""
+        return head.startswith(PARQUET)
+
+    def read_file(self, file: LogFile) -> Iterator[Trace]:
+        """One trace of each row. Raises ConfigError when pyarrow is not installed."""
+        try:
+            arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+        except ImportError as missing:
+            raise ConfigError(
+                f"{file.path} is a Parquet file: reading it needs pyarrow, which is not installed. "
+                'Install it: pip install "understudy[hf]"'
+            ) from missing
+        losses: Counter[str] = Counter()
+        for schema, row in _parquet_rows(arrow, parquet, file, losses):
+            yield _row_trace(schema, row, file.path, take_losses(losses))
+        if losses:
+            yield TraceBuilder(self.name, file.path, fingerprint(file.path, None), losses=losses).finish()
+
+
+def _parquet_rows(
+    arrow: Any, parquet: Any, file: LogFile, losses: Counter[str]
+) -> Iterator[tuple[RowSchema, dict[str, Any]]]:
+    with file.open() as stream:
+        try:
+            seekable = stream if stream.seekable() else BytesIO(stream.read(LARGEST_DOCUMENT))
+            table: Any = parquet.ParquetFile(seekable, pre_buffer=False)
+            present: list[str] = table.schema_arrow.names
+            schema = next((one for one in SCHEMAS if one.messages in present), None)
+            if schema is None:
+                losses["unknown_columns"] += 1
+                return
+            wanted = {schema.messages, *schema.ids, *schema.models, *_ASIDE}
+            columns = [column for column in present if column in wanted]
+            for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+                for row in batch.to_pylist():
+                    yield schema, row
+        except (arrow.ArrowException, OSError, ValueError, NotImplementedError):
+            losses["bad_parquet"] += 1
+
+
+def _row_trace(schema: RowSchema, row: dict[str, Any], source: str, losses: Counter[str]) -> Trace:
+    """The trace of a row."""
+    raw = row.get(schema.messages)
+    if isinstance(raw, str):
+        raw = parse_json(raw.encode(errors="replace"), losses)
+    messages = [_row_as_chat(mapping(message)) for message in items(raw)]
+    session = next((value for key in schema.ids if (value := string(row.get(key)))), None)
+    if schema.ids[0] not in row:
+        # An instance is tried more than once: only with what it begins with is it one trajectory.
+        session = f"{session or file_name(source)}-{fingerprint(source, messages[:3])}"
+    if not messages:
+        losses["no_messages"] += 1
+    builder = TraceBuilder(schema.format, source, session or fingerprint(source, messages[:3]), losses=losses)
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        tools = parse_json(tools.encode(errors="replace"), losses)
+    builder.set_tools(items(tools))
+    builder.trace.project = string(row.get("repo")) or repository(string(row.get("instance_id")))
+    builder.trace.outcome = outcome_from(
+        resolved=row.get("resolved", row.get("target")),  # nebius' SWE-agent rows call it their target
+        reward=row.get("reward"),
+        task=row.get("instance_id"),
+        exit_status=row.get("exit_status"),
+    )
+    add_messages(
+        builder, messages, model=next((value for key in schema.models if (value := string(row.get(key)))), None)
+    )
+    return builder.finish()
+
+
+def _row_as_chat(message: dict[str, Any]) -> dict[str, Any]:
+    """A message of nebius' SWE-agent rows, whose words are in `text` and `system_prompt`, as one of chat."""
+    if "content" in message or "role" not in message:
+        return message
+    return {**message, "content": message.get("text") or message.get("system_prompt")}
+
+
+_IDS = frozenset(("trajectory_id", "instance_id"))
+
+
+class SweRebenchFormat(RowFormat):
+    """Reads rows of nebius' data sets."""
+
+    def __init__(self) -> None:
+        super().__init__(SCHEMAS[1])
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether the first row is named as an attempt at an instance and has a trajectory."""
+        keys = outline(head).keys
+        return keys.get("trajectory", "{") != "{" and bool(_IDS & keys.keys())
+
+
+_COLUMNS = frozenset(("messages", "instance_id", "resolved", "model", "traj_id", "patch"))
+
+
+class SweSmithFormat(RowFormat):
+    """Reads rows of SWE-smith-trajectories, and others that hold a conversation in `messages`."""
+
+    def __init__(self) -> None:
+        super().__init__(SCHEMAS[0])
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether the first row has messages and no column that is another format's."""
+        seen = outline(head)
+        if "messages" not in seen.keys or seen.keys["messages"] == "{":
+            return False
+        rows = seen.kind == "[" or file_name(path).endswith((".jsonl", ".ndjson")) or "traj_id" in seen.keys
+        return rows and not seen.keys.keys() - _COLUMNS - {"tools", "id", "source"}

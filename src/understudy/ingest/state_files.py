@@ -1,0 +1,496 @@
+"""Files of states: JSON lines, Parquet (through pyarrow), and spools, whose rows are on their way into a store.
+
+In Parquet `messages` and `student_action` are nested. Of a message, `content` is a text or null; content in parts
+(images) is in `content_parts` as JSON, and keys beside the usual ones in `more`. `tools` is JSON text, since no
+column type holds all schemas.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import msgspec
+
+from understudy.errors import ConfigError
+from understudy.ingest.redaction import redact_trace
+from understudy.ingest.trace import Message, Trace, TraceOutcome, TraceParent, TraceState, TurnSignals, expand
+from understudy.ingest.trace_store import TraceSource, trace_rows, traces
+from understudy.redact.redactor import Redactor
+from understudy.store.blobs import Packer
+from understudy.store.sessions import LogSource, PackedTrace, SessionRepository, TraceChanges
+from understudy.util.atomic import atomic_path
+
+_PIECE = 1 << 20
+
+
+def state_record(state: TraceState, trace: Trace) -> dict[str, Any]:
+    """A state as a JSON object. All keys are always there."""
+    action = state.student_action
+    return {
+        "state_id": state.state_id,
+        "trace_id": state.trace_id,
+        "session_id": state.session_id,
+        "message_id": state.message_id,
+        "messages": state.messages,
+        "student_action": {
+            "content": action.content,
+            "thinking": action.thinking,
+            "thinking_hidden": action.thinking_hidden,
+            "tool_calls": action.tool_calls,
+        },
+        "tools": state.tools,
+        "source_model": state.source_model,
+        "source_family": state.source_family,
+        "fidelity": state.fidelity,
+        "notes": state.notes,
+        "timestamp": state.timestamp,
+        "project": state.project,
+        "branch": state.branch,
+        "role": state.role,
+        "parent": state.parent,
+        "format": trace.format,
+        "source": trace.source,
+        "signals": state.signals,
+        "outcome": state.outcome,
+    }
+
+
+def state_line(state: TraceState, trace: Trace) -> bytes:
+    """A state as a line of JSON."""
+    value = state_record(state, trace)
+    try:
+        return msgspec.json.encode(value) + b"\n"
+    except UnicodeEncodeError:
+        # Ids may come from file names, which need not be valid UTF-8.
+        text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False, separators=(",", ":"))
+        return text.encode(errors="replace") + b"\n"
+
+
+def with_turns(trace: Trace, wanted: Sequence[int]) -> Trace:
+    """The trace with only the turns at the indexes `wanted`."""
+    if len(wanted) == len(trace.turns):
+        return trace
+    return msgspec.structs.replace(trace, turns=[trace.turns[index] for index in wanted])
+
+
+def unwritable_error(path: Path, error: OSError) -> ConfigError:
+    """The error to raise when a file cannot be written."""
+    return ConfigError(f"{path} cannot be written: {error.strerror}; free some space, or write elsewhere")
+
+
+class PrivateFile:
+    """A new file that only its owner may read. Its methods raise ConfigError when they cannot write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._at = 0
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise unwritable_error(path, error) from error
+        self._stream = open(descriptor, "wb", buffering=1 << 20)  # noqa: PTH123, SIM115
+
+    def tell(self) -> int:
+        """The number of bytes that were written."""
+        return self._at
+
+    def write(self, line: bytes) -> None:
+        """Write a line. Raises ConfigError."""
+        try:
+            self._at += self._stream.write(line)
+        except OSError as error:
+            raise unwritable_error(self.path, error) from error
+
+    def roll_back(self, position: int) -> None:
+        """Cut the file at a position that `tell` returned. Raises ConfigError."""
+        try:
+            self._stream.seek(position)
+            self._stream.truncate()
+        except OSError as error:
+            raise unwritable_error(self.path, error) from error
+        self._at = position
+
+    def copy(self, source: Path, at: int, size: int, without: Set[int] = frozenset()) -> int:
+        """Copy a part of another file without some of its lines. Returns the bytes written. Raises ConfigError."""
+        before = self._at
+        try:
+            with source.open("rb") as stream:
+                stream.seek(at)
+                if without:
+                    for number, line in enumerate(_lines(stream, size)):
+                        if number not in without:
+                            self._at += self._stream.write(line)
+                    return self._at - before
+                while size and (piece := stream.read(min(size, _PIECE))):
+                    self._at += self._stream.write(piece)
+                    size -= len(piece)
+        except OSError as error:
+            raise unwritable_error(self.path, error) from error
+        return self._at - before
+
+    def close(self) -> None:
+        """Write what is buffered, and close the file. Raises ConfigError."""
+        try:
+            self._stream.close()
+        except OSError as error:
+            raise unwritable_error(self.path, error) from error
+
+
+class JsonlSink(PrivateFile):
+    """A file of states, one JSON line each."""
+
+    def write_turns(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
+        """Write the turns at some indexes. Raises ConfigError."""
+        for state in expand(with_turns(trace, wanted)):
+            self.write(state_line(state, trace))
+            tick()
+
+
+def _lines(stream: BinaryIO, size: int) -> Iterator[bytes]:
+    """The lines of the next `size` bytes."""
+    while size > 0 and (line := stream.readline()):
+        size -= len(line)
+        yield line
+
+
+_HELD = 8 << 20  # bytes of text that are buffered before they become a table
+_GROUP = 64 << 20  # bytes of a row group
+_USUAL = frozenset({"role", "content", "tool_calls", "tool_call_id"})
+
+
+def require_pyarrow(path: str | Path) -> None:
+    """Raise ConfigError when pyarrow, which writing `path` needs, is not installed."""
+    _frugal()
+    try:
+        import_module("pyarrow.parquet")
+    except ImportError as missing:
+        raise ConfigError(
+            f"{path}: writing Parquet needs pyarrow, which is not installed. "
+            'Install it: pip install "understudy[hf]"'
+        ) from missing
+
+
+def _frugal() -> None:
+    """Let pyarrow use the system's allocator: its own holds on to 150 MB of freed memory."""
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+
+
+def schema() -> Any:
+    """The columns, as an Arrow schema."""
+    arrow: Any = import_module("pyarrow")
+    text, integer, flag = arrow.string(), arrow.int64(), arrow.bool_()
+    calls = arrow.list_(
+        arrow.struct(
+            [("id", text), ("type", text), ("function", arrow.struct([("name", text), ("arguments", text)]))]
+        )
+    )
+    messages = arrow.struct(
+        [
+            ("role", text),
+            ("content", text),
+            ("tool_calls", calls),
+            ("tool_call_id", text),
+            ("content_parts", text),
+            ("more", text),
+        ]
+    )
+    action = [("content", text), ("thinking", text), ("thinking_hidden", flag), ("tool_calls", calls)]
+    types = {"tests": text, "feedback": text, "interrupted": flag}
+    signals = [(name, types.get(name, integer)) for name in TurnSignals.__struct_fields__]
+    outcome = [("resolved", flag), ("reward", arrow.float64()), ("task", text), ("exit_status", text)]
+    parent = [("session_id", text), ("tool_use_id", text), ("depth", integer)]
+    nested = {
+        "messages": arrow.list_(messages),
+        "student_action": arrow.struct(action),
+        "notes": arrow.list_(text),
+        "parent": arrow.struct(parent),
+        "signals": arrow.struct(signals),
+        "outcome": arrow.struct(outcome),
+    }
+    return arrow.schema([(name, nested.get(name, text)) for name in _COLUMNS])
+
+
+def row(state: TraceState, trace: Trace) -> dict[str, Any]:
+    """A state as a row of `schema`."""
+    value = state_record(state, trace)
+    value["messages"] = [_message(message) for message in state.messages]
+    value["tools"] = None if state.tools is None else msgspec.json.encode(state.tools).decode()
+    value["notes"] = list(state.notes)
+    for name in ("parent", "signals", "outcome"):
+        struct: TraceParent | TurnSignals | TraceOutcome | None = value[name]
+        value[name] = None if struct is None else msgspec.structs.asdict(struct)
+    return value
+
+
+def _message(message: Message) -> dict[str, Any]:
+    content = message.get("content")
+    parts = isinstance(content, list)
+    more = {key: value for key, value in message.items() if key not in _USUAL}
+    return {
+        "role": message["role"],
+        "content": None if parts else content,
+        "tool_calls": message.get("tool_calls"),
+        "tool_call_id": message.get("tool_call_id"),
+        "content_parts": msgspec.json.encode(content).decode() if parts else None,
+        "more": msgspec.json.encode(more).decode() if more else None,
+    }
+
+
+_COLUMNS = (
+    "state_id", "trace_id", "session_id", "message_id", "messages", "student_action", "tools", "source_model",
+    "source_family", "fidelity", "notes", "timestamp", "project", "branch", "role", "parent", "format", "source",
+    "signals", "outcome",
+)  # fmt: skip
+
+
+class ParquetWriter:
+    """A new Parquet file of states that only its owner may read; row groups are written as they fill."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        _frugal()
+        self._arrow: Any = import_module("pyarrow")
+        self._schema = schema()
+        try:
+            parquet: Any = import_module("pyarrow.parquet")
+            # pyarrow cannot open paths that are not valid Unicode.
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._sink = os.fdopen(descriptor, "wb")
+            self._writer = parquet.ParquetWriter(self._sink, self._schema, compression="zstd")
+        except OSError as error:
+            raise unwritable_error(path, error) from error
+        self._tables: list[Any] = []
+        self._rows: list[dict[str, Any]] = []
+        self._held = 0
+
+    def add(self, state: TraceState, trace: Trace) -> None:
+        """Write a state. Raises ConfigError."""
+        self._rows.append(row(state, trace))
+        self._held += 500 + sum(_size(message) for message in state.messages)
+        if self._held > _HELD:
+            self._flush()
+
+    def copy(self, source: Path, without: Set[int]) -> None:
+        """Copy the rows of another such file, without some of them. Raises ConfigError."""
+        parquet: Any = import_module("pyarrow.parquet")
+        first = 0
+        with source.open("rb") as file, parquet.ParquetFile(file) as read:
+            for group in range(read.num_row_groups):
+                table = read.read_row_group(group)
+                if without:
+                    rows = [at for at in range(table.num_rows) if first + at not in without]
+                    first += table.num_rows
+                    table = table.take(rows)
+                self._tables.append(table)
+                self._held += table.nbytes
+                if self._held > _GROUP:
+                    self._write()
+
+    def close(self) -> None:
+        """Write what is buffered, and close the file. Raises ConfigError."""
+        self._flush()
+        self._write()
+        try:
+            self._writer.close()
+            self._sink.close()
+        except OSError as error:
+            raise unwritable_error(self.path, error) from error
+
+    def _flush(self) -> None:
+        rows, self._rows = self._rows, []
+        if not rows:
+            return
+        try:
+            table = self._arrow.Table.from_pylist(rows, schema=self._schema)
+        except UnicodeEncodeError:
+            table = self._arrow.Table.from_pylist(cast("list[Any]", _unicode(rows)), schema=self._schema)
+        self._tables.append(table)
+        self._write()
+
+    def _write(self) -> None:
+        tables, self._tables, self._held = self._tables, [], 0
+        if not tables:
+            return
+        try:
+            self._writer.write_table(self._arrow.concat_tables(tables))
+        except OSError as error:
+            raise unwritable_error(self.path, error) from error
+
+
+class ParquetSink:
+    """A directory with one file for each batch that has states, so that a batch can be rolled back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._number = 0
+        self._file: ParquetWriter | None = None
+        try:
+            path.mkdir(mode=0o700)
+        except OSError as error:
+            raise unwritable_error(path, error) from error
+
+    def tell(self) -> int:
+        """The number of the next file. Completes the current one."""
+        self.close()
+        return self._number
+
+    def write_turns(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
+        """Write the turns at some indexes. Raises ConfigError."""
+        if self._file is None:
+            self._file = ParquetWriter(part_path(self.path, self._number))
+            self._number += 1
+        for state in expand(with_turns(trace, wanted)):
+            self._file.add(state, trace)
+            tick()
+
+    def roll_back(self, position: int) -> None:
+        """Remove the files from a number on."""
+        self.close()
+        for number in range(position, self._number):
+            part_path(self.path, number).unlink()
+        self._number = position
+
+    def close(self) -> None:
+        """Complete the current file. Raises ConfigError."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+
+
+def part_path(directory: Path, number: int) -> Path:
+    """The path of the file with a number in a directory of parts."""
+    return directory / f"{number}.parquet"
+
+
+def _size(message: Mapping[str, Any]) -> int:
+    content = message.get("content")
+    calls = message.get("tool_calls") or ()
+    return 100 + (len(content) if isinstance(content, str) else 10_000) + 500 * len(calls)
+
+
+def _unicode(value: Any) -> Any:
+    """The value with invalid Unicode in its strings replaced."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, list):
+        return [_unicode(one) for one in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {key: _unicode(one) for key, one in cast("dict[str, Any]", value).items()}
+    return value
+
+
+_CHUNK = 4 << 20  # bytes that are stored at once
+_LENGTH = 8
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(PackedTrace).decode
+
+
+class SpoolSink(PrivateFile):
+    """The rows and contents of traces; a content that the file had before is only named."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._packer = Packer()
+
+    def write_turns(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
+        """Write some of a trace's turns. Raises ConfigError."""
+        data = _encode(trace_rows(trace, self._packer, wanted))
+        self.write(len(data).to_bytes(_LENGTH, "little"))
+        self.write(data)
+        tick()
+
+    def roll_back(self, position: int) -> None:
+        """Cut the file. Raises ConfigError."""
+        super().roll_back(position)
+        self._packer = Packer()
+
+
+class SpoolLoader:
+    """Stores what `SpoolSink` wrote. Logs are noted as read with the last that was in them."""
+
+    def __init__(self, sessions: SessionRepository) -> None:
+        self._sessions = sessions
+        self.summary = TraceChanges()
+
+    def load(self, part: Path, at: int, size: int, without: Set[int], sources: Sequence[LogSource]) -> None:
+        """Store what a part of a file holds, but for the turns `without`, counted through. Raises StoreError.
+
+        Each write is waited for: two threads that take turns at the interpreter would be slower than one.
+        """
+        items: list[PackedTrace] = []
+        held = position = 0
+        for item, length in _items(part, at, size):
+            row = item[0]
+            turns = row.turns
+            row.turns = [turn for number, turn in enumerate(turns, position) if number not in without]
+            position += len(turns)
+            items.append(item)
+            held += length
+            if held > _CHUNK:
+                self._store(items, ())
+                items, held = [], 0
+        self._store(items, sources)
+
+    def _store(self, items: Sequence[PackedTrace], sources: Sequence[LogSource]) -> None:
+        if not items and not sources:
+            return
+        put = self._sessions.add(items, sources).result()
+        self.summary = TraceChanges(
+            self.summary.new + put.new, self.summary.changed + put.changed, self.summary.same + put.same
+        )
+
+
+def _items(part: Path, at: int, size: int) -> Iterator[tuple[PackedTrace, int]]:
+    with part.open("rb") as stream:
+        stream.seek(at)
+        while size > 0:
+            length = int.from_bytes(stream.read(_LENGTH), "little")
+            yield _decode(stream.read(length)), length
+            size -= _LENGTH + length
+
+
+def stored_states(
+    library: TraceSource, where: str | None, limit: int | None, redactor: Redactor | None
+) -> Iterator[tuple[TraceState, Trace]]:
+    """The states for which `where` is true, each with its trace; redacted where a redactor is passed."""
+    for trace in traces(library, where, limit=limit):
+        clean = redact_trace(trace, redactor) if redactor else trace
+        for state in expand(clean):
+            yield state, clean
+
+
+def extract_states(
+    library: TraceSource, output: Path, where: str | None, limit: int | None, redactor: Redactor | None
+) -> int:
+    """Write states to a file that only its owner can read: Parquet where its name says so, else JSON lines.
+
+    Returns how many. An existing file is replaced when the new one is complete. Raises ConfigError when the file
+    cannot be written.
+    """
+    parquet = output.suffix == ".parquet"
+    if parquet:
+        require_pyarrow(output)
+    if output.exists() and not output.is_file():
+        raise ConfigError(f"--output: {output} exists and is not a regular file; choose another file")
+    number = 0
+    try:
+        with atomic_path(output) as path:
+            file = ParquetWriter(path) if parquet else PrivateFile(path)
+            try:
+                for state, trace in stored_states(library, where, limit, redactor):
+                    if isinstance(file, ParquetWriter):
+                        file.add(state, trace)
+                    else:
+                        file.write(state_line(state, trace))
+                    number += 1
+            finally:
+                file.close()
+    except OSError as error:
+        raise unwritable_error(output, error) from error
+    return number

@@ -1,0 +1,485 @@
+"""OpenAI Responses: responses, event streams, and the dialect as the gateway uses it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Struct
+
+from understudy.types import Usage
+from understudy.wire import openai
+from understudy.wire.decoding import decoded, peek
+from understudy.wire.dialect import (
+    Branch,
+    DialectRequest,
+    DialectResponse,
+    ErrorResponse,
+    WireSession,
+    messages_for_model,
+)
+from understudy.wire.errors import Fault, InvalidRequest
+from understudy.wire.model import Block, ChatRequest, Conversation, Delta, Generation, ToolCall, ending
+from understudy.wire.responses_request import (
+    EXPECTED,
+    Item,
+    ResponsesRequest,
+    TextFormat,
+    ToolOrigin,
+    call_item,
+    decode_request,
+    read_conversation,
+    read_items,
+    read_request,
+)
+
+Part = Literal["reasoning", "text"] | int
+"""A part of an answer: its reasoning, its text, or its tool call of that number."""
+
+OutputItem = dict[str, Any]
+
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+class ResponsesDialectRequest(DialectRequest, frozen=True):
+    """A Responses request, with what only its response needs to know. `echo` are fields that it repeats."""
+
+    origins: dict[str, ToolOrigin]
+    echo: dict[str, Any]
+
+
+class _ReadResponse(Struct):
+    output: list[Item]
+
+
+_READ = msgspec.json.Decoder(_ReadResponse)
+
+
+def read_response(body: bytes) -> tuple[Block, ...] | None:
+    """The blocks of a response, tool calls as the model wrote them. Raises what UNREADABLE lists."""
+    return tuple(read_items(decoded(_READ.decode, body).output))
+
+
+def response_id(message_id: str) -> str:
+    """The id of the response that the call's message is."""
+    return f"resp_{_bare(message_id)}"
+
+
+def _bare(message_id: str) -> str:
+    return message_id.removeprefix("msg_")
+
+
+def frame(incoming: ResponsesDialectRequest, message_id: str, created: int) -> dict[str, Any]:
+    """A response that has only started.
+
+    Instructions and tools are not repeated: they would be the greater part of an answer, three times in a stream.
+    """
+    unsaid: dict[str, Any] = {
+        "id": response_id(message_id),
+        "object": "response",
+        "created_at": created,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "max_output_tokens": None,
+        "metadata": {},
+        "model": incoming.model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "store": False,
+        "temperature": None,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": None,
+        "truncation": "disabled",
+        "usage": None,
+    }
+    return unsaid | incoming.echo
+
+
+def to_response(
+    generation: Generation,
+    incoming: ResponsesDialectRequest,
+    message_id: str,
+    created: int,
+    ids: Sequence[str],
+    parts: Sequence[Part] = (),
+) -> tuple[DialectResponse, dict[str, Any]]:
+    """The response under the requested model name, and the same as a value.
+
+    `ids` are those of its tool calls; `parts` are those that were streamed already, in their order. Raises
+    BackendError when the generation did not end in a way that a response can end.
+    """
+    incomplete = _INCOMPLETE.get(ending(generation))
+    status = "incomplete" if incomplete else "completed"
+    order: list[Part] = [*parts, *(part for part in parts_of(generation) if part not in parts)]
+    output = [item_of(part, generation, incoming, message_id, ids, "completed") for part in order]
+    if output and incomplete:
+        output[-1]["status"] = status
+    body = frame(incoming, message_id, created) | {
+        "status": status,
+        "incomplete_details": {"reason": incomplete} if incomplete else None,
+        "output": output,
+        "usage": _usage(generation.usage),
+    }
+    sampled = dict(zip(ids, generation.tool_calls, strict=True))
+    return DialectResponse(msgspec.json.encode(body), sampled), body
+
+
+def parts_of(generation: Generation) -> list[Part]:
+    """The parts that an answer has."""
+    parts: list[Part] = []
+    if generation.reasoning:
+        parts.append("reasoning")
+    if generation.text:
+        parts.append("text")
+    return [*parts, *range(len(generation.tool_calls))]
+
+
+def item_of(
+    part: Part,
+    generation: Generation,
+    incoming: ResponsesDialectRequest,
+    message_id: str,
+    ids: Sequence[str],
+    status: str,
+) -> OutputItem:
+    """The output item that a part of an answer is."""
+    bare = _bare(message_id)
+    match part:
+        case "reasoning":
+            text = generation.reasoning or ""
+            item: OutputItem = {"id": f"rs_{bare}", "type": "reasoning", "summary": []}
+            item["content"] = [{"type": "reasoning_text", "text": text}]
+            return item | {"status": status}
+        case "text":
+            content: dict[str, Any] = {
+                "type": "output_text",
+                "text": generation.text,
+                "annotations": [],
+                "logprobs": [],
+            }
+            item = {"id": f"msg_{bare}", "type": "message", "role": "assistant", "status": status}
+            return item | {"content": [content]}
+        case index:
+            call: ToolCall = generation.tool_calls[index]
+            return call_item(incoming.origins, call, item_id=f"{bare}_{index}", call_id=ids[index], status=status)
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    """Token counts. No backend reports how many were reasoning, and clients require a number: 0."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.cache_write_tokens,
+        },
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+class EventBuilder:
+    """Numbers the events of one stream."""
+
+    def __init__(self) -> None:
+        self._number = -1
+
+    def event(self, type_: str, fields: Mapping[str, Any]) -> bytes:
+        """One server-sent event, named by its type."""
+        self._number += 1
+        data = {"type": type_, "sequence_number": self._number, **fields}
+        return b"event: %b\ndata: %b\n\n" % (type_.encode(), msgspec.json.encode(data))
+
+    def begin(self, frame: dict[str, Any]) -> bytes:
+        """What opens a stream."""
+        opening = {"response": frame}
+        return self.event("response.created", opening) + self.event("response.in_progress", opening)
+
+    def open(self, index: int, item: OutputItem) -> bytes:
+        """An item as it starts, empty."""
+        nothing: dict[str, Any] = {"status": "in_progress", _FILLED[item["type"]]: [] if _part_of(item) else ""}
+        empty = item | nothing
+        events = self.event("response.output_item.added", {"output_index": index, "item": empty})
+        if part := _part_of(item):
+            at = {"item_id": item["id"], "output_index": index, "content_index": 0}
+            events += self.event("response.content_part.added", at | {"part": part | {"text": ""}})
+        return events
+
+    def add(self, index: int, item: OutputItem, text: str) -> bytes:
+        """A piece of an item's text."""
+        return self.event(f"{_NAMES[item['type']]}.delta", _position(index, item) | {"delta": text})
+
+    def close(self, index: int, item: OutputItem) -> bytes:
+        """A complete item."""
+        position, name = _position(index, item), _NAMES[item["type"]]
+        if item["type"] == "function_call":
+            position["name"] = item["name"]
+        events = self.event(f"{name}.done", position | {_DONE[item["type"]]: text_of(item)})
+        if part := _part_of(item):
+            at = {"item_id": item["id"], "output_index": index, "content_index": 0}
+            events += self.event("response.content_part.done", at | {"part": part})
+        return events + self.event("response.output_item.done", {"output_index": index, "item": item})
+
+    def end(self, response: dict[str, Any]) -> bytes:
+        """What ends a stream."""
+        return self.event(f"response.{response['status']}", {"response": response})
+
+
+def to_events(body: bytes) -> bytes:
+    """A response made by `to_response` as the event stream that a client builds the same one from."""
+    return b"".join(_events(msgspec.json.decode(body)))
+
+
+def _events(response: dict[str, Any]) -> Iterator[bytes]:
+    events = EventBuilder()
+    unfinished: dict[str, Any] = {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    yield events.begin(response | unfinished)
+    for index, item in enumerate(response["output"]):
+        yield events.open(index, item)
+        if text := text_of(item):
+            yield events.add(index, item, text)
+        yield events.close(index, item)
+    yield events.end(response)
+
+
+# By the type of an item: the events of its text, the field that is empty at first, and the field of all text
+# in the event that ends it.
+_NAMES = {
+    "reasoning": "response.reasoning_text",
+    "message": "response.output_text",
+    "function_call": "response.function_call_arguments",
+    "custom_tool_call": "response.custom_tool_call_input",
+}
+_FILLED = {
+    "reasoning": "content",
+    "message": "content",
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+}
+_DONE = {"reasoning": "text", "message": "text", "function_call": "arguments", "custom_tool_call": "input"}
+
+
+def _part_of(item: OutputItem) -> dict[str, Any] | None:
+    """The one content part of a message or of reasoning; None for a call."""
+    content: list[dict[str, Any]] | None = item.get("content")
+    return content[0] if content else None
+
+
+def text_of(item: OutputItem) -> str:
+    """The text of an item: of a message or reasoning, or what a call passes to its tool."""
+    part = _part_of(item)
+    return part["text"] if part else item[_FILLED[item["type"]]]
+
+
+def _position(index: int, item: OutputItem) -> dict[str, Any]:
+    position: dict[str, Any] = {"item_id": item["id"], "output_index": index}
+    if item["type"] in ("message", "reasoning"):
+        position["content_index"] = 0
+    if item["type"] == "message":
+        position["logprobs"] = []
+    return position
+
+
+class ResponsesWriter:
+    """See StreamWriter. Items are opened and filled as they come, and all of them closed at the end.
+
+    Codex runs a tool as soon as its item is done. The text for a custom tool is sent at the end: it is a
+    JSON string, which cannot be decoded before the model has closed it.
+    """
+
+    def __init__(self, incoming: ResponsesDialectRequest, session: WireSession, message_id: str) -> None:
+        self._incoming = incoming
+        self._session = session
+        self._message_id = message_id
+        self._created = int(time.time())
+        self._events = EventBuilder()
+        self._started = False
+        self._items: dict[Part, OutputItem] = {}
+        self._sent: dict[Part, int] = {}
+        self._calls: list[ToolCall] = []
+        self._ids: list[str] = []
+
+    def feed(self, delta: Delta) -> bytes:
+        """See StreamWriter."""
+        events = self._begin()
+        part: Part = delta.kind if delta.kind == "reasoning" or delta.kind == "text" else delta.index
+        if delta.kind == "tool":
+            self._calls.append(ToolCall(delta.id, delta.name, ""))
+            self._ids.append(self._session.tool_id(delta.id))
+        if part not in self._items and (delta.text or delta.kind == "tool"):
+            events += self._open(part)
+        if delta.text and self._items[part]["type"] != "custom_tool_call":
+            events += self._events.add(self._index(part), self._items[part], delta.text)
+            self._sent[part] += len(delta.text)
+        return events
+
+    def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
+        """See StreamWriter."""
+        self._ids += [self._session.tool_id(call.id) for call in generation.tool_calls[len(self._ids) :]]
+        message, response = to_response(
+            generation, self._incoming, self._message_id, self._created, self._ids, list(self._items)
+        )
+        tail = self._begin()
+        sent = list(self._sent.values())
+        for index, item in enumerate(response["output"]):
+            if index >= len(sent):
+                tail += self._events.open(index, item)
+            if rest := text_of(item)[sent[index] if index < len(sent) else 0 :]:
+                tail += self._events.add(index, item, rest)
+        for index, item in enumerate(response["output"]):
+            tail += self._events.close(index, item)
+        return message, tail + self._events.end(response)
+
+    def _begin(self) -> bytes:
+        if self._started:
+            return b""
+        self._started = True
+        return self._events.begin(frame(self._incoming, self._message_id, self._created))
+
+    def _open(self, part: Part) -> bytes:
+        so_far = Generation(model="", text="", finish_reason="", tool_calls=tuple(self._calls))
+        item = item_of(part, so_far, self._incoming, self._message_id, self._ids, "in_progress")
+        self._items[part] = item
+        self._sent[part] = 0
+        return self._events.open(self._index(part), item)
+
+    def _index(self, part: Part) -> int:
+        return list(self._items).index(part)
+
+
+_STATELESS = "unsupported; the gateway is stateless, send the complete conversation as `input`"
+_REFUSED: dict[str, tuple[Sequence[object], str]] = {
+    "previous_response_id": ((), _STATELESS),
+    "conversation": ((), _STATELESS),
+    "background": ((False,), "unsupported; the request itself gets the response, leave it out"),
+    "prompt": ((), "unsupported; there are no stored prompts, send `instructions` and `input`"),
+    "top_logprobs": ((0,), "unsupported; leave it out"),
+}
+
+
+class OpenAIResponses:
+    """The Responses dialect (see Dialect)."""
+
+    name: ClassVar[str] = "openai-responses"
+
+    def branch(self, headers: Mapping[bytes, bytes]) -> Branch:
+        return openai.branch(headers)
+
+    def peek(self, body: bytes) -> tuple[str, bool]:
+        return peek(body, EXPECTED)
+
+    def parse(self, body: bytes, session: WireSession, branch: Branch) -> DialectRequest:
+        return _parse(body, session, branch)
+
+    def read_request(self, body: bytes) -> Conversation:
+        return read_request(body)
+
+    def read_response(self, body: bytes) -> tuple[Block, ...] | None:
+        return read_response(body)
+
+    def message(
+        self, generation: Generation, incoming: DialectRequest, session: WireSession, message_id: str
+    ) -> DialectResponse:
+        assert isinstance(incoming, ResponsesDialectRequest)
+        ids = [session.tool_id(call.id) for call in generation.tool_calls]
+        message, _ = to_response(generation, incoming, message_id, int(time.time()), ids)
+        return message
+
+    def events(self, message: bytes) -> bytes:
+        return to_events(message)
+
+    def writer(self, incoming: DialectRequest, session: WireSession, message_id: str) -> ResponsesWriter:
+        assert isinstance(incoming, ResponsesDialectRequest)
+        return ResponsesWriter(incoming, session, message_id)
+
+    def ping(self, message_id: str) -> bytes:
+        # Not a comment: Codex takes a stream for dead that has no event for five minutes. And no other event: the
+        # accumulators of OpenAI clients refuse a stream that begins with one; of this one they take any number.
+        response: dict[str, Any] = {"object": "response", "status": "in_progress", "output": []}
+        return EventBuilder().event("response.created", {"response": {"id": response_id(message_id)} | response})
+
+    def token_count(self, tokens: int) -> bytes:
+        return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": tokens})
+
+    def models(self, names: Sequence[str]) -> bytes:
+        return openai.models(names)
+
+    def error(self, fault: Fault) -> ErrorResponse:
+        return openai.error_reply(fault)
+
+    def error_event(self, fault: Fault) -> bytes:
+        error = openai.error(fault)
+        reported = {"code": error["code"] or error["type"], "message": error["message"]}
+        return EventBuilder().event(
+            "response.failed", {"response": {"object": "response", "status": "failed", "error": reported}}
+        )
+
+
+def _parse(body: bytes, session: WireSession, branch: Branch) -> ResponsesDialectRequest:
+    request = decode_request(body)
+    for name, (harmless, why) in _REFUSED.items():
+        value = getattr(request, name)
+        if value is not None and value not in harmless:
+            raise InvalidRequest(f"{name}: {why}")
+    read = read_conversation(request)
+    conversation = read.conversation
+    messages = messages_for_model(conversation, session)
+    format_ = request.text.format if request.text else None
+    return ResponsesDialectRequest(
+        model=request.model,
+        stream=bool(request.stream),
+        chat=ChatRequest(
+            model=request.model,
+            messages=messages,
+            tools=conversation.tools,
+            tools_json=conversation.tools_json,
+            tool_choice=read.tool_choice,
+            parallel_tool_calls=request.parallel_tool_calls if conversation.tools else None,
+            response_format=_response_format(format_) if format_ else None,
+            sampling=_sampling(request) | session.sampling,
+            conversation=session.conversation(branch),
+        ),
+        origins=read.toolbox.origins,
+        echo=_echo(request),
+    )
+
+
+def _sampling(request: ResponsesRequest) -> dict[str, Any]:
+    requested: dict[str, Any] = {
+        "max_tokens": request.max_output_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "reasoning_effort": request.reasoning.effort if request.reasoning else None,
+    }
+    return {name: value for name, value in requested.items() if value is not None}
+
+
+def _response_format(format_: TextFormat) -> dict[str, Any] | None:
+    if format_.type == "text":
+        return None
+    if format_.type == "json_object":
+        return {"type": "json_object"}
+    schema = {"name": format_.name or "output", "schema": format_.schema or {}, "strict": format_.strict}
+    if format_.description is not None:
+        schema["description"] = format_.description
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _echo(request: ResponsesRequest) -> dict[str, Any]:
+    requested: dict[str, Any] = {
+        "max_output_tokens": request.max_output_tokens,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "reasoning": request.reasoning,
+        "temperature": request.temperature,
+        "tool_choice": request.tool_choice if isinstance(request.tool_choice, str) else None,
+        "top_p": request.top_p,
+    }
+    return {name: value for name, value in requested.items() if value is not None}

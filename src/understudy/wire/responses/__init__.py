@@ -1,1 +1,0 @@
-"""OpenAI Responses: what Codex CLI speaks."""
