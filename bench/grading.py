@@ -30,8 +30,7 @@ from typing import Any
 
 from understudy.config import cache_dir
 from understudy.grade.official import MODULE, problems
-from understudy.grade.validate import validate
-from understudy.grade.verdict import grade
+from understudy.grade.verdict import grade, validate
 from understudy.sandbox.base import Sandboxes, load_sandboxes
 from understudy.tasks.environment import environment_for
 from understudy.tasks.load import load_tasks
@@ -171,9 +170,9 @@ def harness(python: str, row: dict[str, Any], engine: str, rounds: int) -> dict[
 
 def containers(options: argparse.Namespace, figures: dict[str, Any]) -> None:
     """Measure ours and the harness on one image, and print how they stand."""
-    from understudy.tasks.datasets.formats import task_of
-    from understudy.tasks.datasets.harness import as_harness_row
-    from understudy.tasks.datasets.images import ImageChoice
+    from understudy.grade.official import as_harness_row
+    from understudy.tasks.recipes import ImageChoice
+    from understudy.tasks.row_formats import task_of
 
     from support import docker_engine
     from support.suite import FILES, ID, classic

@@ -20,8 +20,7 @@ from smoke_instances import INSTANCES, Change, Instance
 from understudy.config import cache_dir
 from understudy.sandbox.base import Sandbox, load_sandboxes
 from understudy.tasks.environment import python_environment
-from understudy.tasks.generate import catalog
-from understudy.tasks.generate.baseline import unmodified_task
+from understudy.tasks.generate.packages import find_package, unmodified_task
 from understudy.tasks.prepare import prepare, sandbox_spec
 from understudy.util import diffs
 
@@ -70,7 +69,7 @@ def head(git_dir: Path) -> str:
 async def row(instance: Instance) -> dict[str, object]:
     """The row of an instance."""
     cache, sandboxes = cache_dir(), load_sandboxes("local")
-    package = catalog.package(instance.package)
+    package = find_package(instance.package)
     prepared = prepare(unmodified_task(package), cache, sandboxes)
     patch, test_patch = changed(prepared.tree, instance.fix), changed(prepared.tree, instance.tests)
     files = " ".join(dict.fromkeys(change.path for change in instance.tests))

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from understudy.checks.base import GradingOptions
 from understudy.errors import SandboxError, TaskError
 from understudy.grade.patch import NO_PATCH, PristineRepository, extract_patch
 from understudy.sandbox.base import Mount, Sandbox, SandboxLimits, SandboxSpec
@@ -140,7 +141,9 @@ async def test_a_tree_that_belongs_to_the_sandboxes_user_already_is_not_copied(
     large = instance_image(engine, "example__large-1", FILES | {"large": b"\0" * 4_000_000})
     made = prepare(task(large, image=large.name), tmp_path, kind)
     for as_root in (False, True):
-        opened = await kind.open(sandbox_spec(replace(made, as_root=as_root), TaskEnvironment()))
+        opened = await kind.open(
+            sandbox_spec(replace(made, options=GradingOptions(as_root=as_root)), TaskEnvironment())
+        )
         assert (await sh(opened, "stat -c %u large")).strip() == ("0" if as_root else "1000")
         await opened.close()
     with contextlib.closing(engine.client) as client:
@@ -318,7 +321,9 @@ async def test_a_fork_bomb_ends_with_its_run(kind: DockerSandboxes, prepared: Pr
 async def test_root_in_a_container_can_end_it_and_it_starts_again(
     kind: DockerSandboxes, prepared: PreparedTask
 ) -> None:
-    sandbox = await kind.open(sandbox_spec(replace(prepared, as_root=True), TaskEnvironment()))
+    sandbox = await kind.open(
+        sandbox_spec(replace(prepared, options=GradingOptions(as_root=True)), TaskEnvironment())
+    )
     assert (await sh(sandbox, "id -u; touch /usr/local/x && chown 1000 /usr/local/x && git status -s")) == "0\n"
     await sandbox.run(["bash", "-c", "echo 1 > kept; kill -9 -1; sleep 60"], timeout_s=20)
     assert await sh(sandbox, "cat kept") == "1\n"
@@ -397,7 +402,9 @@ async def test_a_patch_is_read_no_further_than_it_may_be_long(sandbox: Sandbox, 
 
 
 async def test_a_workdir_that_became_a_link_is_an_empty_one(kind: DockerSandboxes, prepared: PreparedTask) -> None:
-    sandbox = await kind.open(sandbox_spec(replace(prepared, as_root=True), TaskEnvironment()))
+    sandbox = await kind.open(
+        sandbox_spec(replace(prepared, options=GradingOptions(as_root=True)), TaskEnvironment())
+    )
     await sandbox.run(["bash", "-c", "cd /; mv testbed elsewhere; ln -s /etc testbed"], timeout_s=20)
     assert await paths(sandbox, prepared) == {name.encode() for name in FILES}
     await sandbox.close()

@@ -10,8 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from understudy.errors import GraderError
-from understudy.grade.validate import as_validated, validate
-from understudy.grade.verdict import grade
+from understudy.grade.verdict import as_validated, grade, validate
 from understudy.plugins import load
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
@@ -60,7 +59,7 @@ async def test_gold_and_empty_as_an_ordinary_user(
     prepared: PreparedTask, sandboxes: Sandboxes, tmp_path: Path
 ) -> None:
     way = await validate(prepared, sandboxes=sandboxes, environment=NOTHING, cache=tmp_path)
-    assert (way.as_root, way.canaries, way.conflicts) == (False, True, {})
+    assert (way.options.as_root, way.options.canaries, way.options.conflicts) == (False, True, {})
     assert as_validated(prepared, sandboxes=sandboxes, environment=NOTHING, cache=tmp_path) == way
 
 
@@ -71,7 +70,7 @@ async def test_what_only_root_can_do_is_tried_as_root_and_remembered(
     checks = replace(task.checks, command='test "$(id -u)" = 0 && ' + task.checks.command)
     prepared = await asyncio.to_thread(prepare, replace(task, checks=checks), tmp_path, sandboxes)
     way = await validate(prepared, sandboxes=sandboxes, environment=NOTHING, cache=tmp_path)
-    assert (way.as_root, way.canaries) == (True, True)
+    assert (way.options.as_root, way.options.canaries) == (True, True)
     assert as_validated(prepared, sandboxes=sandboxes, environment=NOTHING, cache=tmp_path) == way
 
 

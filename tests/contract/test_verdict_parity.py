@@ -10,8 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from understudy.config import cache_dir
-from understudy.grade.validate import validate
-from understudy.grade.verdict import grade
+from understudy.grade.verdict import grade, validate
 from understudy.sandbox.base import Sandboxes
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.tasks.environment import TaskEnvironment, python_environment
@@ -297,7 +296,7 @@ async def test_every_task_is_taken_in_with_its_canaries(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, tmp_path: Path
 ) -> None:
     way = await validate(prepared, sandboxes=sandboxes, environment=environment, cache=tmp_path)
-    assert way.canaries and not way.conflicts
+    assert way.options.canaries and not way.options.conflicts
 
 
 @pytest.mark.parametrize("name", PATCHES)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from understudy.grade.official import interpreter, problems
-from understudy.tasks.datasets.formats import task_of
-from understudy.tasks.datasets.images import ImageChoice
+from understudy.tasks.recipes import ImageChoice
+from understudy.tasks.row_formats import task_of
 
 from support import docker_engine, understudy
 from support.grading import diff

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from understudy.run.collector import RolloutCollector, RolloutSettings
 from understudy.run.config import task_digests
 from understudy.sandbox.base import load_sandboxes
-from understudy.tasks.datasets.images import ImageChoice
 from understudy.tasks.load import load_tasks
+from understudy.tasks.recipes import ImageChoice
 from understudy.tasks.records import dump
 from understudy.train.loop.loop import Watcher
 from understudy.train.loop.runtime import LoopRuntime, LoopSummary, run_loop

@@ -20,7 +20,7 @@ from typing import Any
 
 from understudy.errors import ConfigError, TaskError
 from understudy.tasks.environment import python_environment
-from understudy.tasks.sources.materialise import materialise
+from understudy.tasks.materialise import materialise
 from understudy.types import Sdist
 from understudy.util.locks import locked, make_readable
 

@@ -25,6 +25,18 @@ class CheckResult(Struct, frozen=True):
     conflicts: dict[str, int] = {}
 
 
+class GradingOptions(Struct, frozen=True):
+    """How a task has to be graded, as its validation found out.
+
+    `as_root`: its image's programs can only be used as root. `canaries`: its suite bears tests of ours among its
+    own. `conflicts`: how often deciding tests failed beside passing with the gold patch.
+    """
+
+    as_root: bool = False
+    canaries: bool = True
+    conflicts: dict[str, int] = {}
+
+
 def failed_result(reason: str, log: str) -> CheckResult:
     """A result with reward 0 and no test outcomes."""
     return CheckResult(Verdict(reward=0.0, reason=reason, log=log_tail(log)))

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from understudy.checks.base import CheckResult, failed_result, list_tests, log_tail, outcome_reason
+from understudy.checks.base import CheckResult, GradingOptions, failed_result, list_tests, log_tail, outcome_reason
 from understudy.checks.canaries import FAILED_CODE, NONE_SEEN, Canaries, canary_problem, plant_canaries
 from understudy.checks.log_parsers import (
     ERROR,
@@ -25,10 +25,10 @@ from understudy.checks.log_parsers import (
     XFAIL,
     LoggedTest,
     ParsedLog,
+    UnreadableLog,
     is_cut,
     parse_log,
 )
-from understudy.checks.swebench_parsers import UnreadableLog
 from understudy.errors import GraderError
 from understudy.sandbox.base import Sandbox
 from understudy.types import Evidence, Integrity, SuiteChecks, Task, TestOutcome, Verdict
@@ -82,28 +82,30 @@ async def run_before_patch(sandbox: Sandbox, checks: SuiteChecks) -> None:
         raise GraderError(f"the commands before the patch did not end in {checks.timeout_s:g} s")
 
 
-async def run_suite(
-    sandbox: Sandbox, task: Task, patch: bytes, *, with_canaries: bool, allowed_conflicts: Mapping[str, int]
-) -> CheckResult:
+async def run_suite(sandbox: Sandbox, task: Task, patch: bytes, options: GradingOptions) -> CheckResult:
     """Install if the patch requires it, run the suite with canaries among its tests, and judge the output.
 
-    The gated `patch` and the suite's test patch must have been applied in this sandbox already. `with_canaries`
-    and `allowed_conflicts` are what validation found out. Raises GraderError, SandboxError.
+    The gated `patch` and the suite's test patch must have been applied in this sandbox already. Raises
+    GraderError, SandboxError.
     """
-    checks = task.checks
-    if not isinstance(checks, SuiteChecks):
-        raise GraderError(f"task {task.instance_id}: expected checks of kind suite")
+    checks = _suite_of(task)
     if checks.install.strip() and needs_install(checks, patch):
         installed = await _install(sandbox, checks)
         if installed.timed_out:
             return failed_result(f"the installation did not end in {checks.timeout_s:g} s", installed.log)
-    canaries = plant_canaries(checks) if with_canaries else None
+    canaries = plant_canaries(checks) if options.canaries else None
     if canaries is not None:
         await sandbox.write(canaries.path, canaries.text.encode())
     run = await run_command(sandbox, checks, canaries.command if canaries else checks.command)
     if run.timed_out:  # first, because parsing the output may take long
         return failed_result(f"the tests did not end in {checks.timeout_s:g} s", run.log)
-    return await asyncio.to_thread(judge_suite, task, run, canaries, allowed_conflicts)
+    return await asyncio.to_thread(judge_suite, task, run, canaries, options.conflicts)
+
+
+def _suite_of(task: Task) -> SuiteChecks:
+    if not isinstance(task.checks, SuiteChecks):
+        raise GraderError(f"task {task.instance_id}: expected checks of kind suite")
+    return task.checks
 
 
 async def _install(sandbox: Sandbox, checks: SuiteChecks) -> SuiteRun:
@@ -144,9 +146,7 @@ def judge_suite(
     `allowed` says how often test ids may fail besides passing, as they did with the gold patch: a name that
     stands for several tests is not a forgery. Raises GraderError when there is no such parser.
     """
-    checks = task.checks
-    if not isinstance(checks, SuiteChecks):
-        raise GraderError(f"task {task.instance_id}: expected checks of kind suite")
+    checks = _suite_of(task)
     ids = (*checks.fail_to_pass, *checks.pass_to_pass)
     instance = f"{task.instance_id} {task.meta.get('version', '')}"
     try:

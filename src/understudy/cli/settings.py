@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from understudy.errors import ConfigError
-from understudy.tasks.datasets.images import ImageChoice
+from understudy.tasks.recipes import ImageChoice
 from understudy.types import ImageTree, Task
 from understudy.util.cpus import available_cpus
 from understudy.util.settings import option, read_toml

@@ -14,8 +14,8 @@ from understudy.errors import GraderError, TaskError
 from understudy.grade.gate import paths_of
 from understudy.grade.patch import scratch_name
 from understudy.sandbox.base import Sandbox
-from understudy.tasks.prepare import GIT_MOUNT, PreparedTask, git_program
-from understudy.types import PytestChecks, SuiteChecks
+from understudy.tasks.prepare import GIT_MOUNT, git_program
+from understudy.types import PytestChecks, SuiteChecks, Task
 from understudy.util.diffs import FileDiff, parse_diff
 
 _TIMEOUT_S = 120.0
@@ -76,14 +76,13 @@ fi
 """
 
 
-async def apply_patch(sandbox: Sandbox, prepared: PreparedTask, patch: bytes, *, host_programs: bool) -> str:
+async def apply_patch(sandbox: Sandbox, task: Task, patch: bytes, *, host_programs: bool) -> str:
     """Lay a gated patch, and what of the hidden checks belongs in the tree, upon the sandbox's tree.
 
     Returns why the patch cannot be applied, or nothing. `host_programs` is that of the sandbox's kind. Raises
     TaskError when the task's own test patch does not apply, GraderError when there is no git or something else
     went wrong, SandboxError when the sandbox broke.
     """
-    task = prepared.task
     scratch = scratch_name()
     changed = parse_diff(patch)
     files = task.checks.files if isinstance(task.checks, PytestChecks) else {}

@@ -27,8 +27,7 @@ from understudy.grade.reports import (
     write_failure,
     write_report,
 )
-from understudy.grade.validate import as_validated, validate
-from understudy.grade.verdict import grade
+from understudy.grade.verdict import as_validated, grade, validate
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, hidden_mounts, prepare, sandbox_spec

@@ -15,8 +15,7 @@ from understudy.gateway.backends.fields import is_overflow
 from understudy.gateway.keys import Keys
 from understudy.gateway.session import GatewaySession
 from understudy.grade.patch import extract_patch
-from understudy.grade.validate import as_validated
-from understudy.grade.verdict import grade
+from understudy.grade.verdict import as_validated, grade
 from understudy.run.config import RunConfig
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
 from understudy.store.store import Store

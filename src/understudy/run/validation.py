@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from understudy.errors import GraderError, SandboxError, TaskError, UnderstudyError
-from understudy.grade.validate import validate
+from understudy.grade.verdict import validate
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import prepare

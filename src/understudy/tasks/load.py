@@ -10,11 +10,10 @@ from msgspec import Struct
 
 from understudy.errors import TaskError
 from understudy.sandbox.base import Sandboxes
-from understudy.tasks.datasets import formats, rows
-from understudy.tasks.datasets.images import ImageChoice
+from understudy.tasks import folder, row_formats, rows
 from understudy.tasks.environment import environment_for
+from understudy.tasks.recipes import ImageChoice
 from understudy.tasks.records import LoadedTasks, RefusedRow
-from understudy.tasks.sources import folder
 from understudy.types import Task
 
 SMOKE = "smoke"
@@ -53,7 +52,7 @@ async def load_source(
     located = await asyncio.to_thread(_locate, spec)
     if isinstance(located, rows.HubName):
         return await asyncio.to_thread(
-            lambda: formats.load_rows(
+            lambda: row_formats.load_rows(
                 rows.hub_rows(located), source=spec, base=Path(), choice=images, wanted=wanted
             )
         )
@@ -121,7 +120,7 @@ def smoke_file() -> Path:
 async def _rows(request: _LoadRequest) -> LoadedTasks:
     base = request.path.absolute().parent
     return await asyncio.to_thread(
-        lambda: formats.load_rows(
+        lambda: row_formats.load_rows(
             rows.read_rows(request.path, request.split),
             source=str(request.path),
             base=base,

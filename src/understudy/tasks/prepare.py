@@ -17,14 +17,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
+from understudy.checks.base import GradingOptions
 from understudy.checks.pytest_checks import PLUGIN_MOUNT
-from understudy.checks.script_checks import REWARDS
+from understudy.checks.run import REWARDS
 from understudy.errors import ConfigError, TaskError
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
 from understudy.tasks.environment import TaskEnvironment
-from understudy.tasks.sources.materialise import materialise, relative_path
+from understudy.tasks.materialise import materialise, relative_path
 from understudy.types import Directory, ImageTree, PytestChecks, ScriptChecks, Source, Task
 from understudy.util.atomic import atomic_write
 from understudy.util.locks import locked, make_readable
@@ -63,20 +64,16 @@ _CACHES = b"__pycache__/\n*.py[cod]\n.pytest_cache/\n"
 
 
 class PreparedTask(Struct, frozen=True):
-    """A task on disk. `hidden` is the directory of a script check's files, None for other checks.
+    """A task on disk, with the options that its grading needs.
 
-    What validation found out: `as_root`, its image's programs can only be used as root; `canaries`, its suite
-    bears tests of ours among its own; `conflicts`, how often expected tests failed beside passing with the gold
-    patch.
+    `hidden` is the directory of a script check's files, None for other checks.
     """
 
     task: Task
     tree: Path
     git: Path
     hidden: Path | None = None
-    as_root: bool = False
-    canaries: bool = True
-    conflicts: dict[str, int] = field(default_factory=dict[str, int])
+    options: GradingOptions = GradingOptions()
 
 
 def prepare(task: Task, cache: Path, sandboxes: Sandboxes) -> PreparedTask:
@@ -115,7 +112,7 @@ def sandbox_spec(
         workdir=prepared.task.workdir,
         image=prepared.task.image,
         tree_in_image=isinstance(prepared.task.source, ImageTree) and not prepared.task.setup_patch.strip(),
-        as_root=prepared.as_root,
+        as_root=prepared.options.as_root,
         mounts=(*environment.mounts, *own, *mounts),
         env={**environment.env, **prepared.task.env, **(env or {})},
         path_prefixes=environment.path_prefixes,

@@ -12,9 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from understudy.checks import swebench_parsers
-from understudy.checks.log_parsers import PARSERS, check_parser, parse_log
-from understudy.checks.swebench_parsers import UnreadableLog
+from understudy.checks.log_parsers import PARSERS, UnreadableLog, check_parser, parse_log, swebench_parsers
 from understudy.errors import TaskError
 
 from support import require
@@ -279,7 +277,7 @@ def test_an_unknown_parser_is_an_error_that_names_the_extra(monkeypatch: pytest.
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch, harness: Harness) -> None:
     monkeypatch.syspath_prepend(str(place()))
-    swebench_parsers.names.cache_clear()
+    swebench_parsers.cache_clear()
 
 
 @pytest.mark.usefixtures("package")

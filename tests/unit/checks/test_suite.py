@@ -15,8 +15,7 @@ from understudy.checks.suite import SuiteRun, judge_suite, needs_install
 from understudy.config import cache_dir
 from understudy.errors import GraderError, TaskError
 from understudy.grade.gate import gate
-from understudy.grade.validate import as_validated, validate
-from understudy.grade.verdict import grade
+from understudy.grade.verdict import as_validated, grade, validate
 from understudy.sandbox.base import Sandboxes
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.tasks.environment import TaskEnvironment, python_environment
@@ -290,7 +289,7 @@ async def test_a_suite_that_bears_no_canaries_is_taken_in_without(taken_in, grad
     }
     task = with_tree({"tests/test_names.py": lint}, **checks)
     way = await taken_in(task)
-    assert (way.canaries, way.conflicts) == (False, {})
+    assert (way.options.canaries, way.options.conflicts) == (False, {})
 
 
 async def test_a_name_of_several_tests_is_no_contradiction_if_gold_has_it_too(taken_in) -> None:
@@ -309,7 +308,7 @@ async def test_a_name_of_several_tests_is_no_contradiction_if_gold_has_it_too(ta
         ),
     )
     way = await taken_in(task)
-    assert way.conflicts == {"tests/test_calc.py::test_both[a": 1}
+    assert way.options.conflicts == {"tests/test_calc.py::test_both[a": 1}
     run = SuiteRun("PASSED x\nFAILED x - y\nFAILED x - z\nPASSED x\n", 1)
     checks = replace(CHECKS, fail_to_pass=("x",), pass_to_pass=())
     assert judge_suite(replace(task, checks=checks), run, None, {"x": 2}).verdict.reward == 1.0

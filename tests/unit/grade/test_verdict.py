@@ -17,8 +17,7 @@ from understudy.config import cache_dir
 from understudy.errors import GraderError, SandboxError, TaskError
 from understudy.grade.gate import gate
 from understudy.grade.patch import NO_PATCH
-from understudy.grade.validate import validate
-from understudy.grade.verdict import grade
+from understudy.grade.verdict import grade, validate
 from understudy.plugins import load
 from understudy.sandbox.base import Mount, Sandbox, Sandboxes, SandboxLimits, SandboxSpec
 from understudy.sandbox.local.sandboxes import LocalSandboxes

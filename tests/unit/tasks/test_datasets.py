@@ -19,12 +19,11 @@ from understudy.errors import ConfigError, TaskError
 from understudy.run.validation import validate_tasks
 from understudy.sandbox.unsafe import UnsafeSandboxes
 from understudy.tasks import load as tasks_load
-from understudy.tasks import records
-from understudy.tasks.datasets import rows
-from understudy.tasks.datasets.formats import task_of
-from understudy.tasks.datasets.images import ImageChoice
+from understudy.tasks import records, rows
 from understudy.tasks.environment import python_environment
+from understudy.tasks.recipes import ImageChoice
 from understudy.tasks.records import LoadedTasks
+from understudy.tasks.row_formats import task_of
 from understudy.types import ImageTree, Sdist, SuiteChecks
 
 from support import calc_task
@@ -376,7 +375,7 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path: Path):
     program = (
         "import sys; sys.modules['pyarrow'] = None\n"
         "from pathlib import Path\n"
-        "from understudy.tasks.datasets import rows\n"
+        "from understudy.tasks import rows\n"
         "list(rows.read_rows(Path(sys.argv[1])))\n"
     )
     argv = [sys.executable, "-c", program, str(tmp_path / "t.parquet")]

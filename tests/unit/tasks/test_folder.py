@@ -11,11 +11,10 @@ import pytest
 from understudy.config import cache_dir
 from understudy.errors import TaskError
 from understudy.sandbox.unsafe import UnsafeSandboxes
-from understudy.tasks import load
+from understudy.tasks import dockerfile, load
+from understudy.tasks.dockerfile import copy_entry
 from understudy.tasks.environment import TaskEnvironment, python_environment
-from understudy.tasks.sources import dockerfile
-from understudy.tasks.sources.dockerfile import copy_entry
-from understudy.tasks.sources.folder import load_folder
+from understudy.tasks.folder import load_folder
 from understudy.types import Directory, ScriptChecks, Task
 
 TOML = """\

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from understudy.config import cache_dir
 from understudy.errors import TaskError
-from understudy.grade.validate import validate
+from understudy.grade.verdict import validate
 from understudy.model.scripted.changes import Edit, read_changes
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.tasks.environment import python_environment

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import TaskError
-from understudy.tasks.generate.hide import function_of, hide_tests
+from understudy.tasks.generate.mutations import function_of, hide_tests
 
 TEXT = """\
 import pytest

@@ -13,9 +13,9 @@ from understudy.errors import TaskError
 from understudy.sandbox.base import Sandboxes
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.sandbox.unsafe import UnsafeSandboxes
-from understudy.tasks.generate import catalog
 from understudy.tasks.generate.mutated import make_mutated
-from understudy.tasks.sources.materialise import materialise
+from understudy.tasks.generate.packages import CATALOG
+from understudy.tasks.materialise import materialise
 from understudy.types import PytestChecks, Task
 
 
@@ -82,7 +82,7 @@ async def test_unknown_package() -> None:
 
 
 def test_catalog_is_pinned_and_permissive() -> None:
-    for name, package in catalog.CATALOG.items():
+    for name, package in CATALOG.items():
         assert name == package.sdist.name
         assert len(package.sdist.sha256) == 64
         assert package.license in {"MIT", "BSD-3-Clause", "Apache-2.0"}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import TaskError
-from understudy.tasks.generate import baseline, mutations
+from understudy.tasks.generate import mutations, packages
 from understudy.tasks.generate.mutations import ParsedModule, Site, mutate, sites
 
 # What the operators know, in forms that are easy to get wrong: brackets, comments, wide characters, continuations.
@@ -133,7 +133,7 @@ def test_not_python() -> None:
 
 
 def test_own_sources_hold_sites_that_parse() -> None:
-    for module in (mutations, baseline):
+    for module in (mutations, packages):
         assert module.__file__
         text = Path(module.__file__).read_bytes().decode()
         found = sites(ParsedModule(text))

@@ -19,8 +19,8 @@ from understudy.config import cache_dir
 from understudy.errors import ConfigError, TaskError
 from understudy.sandbox.unsafe import UnsafeSandboxes
 from understudy.tasks.environment import python_environment
+from understudy.tasks.materialise import fetch, materialise
 from understudy.tasks.prepare import GIT_MOUNT, ignore_rules, prepare, sandbox_spec
-from understudy.tasks.sources.materialise import fetch, materialise
 from understudy.types import Directory, Files, PytestChecks, ScriptChecks, Sdist, Source, Task
 
 ENV = {"PATH": os.environ["PATH"], "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}

@@ -11,10 +11,10 @@ import pytest
 
 from understudy.checks.log_parsers import PARSERS
 from understudy.errors import ConfigError, TaskError
-from understudy.tasks.datasets import eval_script
-from understudy.tasks.datasets.formats import task_of
-from understudy.tasks.datasets.harness import as_harness_row
-from understudy.tasks.datasets.images import ImageChoice
+from understudy.grade.official import as_harness_row
+from understudy.tasks import eval_script
+from understudy.tasks.recipes import ImageChoice
+from understudy.tasks.row_formats import task_of
 from understudy.types import ImageTree, SuiteChecks
 
 BASE = "0123456789" * 4

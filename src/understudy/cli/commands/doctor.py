@@ -49,8 +49,8 @@ def setup() -> None:
     from understudy.agents.claude_install import install
     from understudy.config import cache_dir
     from understudy.tasks.environment import python_environment
-    from understudy.tasks.generate.catalog import CATALOG
-    from understudy.tasks.sources.materialise import fetch
+    from understudy.tasks.generate.packages import CATALOG
+    from understudy.tasks.materialise import fetch
 
     cache = cache_dir()
     typer.echo(f"Claude Code: {install(cache)}", err=True)
@@ -151,8 +151,8 @@ def _task_environment() -> HealthCheck:
 
 def _packages() -> HealthCheck:
     from understudy.config import cache_dir
-    from understudy.tasks.generate.catalog import CATALOG
-    from understudy.tasks.sources.materialise import archive_path
+    from understudy.tasks.generate.packages import CATALOG
+    from understudy.tasks.materialise import archive_path
 
     missing = [name for name, each in CATALOG.items() if not archive_path(each.sdist, cache_dir()).is_file()]
     state = f"not fetched yet: {', '.join(missing)}" if missing else ", ".join(CATALOG)

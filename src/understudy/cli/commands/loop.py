@@ -33,8 +33,8 @@ from understudy.model.directory import TINY, directory_of
 from understudy.run.collector import RolloutCollector, RolloutSettings
 from understudy.run.config import digest, task_digests
 from understudy.sandbox.base import Sandboxes, load_sandboxes
-from understudy.tasks.datasets.images import ImageChoice
 from understudy.tasks.load import load_tasks
+from understudy.tasks.recipes import ImageChoice
 from understudy.train.loop.loop import Loop, Watcher
 from understudy.train.loop.runtime import LoopRuntime, LoopSummary, model_digest, run_loop
 from understudy.train.loop.state import Evaluation, LoopConfig, LoopSchedule, StepState

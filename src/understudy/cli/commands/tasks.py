@@ -136,9 +136,9 @@ def check_tasks(
     from understudy.config import cache_dir
     from understudy.run.validation import ValidatedTasks, validate_tasks
     from understudy.sandbox.base import load_sandboxes
-    from understudy.tasks.datasets.images import ImageChoice
     from understudy.tasks.environment import environment_for
     from understudy.tasks.load import load_tasks
+    from understudy.tasks.recipes import ImageChoice
 
     cache = cache_dir()
     images = ImageChoice(namespace, instance_image_tag)

@@ -6,9 +6,11 @@ import asyncio
 import hashlib
 import posixpath
 import random
+import re
 import tempfile
+import textwrap
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,12 +20,8 @@ from understudy.checks.pytest_checks import PytestReport, run_pytest
 from understudy.errors import TaskError
 from understudy.sandbox.base import Mount, Sandbox, Sandboxes, SandboxLimits
 from understudy.tasks.environment import python_environment
-from understudy.tasks.generate import catalog
-from understudy.tasks.generate.baseline import Baseline, measure_baseline, modules
-from understudy.tasks.generate.catalog import Package
-from understudy.tasks.generate.hide import hide_tests
-from understudy.tasks.generate.mutations import ParsedModule, Site, mutate, sites
-from understudy.tasks.generate.statement import FailedCheck, compose, leaks_fault, normalise_message
+from understudy.tasks.generate.mutations import ParsedModule, Site, hide_tests, mutate, sites
+from understudy.tasks.generate.packages import Baseline, Package, find_package, measure_baseline, modules
 from understudy.tasks.prepare import sandbox_spec
 from understudy.types import PytestChecks, Task
 from understudy.util.diffs import unified
@@ -70,7 +68,7 @@ async def make_mutated(
     `jobs` sandboxes try mutants at once. Raises TaskError when the package is not known or has not enough mutants
     that its tests notice.
     """
-    chosen = catalog.package(package)
+    chosen = find_package(package)
     environment = await asyncio.to_thread(python_environment, cache)
     prepared, measured = await measure_baseline(chosen, sandboxes=sandboxes, environment=environment, cache=cache)
     targets = await asyncio.to_thread(_targets, chosen, prepared.tree, measured)
@@ -298,3 +296,107 @@ def _read(tree: Path, path: str) -> str:
         return (tree / path).read_bytes().decode()
     except UnicodeDecodeError as error:
         raise TaskError(f"{path}: is not UTF-8 ({error}); add it to the package's skip list") from error
+
+
+# --- the instruction: what fails, as the tests show it, without where the fault is ---------------------
+
+_MAX_EXAMPLES = 4
+_CONTEXT_LINES = 10
+_SAID_LINES = 12
+_LINE_CHARS = 200
+
+
+class FailedCheck(Struct, frozen=True):
+    """One failing test: its node id and what pytest says of it, as seen from the test's own file."""
+
+    node_id: str
+    message: str
+
+
+def compose(package: str, version: str, module: str, failures: Sequence[FailedCheck]) -> str:
+    """The instruction for a package with a fault in `module` (a dotted name), from at least one failure.
+
+    Test functions are shown once each, however many of their parameters fail.
+    """
+    by_function: dict[str, FailedCheck] = {}
+    for failure in failures:
+        by_function.setdefault(failure.node_id.partition("[")[0], failure)
+    shown = list(by_function.values())[:_MAX_EXAMPLES]
+    parts = [
+        f"# {package}: `{module}` misbehaves",
+        f"This is the source of {package} {version}. Code in `{module}` used to work and no longer does. "
+        f"{_count(len(by_function))}:",
+        *(_example(number, failure) for number, failure in enumerate(shown, start=1)),
+    ]
+    if rest := len(by_function) - len(shown):
+        parts.append(f"{_things(rest, 'further check')} on the same code {'fails' if rest == 1 else 'fail'} too.")
+    parts.append(
+        "Find the cause in the package's source and correct it there, so that the checks hold again and all "
+        "that works now goes on working. The checks themselves are not in this tree; tests and public interfaces "
+        "are to stay as they are."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def leaks_fault(statement: str, lines: Sequence[str]) -> bool:
+    """Whether a statement contains one of the source lines that hold the fault, in its right or wrong form.
+
+    Lines of one word (`pass`, `else:`) say nothing and do not count.
+    """
+    flat = " ".join(statement.split())
+    telling = [line for line in (" ".join(line.split()) for line in lines) if not re.fullmatch(r"\w*:?", line)]
+    return any(line in flat for line in telling)
+
+
+def normalise_message(message: str, workdir: str) -> str:
+    """A failure's message without what differs from run to run: places on disk and in memory."""
+    message = message.replace(workdir, ".")
+    message = re.sub(r"\b0x[0-9a-f]{4,}\b", "0x…", message)
+    return re.sub(r"/(?:tmp|home|root|mnt|media|srv|opt|run|var)/[^\s'\",)\]]*", "/…", message)
+
+
+def _count(number: int) -> str:
+    return "One check that passed before fails" if number == 1 else f"{number} checks that passed before fail"
+
+
+def _things(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _example(number: int, failure: FailedCheck) -> str:
+    name = failure.node_id.split("::")[-1].partition("[")[0]
+    source, error = _parts(failure.message)
+    text = f"{number}. `{name}`"
+    if source:
+        text += " runs\n\n" + _fenced("python", source) + "\n\nand gets"
+    else:
+        text += " gets"
+    return text + "\n\n" + _fenced("text", error or "an error without a message")
+
+
+def _parts(message: str) -> tuple[str, str]:
+    """The test's lines down to the statement that failed, and what pytest says of it."""
+    source: list[str] = []
+    error_lines: list[str] = []
+    marked = False
+    for line in message.splitlines():
+        if re.match(r"E(?: |$)", line):
+            error_lines.append(line[4:])
+        elif not error_lines:
+            marked = marked or line.startswith(">")
+            source.append(" " + line[1:] if line.startswith(">") else line)
+    if not marked:
+        source = []
+    code = textwrap.dedent("\n".join(source[-_CONTEXT_LINES:])).strip("\n")
+    if len(error_lines) > _SAID_LINES:
+        error_lines = [*error_lines[:_SAID_LINES], "…"]
+    return code, textwrap.dedent("\n".join(_short(line) for line in error_lines)).strip("\n")
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= _LINE_CHARS else line[:_LINE_CHARS] + "…"
+
+
+def _fenced(language: str, text: str) -> str:
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
+    return f"{fence}{language}\n{text}\n{fence}"

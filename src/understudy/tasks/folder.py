@@ -24,11 +24,10 @@ from msgspec import Struct
 
 from understudy.errors import ConfigError, TaskError
 from understudy.sandbox.base import Mount, Sandboxes
-from understudy.tasks import records
+from understudy.tasks import dockerfile, records
+from understudy.tasks.dockerfile import build_tree, copy_entry, describe_end
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import GIT_MOUNT, git_program, prepare, sandbox_spec
-from understudy.tasks.sources import dockerfile
-from understudy.tasks.sources.dockerfile import build_tree, copy_entry, describe_end
 from understudy.types import Directory, ImageTree, ScriptChecks, Task
 from understudy.util.atomic import atomic_write
 

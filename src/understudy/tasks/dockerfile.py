@@ -22,7 +22,7 @@ from msgspec import Struct, field
 from understudy.errors import TaskError
 from understudy.sandbox.base import Completed, Sandboxes, SandboxLimits, SandboxSpec
 from understudy.tasks.environment import TaskEnvironment
-from understudy.tasks.sources.materialise import extract
+from understudy.tasks.materialise import extract
 
 _HINT = "unsupported in a local sandbox; use --sandbox docker"
 

@@ -1,1 +1,0 @@
-"""Datasets of others: rows of SWE-bench and its relatives become tasks."""

@@ -1,0 +1,444 @@
+"""Rows of SWE-bench and its relatives become tasks: a row's format is recognised by its keys.
+
+To add a format, write the function that makes a task of its rows and add a `TaskRowFormat` to FORMATS."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from understudy.errors import TaskError
+from understudy.tasks import eval_script, records
+from understudy.tasks.recipes import ImageChoice, find_recipe, instance_image, named_image
+from understudy.tasks.records import LoadedTasks, RefusedRow, summarise_refusals
+from understudy.tasks.rows import DatasetRow, LocatedRow, json_type
+from understudy.types import ImageTree, Sdist, Source, SuiteChecks, Task
+from understudy.util import diffs
+
+WORKDIR = "/testbed"
+_ACTIVATE = f"{eval_script.PIPEFAIL}\nsource /opt/miniconda3/bin/activate\nconda activate testbed"
+"""How the images of SWE-bench and those made like them get their Python."""
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_PARSER = re.compile(r"parse_log_[a-z0-9_]+")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_CHANGED = re.compile(r"^diff --git a/.* b/(.*)", re.MULTILINE)
+_DELETED = re.compile(r"^diff --git a/.* b/(.*)\n(?:.*\n)?deleted file mode", re.MULTILINE)
+_NO_TESTS = (".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
+_ONLY_FAILURES_COUNT = {"pass_and_fail": False, "fail_only": True}
+_NO_TEST_TO_FIX = "is empty, expected at least one test that the solution fixes"
+
+
+# --- what the formats have in common -------------------------------------------------------------------
+
+
+def _make_task(
+    row: DatasetRow,
+    checks: SuiteChecks,
+    *,
+    image: str,
+    dataset: str,
+    source: Source | None = None,
+    workdir: str = WORKDIR,
+    extra: dict[str, Any] | None = None,
+) -> Task:
+    """The task of a row that has SWE-bench's common keys. Raises TaskError."""
+    if not checks.fail_to_pass:
+        raise TaskError(f"FAIL_TO_PASS: {_NO_TEST_TO_FIX}")
+    repo = row.text("repo")
+    meta = {"dataset": dataset, **row.metadata("version", "difficulty", "created_at")}
+    if isinstance(source, Sdist):  # a row of ours
+        meta |= row.object("meta").metadata("license")
+    if row.has("base_commit"):
+        meta["base_commit"] = _base_commit(row)
+    if extra:
+        meta["row"] = extra
+    return Task(
+        instance_id=row.text("instance_id"),
+        repo=repo,
+        instruction=_instruction(repo, workdir, row.text("problem_statement")),
+        source=source or ImageTree(_base_commit(row)),
+        checks=checks,
+        gold_patch=row.text("patch"),
+        workdir=workdir,
+        image=image,
+        meta=meta,
+    )
+
+
+def _instruction(repo: str, workdir: str, statement: str) -> str:
+    """What the agent is told."""
+    return (
+        f"The source of {repo} is in {workdir}. Resolve the issue below by changing it there. The tests are not "
+        "yours to change: hidden ones will decide, and all that works now has to go on working.\n\n"
+        f"<issue>\n{statement.strip()}\n</issue>\n"
+    )
+
+
+def _base_commit(row: DatasetRow) -> str:
+    """The commit that the repository in the image is at."""
+    commit = row.text("base_commit")
+    if not _COMMIT.fullmatch(commit):
+        raise TaskError("base_commit: expected 40 lower-case hex digits")
+    return commit
+
+
+def _parser_name(name: str, key: str = "log_parser") -> str:
+    """A parser's name as swebench spells it."""
+    if not _PARSER.fullmatch(name):
+        raise TaskError(f"{key}: expected the name of a parser, as parse_log_pytest, found {name[:40]!r}")
+    return name
+
+
+def _changed_tests(test_patch: str) -> list[str]:
+    return [file for file in _CHANGED.findall(test_patch) if not file.endswith(_NO_TESTS)]
+
+
+def _test_command(command: str, repo: str, test_patch: str) -> str:
+    """The command with the files of the test patch behind it, named as this repository's command wants them."""
+    files = _changed_tests(test_patch)
+    if repo == "django/django":
+        files = [file.removesuffix(".py").removeprefix("tests/").replace("/", ".") for file in files]
+    return " ".join([command, *map(shlex.quote, files)])
+
+
+def _test_files(test_patch: str) -> tuple[str, ...]:
+    """The test files that exist after the patch is applied."""
+    gone = set(_DELETED.findall(test_patch))
+    files = dict.fromkeys(_changed_tests(test_patch))
+    return tuple(file for file in files if file not in gone and posixpath.normpath(file) == file)
+
+
+# --- SWE-bench: the classic thirteen keys, and the fifth version's, which say how the tests are run ----
+
+
+def _swebench(row: DatasetRow, choice: ImageChoice) -> Task:
+    instance_id, test_patch = row.text("instance_id"), row.text("test_patch")
+    if row.object("image_assets").has("test_patch"):
+        raise TaskError("image_assets: its tests need files from the network, which a patch cannot carry")
+    extra = row.metadata("environment_setup_commit", "image_assets", "language")
+    if row.has("eval_script"):
+        checks, extra["eval_script"] = _checks_by_script(row, test_patch)
+        image = named_image(row.text("image"), choice)
+    else:
+        checks = _checks_by_table(row, test_patch)
+        image = instance_image(instance_id, choice)
+    source = None
+    if row.has("source"):  # our own rows have no image
+        try:
+            source = msgspec.convert(row.object("source").data, Sdist)
+        except msgspec.ValidationError as error:
+            raise TaskError(f"source: expected a pinned sdist (kind, name, version, sha256): {error}") from error
+    return _make_task(row, checks, image=image, dataset="swebench", source=source, extra=extra)
+
+
+def _checks_by_script(row: DatasetRow, test_patch: str) -> tuple[SuiteChecks, str | list[str]]:
+    """The checks, and the script to store: in two parts where the row's own test patch separates them."""
+    script = row.text("eval_script")
+    phases = eval_script.split_script(script, WORKDIR)
+    if phases.test_patch is None:
+        raise TaskError("eval_script: does not apply the test patch, in a here-document for git apply")
+    if phases.test_patch.strip() != test_patch.strip():
+        raise TaskError("eval_script: applies another test patch than the row's test_patch")
+    eval_type = row.text("eval_type", "pass_and_fail")
+    if eval_type not in _ONLY_FAILURES_COUNT:
+        raise TaskError(f"eval_type: expected {' or '.join(_ONLY_FAILURES_COUNT)}, found {eval_type[:40]!r}")
+    checks = SuiteChecks(
+        parser=_parser_name(row.text("log_parser")),
+        command=phases.command,
+        fail_to_pass=row.texts("FAIL_TO_PASS"),
+        pass_to_pass=row.texts("PASS_TO_PASS"),
+        files=_test_files(test_patch),
+        test_patch=test_patch,
+        activate=phases.activate,
+        before=phases.before,
+        install=phases.install,
+        only_failures_count=_ONLY_FAILURES_COUNT[eval_type],
+    )
+    head, separator, tail = script.partition(test_patch)
+    return checks, [head, tail] if separator else script
+
+
+def _checks_by_table(row: DatasetRow, test_patch: str) -> SuiteChecks:
+    """The checks of a row that does not say how its tests are run."""
+    repo = row.text("repo")
+    parser, recipe = find_recipe(repo, row.text("version"))
+    return SuiteChecks(
+        parser=parser,
+        command=_test_command(recipe.command, repo, test_patch),
+        fail_to_pass=row.texts("FAIL_TO_PASS"),
+        pass_to_pass=row.texts("PASS_TO_PASS"),
+        files=_test_files(test_patch),
+        test_patch=test_patch,
+        activate="\n".join((_ACTIVATE, *recipe.env)),
+        before="\n".join(recipe.before),
+        install=recipe.install,
+    )
+
+
+# --- its relatives -------------------------------------------------------------------------------------
+
+
+def _swe_rebench(row: DatasetRow, choice: ImageChoice) -> Task:
+    """The first version's rows are like SWE-bench's classic ones; the second's have images of their own."""
+    config = row.object("install_config")
+    key = next((key for key in ("image_name", "docker_image") if row.has(key)), "")
+    if not key:
+        raise TaskError("image_name: is missing, so there is nothing to run the instance in")
+    image = row.text(key)
+    parser = config.text("log_parser" if config.has("log_parser") else "parser")
+    commands = config.lines("test_cmd")
+    if not commands:
+        raise TaskError("install_config.test_cmd: is empty; expected at least one command")
+    repo, test_patch = row.text("repo"), row.text("test_patch")
+    first = "sweb.eval." in image  # an image made as SWE-bench's are
+    directory = posixpath.basename(repo)
+    if not first and directory in ("", ".", ".."):
+        raise TaskError(f"repo: expected OWNER/NAME, found {repo[:80]!r}")
+    command = "\n".join(commands)
+    checks = SuiteChecks(
+        parser=_parser_name(parser, "install_config.log_parser"),
+        command=_test_command(command, repo, test_patch) if first else command,
+        fail_to_pass=row.texts("FAIL_TO_PASS"),
+        pass_to_pass=row.texts("PASS_TO_PASS"),
+        files=_test_files(test_patch),
+        test_patch=test_patch,
+        activate=_ACTIVATE if first else eval_script.PIPEFAIL,
+        install="\n".join(config.lines("install")) if first else "",
+    )
+    workdir = WORKDIR if first else f"/{directory}"
+    return _make_task(row, checks, image=named_image(image, choice), dataset="swe-rebench", workdir=workdir)
+
+
+def _swe_bench_live(row: DatasetRow, choice: ImageChoice) -> Task:
+    """Its rows name images of their own, and the commands that rebuild, test and print."""
+    parser = row.text("log_parser").strip()
+    if "\n" in parser:
+        raise TaskError(
+            "log_parser: is a program, which is not run here; expected the name of a parser, as pytest"
+        )
+    tests, prints = row.lines("test_cmds"), row.lines("print_cmds")
+    if not tests:
+        raise TaskError("test_cmds: is empty; expected at least one command")
+    if prints:  # what is read is printed afterwards; what counts is how the tests ended
+        tests = (*tests, "tests_ended=$?", *prints, "(exit $tests_ended)")
+    test_patch = row.text("test_patch")
+    checks = SuiteChecks(
+        parser="parse_log_pytest" if parser.lower() == "pytest" else _parser_name(parser),
+        command="\n".join(tests),
+        fail_to_pass=row.texts("FAIL_TO_PASS"),
+        pass_to_pass=row.texts("PASS_TO_PASS"),
+        files=_test_files(test_patch),
+        test_patch=test_patch,
+        activate=eval_script.PIPEFAIL,
+        install="\n".join(row.lines("rebuild_cmds")),
+    )
+    image = row.text("docker_image") if row.has("docker_image") else ""
+    if "/sweb.eval.win." in image:
+        raise TaskError("docker_image: is for Windows; expected one for Linux")
+    image = named_image(image, choice) if image else instance_image(row.text("instance_id"), choice, "starryzhang")
+    return _make_task(row, checks, image=image, dataset="swe-bench-live")
+
+
+def _multi_swe_bench(row: DatasetRow, choice: ImageChoice) -> Task:
+    """Pull requests in several languages, tested by /home/run.sh inside their images.
+
+    What a row does not have is how the output is read, for that is a program of its harness. Rows that name a
+    parser in a key of their own, `log_parser`, are taken.
+    """
+    org, name, number = row.text("org"), row.text("repo"), row.data.get("number")
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise TaskError(f"number: expected the number of a pull request, got {json_type(number)}")
+    for key, value in (("org", org), ("repo", name)):
+        if not _REPOSITORY.fullmatch(value):
+            raise TaskError(f"{key}: expected letters, digits and ._-, found {value[:80]!r}")
+    if not row.has("log_parser"):
+        raise TaskError(
+            "log_parser: is missing: how the output of its tests is read is a program of Multi-SWE-bench's own "
+            "harness, not part of the row; where swebench has a parser that fits, name it in this key"
+        )
+    # Tests that failed, were skipped or did not exist before the solution.
+    fail_to_pass = [id for key in ("f2p_tests", "s2p_tests", "n2p_tests") for id in _test_ids(row, key)]
+    if not fail_to_pass:
+        raise TaskError(f"f2p_tests: {_NO_TEST_TO_FIX}")
+    test_patch, workdir = row.text("test_patch"), f"/home/{name}"
+    statement = "\n\n".join(_issues(row)) or row.text("title", "")
+    if not statement.strip():
+        raise TaskError("resolved_issues: have no text, expected a problem statement for the agent")
+    repo, base = f"{org}/{name}", row.object("base")
+    return Task(
+        instance_id=f"{org}__{name}-{number}",
+        repo=repo,
+        instruction=_instruction(repo, workdir, statement),
+        source=ImageTree(base.text("sha") if base.has("sha") else ""),
+        checks=SuiteChecks(
+            parser=_parser_name(row.text("log_parser")),
+            command="bash /home/run.sh",
+            fail_to_pass=tuple(fail_to_pass),
+            pass_to_pass=_test_ids(row, "p2p_tests"),
+            files=_test_files(test_patch),
+            test_patch=test_patch,
+            activate=eval_script.PIPEFAIL,
+        ),
+        gold_patch=row.text("fix_patch"),
+        workdir=workdir,
+        image=named_image(f"mswebench/{org}_m_{name}:pr-{number}".lower(), choice),
+        meta={"dataset": "multi-swe-bench", **row.metadata("difficulty", "lang", "created_at")},
+    )
+
+
+def _test_ids(row: DatasetRow, key: str) -> tuple[str, ...]:
+    """The ids of a map from ids to what happened, which is what its rows have, or of a list."""
+    return row.texts(key) if isinstance(row.data.get(key), list) else tuple(row.object(key).data)
+
+
+def _issues(row: DatasetRow) -> list[str]:
+    """The text of each issue that the pull request resolves, where it has one."""
+    value: object = row.data.get("resolved_issues") or ()
+    try:
+        issues = msgspec.convert(value, list[dict[str, Any]])
+    except msgspec.ValidationError as error:
+        raise TaskError(f"resolved_issues: expected a list of objects, got {json_type(value)}: {error}") from error
+    texts = ([issue.text(key, "") for key in ("title", "body")] for issue in map(DatasetRow, issues))
+    return [text for parts in texts if (text := "\n\n".join(part for part in parts if part.strip()))]
+
+
+def _swe_smith(row: DatasetRow, choice: ImageChoice) -> Task:
+    """A bug that was put into a repository; its reverse is the solution."""
+    bug = row.text("patch")
+    try:
+        gold = diffs.reverse(bug)
+    except ValueError as error:
+        raise TaskError(f"patch: cannot be reversed: {error}") from error
+    statement = row.text("problem_statement", "")
+    if not statement.strip():
+        raise TaskError("problem_statement: is empty, expected a problem statement for the agent")
+    fail_to_pass, pass_to_pass = row.texts("FAIL_TO_PASS"), row.texts("PASS_TO_PASS")
+    if not fail_to_pass:
+        raise TaskError(f"FAIL_TO_PASS: {_NO_TEST_TO_FIX}")
+    files = dict.fromkeys(id.partition("::")[0] for id in (*fail_to_pass, *pass_to_pass))
+    if not all(file.endswith(".py") for file in files):
+        raise TaskError(
+            "FAIL_TO_PASS: has ids that are not of pytest; how such a repository is tested is in a profile of "
+            "SWE-smith's own, not in the row"
+        )
+    repo = row.text("repo")
+    return Task(
+        instance_id=row.text("instance_id"),
+        repo=repo,
+        instruction=_instruction(repo, WORKDIR, statement),
+        source=ImageTree(),
+        setup_patch=bug,
+        checks=SuiteChecks(
+            parser="parse_log_pytest",
+            command=f"pytest -rA --disable-warnings --color=no --tb=no -p no:cacheprovider {shlex.join(files)}",
+            fail_to_pass=fail_to_pass,
+            pass_to_pass=pass_to_pass,
+            files=tuple(files),
+            activate=_ACTIVATE,
+        ),
+        gold_patch=gold,
+        workdir=WORKDIR,
+        image=named_image(row.text("image_name"), choice),
+        meta={"dataset": "swe-smith", **row.metadata("strategy", "created_at")},
+    )
+
+
+# --- the table -----------------------------------------------------------------------------------------
+
+
+class TaskRowFormat(Struct, frozen=True):
+    """The keys that identify a format, and what makes a task of its rows or the reason why nothing can.
+
+    `task` raises TaskError, which names the key but not the row's location.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    task: Callable[[DatasetRow, ImageChoice], Task] | str
+
+
+FORMATS: tuple[TaskRowFormat, ...] = (
+    TaskRowFormat("R2E-Gym", ("expected_output_json",), "their tests and how they are read are inside its images"),
+    TaskRowFormat(
+        "SWE-bench Pro",
+        ("before_repo_set_cmd", "selected_test_files_to_run"),
+        "the scripts that run and read its tests are not in them",
+    ),
+    TaskRowFormat("Multi-SWE-bench", ("org", "number", "fix_patch"), _multi_swe_bench),
+    TaskRowFormat("SWE-rebench", ("install_config", "test_patch"), _swe_rebench),
+    TaskRowFormat("SWE-bench-Live", ("test_cmds", "log_parser"), _swe_bench_live),
+    TaskRowFormat("SWE-bench", ("base_commit", "test_patch"), _swebench),
+    TaskRowFormat("SWE-smith", ("image_name", "patch", "FAIL_TO_PASS"), _swe_smith),
+)
+"""The first whose keys a row has is its format."""
+
+
+def task_of(data: dict[str, Any], choice: ImageChoice = ImageChoice()) -> Task:  # noqa: B008
+    """The task of a row in any of the formats. Raises TaskError without the row's location."""
+    for format in FORMATS:
+        if all(key in data for key in format.keys):
+            if isinstance(format.task, str):
+                raise TaskError(f"{format.name} rows are not supported: {format.task}")
+            task = format.task(DatasetRow(data), choice)
+            records.check(task, format.name)
+            return task
+    expected = "; ".join(f"{format.name}: {', '.join(format.keys)}" for format in FORMATS)
+    raise TaskError(
+        f"has an unsupported format; expected the keys of one of these ({expected}; or a task record's)"
+    )
+
+
+def load_rows(
+    rows: Iterable[LocatedRow],
+    *,
+    source: str,
+    base: Path,
+    choice: ImageChoice,
+    wanted: Collection[str] | None = None,
+) -> LoadedTasks:
+    """The tasks of rows, each with its place; with `wanted` those of these ids only.
+
+    Our own records raise TaskError for whatever is wrong, with directories taken from `base`. Rows of others are
+    refused one by one; TaskError is raised when none of them is left, or for what is not an object at all.
+    """
+    tasks: dict[str, Task] = {}
+    refused: list[RefusedRow] = []
+    empty = True
+    for where, data in rows:
+        empty = False
+        if not isinstance(data, dict):
+            raise TaskError(f"{where}: not a task record: Expected `object`, got {json_type(data)}")
+        row: dict[str, Any] = data  # pyright: ignore[reportUnknownVariableType]
+        instance_id = row.get("instance_id")
+        name = instance_id if isinstance(instance_id, str) else ""
+        if wanted is not None and name and name not in wanted:
+            continue
+        if any(key in row for key in ("instruction", "checks", "gold_patch")):
+            task = records.record(row, where, base)
+            if task.instance_id in tasks:
+                raise TaskError(
+                    f"{where}: instance_id: {task.instance_id!r} is duplicate; give each task an id of its own"
+                )
+        else:
+            try:
+                task = task_of(row, choice)
+                if task.instance_id in tasks:
+                    raise TaskError("instance_id: is duplicate; the first row is used")
+            except TaskError as error:
+                refused.append(RefusedRow(name[:150], where, str(error)))
+                continue
+        if wanted is None or task.instance_id in wanted:
+            tasks[task.instance_id] = task
+    if empty:
+        raise TaskError(f"{source}: no task found; expected one JSON object a line")
+    if not tasks and refused:
+        raise TaskError("\n".join([f"{source}: none of its rows can become a task", *summarise_refusals(refused)]))
+    return LoadedTasks(list(tasks.values()), tuple(refused))

@@ -1,1 +1,0 @@
-"""Where a task's files come from: pinned archives, directories, task folders and their Dockerfiles."""
