@@ -23,19 +23,20 @@ from understudy.wire.anthropic_request import (
     read_request,
 )
 from understudy.wire.arguments import tool_input, unwrapped
-from understudy.wire.decoding import decoded, peek
+from understudy.wire.decoding import decoded
 from understudy.wire.dialect import (
     Branch,
+    Dialect,
     DialectRequest,
     DialectResponse,
     ErrorResponse,
     StreamWriter,
     WireSession,
+    chat_request,
     header_id,
-    messages_for_model,
 )
 from understudy.wire.errors import Fault, FaultKind, InvalidRequest, too_deep
-from understudy.wire.model import Block, ChatRequest, Conversation, Delta, Ending, Generation, ToolCall, ending
+from understudy.wire.model import Block, ChatRequest, Delta, Ending, Generation, ToolCall, ending
 
 Part = Literal["reasoning", "text"] | int
 """A part of a generation that makes a block of its own; a tool call goes by its number."""
@@ -194,23 +195,19 @@ class _StoredEnding(msgspec.Struct):
     usage: Raw
 
 
-class AnthropicWriter:
-    """See Writer. Blocks are opened and filled as they come, and all of them closed at the end.
+class AnthropicWriter(StreamWriter):
+    """See StreamWriter. Blocks are opened and filled as they come, and all of them closed at the end.
 
     Claude Code acts on every block that was closed, whatever happens to the stream after it: a text is then its
     answer, a tool call is run. Blocks that lie over each other it takes in its stride.
     """
 
     def __init__(self, model: str, session: WireSession, message_id: str) -> None:
+        super().__init__(session, message_id)
         self._model = model
-        self._session = session
-        self._message_id = message_id
-        self._started = False
         self._opened: dict[Part, int] = {}
-        self._ids: list[str] = []
 
     def feed(self, delta: Delta) -> bytes:
-        """See Writer."""
         events = b"" if self._started else self._begin()
         part: Part = delta.kind if delta.kind == "reasoning" or delta.kind == "text" else delta.index
         if part not in self._opened and (delta.text or delta.kind == "tool"):
@@ -220,7 +217,6 @@ class AnthropicWriter:
         return events
 
     def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
-        """See Writer."""
         if not self._started:
             message = to_message(generation, self._model, self._session, self._message_id)
             return message, to_events(message.body)
@@ -456,10 +452,14 @@ _STATUS: dict[FaultKind, tuple[int, str]] = {
 _UNKNOWN_DATE = "1970-01-01T00:00:00Z"
 
 
-class Anthropic:
+class Anthropic(Dialect):
     """The Messages dialect (see Dialect)."""
 
-    name: ClassVar[str] = "anthropic"
+    name = "anthropic"
+    expected = EXPECTED
+    read_request = staticmethod(read_request)
+    read_response = staticmethod(read_response)
+    events = staticmethod(to_events)
 
     def branch(self, headers: Mapping[bytes, bytes]) -> Branch:
         return Branch(
@@ -467,35 +467,25 @@ class Anthropic:
             agent_id=header_id(headers.get(b"x-claude-code-agent-id")),
         )
 
-    def peek(self, body: bytes) -> tuple[str, bool]:
-        return peek(body, EXPECTED)
-
     def parse(self, body: bytes, session: WireSession, branch: Branch) -> DialectRequest:
         request = decode_request(body)
-        return DialectRequest(model=request.model, stream=request.stream, chat=_to_chat(request, session, branch))
-
-    def read_request(self, body: bytes) -> Conversation:
-        return read_request(body)
-
-    def read_response(self, body: bytes) -> tuple[Block, ...] | None:
-        return read_response(body)
+        try:
+            return DialectRequest(request.model, request.stream, _to_chat(request, session, branch))
+        except RecursionError as error:
+            raise too_deep() from error
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"messages: the input of a tool_use block is not UTF-8: {error}") from error
 
     def message(
         self, generation: Generation, incoming: DialectRequest, session: WireSession, message_id: str
     ) -> DialectResponse:
         return to_message(generation, incoming.model, session, message_id)
 
-    def events(self, message: bytes) -> bytes:
-        return to_events(message)
-
     def writer(self, incoming: DialectRequest, session: WireSession, message_id: str) -> StreamWriter:
         return AnthropicWriter(incoming.model, session, message_id)
 
     def ping(self, message_id: str) -> bytes:
         return event({"type": "ping"})
-
-    def token_count(self, tokens: int) -> bytes:
-        return msgspec.json.encode({"input_tokens": tokens})
 
     def models(self, names: Sequence[str]) -> bytes:
         data = [{"type": "model", "id": name, "display_name": name, "created_at": _UNKNOWN_DATE} for name in names]
@@ -520,38 +510,27 @@ class Anthropic:
 
 def _to_chat(request: MessagesRequest, session: WireSession, branch: Branch) -> ChatRequest:
     """A request made on a branch, for a chat backend. Raises InvalidRequest for what no such backend can do."""
-    try:
-        conversation = read_conversation(request)
-        messages = messages_for_model(conversation, session)
-    except RecursionError as error:
-        raise too_deep() from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"messages: the input of a tool_use block is not UTF-8: {error}") from error
+    conversation = read_conversation(request)
     choice = request.tool_choice if conversation.tools else None
     format_ = request.output_config.format if request.output_config else None
-    return ChatRequest(
-        model=request.model,
-        messages=messages,
-        tools=conversation.tools,
-        tools_json=conversation.tools_json,
-        tool_choice=_tool_choice(choice) if choice else None,
-        parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
-        response_format=_response_format(format_) if format_ else None,
-        enable_thinking=False if request.thinking and request.thinking.type == "disabled" else None,
-        sampling=_sampling(request) | session.sampling,
-        conversation=session.conversation(branch),
-    )
-
-
-def _sampling(request: MessagesRequest) -> dict[str, Any]:
-    requested: dict[str, Any] = {
+    sampling = {
         "max_tokens": request.max_tokens,
         "temperature": request.temperature,
         "top_p": request.top_p,
         "top_k": request.top_k,
         "stop": request.stop_sequences or None,
     }
-    return {name: value for name, value in requested.items() if value is not None}
+    return chat_request(
+        request.model,
+        conversation,
+        session,
+        branch,
+        sampling,
+        tool_choice=_tool_choice(choice) if choice else None,
+        parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
+        response_format=_response_format(format_) if format_ else None,
+        enable_thinking=False if request.thinking and request.thinking.type == "disabled" else None,
+    )
 
 
 def _tool_choice(choice: AnthropicToolChoice) -> str | dict[str, Any]:

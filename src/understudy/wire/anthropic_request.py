@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, field
 
-from understudy.wire.decoding import ToolCache, decode, decoded, function_tool
-from understudy.wire.errors import InvalidRequest
+from understudy.wire.decoding import RequestTools, ToolCache, decode, decoded, function_tool
 from understudy.wire.layout import IMAGE
-from understudy.wire.model import TEXT_SEPARATOR, Block, Conversation, Part, setting_digest
+from understudy.wire.model import TEXT_SEPARATOR, Block, Conversation, Part, as_stored
 
 EXPECTED = "an Anthropic Messages request"
 
@@ -117,13 +116,8 @@ class MessagesRequest(MessagesBody, kw_only=True):
     stream: bool = False
 
 
-class _AnthropicToolsBody(Struct):
-    tools: list[ToolParam] | None = None
-
-
 _REQUEST = msgspec.json.Decoder(MessagesRequest)
 _BODY = msgspec.json.Decoder(MessagesBody)
-_TOOLS = msgspec.json.Decoder(_AnthropicToolsBody)
 
 
 # --- conversations --------------------------------------------------------------------------------------
@@ -142,10 +136,11 @@ def read_request(body: bytes) -> Conversation:
     request = decoded(_BODY.decode, body)
     conversation = read_conversation(request)
     choice, output = request.tool_choice, request.output_config
-    return msgspec.structs.replace(
+    tools = bytes(request.tools)
+    return as_stored(
         conversation,
-        setting=setting_digest(conversation.system, bytes(request.tools)),
-        has_tools=bytes(request.tools) not in (b"", b"[]", b"null") and not _tools(request).served,
+        tools,
+        agent_tools=not _tools.read(tools).served,
         forced=choice is not None and choice.type == "tool",
         formatted=output is not None and output.format is not None and output.format.type == "json_schema",
         aside=_is_aside(request.messages),
@@ -154,7 +149,7 @@ def read_request(body: bytes) -> Conversation:
 
 def read_conversation(request: MessagesBody) -> Conversation:
     """What a request asks, and what of it no chat model can do."""
-    tools = _tools(request)
+    tools = _tools.read(bytes(request.tools))
     added = _read_tools(list(_added_tools(request.messages)))
     instructions: list[str] = []
     blocks: list[Block] = []
@@ -191,13 +186,10 @@ _DEFERRED = "DeferredToolPlaceholder"
 _SERVED_TOOLS = ("web_search_", "web_fetch_", "code_execution_")
 
 
-class _AnthropicTools(Struct, frozen=True):
-    """The tools of a request: as functions, and as their JSON. `served` when the provider runs all of them."""
+class _AnthropicTools(RequestTools, frozen=True):
+    """The tools of a request. `served`: there are some, and the provider runs all of them."""
 
-    functions: list[dict[str, Any]]
-    json: Raw
-    served: bool
-    unsupported: tuple[str, ...] = ()
+    served: bool = False
 
 
 def _read_tools(tools: Sequence[ToolParam]) -> _AnthropicTools:
@@ -214,23 +206,11 @@ def _read_tools(tools: Sequence[ToolParam]) -> _AnthropicTools:
             if tool.type not in (None, "custom"):
                 continue  # The provider's own; one without a type can only be the agent's.
         functions.append(function_tool(tool.name, tool.description, tool.input_schema))
-    served = all((tool.type or "").startswith(_SERVED_TOOLS) for tool in tools)
-    return _AnthropicTools(functions, Raw(msgspec.json.encode(functions)), served, tuple(unsupported))
+    served = bool(tools) and all((tool.type or "").startswith(_SERVED_TOOLS) for tool in tools)
+    return _AnthropicTools(functions, Raw(msgspec.json.encode(functions)), tuple(unsupported), served)
 
 
-_NO_TOOLS = _read_tools(())
-_cache = ToolCache(lambda sent: _read_tools(decode(b'{"tools":%b}' % sent, _TOOLS, EXPECTED).tools or ()))
-
-
-def _tools(request: MessagesBody) -> _AnthropicTools:
-    """The tools of a request. In a stored one, what cannot be read is none; the gateway has refused it."""
-    sent = bytes(request.tools)
-    if not sent:
-        return _NO_TOOLS
-    try:
-        return _cache.read(sent)
-    except InvalidRequest as error:
-        return msgspec.structs.replace(_NO_TOOLS, served=False, unsupported=(str(error),))
+_tools = ToolCache(ToolParam, EXPECTED, _read_tools)
 
 
 def _added_tools(messages: Sequence[MessageParam]) -> Iterator[ToolParam]:

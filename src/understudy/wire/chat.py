@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from understudy.types import Usage
-from understudy.wire import openai
 from understudy.wire.chat_request import (
     EXPECTED,
     ChatMessage,
@@ -20,17 +18,18 @@ from understudy.wire.chat_request import (
     read_message,
     read_request,
 )
-from understudy.wire.decoding import decoded, peek
+from understudy.wire.decoding import decoded
 from understudy.wire.dialect import (
     Branch,
     DialectRequest,
     DialectResponse,
-    ErrorResponse,
+    StreamWriter,
     WireSession,
-    messages_for_model,
+    chat_request,
 )
-from understudy.wire.errors import Fault, InvalidRequest
-from understudy.wire.model import Block, ChatRequest, Conversation, Delta, Generation, ToolCall, ending
+from understudy.wire.errors import Fault
+from understudy.wire.model import Block, Delta, Generation, ending
+from understudy.wire.openai import OpenAIDialect, Refused, refuse_fields
 
 STREAM_END = b"data: [DONE]\n\n"
 
@@ -198,20 +197,16 @@ class _Chunks:
         return events + STREAM_END
 
 
-class ChatWriter:
+class ChatWriter(StreamWriter):
     """See StreamWriter. No client takes a chat completion for complete before it has a finish reason."""
 
     def __init__(self, incoming: ChatDialectRequest, session: WireSession, message_id: str) -> None:
+        super().__init__(session, message_id)
         self._incoming = incoming
-        self._session = session
-        self._message_id = message_id
         self._created = int(time.time())
         self._chunks = _Chunks(completion_id(message_id), incoming.model, self._created, incoming.usage)
-        self._started = False
-        self._ids: list[str] = []
 
     def feed(self, delta: Delta) -> bytes:
-        """See StreamWriter."""
         events = b"" if self._started else self._chunks.begin()
         self._started = True
         match delta.kind:
@@ -228,9 +223,8 @@ class ChatWriter:
         return events
 
     def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
-        """See StreamWriter."""
         if not self._started:
-            self._ids = new_ids(generation.tool_calls, self._session)
+            self._ids = [self._session.tool_id(call.id) for call in generation.tool_calls]
         message = to_completion(generation, self._incoming, self._message_id, self._created, self._ids)
         if not self._started:
             return message, to_events(message.body)
@@ -240,10 +234,7 @@ class ChatWriter:
         return self._chunks.event({"tool_calls": [{"index": index, **call}]})
 
 
-def new_ids(calls: tuple[ToolCall, ...], session: WireSession) -> list[str]:
-    """The ids of tool calls as the agent will see them."""
-    return [session.tool_id(call.id) for call in calls]
-
+# --- the dialect ----------------------------------------------------------------------------------------
 
 _PASSED = (
     "temperature",
@@ -258,47 +249,54 @@ _PASSED = (
     "min_tokens",
     "reasoning_effort",
 )
-_REFUSED: dict[str, tuple[Sequence[object], str]] = {
-    "n": ((1,), "unsupported: one request gets one response; for more samples send the request as often"),
-    "best_of": ((1,), "unsupported: one request gets one response; for more samples send the request as often"),
+_ONE_RESPONSE = "unsupported: one request gets one response; for more samples send the request as often"
+_TEXT_ONLY = "unsupported; models answer with text here"
+_REFUSED: Refused = {
+    "n": ((1,), _ONE_RESPONSE),
+    "best_of": ((1,), _ONE_RESPONSE),
     "top_logprobs": ((0,), "unsupported; only the logprobs of the sampled tokens are known, leave it out"),
-    "modalities": ((["text"],), "unsupported; models answer with text here"),
-    "audio": ((), "unsupported; models answer with text here"),
+    "modalities": ((["text"],), _TEXT_ONLY),
+    "audio": ((), _TEXT_ONLY),
     "functions": (([],), "this older form is unsupported; send `tools`"),
     "function_call": (("auto", "none"), "this older form is unsupported; send `tool_choice`"),
     "web_search_options": ((), "unsupported; there are no tools that run at the server"),
 }
 
 
-class OpenAIChat:
+class OpenAIChat(OpenAIDialect):
     """The chat completions dialect (see Dialect)."""
 
-    name: ClassVar[str] = "openai-chat"
+    name = "openai-chat"
+    expected = EXPECTED
+    read_request = staticmethod(read_request)
+    read_response = staticmethod(read_response)
+    events = staticmethod(to_events)
 
-    def branch(self, headers: Mapping[bytes, bytes]) -> Branch:
-        return openai.branch(headers)
-
-    def peek(self, body: bytes) -> tuple[str, bool]:
-        return peek(body, EXPECTED)
-
-    def parse(self, body: bytes, session: WireSession, branch: Branch) -> DialectRequest:
-        return _parse(body, session, branch)
-
-    def read_request(self, body: bytes) -> Conversation:
-        return read_request(body)
-
-    def read_response(self, body: bytes) -> tuple[Block, ...] | None:
-        return read_response(body)
+    def parse(self, body: bytes, session: WireSession, branch: Branch) -> ChatDialectRequest:
+        request = decode_request(body)
+        refuse_fields(request, _REFUSED)
+        conversation, tool_choice = read_conversation(request)
+        format_, template, options = request.response_format, request.chat_template_kwargs, request.stream_options
+        chat = chat_request(
+            request.model,
+            conversation,
+            session,
+            branch,
+            _sampling(request),
+            tool_choice=tool_choice,
+            parallel_tool_calls=request.parallel_tool_calls if conversation.tools else None,
+            response_format=msgspec.to_builtins(format_) if format_ and format_.type != "text" else None,
+            enable_thinking=template.enable_thinking if template else None,
+        )
+        usage = not request.stream or bool(options and options.include_usage)
+        return ChatDialectRequest(request.model, bool(request.stream), chat, bool(request.logprobs), usage)
 
     def message(
         self, generation: Generation, incoming: DialectRequest, session: WireSession, message_id: str
     ) -> DialectResponse:
         assert isinstance(incoming, ChatDialectRequest)
-        ids = new_ids(generation.tool_calls, session)
+        ids = [session.tool_id(call.id) for call in generation.tool_calls]
         return to_completion(generation, incoming, message_id, int(time.time()), ids)
-
-    def events(self, message: bytes) -> bytes:
-        return to_events(message)
 
     def writer(self, incoming: DialectRequest, session: WireSession, message_id: str) -> ChatWriter:
         assert isinstance(incoming, ChatDialectRequest)
@@ -307,51 +305,13 @@ class OpenAIChat:
     def ping(self, message_id: str) -> bytes:
         return b": ping\n\n"
 
-    def token_count(self, tokens: int) -> bytes:
-        return msgspec.json.encode({"input_tokens": tokens})
-
-    def models(self, names: Sequence[str]) -> bytes:
-        return openai.models(names)
-
-    def error(self, fault: Fault) -> ErrorResponse:
-        return openai.error_reply(fault)
-
     def error_event(self, fault: Fault) -> bytes:
-        return event({"error": openai.error(fault)})
-
-
-def _parse(body: bytes, session: WireSession, branch: Branch) -> ChatDialectRequest:
-    request = decode_request(body)
-    for name, (harmless, why) in _REFUSED.items():
-        value = getattr(request, name)
-        if value is not None and value not in harmless:
-            raise InvalidRequest(f"{name}: {why}")
-    conversation, tool_choice = read_conversation(request)
-    messages = messages_for_model(conversation, session)
-    format_, template, options = request.response_format, request.chat_template_kwargs, request.stream_options
-    return ChatDialectRequest(
-        model=request.model,
-        stream=bool(request.stream),
-        chat=ChatRequest(
-            model=request.model,
-            messages=messages,
-            tools=conversation.tools,
-            tools_json=conversation.tools_json,
-            tool_choice=tool_choice,
-            parallel_tool_calls=request.parallel_tool_calls if conversation.tools else None,
-            response_format=msgspec.to_builtins(format_) if format_ and format_.type != "text" else None,
-            enable_thinking=template.enable_thinking if template else None,
-            sampling=_sampling(request) | session.sampling,
-            conversation=session.conversation(branch),
-        ),
-        logprobs=bool(request.logprobs),
-        usage=not request.stream or bool(options and options.include_usage),
-    )
+        return event({"error": self.error_object(fault)})
 
 
 def _sampling(request: CompletionRequest) -> dict[str, Any]:
-    requested: dict[str, Any] = {name: getattr(request, name) for name in _PASSED}
     limit = request.max_completion_tokens
-    requested["max_tokens"] = request.max_tokens if limit is None else limit
-    requested["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop or None
-    return {name: value for name, value in requested.items() if value is not None}
+    sampling: dict[str, Any] = {name: getattr(request, name) for name in _PASSED}
+    sampling["max_tokens"] = request.max_tokens if limit is None else limit
+    sampling["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop or None
+    return sampling

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from understudy.wire.errors import InvalidRequest
 
@@ -19,6 +19,7 @@ _ESCAPE = re.compile(
 )
 _encoder = msgspec.json.Encoder(order="deterministic")
 _T = TypeVar("_T")
+_Tools = TypeVar("_Tools", bound="RequestTools")
 
 
 class _Head(Struct):
@@ -70,26 +71,50 @@ def canonical(value: Any) -> bytes:
     return _encoder.encode(value)
 
 
+# --- tools ----------------------------------------------------------------------------------------------
+
 LISTS, LARGEST = 64, 256 << 10
 """How many lists of tools are cached for a dialect, and of how many bytes each at most."""
 
 
-class ToolCache(Generic[_T]):
-    """What `read` makes of a request's `tools`, cached by their bytes.
+class RequestTools(Struct, frozen=True):
+    """The tools of a request: as functions of chat completions, as JSON, and what of them is unsupported."""
+
+    functions: list[dict[str, Any]]
+    json: Raw
+    unsupported: tuple[str, ...] = ()
+
+
+class _ToolsBody(Struct, Generic[_T]):
+    """The field alone, so that an error names its place in the request."""
+
+    tools: list[_T] | None = None
+
+
+class ToolCache(Generic[_T, _Tools]):
+    """What `read` makes of the tools of requests, which are a large part of them and the same in a whole session.
 
     Lists are looked up by their length, which costs less than a hash; those as long as each other take turns.
     """
 
-    def __init__(self, read: Callable[[bytes], _T]) -> None:
+    def __init__(self, kind: type[_T], expected: str, read: Callable[[Sequence[_T]], _Tools]) -> None:
+        self._decoder = msgspec.json.Decoder(_ToolsBody[kind])
+        self._expected = expected
         self._read = read
-        self._lists: dict[int, tuple[bytes, _T]] = {}
+        self._none = read(())
+        self._lists: dict[int, tuple[bytes, _Tools]] = {}
 
-    def read(self, sent: bytes) -> _T:
-        """The tools of a request. Raises what the function does that reads them."""
+    def read(self, sent: bytes) -> _Tools:
+        """The tools of a request; none in place of what cannot be read, with an error in `unsupported`."""
         cached = self._lists.get(len(sent))
         if cached is not None and cached[0] == sent:
             return cached[1]
-        tools = self._read(sent)
+        if not sent:
+            return self._none
+        try:
+            tools = self._read(decode(b'{"tools":%b}' % sent, self._decoder, self._expected).tools or ())
+        except InvalidRequest as error:
+            return msgspec.structs.replace(self._none, unsupported=(str(error),))
         if len(sent) <= LARGEST:
             self._lists[len(sent)] = sent, tools
             if len(self._lists) > LISTS:

@@ -1,12 +1,15 @@
-"""What the gateway needs of a wire format: the `Dialect` protocol, and the types that go in and out of it."""
+"""What the gateway needs of a wire format: the base class `Dialect`, and the types that go in and out of it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
+import msgspec
 from msgspec import Struct
 
+from understudy.wire.decoding import peek
 from understudy.wire.errors import Fault, InvalidRequest
 from understudy.wire.layout import lay_out
 from understudy.wire.model import (
@@ -16,7 +19,6 @@ from understudy.wire.model import (
     ConversationHandle,
     Delta,
     Generation,
-    Message,
     ToolCall,
 )
 
@@ -57,11 +59,29 @@ class WireSession(Protocol):
         ...
 
 
-def messages_for_model(conversation: Conversation, session: WireSession) -> list[Message]:
-    """The chat messages that a model is shown. Raises InvalidRequest for what no chat model can do."""
+def chat_request(
+    model: str,
+    conversation: Conversation,
+    session: WireSession,
+    branch: Branch,
+    sampling: dict[str, Any],
+    **fields: Any,
+) -> ChatRequest:
+    """A conversation as a request for a chat backend; `sampling` is what the agent asked, None where it did not.
+
+    `fields` are others of ChatRequest. Raises InvalidRequest for what no chat model can do.
+    """
     if conversation.unsupported:
         raise InvalidRequest(conversation.unsupported[0])
-    return lay_out(conversation.instructions, conversation.blocks, session.sampled)
+    return ChatRequest(
+        model=model,
+        messages=lay_out(conversation.instructions, conversation.blocks, session.sampled),
+        tools=conversation.tools,
+        tools_json=conversation.tools_json,
+        sampling={name: value for name, value in sampling.items() if value is not None} | session.sampling,
+        conversation=session.conversation(branch),
+        **fields,
+    )
 
 
 class DialectRequest(Struct, frozen=True):
@@ -87,83 +107,96 @@ class ErrorResponse(Struct, frozen=True):
     body: bytes
 
 
-class StreamWriter(Protocol):
+class StreamWriter(ABC):
     """Writes one response as a stream of events while it is being generated.
 
     What it writes before `finish` never is a complete response, nor a text or tool call that an agent could take
     for complete: the events that close a part belong to `finish`, which is sent after the call is durable.
     """
 
+    def __init__(self, session: WireSession, message_id: str) -> None:
+        self._session = session
+        self._message_id = message_id
+        self._started = False
+        self._ids: list[str] = []  # of the tool calls that were sent, as the agent sees them
+
+    @abstractmethod
     def feed(self, delta: Delta) -> bytes:
         """The events of a piece of the response; the first call adds the opening ones."""
-        ...
 
+    @abstractmethod
     def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
         """The response, and the events that are still to be sent, the opening ones too if nothing was fed.
 
         All events together are exactly the response. Raises BackendError for an invalid generation.
         """
-        ...
 
 
-class Dialect(Protocol):
-    """Translates requests and responses, and words errors so that the agents that speak it react correctly."""
+class Dialect(ABC):
+    """Translates requests and responses, and words errors so that the agents that speak it react correctly.
+
+    `expected` names a request of the dialect in errors.
+    """
 
     name: ClassVar[str]
-
-    def branch(self, headers: Mapping[bytes, bytes]) -> Branch:
-        """The branch that a request belongs to, by its headers (names in lower case)."""
-        ...
+    expected: ClassVar[str]
 
     def peek(self, body: bytes) -> tuple[str, bool]:
         """The model that a request asks for, and whether it wants a stream. Raises InvalidRequest."""
-        ...
+        return peek(body, self.expected)
 
+    @abstractmethod
+    def branch(self, headers: Mapping[bytes, bytes]) -> Branch:
+        """The branch that a request belongs to, by its headers (names in lower case)."""
+
+    @abstractmethod
     def parse(self, body: bytes, session: WireSession, branch: Branch) -> DialectRequest:
         """Parse a request. Raises InvalidRequest naming the field."""
-        ...
 
-    def read_request(self, body: bytes) -> Conversation:
+    @staticmethod
+    @abstractmethod
+    def read_request(body: bytes) -> Conversation:
         """The conversation of a stored request, with all that is known of it. Raises what UNREADABLE lists."""
-        ...
 
-    def read_response(self, body: bytes) -> tuple[Block, ...] | None:
+    @staticmethod
+    @abstractmethod
+    def read_response(body: bytes) -> tuple[Block, ...] | None:
         """The blocks of a stored response, tool calls as the model wrote them; None when it is no model's message.
 
         Raises what UNREADABLE lists.
         """
-        ...
 
+    @abstractmethod
     def message(
         self, generation: Generation, incoming: DialectRequest, session: WireSession, message_id: str
     ) -> DialectResponse:
         """The response to a parsed request, as one JSON message. Raises BackendError for an invalid generation."""
-        ...
 
-    def events(self, message: bytes) -> bytes:
+    @staticmethod
+    @abstractmethod
+    def events(body: bytes) -> bytes:
         """A response as a complete event stream."""
-        ...
 
+    @abstractmethod
     def writer(self, incoming: DialectRequest, session: WireSession, message_id: str) -> StreamWriter:
         """A writer of the response while it is being generated."""
-        ...
 
+    @abstractmethod
     def ping(self, message_id: str) -> bytes:
         """An event, or a comment, that keeps the connection alive while the response is being generated."""
-        ...
 
     def token_count(self, tokens: int) -> bytes:
         """The JSON response to a request for a token count."""
-        ...
+        return msgspec.json.encode({"input_tokens": tokens})
 
+    @abstractmethod
     def models(self, names: Sequence[str]) -> bytes:
         """The JSON list of the models that may be asked for."""
-        ...
 
+    @abstractmethod
     def error(self, fault: Fault) -> ErrorResponse:
         """A fault as an HTTP response."""
-        ...
 
+    @abstractmethod
     def error_event(self, fault: Fault) -> bytes:
         """A fault as an event, for a stream that has started."""
-        ...

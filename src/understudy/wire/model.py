@@ -114,11 +114,17 @@ class Conversation(Struct, frozen=True, gc=False):
         return SYSTEM_SEPARATOR.join(self.instructions)
 
 
-def setting_digest(system: str, tools: bytes) -> bytes:
-    """A digest of a system prompt and of tools, which are JSON as sent, or nothing."""
-    digest = blake2b(system.encode("utf-8", "surrogatepass"), digest_size=16)
+def as_stored(
+    conversation: Conversation, tools: bytes, *, agent_tools: bool = True, **fields: bool
+) -> Conversation:
+    """The conversation of a stored request, with what is known of that only; `tools` are JSON as sent, or nothing.
+
+    `agent_tools`: the agent itself runs the tools, if there are any.
+    """
+    digest = blake2b(conversation.system.encode("utf-8", "surrogatepass"), digest_size=16)
     digest.update(b"\0" + tools)
-    return digest.digest()
+    has_tools = agent_tools and tools not in (b"", b"[]", b"null")
+    return msgspec.structs.replace(conversation, setting=digest.digest(), has_tools=has_tools, **fields)
 
 
 SYSTEM_SEPARATOR = "\n\n"

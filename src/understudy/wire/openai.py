@@ -1,15 +1,19 @@
-"""What the two OpenAI dialects share: branches, the list of models, and error responses."""
+"""What the two OpenAI dialects share: branches, lists of models, errors, and how contents are read into blocks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
+from msgspec import Struct
 
-from understudy.wire.dialect import Branch, ErrorResponse, header_id
-from understudy.wire.errors import Fault, FaultKind
+from understudy.wire.decoding import RequestTools
+from understudy.wire.dialect import Branch, Dialect, ErrorResponse, header_id
+from understudy.wire.errors import Fault, FaultKind, InvalidRequest
+from understudy.wire.layout import IMAGE
+from understudy.wire.model import TEXT_SEPARATOR, Block, BlockKind, Conversation, Part
 
 # Status, type and code. The status is what clients go by: 408, 429 and 5xx they try again; a bad key they do not.
 _ERRORS: dict[FaultKind, tuple[int, str, str | None]] = {
@@ -28,45 +32,151 @@ _SESSION_HEADERS = (b"session-id", b"session_id", b"x-session-affinity", b"x-ses
 _THREAD_HEADERS = (b"thread-id", b"conversation_id")
 
 
-def branch(headers: Mapping[bytes, bytes]) -> Branch:
-    """The branch by the headers that agents send.
+class OpenAIDialect(Dialect):
+    """A dialect of OpenAI's."""
 
-    A subagent has a thread of its own within the session (Codex), or a session that names its parent (OpenCode).
-    """
-    session, thread = _first(headers, _SESSION_HEADERS), _first(headers, _THREAD_HEADERS)
-    own = thread or session
-    main = _first(headers, (b"x-parent-session-id",)) or session or own
-    return Branch(session_id=main, agent_id=None if own == main else own)
+    def branch(self, headers: Mapping[bytes, bytes]) -> Branch:
+        """The branch by the headers that agents send.
+
+        A subagent has a thread of its own within the session (Codex), or a session that names its parent
+        (OpenCode).
+        """
+        session, thread = _first(headers, _SESSION_HEADERS), _first(headers, _THREAD_HEADERS)
+        own = thread or session
+        main = _first(headers, (b"x-parent-session-id",)) or session or own
+        return Branch(session_id=main, agent_id=None if own == main else own)
+
+    def models(self, names: Sequence[str]) -> bytes:
+        data = [{"id": name, "object": "model", "created": 0, "owned_by": "understudy"} for name in names]
+        return msgspec.json.encode({"object": "list", "data": data})
+
+    def error(self, fault: Fault) -> ErrorResponse:
+        headers: list[tuple[bytes, bytes]] = []
+        if fault.retry_after_s is not None:
+            headers.append((b"retry-after", str(math.ceil(fault.retry_after_s)).encode()))
+        if fault.final:
+            headers.append((b"x-should-retry", b"false"))
+        body = msgspec.json.encode({"error": self.error_object(fault)})
+        return ErrorResponse(_ERRORS[fault.kind][0], headers, body)
+
+    def error_object(self, fault: Fault) -> dict[str, Any]:
+        """A fault as OpenAI's error object."""
+        _, type_, code = _ERRORS[fault.kind]
+        message = fault.message
+        if fault.overflow:
+            message = (
+                "This model's maximum context length is {1} tokens. However, your messages resulted in {0} "
+                "tokens. Please reduce the length of the messages."
+            ).format(*fault.overflow)
+        return {"message": message, "type": type_, "param": None, "code": code}
 
 
 def _first(headers: Mapping[bytes, bytes], names: Sequence[bytes]) -> str | None:
     return next((id_ for name in names if (id_ := header_id(headers.get(name)))), None)
 
 
-def models(names: Sequence[str]) -> bytes:
-    """The JSON list of models."""
-    data = [{"id": name, "object": "model", "created": 0, "owned_by": "understudy"} for name in names]
-    return msgspec.json.encode({"object": "list", "data": data})
+Refused = Mapping[str, tuple[Sequence[object], str]]
+"""Fields that ask for what is unsupported, by name: the values that change nothing, and the error."""
 
 
-def error_reply(fault: Fault) -> ErrorResponse:
-    """A fault as an HTTP answer."""
-    headers: list[tuple[bytes, bytes]] = []
-    if fault.retry_after_s is not None:
-        headers.append((b"retry-after", str(math.ceil(fault.retry_after_s)).encode()))
-    if fault.final:
-        headers.append((b"x-should-retry", b"false"))
-    return ErrorResponse(_ERRORS[fault.kind][0], headers, msgspec.json.encode({"error": error(fault)}))
+def refuse_fields(request: Struct, refused: Refused) -> None:
+    """Raise InvalidRequest when a request has one of the fields with a value that would change something."""
+    for name, (harmless, why) in refused.items():
+        value = getattr(request, name)
+        if value is not None and value not in harmless:
+            raise InvalidRequest(f"{name}: {why}")
 
 
-def error(fault: Fault) -> dict[str, Any]:
-    """A fault as OpenAI's error object."""
-    _, type_, code = _ERRORS[fault.kind]
-    message = fault.message
-    if fault.overflow:
-        tokens, limit = fault.overflow
-        message = (
-            f"This model's maximum context length is {limit} tokens. However, your messages resulted in {tokens} "
-            "tokens. Please reduce the length of the messages."
+# --- contents -------------------------------------------------------------------------------------------
+
+
+class OpenAIPart(Struct, gc=False):
+    """The fields that a part of a content has in both dialects."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content = str | list[Any] | None
+"""A content: a text, or a list of the dialect's own OpenAIParts."""
+
+
+class OpenAIReader:
+    """Reads the messages of a request, or a `response`, into blocks; each dialect adds what only it has.
+
+    `field` is where a request has its messages, for errors.
+    """
+
+    field: ClassVar[str]
+    text_parts: ClassVar[frozenset[str]]
+    expected_parts: ClassVar[str]
+
+    def __init__(self, unsupported: Sequence[str] = (), *, response: bool = False) -> None:
+        self.instructions: list[str] = []
+        self.blocks: list[Block] = []
+        self.unsupported = list(unsupported)
+        self._response = response
+        self._index = 0
+        self._turn = -1
+
+    def conversation(self, tools: RequestTools, offered: list[dict[str, Any]]) -> Conversation:
+        """All that was read, as a request that offers these of its tools."""
+        return Conversation(
+            instructions=tuple(self.instructions),
+            blocks=tuple(self.blocks),
+            tools=offered,
+            tools_json=tools.json if offered is tools.functions else None,
+            unsupported=tuple(self.unsupported),
         )
-    return {"message": message, "type": type_, "param": None, "code": code}
+
+    def image(self, part: Any) -> Part | None:
+        """The image that a part is, as chat completions have it; None for any other part."""
+        raise NotImplementedError
+
+    def add_user(self, content: Content) -> None:
+        """Add the blocks of a user's message, at least one."""
+        if not content or isinstance(content, str):
+            self.add("user", "text", content if isinstance(content, str) else "")
+            return
+        for part in content:
+            text, image = self.part(part)
+            if image is not None:
+                self.add("user", "other", text, name="image", images=(image,))
+            elif part.type in self.text_parts:
+                self.add("user", "text", text)
+            else:
+                self.add("user", "other", text, name=part.type, source=part)
+
+    def add_result(self, call_id: str, content: Content) -> None:
+        """Add the result of a tool call."""
+        parts = self.parts(content)
+        images = tuple(image for _, image in parts if image is not None)
+        self.add("user", "tool_result", TEXT_SEPARATOR.join(text for text, _ in parts), id=call_id, images=images)
+
+    def text(self, content: Content) -> str:
+        """The texts of a content, without its images."""
+        return TEXT_SEPARATOR.join(text for text, image in self.parts(content) if image is None)
+
+    def parts(self, content: Content) -> list[tuple[str, Part | None]]:
+        """What a model is shown of each part of a content."""
+        if isinstance(content, str):
+            return [(content, None)]
+        return [self.part(part) for part in content or ()]
+
+    def part(self, part: OpenAIPart) -> tuple[str, Part | None]:
+        """What a model is shown of a part: a text, and the image that it stands for."""
+        if part.type in self.text_parts:
+            return (part.refusal if part.type == "refusal" else part.text) or "", None
+        if (image := self.image(part)) is not None:
+            return IMAGE, {"type": "image_url", "image_url": image}
+        self.refuse(f"content: unsupported part of type {part.type!r}, expected {self.expected_parts}")
+        return f"[{part.type}]", None
+
+    def add(self, role: str, kind: BlockKind, text: str = "", **fields: Any) -> None:
+        """Add a block to the present turn."""
+        self.blocks.append(Block(self._turn, role, kind, text, **fields))
+
+    def refuse(self, why: str) -> None:
+        """Note something in the present message that no chat model can do."""
+        self.unsupported.append(f"{self.field}[{self._index}].{why}")

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
 from understudy.types import Usage
-from understudy.wire import openai
-from understudy.wire.decoding import decoded, peek
+from understudy.wire.decoding import decoded
 from understudy.wire.dialect import (
     Branch,
     DialectRequest,
     DialectResponse,
-    ErrorResponse,
+    StreamWriter,
     WireSession,
-    messages_for_model,
+    chat_request,
 )
-from understudy.wire.errors import Fault, InvalidRequest
-from understudy.wire.model import Block, ChatRequest, Conversation, Delta, Generation, ToolCall, ending
+from understudy.wire.errors import Fault
+from understudy.wire.model import Block, Delta, Generation, ToolCall, ending
+from understudy.wire.openai import OpenAIDialect, Refused, refuse_fields
 from understudy.wire.responses_request import (
     EXPECTED,
     Item,
-    ResponsesRequest,
     TextFormat,
     ToolOrigin,
     call_item,
@@ -46,7 +45,7 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 class ResponsesDialectRequest(DialectRequest, frozen=True):
     """A Responses request, with what only its response needs to know. `echo` are fields that it repeats."""
 
-    origins: dict[str, ToolOrigin]
+    origins: Mapping[str, ToolOrigin]
     echo: dict[str, Any]
 
 
@@ -288,7 +287,7 @@ def _position(index: int, item: OutputItem) -> dict[str, Any]:
     return position
 
 
-class ResponsesWriter:
+class ResponsesWriter(StreamWriter):
     """See StreamWriter. Items are opened and filled as they come, and all of them closed at the end.
 
     Codex runs a tool as soon as its item is done. The text for a custom tool is sent at the end: it is a
@@ -296,19 +295,15 @@ class ResponsesWriter:
     """
 
     def __init__(self, incoming: ResponsesDialectRequest, session: WireSession, message_id: str) -> None:
+        super().__init__(session, message_id)
         self._incoming = incoming
-        self._session = session
-        self._message_id = message_id
         self._created = int(time.time())
         self._events = EventBuilder()
-        self._started = False
         self._items: dict[Part, OutputItem] = {}
         self._sent: dict[Part, int] = {}
         self._calls: list[ToolCall] = []
-        self._ids: list[str] = []
 
     def feed(self, delta: Delta) -> bytes:
-        """See StreamWriter."""
         events = self._begin()
         part: Part = delta.kind if delta.kind == "reasoning" or delta.kind == "text" else delta.index
         if delta.kind == "tool":
@@ -322,7 +317,6 @@ class ResponsesWriter:
         return events
 
     def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
-        """See StreamWriter."""
         self._ids += [self._session.tool_id(call.id) for call in generation.tool_calls[len(self._ids) :]]
         message, response = to_response(
             generation, self._incoming, self._message_id, self._created, self._ids, list(self._items)
@@ -355,8 +349,10 @@ class ResponsesWriter:
         return list(self._items).index(part)
 
 
+# --- the dialect ----------------------------------------------------------------------------------------
+
 _STATELESS = "unsupported; the gateway is stateless, send the complete conversation as `input`"
-_REFUSED: dict[str, tuple[Sequence[object], str]] = {
+_REFUSED: Refused = {
     "previous_response_id": ((), _STATELESS),
     "conversation": ((), _STATELESS),
     "background": ((False,), "unsupported; the request itself gets the response, leave it out"),
@@ -365,25 +361,40 @@ _REFUSED: dict[str, tuple[Sequence[object], str]] = {
 }
 
 
-class OpenAIResponses:
+class OpenAIResponses(OpenAIDialect):
     """The Responses dialect (see Dialect)."""
 
-    name: ClassVar[str] = "openai-responses"
+    name = "openai-responses"
+    expected = EXPECTED
+    read_request = staticmethod(read_request)
+    read_response = staticmethod(read_response)
+    events = staticmethod(to_events)
 
-    def branch(self, headers: Mapping[bytes, bytes]) -> Branch:
-        return openai.branch(headers)
-
-    def peek(self, body: bytes) -> tuple[str, bool]:
-        return peek(body, EXPECTED)
-
-    def parse(self, body: bytes, session: WireSession, branch: Branch) -> DialectRequest:
-        return _parse(body, session, branch)
-
-    def read_request(self, body: bytes) -> Conversation:
-        return read_request(body)
-
-    def read_response(self, body: bytes) -> tuple[Block, ...] | None:
-        return read_response(body)
+    def parse(self, body: bytes, session: WireSession, branch: Branch) -> ResponsesDialectRequest:
+        request = decode_request(body)
+        refuse_fields(request, _REFUSED)
+        conversation, tool_choice, toolbox = read_conversation(request)
+        format_ = request.text.format if request.text else None
+        sampling = {
+            "max_tokens": request.max_output_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "reasoning_effort": request.reasoning.effort if request.reasoning else None,
+        }
+        chat = chat_request(
+            request.model,
+            conversation,
+            session,
+            branch,
+            sampling,
+            tool_choice=tool_choice,
+            parallel_tool_calls=request.parallel_tool_calls if conversation.tools else None,
+            response_format=_response_format(format_) if format_ else None,
+        )
+        echo = {name: value for name in _ECHOED if (value := getattr(request, name)) is not None}
+        if isinstance(request.tool_choice, str):
+            echo["tool_choice"] = request.tool_choice
+        return ResponsesDialectRequest(request.model, bool(request.stream), chat, toolbox.origins, echo)
 
     def message(
         self, generation: Generation, incoming: DialectRequest, session: WireSession, message_id: str
@@ -392,9 +403,6 @@ class OpenAIResponses:
         ids = [session.tool_id(call.id) for call in generation.tool_calls]
         message, _ = to_response(generation, incoming, message_id, int(time.time()), ids)
         return message
-
-    def events(self, message: bytes) -> bytes:
-        return to_events(message)
 
     def writer(self, incoming: DialectRequest, session: WireSession, message_id: str) -> ResponsesWriter:
         assert isinstance(incoming, ResponsesDialectRequest)
@@ -409,57 +417,15 @@ class OpenAIResponses:
     def token_count(self, tokens: int) -> bytes:
         return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": tokens})
 
-    def models(self, names: Sequence[str]) -> bytes:
-        return openai.models(names)
-
-    def error(self, fault: Fault) -> ErrorResponse:
-        return openai.error_reply(fault)
-
     def error_event(self, fault: Fault) -> bytes:
-        error = openai.error(fault)
+        error = self.error_object(fault)
         reported = {"code": error["code"] or error["type"], "message": error["message"]}
-        return EventBuilder().event(
-            "response.failed", {"response": {"object": "response", "status": "failed", "error": reported}}
-        )
+        response = {"object": "response", "status": "failed", "error": reported}
+        return EventBuilder().event("response.failed", {"response": response})
 
 
-def _parse(body: bytes, session: WireSession, branch: Branch) -> ResponsesDialectRequest:
-    request = decode_request(body)
-    for name, (harmless, why) in _REFUSED.items():
-        value = getattr(request, name)
-        if value is not None and value not in harmless:
-            raise InvalidRequest(f"{name}: {why}")
-    read = read_conversation(request)
-    conversation = read.conversation
-    messages = messages_for_model(conversation, session)
-    format_ = request.text.format if request.text else None
-    return ResponsesDialectRequest(
-        model=request.model,
-        stream=bool(request.stream),
-        chat=ChatRequest(
-            model=request.model,
-            messages=messages,
-            tools=conversation.tools,
-            tools_json=conversation.tools_json,
-            tool_choice=read.tool_choice,
-            parallel_tool_calls=request.parallel_tool_calls if conversation.tools else None,
-            response_format=_response_format(format_) if format_ else None,
-            sampling=_sampling(request) | session.sampling,
-            conversation=session.conversation(branch),
-        ),
-        origins=read.toolbox.origins,
-        echo=_echo(request),
-    )
-
-
-def _sampling(request: ResponsesRequest) -> dict[str, Any]:
-    requested: dict[str, Any] = {
-        "max_tokens": request.max_output_tokens,
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "reasoning_effort": request.reasoning.effort if request.reasoning else None,
-    }
-    return {name: value for name, value in requested.items() if value is not None}
+_ECHOED = ("max_output_tokens", "parallel_tool_calls", "reasoning", "temperature", "top_p")
+"""Fields that a response repeats from its request."""
 
 
 def _response_format(format_: TextFormat) -> dict[str, Any] | None:
@@ -471,15 +437,3 @@ def _response_format(format_: TextFormat) -> dict[str, Any] | None:
     if format_.description is not None:
         schema["description"] = format_.description
     return {"type": "json_schema", "json_schema": schema}
-
-
-def _echo(request: ResponsesRequest) -> dict[str, Any]:
-    requested: dict[str, Any] = {
-        "max_output_tokens": request.max_output_tokens,
-        "parallel_tool_calls": request.parallel_tool_calls,
-        "reasoning": request.reasoning,
-        "temperature": request.temperature,
-        "tool_choice": request.tool_choice if isinstance(request.tool_choice, str) else None,
-        "top_p": request.top_p,
-    }
-    return {name: value for name, value in requested.items() if value is not None}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Raw, Struct, field
 
 from understudy.wire.arguments import FREEFORM_SCHEMA, freeform_arguments, freeform_input, wrapped
-from understudy.wire.decoding import ToolCache, decode, decoded, function_tool
-from understudy.wire.errors import InvalidRequest
-from understudy.wire.layout import IMAGE
-from understudy.wire.model import TEXT_SEPARATOR, Block, Conversation, Part, ToolCall, setting_digest
+from understudy.wire.decoding import RequestTools, ToolCache, decode, decoded, function_tool
+from understudy.wire.model import Block, Conversation, Part, ToolCall, as_stored
+from understudy.wire.openai import OpenAIPart, OpenAIReader
 
 EXPECTED = "an OpenAI Responses request"
 
@@ -71,25 +70,11 @@ class ResponsesToolChoice(Struct):
     tools: list[ResponsesToolChoice] = field(default_factory=list["ResponsesToolChoice"])
 
 
-class Toolbox(Struct, frozen=True):
-    """The tools of a request: as they were sent, and as functions of chat completions.
+class Toolbox(RequestTools, frozen=True):
+    """The tools of a request, also as `sent`; `origins` are what functions stand for, by their names."""
 
-    `origins` maps a function's name to the tool that it stands for. `unsupported` lists the errors of tools
-    that no function can stand for.
-    """
-
-    tools: Sequence[ResponsesTool]
-    functions: list[dict[str, Any]]
-    origins: dict[str, ToolOrigin]
-    json: Raw
-    unsupported: tuple[str, ...]
-
-
-class _ResponsesToolsBody(Struct):
-    tools: list[ResponsesTool] | None = None
-
-
-_TOOLS = msgspec.json.Decoder(_ResponsesToolsBody)
+    sent: Sequence[ResponsesTool] = ()
+    origins: Mapping[str, ToolOrigin] = {}
 
 
 def flat_name(name: str, namespace: str | None) -> str:
@@ -97,60 +82,36 @@ def flat_name(name: str, namespace: str | None) -> str:
     return f"{namespace.removesuffix('__')}__{name}" if namespace else name
 
 
-def read_toolbox(sent: bytes) -> Toolbox:
-    """The tools of a request. In a stored one, what cannot be read is none; the gateway has refused it."""
-    try:
-        return _cache.read(sent) if sent else _EMPTY
-    except InvalidRequest as error:
-        return msgspec.structs.replace(_EMPTY, unsupported=(str(error),))
-
-
-def new_toolbox(tools: Sequence[ResponsesTool]) -> Toolbox:
+def _new_toolbox(tools: Sequence[ResponsesTool]) -> Toolbox:
     """Tools as functions."""
-    builder = _ToolboxBuilder()
+    functions: list[dict[str, Any]] = []
+    origins: dict[str, ToolOrigin] = {}
+    unsupported: list[str] = []
+    for tool, namespace in _without_namespaces(tools):
+        if tool.type in _LEFT_OUT:
+            continue
+        if tool.type != "function" and tool.type != "custom":
+            unsupported.append(f"tools: unsupported type {tool.type!r}, expected function, custom or namespace")
+            continue
+        name = flat_name(tool.name, namespace)
+        if not tool.name or name in origins:
+            unsupported.append(f"tools: invalid name {name!r}: it is empty, or two tools have it")
+            continue
+        origins[name] = ToolOrigin(tool.type, tool.name, namespace)
+        if tool.type == "custom":
+            functions.append(function_tool(name, _freeform(tool), FREEFORM_SCHEMA))
+        else:
+            functions.append(function_tool(name, tool.description, tool.parameters, tool.strict))
+    return Toolbox(functions, Raw(msgspec.json.encode(functions)), tuple(unsupported), tools, origins)
+
+
+def _without_namespaces(tools: Iterable[ResponsesTool]) -> Iterator[tuple[ResponsesTool, str | None]]:
+    """Each tool and the namespace that it is in; those in a namespace stand in its place."""
     for tool in tools:
-        builder.add(tool, None)
-    return Toolbox(
-        tools,
-        builder.functions,
-        builder.origins,
-        Raw(msgspec.json.encode(builder.functions)),
-        tuple(builder.unsupported),
-    )
-
-
-class _ToolboxBuilder:
-    def __init__(self) -> None:
-        self.functions: list[dict[str, Any]] = []
-        self.origins: dict[str, ToolOrigin] = {}
-        self.unsupported: list[str] = []
-
-    def add(self, tool: ResponsesTool, namespace: str | None) -> None:
-        match tool.type:
-            case "function":
-                origin = ToolOrigin("function", tool.name, namespace)
-                self._add(origin, tool.description, tool.parameters, tool.strict)
-            case "custom":
-                self._add(ToolOrigin("custom", tool.name, namespace), _freeform(tool), FREEFORM_SCHEMA, None)
-            case "namespace" if namespace is None:
-                for inner in tool.tools:
-                    self.add(inner, tool.name)
-            case left_out if left_out in _LEFT_OUT:
-                pass
-            case unknown:
-                self.unsupported.append(
-                    f"tools: unsupported type {unknown!r}, expected function, custom or namespace"
-                )
-
-    def _add(
-        self, origin: ToolOrigin, description: str | None, parameters: dict[str, Any] | None, strict: bool | None
-    ) -> None:
-        name = flat_name(origin.name, origin.namespace)
-        if not origin.name or name in self.origins:
-            self.unsupported.append(f"tools: invalid name {name!r}: it is empty, or two tools have it")
-            return
-        self.origins[name] = origin
-        self.functions.append(function_tool(name, description, parameters, strict))
+        if tool.type == "namespace":
+            yield from ((inner, tool.name) for inner in tool.tools)
+        else:
+            yield tool, None
 
 
 def _freeform(tool: ResponsesTool) -> str:
@@ -160,11 +121,10 @@ def _freeform(tool: ResponsesTool) -> str:
     return f"{description}\n\nThe input must follow this {tool.format.syntax} grammar:\n{tool.format.definition}"
 
 
-_EMPTY = new_toolbox(())
-_cache = ToolCache(lambda sent: new_toolbox(decode(b'{"tools":%b}' % sent, _TOOLS, EXPECTED).tools or ()))
+_tools = ToolCache(ResponsesTool, EXPECTED, _new_toolbox)
 
 
-def choose(
+def _choose(
     box: Toolbox, choice: str | ResponsesToolChoice | None
 ) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None, tuple[str, ...]]:
     """The functions to offer, the choice between them, and what of it is not supported."""
@@ -206,12 +166,7 @@ _PREFIX = {"function": "fc_", "custom": "ctc_"}
 # --- the schema -----------------------------------------------------------------------------------------
 
 
-class ResponsesContentPart(Struct, gc=False):
-    """A part of a content, of any type."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
+class ResponsesContentPart(OpenAIPart, gc=False):
     image_url: str | None = None
     detail: str | None = None
 
@@ -289,14 +244,6 @@ _BODY = msgspec.json.Decoder(ResponsesBody)
 # --- conversations --------------------------------------------------------------------------------------
 
 
-class ReadRequest(Struct, frozen=True):
-    """A request that was read: the conversation, the choice between its tools, and what the tools were."""
-
-    conversation: Conversation
-    tool_choice: str | dict[str, Any] | None
-    toolbox: Toolbox
-
-
 def decode_request(body: bytes) -> ResponsesRequest:
     """A request from its bytes. Raises InvalidRequest naming what is wrong, and where."""
     return decode(body, _REQUEST, EXPECTED)
@@ -305,35 +252,24 @@ def decode_request(body: bytes) -> ResponsesRequest:
 def read_request(body: bytes) -> Conversation:
     """The conversation of a stored request, with all that is known of it. Raises what UNREADABLE lists."""
     request = decoded(_BODY.decode, body)
-    conversation, tools = read_conversation(request).conversation, bytes(request.tools)
-    return msgspec.structs.replace(
-        conversation,
-        setting=setting_digest(conversation.system, tools),
-        has_tools=tools not in (b"", b"[]", b"null"),
-        forced=isinstance(request.tool_choice, ResponsesToolChoice),
-    )
+    conversation, _, _ = read_conversation(request)
+    forced = isinstance(request.tool_choice, ResponsesToolChoice)
+    return as_stored(conversation, bytes(request.tools), forced=forced)
 
 
-def read_conversation(request: ResponsesBody) -> ReadRequest:
-    """What a request asks, and what of it no chat model can do."""
+def read_conversation(request: ResponsesBody) -> tuple[Conversation, str | dict[str, Any] | None, Toolbox]:
+    """What a request asks, and what of it no chat model can do; the choice between its tools, and the tools."""
     items = [Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
-    toolbox = read_toolbox(bytes(request.tools))
+    toolbox = _tools.read(bytes(request.tools))
     if added := [tool for item in items if item.type == "additional_tools" for tool in item.tools]:
-        toolbox = new_toolbox([*toolbox.tools, *added])
-    functions, choice, unsupported = choose(toolbox, request.tool_choice)
-    reader = _ResponsesReader([*toolbox.unsupported, *unsupported])
+        toolbox = _new_toolbox([*toolbox.sent, *added])
+    functions, choice, unsupported = _choose(toolbox, request.tool_choice)
+    reader = _ResponsesReader(toolbox.unsupported + unsupported)
     if request.instructions:
         reader.instructions.append(request.instructions)
     for index, item in enumerate(items):
         reader.read(index, item)
-    conversation = Conversation(
-        instructions=tuple(reader.instructions),
-        blocks=tuple(reader.blocks),
-        tools=functions,
-        tools_json=toolbox.json if functions is toolbox.functions else None,
-        unsupported=tuple(reader.unsupported),
-    )
-    return ReadRequest(conversation, choice, toolbox)
+    return reader.conversation(toolbox, functions), choice, toolbox
 
 
 # --- items ----------------------------------------------------------------------------------------------
@@ -342,74 +278,66 @@ _CLOSED, _THOUGHT, _SPOKE, _CALLED = range(4)
 """How far an assistant's turn has come: it is thinking, then text, then calls, each of which may be missing."""
 
 
-class _ResponsesReader:
+class _ResponsesReader(OpenAIReader):
     """Reads items into blocks. The items of one response become one turn again."""
 
-    def __init__(self, unsupported: Sequence[str] = (), *, response: bool = False) -> None:
-        self.instructions: list[str] = []
-        self.blocks: list[Block] = []
-        self.unsupported = list(unsupported)
-        self._response = response
-        self._index = 0
-        self._turn = -1
-        self._stage = _CLOSED
+    field = "input"
+    text_parts = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"})
+    expected_parts = "texts or images with a URL"
+    _stage = _CLOSED
+
+    def image(self, part: ResponsesContentPart) -> Part | None:
+        if part.type != "input_image" or not part.image_url:
+            return None
+        return {"url": part.image_url} | ({"detail": part.detail} if part.detail else {})
 
     def read(self, index: int, item: Item) -> None:
-        """Take the next item in."""
+        """Read the next item."""
         self._index = index
-        if take := _ITEMS.get(item.type):
-            take(self, item)
-            return
-        self._refuse(f"type: unsupported value {item.type!r}, expected one of {', '.join(_ITEMS)}")
-        role = "user" if item.type.endswith("_output") else "assistant"
-        self._begin(role, _CALLED if role == "assistant" else _CLOSED)
-        self._add(role, "other", f"[{item.type}]", name=item.type, source=item)
+        match item.type:
+            case "message":
+                self._message(item)
+            case "reasoning":
+                # The reasoning itself where there is any, else its summary; what is only encrypted cannot be read.
+                self._begin("assistant", _THOUGHT)
+                self.add("assistant", "thinking", self.text(item.content) or self.text(item.summary))
+            case "function_call":
+                arguments = item.arguments if isinstance(item.arguments, str) else ""
+                self._call(item, arguments if self._response else wrapped(arguments))
+            case "custom_tool_call":
+                self._call(item, freeform_arguments(item.input or ""), freeform=True)
+            case "function_call_output" | "custom_tool_call_output":
+                if not item.call_id:
+                    self.refuse("call_id: missing; an output must name its call")
+                self._begin("user")
+                self.add_result(item.call_id or "", item.output)
+            case hidden if hidden in _HIDDEN:
+                pass
+            case unknown:
+                self.refuse(f"type: unsupported value {unknown!r}, expected one of {', '.join(_ITEMS)}")
+                role = "user" if unknown.endswith("_output") else "assistant"
+                self._begin(role, _CALLED if role == "assistant" else _CLOSED)
+                self.add(role, "other", f"[{unknown}]", name=unknown, source=item)
 
-    def message(self, item: Item) -> None:
+    def _message(self, item: Item) -> None:
         if item.role == "assistant":
             self._begin("assistant", _SPOKE)
-            self._add("assistant", "text", self._text(item.content))
+            self.add("assistant", "text", self.text(item.content))
         elif item.role == "user":
             self._begin("user")
-            self._user(item.content)
+            self.add_user(item.content)
         elif self._turn < 0:
-            self.instructions.append(self._text(item.content))
+            self.instructions.append(self.text(item.content))
         else:
             self._begin("system")
-            self._add("system", "text", self._text(item.content))
-
-    def reasoning(self, item: Item) -> None:
-        """The reasoning itself where there is any, else its summary; what is only encrypted cannot be read."""
-        self._begin("assistant", _THOUGHT)
-        self._add("assistant", "thinking", self._text(item.content) or self._text(item.summary))
-
-    def call(self, item: Item) -> None:
-        arguments = item.arguments if isinstance(item.arguments, str) else ""
-        self._call(item, arguments if self._response else wrapped(arguments))
-
-    def freeform_call(self, item: Item) -> None:
-        self._call(item, freeform_arguments(item.input or ""), freeform=True)
+            self.add("system", "text", self.text(item.content))
 
     def _call(self, item: Item, arguments: str, *, freeform: bool = False) -> None:
         if not item.call_id or not item.name:
-            self._refuse("call_id: missing call_id or name of a call")
+            self.refuse("call_id: missing call_id or name of a call")
         name = flat_name(item.name or "", item.namespace)
         self._begin("assistant", _CALLED)
-        self._add(
-            "assistant", "tool_use", id=item.call_id or "", name=name, arguments=arguments, freeform=freeform
-        )
-
-    def result(self, item: Item) -> None:
-        if not item.call_id:
-            self._refuse("call_id: missing; an output must name its call")
-        self._begin("user")
-        parts = self._parts(item.output)
-        images = tuple(image for _, image in parts if image is not None)
-        text = TEXT_SEPARATOR.join(text for text, _ in parts)
-        self._add("user", "tool_result", text, id=item.call_id or "", images=images)
-
-    def skip(self, item: Item) -> None:
-        """Nothing that a model is shown."""
+        self.add("assistant", "tool_use", id=item.call_id or "", name=name, arguments=arguments, freeform=freeform)
 
     def _begin(self, role: str, stage: int = _CLOSED) -> None:
         """Begin another turn, unless the item belongs to the assistant's turn that is open."""
@@ -418,61 +346,14 @@ class _ResponsesReader:
             self._turn += 1
         self._stage = stage
 
-    def _user(self, content: str | list[ResponsesContentPart] | None) -> None:
-        if not isinstance(content, list):
-            content = [ResponsesContentPart("input_text", content)]
-        for part in content:
-            text, image = self._part(part)
-            if image is not None:
-                self._add("user", "other", text, name="image", images=(image,))
-            elif part.type in _TEXTS or part.type == "refusal":
-                self._add("user", "text", text)
-            else:
-                self._add("user", "other", text, name=part.type, source=part)
-        if not content:
-            self._add("user", "text")
 
-    def _text(self, content: str | list[ResponsesContentPart] | None) -> str:
-        """The texts of a content, without its images."""
-        return TEXT_SEPARATOR.join(text for text, image in self._parts(content) if image is None)
-
-    def _parts(self, content: str | list[ResponsesContentPart] | None) -> list[tuple[str, Part | None]]:
-        if isinstance(content, list):
-            return [self._part(part) for part in content]
-        return [(content, None)] if content else []
-
-    def _part(self, part: ResponsesContentPart) -> tuple[str, Part | None]:
-        """What a model is shown of a part: a text, and the image that it stands for."""
-        if part.type in _TEXTS:
-            return part.text or "", None
-        if part.type == "refusal":
-            return part.refusal or "", None
-        if part.type == "input_image" and part.image_url:
-            image = {"url": part.image_url} | ({"detail": part.detail} if part.detail else {})
-            return IMAGE, {"type": "image_url", "image_url": image}
-        self._refuse(f"content: unsupported part of type {part.type!r}, expected texts or images with a URL")
-        return f"[{part.type}]", None
-
-    def _add(self, role: str, kind: Any, text: str = "", **fields: Any) -> None:
-        self.blocks.append(Block(self._turn, role, kind, text, **fields))
-
-    def _refuse(self, why: str) -> None:
-        self.unsupported.append(f"input[{self._index}].{why}")
-
-
-_TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
-_ITEMS: dict[str, Callable[[_ResponsesReader, Item], None]] = {
-    "message": _ResponsesReader.message,
-    "reasoning": _ResponsesReader.reasoning,
-    "function_call": _ResponsesReader.call,
-    "function_call_output": _ResponsesReader.result,
-    "custom_tool_call": _ResponsesReader.freeform_call,
-    "custom_tool_call_output": _ResponsesReader.result,
-    "additional_tools": _ResponsesReader.skip,
-    # Done by another provider's tools, whose results are not in the items.
-    "web_search_call": _ResponsesReader.skip,
-    "image_generation_call": _ResponsesReader.skip,
-}
+# Items that a model is shown nothing of. The calls among them were done by another provider's tools, whose results
+# are not in the items.
+_HIDDEN = ("additional_tools", "web_search_call", "image_generation_call")
+_ITEMS = (
+    *("message", "reasoning", "function_call", "function_call_output"),
+    *("custom_tool_call", "custom_tool_call_output", *_HIDDEN),
+)
 
 
 def read_items(items: Sequence[Item]) -> list[Block]:
