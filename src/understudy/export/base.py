@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct, field
 
-from understudy.errors import TaskError
 from understudy.export.corpus import ORIGINS, WORK_ROLES, Corpus, Origin
 from understudy.trajectory.roles import Role
 
@@ -102,33 +100,3 @@ def traits_of(function: Callable[..., ExportSummary]) -> FormatTraits:
 
 def no_progress(done: int, of: int) -> None:
     """A `report` that tells nobody."""
-
-
-def carry_back(turns: int, rewards: Mapping[int, float]) -> list[float | None]:
-    """What each of `turns` turns earned: the next reward given at or after it, None behind the last one.
-
-    `rewards` maps the turn that a reward was given after to its value.
-    """
-    returns: list[float | None] = []
-    current: float | None = None
-    for turn in reversed(range(turns)):
-        current = rewards.get(turn, current)
-        returns.append(current)
-    return returns[::-1]
-
-
-def file_name(prefix: str, instance_id: str, suffix: str = "") -> str:
-    """A file name for an instance. Raises TaskError for an id that cannot be part of one."""
-    if (
-        not instance_id
-        or instance_id.startswith(".")
-        or "/" in instance_id
-        or "\\" in instance_id
-        or not instance_id.isprintable()
-        or len(os.fsencode(instance_id)) > 180
-    ):
-        raise TaskError(
-            f"instance id {instance_id[:80]!r} cannot be part of a file name; give the task an id of printable "
-            "characters without slashes, not beginning with a dot, of at most 180 bytes"
-        )
-    return f"{prefix}{instance_id}{suffix}"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from hashlib import blake2b
 from typing import Literal
 
 from msgspec import Struct, field
 
 from understudy.errors import ConfigError
 from understudy.export.examples import Example, TaskOrigin, attempt_examples, trace_examples
-from understudy.export.splits import Split, split
 from understudy.ingest import trace_store
 from understudy.ingest.redaction import redact_trace
 from understudy.ingest.trace import Trace
@@ -29,6 +29,16 @@ from understudy.trajectory.roles import Role
 from understudy.trajectory.samples import Sample, samples
 from understudy.trajectory.tree import Trajectory, build
 from understudy.types import is_solved
+
+Split = Literal["train", "test"]
+SPLITS: tuple[Split, ...] = ("train", "test")
+
+
+def split(group: str, *, seed: int = 0, share: float = 0.1) -> Split:
+    """The split of a group (a project or a task); about `share` of all groups, in [0, 1), are in "test"."""
+    digest = blake2b(f"{seed}\0{group}".encode(errors="surrogatepass"), digest_size=8).digest()
+    return "test" if int.from_bytes(digest) < share * 2**64 else "train"
+
 
 Origin = Literal["sessions", "rollouts"]
 Unit = Literal["turn", "conversation"]
@@ -221,10 +231,7 @@ class Corpus:
         if without:
             tally.left_out["calls without token ids"] += without
         yield from samples(
-            trajectory,
-            rollout_id=graded.rollout.id,
-            reward=graded.verdict.reward,
-            roles=self.selection.roles,
+            trajectory, rollout_id=graded.rollout.id, reward=graded.verdict.reward, roles=self.selection.roles
         )
 
     def _traces(self, tally: CorpusCounts) -> Iterator[Trace]:

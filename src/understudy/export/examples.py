@@ -1,19 +1,20 @@
 """Examples: conversations to learn from, of the turns of sessions and of the calls of rollouts.
 
 `trace_examples` makes those of sessions, `attempt_examples` those of the attempt that decided a rollout: an
-example a turn (a call), or one a path (a branch) in which several answers are learned.
+example for each turn (call), or one for each path (branch) in which several answers are learned. The first part
+decides which answers can be learned, and recognises an answer in a conversation that went on from it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator
-from typing import Any, Literal
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Literal, cast
 
+import msgspec
 from msgspec import Struct, field
 
-from understudy.export.matching import flaw, place, same, textual
 from understudy.ingest.model_families import model_family
 from understudy.ingest.trace import (
     SYSTEM_PROMPT,
@@ -33,7 +34,73 @@ from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import Role
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import is_solved
-from understudy.wire.stored import response_message
+from understudy.wire.arguments import UNPARSED_INPUT
+from understudy.wire.stored import response_message, text_content
+
+INVALID_CALLS = "tool calls whose arguments are no JSON object"
+"""Why an answer is left out: learned, it would teach the model to write calls that no tool can run."""
+
+_value = msgspec.json.Decoder().decode
+
+
+def find_answer(messages: Sequence[Message], answer: Message, start: int) -> int | None:
+    """The index of the first message from `start` on that is `answer` as it came back; None where none is.
+
+    An agent may rewrite what it sends back (arguments in another order, white space): calls are compared by id,
+    text without white space.
+    """
+    wanted = _marks(answer)
+    for index in range(start, len(messages)):
+        if messages[index]["role"] == "assistant" and _marks(messages[index]) == wanted:
+            return index
+    return None
+
+
+def is_same_answer(message: Message, answer: Message) -> bool:
+    """Whether a message is `answer` as it came back, its arguments equal: then it can stand in its place."""
+    if _marks(message) != _marks(answer):
+        return False
+    calls = zip(message.get("tool_calls") or (), answer.get("tool_calls") or (), strict=True)
+    return all(one == other or arguments_of(one) == arguments_of(other) for one, other in calls)
+
+
+def flaw(answer: Message) -> str | None:
+    """Why an answer is nothing to learn from; None when it is."""
+    calls = answer.get("tool_calls") or ()
+    if not calls and not (answer.get("content") or "").strip():
+        return "empty answers"
+    if any(not is_valid_call(call) for call in calls):
+        return INVALID_CALLS
+    return None
+
+
+def is_valid_call(call: dict[str, Any]) -> bool:
+    """Whether the model wrote the arguments of a tool call as a JSON object, which a tool could be run with.
+
+    Claude Code keeps the text of any others under a key of its own.
+    """
+    arguments = arguments_of(call)
+    return arguments is not None and UNPARSED_INPUT not in arguments
+
+
+def arguments_of(call: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments of a tool call; None when they are no JSON object."""
+    try:
+        value = _value(call["function"]["arguments"])
+    except (msgspec.MsgspecError, KeyError, TypeError, RecursionError, UnicodeEncodeError):
+        return None
+    return cast(dict[str, Any], value) if isinstance(value, dict) else None
+
+
+def textual(message: Message) -> Message:
+    """The message with its content as text, in which `[image]` stands for an image."""
+    content = message.get("content")
+    return message if isinstance(content, str) else {**message, "content": text_content(content)}
+
+
+def _marks(message: Message) -> tuple[tuple[str, ...], str]:
+    calls = tuple(str(call.get("id")) for call in message.get("tool_calls") or ())
+    return calls, "".join((message.get("content") or "").split())
 
 
 class Example(Struct, frozen=True, kw_only=True):
@@ -111,7 +178,7 @@ def attempt_examples(
             position = 0
             for earlier in answers:
                 same = earlier[0].conversation.setting == node.conversation.setting
-                index = place(messages, earlier[1], position) if same else None
+                index = find_answer(messages, earlier[1], position) if same else None
                 if index is None:
                     missed.append(earlier)
                     continue
@@ -247,7 +314,7 @@ def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterato
                 # A turn's answer is the first one on the path behind the node that the turn was asked at.
                 following = bisect_right(positions, position)
                 index = answered[following][1] if following < len(answered) else None
-                if index is not None and index not in trained and same(messages[index], answers[number]):
+                if index is not None and index not in trained and is_same_answer(messages[index], answers[number]):
                     messages[index] = answers[number]
                     trained.add(index)
                     del remaining[number]

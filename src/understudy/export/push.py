@@ -10,8 +10,7 @@ from typing import Any, cast
 from msgspec import Struct, field
 
 from understudy.errors import ConfigError
-from understudy.export import card
-from understudy.export.files import MANIFEST, read_manifest, sha256_of
+from understudy.export.files import CARD_NAME, MANIFEST, read_manifest, sha256_of
 
 _REPO = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 
@@ -50,7 +49,7 @@ def plan_push(directory: Path, repo: str, *, private: bool = True, unredacted: b
         path = directory / name
         if not path.is_file() or not path.resolve().is_relative_to(directory.resolve()):
             raise ConfigError(f"{path}: is not there, though the export has it; export again")
-        if name != card.CARD_NAME and sha256_of(path) != about.get("sha256"):
+        if name != CARD_NAME and sha256_of(path) != about.get("sha256"):
             raise ConfigError(f"{path}: was changed since it was exported; export again")
         files[name] = path.stat().st_size
     if not files:

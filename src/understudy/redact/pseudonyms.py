@@ -1,11 +1,98 @@
-"""Pseudonyms: the same for the same secret everywhere, and telling nothing of it to who has not the key."""
+"""Pseudonyms and the key they are made under.
+
+A secret has the same pseudonym everywhere, which tells nothing of the secret without the key. The key is a file of
+the user's, created when it is first needed.
+"""
 
 from __future__ import annotations
 
 import hmac
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
 from typing import Literal
 
+from understudy.errors import ConfigError
 from understudy.redact.forms import pseudonym_label
+
+SIZE = 32
+"""Bytes of a key; the file holds them as hex digits."""
+
+
+def key_path() -> Path:
+    """The path of the key: `understudy/redaction.key` in the user's data directory (`XDG_DATA_HOME`)."""
+    home = os.environ.get("XDG_DATA_HOME", "")
+    # The XDG specification says to ignore relative paths.
+    base = Path(home) if home.startswith("/") else Path.home() / ".local" / "share"
+    return base / "understudy" / "redaction.key"
+
+
+def load_key(path: Path | None = None) -> bytes:
+    """The user's key. It is created, readable by the user alone, where there is none yet.
+
+    Raises ConfigError when the file cannot be created or read, can be read by others, or is malformed.
+    """
+    path = path or key_path()
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return _create(path)
+    except OSError as error:
+        raise _trouble(path, "read", error) from error
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise ConfigError(f"{path}: expected a file with the redaction key; move away what is there")
+    with os.fdopen(descriptor, encoding="ascii", errors="replace") as file:
+        if mode & 0o077:
+            raise ConfigError(
+                f"{path}: the redaction key can be read by others (mode {stat.S_IMODE(mode):o}); "
+                f"run: chmod 600 {path}"
+            )
+        try:
+            text = file.read(4 * SIZE).strip()
+        except OSError as error:
+            raise _trouble(path, "read", error) from error
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != SIZE:
+        raise ConfigError(
+            f"{path}: invalid redaction key, expected {2 * SIZE} hex digits; restore it, or remove the file to "
+            "get a new key (pseudonyms will differ then)"
+        )
+    return key
+
+
+def _create(path: Path) -> bytes:
+    """Create a key: complete or not at all. Where another process creates one first, that is returned."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(secrets.token_hex(SIZE) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            with suppress(FileExistsError):
+                os.link(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise _trouble(path, "created", error) from error
+    return load_key(path)
+
+
+def _trouble(path: Path, done: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{path}: the redaction key cannot be {done}: {error.strerror}; "
+        "set XDG_DATA_HOME to a directory that you may write in"
+    )
+
 
 SecretKind = Literal["secret", "private-key", "user", "email"]
 

@@ -2,24 +2,73 @@
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any, Self, cast
+from urllib.parse import quote
 
 import msgspec
 
-from understudy.redact.assignments import is_secret_field
 from understudy.redact.betterleaks import find_leaks, is_installed
-from understudy.redact.forms import has_token_form
-from understudy.redact.heuristics import PSEUDONYM, is_distinctive, is_reference
-from understudy.redact.key import load_key
-from understudy.redact.known_secrets import KnownSecrets
-from understudy.redact.pem import pieces
-from understudy.redact.pseudonyms import Pseudonyms
+from understudy.redact.forms import has_token_form, key_lines
+from understudy.redact.heuristics import PSEUDONYM, is_distinctive, is_reference, is_secret_field
+from understudy.redact.pseudonyms import Pseudonyms, load_key
 from understudy.redact.report import RedactionReport
 from understudy.redact.rules import SecretMatch, find_secrets
+
+_FEW = 24
+_GRAM = 8
+
+
+class KnownSecrets:
+    """A set of values of eight characters or more, each with what the value is that it stands for."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._lengths: dict[str, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, value: str, whole: str | None = None) -> None:
+        """Know a value, also as JSON and URLs write it. `whole` is the secret where the value is a part of it."""
+        once = json.dumps(value)[1:-1]
+        forms = {value, once, json.dumps(once)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+        forms.add(quote(value, safe="", errors="replace"))
+        for form in forms:
+            if len(form) >= _GRAM and form not in self._values:
+                self._values[form] = whole or value
+                lengths = self._lengths.setdefault(form[:_GRAM], [])
+                if len(form) not in lengths:
+                    lengths.append(len(form))
+                    lengths.sort(reverse=True)
+
+    def find(self, text: str) -> Iterator[tuple[int, int, str]]:
+        """Where known values stand in the text, the longest at each place, and what they stand for."""
+        values = self._values
+        if not values or len(text) < _GRAM:
+            return
+        if len(values) <= _FEW:
+            for value, whole in values.items():
+                at = text.find(value)
+                while at >= 0:
+                    yield at, at + len(value), whole
+                    at = text.find(value, at + len(value))
+            return
+        # Many: the time must not grow with their number.
+        lengths, at, last = self._lengths, 0, len(text) - _GRAM
+        while at <= last:
+            for length in lengths.get(text[at : at + _GRAM], ()):
+                whole = values.get(text[at : at + length])
+                if whole is not None:
+                    yield at, at + length, whole
+                    at += length - 1
+                    break
+            at += 1
+
 
 _ROUNDS = 6
 _NESTED = 6
@@ -146,7 +195,7 @@ class Redactor:
     def _note(self, text: str, hit: SecretMatch) -> None:
         if hit.kind == "private-key":
             self._sources.setdefault(hit.value, hit.rule)
-            for piece in pieces(text[hit.start : hit.end]):
+            for piece in key_lines(text[hit.start : hit.end]):
                 cast(KnownSecrets, self._secrets).add(piece, hit.value)
         elif hit.kind == "secret":
             self._remember(hit.value, hit.rule)

@@ -1,7 +1,8 @@
 """Our own rules: what is looked for in a text, where, and what of it is replaced.
 
-A rule is tried only where one of its needles stands, which a search through memory finds; so the time is linear in
-the text, whatever is in it.
+Credentials in HTTP headers, cookies, signed URLs, command lines, URLs and assignments; e-mail addresses and home
+directories. A rule is tried only where one of its needles stands, which a search through memory finds; so the time
+is linear in the text, whatever is in it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,263 @@ from functools import partial
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from understudy.redact import headers, pem
-from understudy.redact.assignments import find_assigned
-from understudy.redact.commands import AFTER, find_argument, find_piped
-from understudy.redact.forms import tokens_in_run
-from understudy.redact.heuristics import GENERIC_PASSWORDS, PSEUDONYM, is_reference, looks_random
-from understudy.redact.personal import find_email, find_home_user
+from understudy.redact.forms import key_body, key_from, key_until, tokens_in_run
+from understudy.redact.heuristics import (
+    ANSI,
+    GENERIC_PASSWORDS,
+    PSEUDONYM,
+    find_assigned,
+    is_password,
+    is_reference,
+    looks_random,
+)
 from understudy.redact.pseudonyms import SecretKind
+
+# --- HTTP headers, cookies, signed URLs ------------------------------------------------------------------
+
+_AUTHORIZATION = re.compile(
+    r"uthorization\\{0,7}[\"']?[ \t]{0,4}[:=,][ \t]{0,4}[fb]?(?:\\{0,7}[\"'`])?(?:" + ANSI + r")?"
+    r"(?P<said>[^\"'`\n\r\\\0]{16,4500})"
+)
+_DIGEST = re.compile(r"uthorization[^\n\0]{1,400}?\bresponse=\\{0,7}\"([0-9a-f]{32})")
+_PART = re.compile(r"[\w~+/.-]{16,4096}={0,2}", re.ASCII)
+_HEX = re.compile(r"(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{20,}")
+_COOKIES = re.compile(r"ookies?\\{0,7}[\"'`\]]?[ \t]{0,4}[:=(]?[ \t]{0,4}(?P<said>[^\n\r\0]{16,8000})")
+_COOKIE_PAIR = re.compile(
+    r"[\w.$%-]{1,80}\\{0,7}[\"']?(?:=|:[ ]?)\\{0,7}[\"']?([\w.~+/%:!|-]{16,4096}={0,2})(?![\w(\[])", re.ASCII
+)
+_JAR = re.compile(r"\ttrue\t\d{1,12}\t[^\t\n]{1,100}\t([^\s\0]{16,4096})", re.I)
+_SIGNED = re.compile(r"[?&]sig=([A-Za-z0-9%+/_-]{40,200}=?)")
+_JOINED = re.compile(r"[A-Za-z0-9_.~-]{3}\dQ~[A-Za-z0-9_.~-]{31,34}(?![\w~-])", re.ASCII)
+_ESCAPED = re.compile(r"%[0-9A-Fa-f]{2}")
+
+
+def find_authorization(text: str, position: int) -> Iterator[tuple[int, int]]:
+    """Where the credentials lie of the header whose name, but for its first letter, stands at `position`."""
+    match = _AUTHORIZATION.match(text, position)
+    if match is not None:
+        start, end = match.span("said")
+        for part in _PART.finditer(text, start, _up_to(text, "uthorization", start, end)):
+            value = part.group()
+            if not is_reference(value) and (looks_random(value) or _HEX.fullmatch(value)):
+                yield part.span()
+    digest = _DIGEST.match(text, position)
+    if digest is not None:
+        yield digest.span(1)
+
+
+def find_cookies(text: str, position: int) -> Iterator[tuple[int, int]]:
+    """Where the values of cookies lie that look drawn by lot; `ookie` stands at `position`."""
+    match = _COOKIES.match(text, position)
+    if match is not None:
+        yield from cookie_pairs(text, match.start("said"), match.end("said"), "ookie")
+
+
+def cookie_pairs(text: str, start: int, end: int, needle: str) -> Iterator[tuple[int, int]]:
+    """Where values that look drawn by lot stand behind a name, as far as the next needle, which looks itself."""
+    for pair in _COOKIE_PAIR.finditer(text, start, _up_to(text, needle, start, end)):
+        if not is_reference(pair[1]) and looks_random(_ESCAPED.sub("-", pair[1])):
+            yield pair.span(1)
+
+
+def _up_to(text: str, needle: str, start: int, end: int) -> int:
+    at = text.find(needle, start, end)
+    return end if at < 0 else at
+
+
+def find_jar_cookie(text: str, position: int) -> Iterator[tuple[int, int]]:
+    """Where the value of a cookie lies in a line of a cookie file, which has a tab and TRUE at `position`."""
+    match = _JAR.match(text, position)
+    if match is not None and looks_random(match[1]):
+        yield match.span(1)
+
+
+def find_url_signature(text: str, position: int) -> Iterator[tuple[int, int]]:
+    """Where the signature of an address lies that `sig=` stands in, at `position`."""
+    match = _SIGNED.match(text, max(position - 1, 0))
+    if match is not None and looks_random(_ESCAPED.sub("-", match[1])):
+        yield match.span(1)
+
+
+def find_azure_secret(text: str, position: int) -> Iterator[tuple[int, int]]:
+    """Where the secret of an application of Azure lies, in which `Q~` stands at `position`."""
+    match = _JOINED.match(text, position - 4) if position >= 4 else None
+    if match is not None and (position < 5 or not text[position - 5].isalnum()):
+        yield match.span()
+
+
+# --- command lines, .pgpass, calls that take a user and a password ---------------------------------------
+
+_VALUE = r"""\\{0,7}["']?([^\s"'\\;|&<>\0\x1b]{6,256})"""
+_OF = r"[^\n|;&]{0,160}?[ \t]"
+
+AFTER = {
+    b"sshpass": re.compile(rf"sshpass[ \t]{{1,4}}-p[ \t]{{0,2}}{_VALUE}"),
+    b"mysql": re.compile(rf"mysql(?:dump|admin|import|sh)?{_OF}-p{_VALUE}"),
+    b" login ": re.compile(rf" login{_OF}-p[ \t]{{1,4}}{_VALUE}"),
+    b"redis-cli": re.compile(rf"redis-cli{_OF}-a[ \t]{{1,4}}{_VALUE}"),
+    b"auth=(": re.compile(rf"""(?i)auth=\(\s{{0,20}}["'][^"'\n]{{1,64}}["'],\s{{0,20}}{_VALUE}"""),
+    b"basicauth(": re.compile(rf"""(?i)basicauth\(\s{{0,20}}["'][^"'\n]{{1,64}}["'],\s{{0,20}}{_VALUE}"""),
+    b":543": re.compile(r"""():543\d(?::[\w*-]{1,64}){2}:([^\s"':\\\0\x1b]{6,128})"""),
+    b":*:": re.compile(r"""():\*(?::[\w*-]{1,64}){2}:([^\s"':\\\0\x1b]{6,128})"""),
+}
+"""What leads to a password, its last group, by the needle (in small letters) at which it begins."""
+
+_PIPED = re.compile(
+    r"""[\w.-]{1,32}:([^\s"'\\|:\0]{6,128})\\{0,7}["']?[ \t]{0,4}\|[ \t]{0,4}(?:sudo[ \t]{1,4})?$"""
+)
+
+
+def find_argument(text: str, position: int, needle: bytes) -> tuple[int, int] | None:
+    """Where the password lies that is given to a program whose needle stands at `position`."""
+    match = AFTER[needle].match(text, position)
+    return None if match is None else _judged(*match.span(match.re.groups), text)
+
+
+def find_piped(text: str, position: int) -> tuple[int, int] | None:
+    """Where the password lies that is piped into `chpasswd`, which stands at `position`."""
+    left = max(position - 240, 0)
+    match = _PIPED.search(text[left:position])
+    return None if match is None else _judged(left + match.start(1), left + match.end(1), text)
+
+
+def _judged(start: int, end: int, text: str) -> tuple[int, int] | None:
+    value = text[start:end].rstrip(",.)]}")
+    if len(value) < 6 or is_reference(value) or not is_password(value, quoted=False):
+        return None
+    return start, start + len(value)
+
+
+# --- what names a person ---------------------------------------------------------------------------------
+
+_DOMAIN = re.compile(
+    r"(?:@|%40)((?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8})(xn--[a-z0-9]{2,30}|[A-Za-z]{2,18})"
+    r"(?![\w(]|\.\w|-\w|=)",
+    re.ASCII,
+)
+_COLOUR = re.compile(f".{{0,16}}?{ANSI}", re.S)
+_LOCAL = re.compile(r"[A-Za-z0-9_%+=.-]{1,64}", re.ASCII)
+_IN_URL = re.compile(r"://[^\s/\0]*$")
+_TLDS_TEXT = """
+com org net edu gov mil int io dev ai co app me info biz tech xyz cloud email online site name pro mobi jobs
+museum aero company group team world agency studio digital systems solutions network software engineering
+school university academy google microsoft amazon art blog shop store live life today news media design
+global center health care legal bank finance capital consulting ventures foundation science works zone space
+run sh fm tv page link one ltd inc llc gmbh corp eu asia africa ad ae af ag al am ao ar at au az ba bd be bg
+bh bi bj bm bn bo br bs bt bw by bz ca cd cf cg ch ci cl cm cn cr cu cv cy cz de dj dk dm do dz ec ee eg er
+es et fi fj fo fr ga gd ge gg gh gi gl gm gn gr gt gu gy hk hn hr ht hu id ie il im in iq ir is it je jm jo
+jp ke kg kh ki km kr kw ky kz la lb lc li lk lr ls lt lu lv ly ma mc md mg mk ml mm mn mo mr mt mu mv mw mx
+my mz na ne ng ni nl no np nr nu nz om pa pe pf pg ph pk pl pr ps pt pw py qa re ro rs ru rw sa sb sc sd se
+sg si sk sl sm sn so sr st su sv sy sz tc td tg th tj tk tl tm tn to tr tt tw tz ua ug uk us uy uz va vc ve
+vg vi vn vu ws ye za zm zw
+"""
+_TLDS = frozenset(_TLDS_TEXT.split())
+_NOBODY_TEXT = """
+git noreply no-reply donotreply do-not-reply hg svn you your.email your-email youremail your_email user
+username me name someone somebody john.doe jane.doe johndoe janedoe foo bar test example email actions npm
+pip
+"""
+_NOBODY = frozenset(_NOBODY_TEXT.split())
+_NOWHERE = re.compile(
+    r"(?i)(?:^|\.)(?:example|test|invalid|localhost|local|internal)\.|(?:^|\.)(?:domain|email|yourdomain|your-domain|foo|bar|test|sentry\.io)\."
+)
+
+_HOME = re.compile(r"[/\\](?:home|Users|users|USERS)(?:/|\\{1,8})([^\s\x1b/\\\"'`:;,<>|*?${}()\[\]@!=&#%]{1,64})")
+_ESCAPED_HOME = re.compile(r"(?:%2F|%5C)(?:home|Users)(?:%2F|%5C)([\w.~-]{1,64})", re.I | re.ASCII)
+_HOMES_IN = re.compile(
+    r"(?:wsl(?:\$|\.localhost)[\\/]{1,8}[\w.-]{1,30}|/(?:var|export|usr|private|Data|data|host|hostfs|rootfs)|"
+    + ANSI
+    + ")$"
+)
+_DRIVE = re.compile(r"(?i)(?:^|[^a-z])[a-z]:?$")
+_ENCODED = re.compile(r"-(?:home|Users)-([A-Za-z0-9_.]{1,64})(?=[-/\\\s\"'`.,)\]]|$)", re.ASCII)
+_FILE = re.compile(
+    r"(?i)\.(?:sh|py|txt|jsonl?|html?|php|[jt]sx?|md|ya?ml|toml|css|png|jpe?g|svg|xml|log|conf|cfg|ini|lock|zip|gz|vue|aspx?)$"
+)
+_HOMES_TEXT = """
+root runner runneradmin user users username your-username your_username yourname your-name your_name name me
+you ubuntu debian fedora centos admin administrator ec2-user vscode node app codespace jovyan dev developer
+circleci gitpod git shared public default guest test tester vagrant docker linuxbrew coder sandbox agent
+containeradministrator containeruser nonroot nobody appuser someone somebody example home workspace x xxx
+foo bar www-data postgres jenkins travis builder build github travisbuilds kubernetes nginx python work
+worker service all project projects index.html index.js index.ts index.tsx index page page.tsx login
+dashboard node_modules dist staging
+"""
+_HOMES = frozenset(_HOMES_TEXT.split())
+
+
+def find_email(text: str, position: int) -> tuple[int, int] | None:
+    """Where the address lies whose `@` is at `position`; None where there is none, or one that names nobody."""
+    domain = _DOMAIN.match(text, position)
+    if domain is None or _NOWHERE.search(domain[1]):
+        return None
+    if domain[2].lower() not in _TLDS and not domain[2].startswith("xn--"):
+        return None
+    local = _LOCAL.match(text[max(position - 64, 0) : position][::-1])
+    if local is None:
+        return None
+    start = position - local.end()
+    # The end of an escape, as in `\nme@…`, is no part of the name.
+    if start > 0 and text[start - 1] == "\\" and text[start] in "nrt":
+        start += 1
+    if start > 0 and text[start - 1] in "[;" and (colour := _COLOUR.match(text, max(start - 16, 0), position)):
+        start = max(start, colour.end())
+    escaped = re.match(r"%[0-9A-Fa-f]{2}|[=.%-]+|u00[0-9a-f]{2}(?<=\\.....)", text[start:position])
+    while escaped:
+        start += escaped.end()
+        escaped = re.match(r"%[0-9A-Fa-f]{2}|[=.%-]+", text[start:position])
+    name = text[start:position].rpartition("=")[2]
+    start = position - len(name)
+    if not name or name.lower() in _NOBODY or PSEUDONYM.fullmatch(name):
+        return None
+    if _IN_URL.search(text[max(start - 256, 0) : start]):
+        return None
+    return start, domain.end()
+
+
+def find_home_user(text: str, position: int) -> tuple[int, int] | None:
+    """Where the user's name lies in the path of a home directory in which `home` or `Users` stands at `position`.
+
+    Also as Claude Code writes a directory into the name of another, `-home-NAME-project`, and as URLs do.
+    """
+    sign = text[position - 1]
+    if sign in "/\\" and (
+        _inner(text, position - 1) or (text[position] == "u" and not _windows(text, position - 1))
+    ):
+        return None
+    if sign == "-" and position > 1 and (text[position - 2].isalnum() or text[position - 2] in "_.~)}]-"):
+        return None
+    if sign == "-":
+        match = _ENCODED.match(text, position - 1)
+    elif sign in "/\\":
+        match = _HOME.match(text, position - 1)
+    else:
+        match = _ESCAPED_HOME.match(text, position - 3) if position >= 3 else None
+    if match is None:
+        return None
+    name = match[1].rstrip(".")
+    if not name or name.lower() in _HOMES or PSEUDONYM.fullmatch(name) or not any(one.isalnum() for one in name):
+        return None
+    if name[0] == "." or _FILE.search(name):
+        return None
+    return match.start(1), match.start(1) + len(name)
+
+
+def _inner(text: str, position: int) -> bool:
+    """Whether the path that goes on at `position` began before it, in a place where no homes are."""
+    if not position or not (text[position - 1].isalnum() or text[position - 1] in "_.~)}]-"):
+        return False
+    # /c/Users and /mnt/c/Users have the letter of a drive before, and `\n` may stand there.
+    if text[position - 1].isalpha() and (position < 2 or not text[position - 2].isalnum()):
+        return False
+    return _HOMES_IN.search(text[max(position - 48, 0) : position]) is None
+
+
+def _windows(text: str, position: int) -> bool:
+    return text[position] == "\\" or _DRIVE.search(text[max(position - 3, 0) : position]) is not None
+
+
+# --- the rules -------------------------------------------------------------------------------------------
 
 
 class SecretMatch(NamedTuple):
@@ -85,13 +336,13 @@ def _pem(text: str, position: int) -> Hits:
     if start < 0:
         return _NONE
     if text.startswith("-----BEGIN ", start):
-        end = pem.key_from(text, start)
+        end = key_from(text, start)
         span = None if end is None else (start, end)
     else:
-        span = pem.key_until(text, start)
+        span = key_until(text, start)
     if span is None:
         return _NONE
-    return (SecretMatch(*span, "private-key", "private-key", pem.bare(text[slice(*span)])),)
+    return (SecretMatch(*span, "private-key", "private-key", key_body(text[slice(*span)])),)
 
 
 def _url(text: str, position: int) -> Hits:
@@ -156,7 +407,7 @@ def _curl(text: str, position: int) -> Hits:
     if match is not None:
         end = text.find("\n", match.end(), match.end() + 4096)
         end = match.end() + 4096 if end < 0 else end
-        hits += _secrets(text, headers.pairs(text, match.end(), end, "curl"), "cookie")
+        hits += _secrets(text, cookie_pairs(text, match.end(), end, "curl"), "cookie")
     return hits
 
 
@@ -208,11 +459,11 @@ RULES = (
     RedactionRule((b"basic ",), _basic),
     RedactionRule((b"curl",), _curl),
     RedactionRule((b"hooks",), _webhook),
-    RedactionRule((b"uthorization",), _spans(headers.authorization, "authorization")),
-    RedactionRule((b"ookie",), _spans(headers.cookies, "cookie")),
-    RedactionRule((b"\ttrue\t",), _spans(headers.jar, "cookie")),
-    RedactionRule((b"sig=",), _spans(headers.signed, "signed-url")),
-    RedactionRule((b"q~",), _spans(headers.joined, "azure-secret")),
+    RedactionRule((b"uthorization",), _spans(find_authorization, "authorization")),
+    RedactionRule((b"ookie",), _spans(find_cookies, "cookie")),
+    RedactionRule((b"\ttrue\t",), _spans(find_jar_cookie, "cookie")),
+    RedactionRule((b"sig=",), _spans(find_url_signature, "signed-url")),
+    RedactionRule((b"q~",), _spans(find_azure_secret, "azure-secret")),
     *(RedactionRule((needle,), partial(_argument, needle)) for needle in AFTER),
     RedactionRule((b"chpasswd",), _piped),
     RedactionRule(

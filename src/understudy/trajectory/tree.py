@@ -201,11 +201,7 @@ def _attach(entry: _Entry, answered: _Answered) -> bool:
             continue
         parent = max(
             candidates,
-            key=lambda e: (
-                e.node.call.session_id == call.session_id,
-                e.end == mark,
-                _order(e.node.call),
-            ),
+            key=lambda e: (e.node.call.session_id == call.session_id, e.end == mark, _order(e.node.call)),
         )
         entry.node.parent = parent.node
         entry.node.fresh = position + 1

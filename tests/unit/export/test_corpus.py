@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
-from understudy.export.corpus import Corpus, ExportSelection
-from understudy.export.examples import Example, desirable, trace_examples
+from understudy.export.corpus import Corpus, ExportSelection, split
+from understudy.export.examples import Example, arguments_of, desirable, textual, trace_examples
 from understudy.export.formats.trl import token_row, trained_ranges
-from understudy.export.matching import arguments_of, place, textual
-from understudy.export.splits import split
 from understudy.ingest.trace import RequestShape, TraceOutcome, TurnSignals, expand, tool_call
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
@@ -311,7 +309,7 @@ def test_an_answer_is_found_though_it_was_rewritten():
     }
     back = {"role": "assistant", "content": "I look.\n", "tool_calls": [tool_call("c1", "Bash", {"b": 2, "a": 1})]}
     other = {**back, "tool_calls": [tool_call("c2", "Bash", {"b": 2, "a": 1})]}
-    assert place([{"role": "user", "content": "I look."}, other, back], answer, 0) == 2
-    assert place([other, back], answer, 2) is None
+    assert find_answer([{"role": "user", "content": "I look."}, other, back], answer, 0) == 2
+    assert find_answer([other, back], answer, 2) is None
     assert arguments_of({"function": {"name": "x", "arguments": "[]"}}) is None
     assert textual({"role": "assistant", "content": None}) == {"role": "assistant", "content": ""}

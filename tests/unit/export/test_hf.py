@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from understudy.errors import ConfigError, TaskError
-from understudy.export.base import carry_back, file_name
-from understudy.export.formats.hf import COLUMNS
+from understudy.export.formats.hf import COLUMNS, file_name
 from understudy.export.parquet import SavedDatasetWriter
 from understudy.export.push import plan_push
 from understudy.model.scripted.tokenizer import scripted_tokenizer
@@ -285,15 +282,6 @@ def test_ids_that_are_no_file_names_are_refused(name: str):
 @pytest.mark.parametrize("name", ["django__django-1234", "toolz-0.1+x", "été"])
 def test_ids_that_are_file_names(name: str):
     assert file_name("stream_", name, ".json") == f"stream_{name}.json"
-
-
-@given(st.integers(0, 30), st.dictionaries(st.integers(0, 29), st.floats(0, 1)))
-def test_each_turn_gets_the_next_reward_at_or_after_it(turns: int, rewards: dict[int, float]):
-    earned = carry_back(turns, rewards)
-    assert len(earned) == turns
-    for turn, reward in enumerate(earned):
-        later = [point for point in sorted(rewards) if turn <= point < turns]
-        assert reward == (rewards[later[0]] if later else None)
 
 
 def test_the_command_prints_json_and_says_what_it_left_out(tmp_path: Path):

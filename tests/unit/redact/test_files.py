@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from understudy.errors import ConfigError
-from understudy.redact.key import key_path, load_key
+from understudy.redact.pseudonyms import key_path, load_key
 from understudy.redact.redactor import Redactor
 from understudy.redact.report import RedactionReport, write_report_beside
 

@@ -138,7 +138,7 @@ def ingest(
 
 
 def _key() -> bytes:
-    from understudy.redact.key import load_key
+    from understudy.redact.pseudonyms import load_key
 
     return load_key()
 

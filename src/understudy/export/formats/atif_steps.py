@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct, field
 
-from understudy.export.matching import arguments_of, is_valid_call
+from understudy.export.examples import arguments_of, is_valid_call
 from understudy.ingest.trace import Message
 from understudy.wire.arguments import unwrapped
 

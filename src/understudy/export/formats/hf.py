@@ -9,6 +9,7 @@ adapters read them (`ast.literal_eval`).
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,19 +22,17 @@ import msgspec
 from msgspec import Struct, field
 
 from understudy import __version__
-from understudy.export import card
+from understudy.errors import TaskError
 from understudy.export.base import (
     ExportSummary,
     FormatTraits,
     ProgressCallback,
-    carry_back,
     exporter,
-    file_name,
     no_progress,
 )
 from understudy.export.corpus import Corpus
-from understudy.export.files import ExportDescription, exclusive, fill_load, write_errors
-from understudy.export.matching import textual
+from understudy.export.examples import textual
+from understudy.export.files import CARD_NAME, ExportDescription, exclusive, fill_load, write_errors
 from understudy.export.parquet import SavedDatasetWriter, schema
 from understudy.ingest.model_families import model_family
 from understudy.store.outcomes import GradedRollout
@@ -138,7 +137,7 @@ def export(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progre
             left_out=selection.left_out,
             suspicious=sum(selection.suspicious.values()),
             splits={"train": counts.rows} if counts.rows else {},
-            files=sorted([*counts.files, card.CARD_NAME]) if counts.files else [],
+            files=sorted([*counts.files, CARD_NAME]) if counts.files else [],
             origins={"rollout": counts.rows} if counts.rows else {},
             sources=dict(counts.sources),
             licences=dict(counts.licences),
@@ -207,8 +206,7 @@ def _write(
 def rows_of(task: Task, graded: GradedRollout, nodes: Sequence[Node]) -> Iterator[dict[str, Any]]:
     """The rows of one rollout, in the order of its calls."""
     answered = [node for node in nodes if usable(node)]
-    rewards = carry_back(len(answered), {len(answered) - 1: graded.verdict.reward})
-    for turn, (node, reward) in enumerate(zip(answered, rewards, strict=True)):
+    for turn, node in enumerate(answered):
         call = node.call
         prompt_ids = list(call.prompt_token_ids or ())
         decode = _decoder(call)
@@ -220,7 +218,7 @@ def rows_of(task: Task, graded: GradedRollout, nodes: Sequence[Node]) -> Iterato
             "prompt_ids": prompt_ids,
             "gold_completion_ids": list(call.completion_token_ids or ()),
             "logprobs": None if call.logprobs is None else list(call.logprobs),
-            "reward": reward,
+            "reward": graded.verdict.reward,
             "prompt": text,
             "prompt_source": "tokens" if decode else "messages",
             "messages": [textual(message) for message in (*node.messages, response_message(node.answer or ()))],
@@ -231,6 +229,23 @@ def rows_of(task: Task, graded: GradedRollout, nodes: Sequence[Node]) -> Iterato
             "policy_version": call.policy_version,
             "integrity": graded.verdict.integrity.status,
         }
+
+
+def file_name(prefix: str, instance_id: str, suffix: str = "") -> str:
+    """A file name for an instance. Raises TaskError for an id that cannot be part of one."""
+    if (
+        not instance_id
+        or instance_id.startswith(".")
+        or "/" in instance_id
+        or "\\" in instance_id
+        or not instance_id.isprintable()
+        or len(os.fsencode(instance_id)) > 180
+    ):
+        raise TaskError(
+            f"instance id {instance_id[:80]!r} cannot be part of a file name; give the task an id of printable "
+            "characters without slashes, not beginning with a dot, of at most 180 bytes"
+        )
+    return f"{prefix}{instance_id}{suffix}"
 
 
 def _decoder(call: Call) -> Decoder | None:

@@ -349,12 +349,7 @@ def training_config(
         "model": {"model_name_or_path": model},
         "method": method,
         "dataset": data,
-        "output": {
-            "output_dir": str(output),
-            "logging_steps": 10,
-            "save_strategy": "epoch",
-            "report_to": "none",
-        },
+        "output": {"output_dir": str(output), "logging_steps": 10, "save_strategy": "epoch", "report_to": "none"},
         "train": train,
     }
     lines: list[str] = []

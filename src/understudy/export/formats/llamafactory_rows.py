@@ -16,8 +16,7 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import Struct
 
-from understudy.export.examples import Example
-from understudy.export.matching import arguments_of, textual
+from understudy.export.examples import Example, arguments_of, textual
 from understudy.ingest.trace import Message
 from understudy.preference.checks import Pair, message_of
 

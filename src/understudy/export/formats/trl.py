@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal
 
 from understudy.export.base import ExportSummary, FormatTraits, ProgressCallback, exporter, no_progress
 from understudy.export.corpus import Corpus, Unit
-from understudy.export.examples import Example
+from understudy.export.examples import INVALID_CALLS, Example, arguments_of, textual
 from understudy.export.files import ExportWriter
-from understudy.export.matching import INVALID_CALLS, arguments_of, textual
 from understudy.export.parquet import ExportParquetWriter
 from understudy.ingest.trace import Message
 from understudy.preference.checks import Pair, message_of
