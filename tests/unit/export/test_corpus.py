@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
 from understudy.export.corpus import Corpus, ExportSelection, split
-from understudy.export.examples import Example, arguments_of, desirable, textual, trace_examples
+from understudy.export.examples import Example, arguments_of, desirable, find_answer, textual, trace_examples
 from understudy.export.formats.trl import token_row, trained_ranges
 from understudy.ingest.trace import RequestShape, TraceOutcome, TurnSignals, expand, tool_call
 from understudy.redact.redactor import Redactor
