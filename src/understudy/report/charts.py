@@ -1,4 +1,7 @@
-"""Which charts a report has, as plain data: `svg` draws them for the page, `picture` for a PNG."""
+"""Which charts a report has, as plain data, and how they are drawn as SVG for the page; `picture` draws a PNG.
+
+The colours and fonts of the SVG are the page's, by class. Every text in it is escaped.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
+from markupsafe import Markup
 from msgspec import Struct
 
 from understudy.report import formatting
@@ -20,15 +24,20 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 16.0, 12.0, 34.0
 
 def text(value: str) -> str:
     """A text as it may stand in HTML and SVG, in elements and quoted attributes."""
-    return escape(visible(value).replace("\f", "\u240c"), quote=True)
+    return escape(printable(value), quote=True)
 
 
-def line_chart(chart: LineChart, size: tuple[float, float] = (_WIDTH, _HEIGHT)) -> str:
+def printable(value: str) -> str:
+    """A text without control characters, form feeds too."""
+    return visible(value).replace("\f", "\u240c")
+
+
+def line_chart(chart: LineChart, size: tuple[float, float] = (_WIDTH, _HEIGHT)) -> Markup:
     """Values over whole numbers, with bands and whiskers for their intervals; empty without values."""
     series, bounds, axis = chart.series, chart.bounds, chart.axis
     dots = [dot for one in series for dot in one.dots]
     if not dots:
-        return ""
+        return Markup()
     (width, height), (low, high) = size, bounds or _reach(dots)
     ticks = _ticks(low, high, 4 if height > 160 else 2)
     if bounds is None:
@@ -73,10 +82,10 @@ def line_chart(chart: LineChart, size: tuple[float, float] = (_WIDTH, _HEIGHT)) 
                 f'<circle class="dot {one.style}" cx="{across(dot.x):.1f}" cy="{down(dot.y):.1f}" '
                 f'r="{4 if few else 1.6}"><title>{text(dot.description)}</title></circle>'
             )
-    return "".join([*parts, "</svg>"])
+    return Markup("".join([*parts, "</svg>"]))
 
 
-def forest_chart(chart: ForestChart) -> str:
+def forest_chart(chart: ForestChart) -> Markup:
     """Rates with their intervals under each other on one axis from 0 to 1."""
     row, left, right, width = 38.0, 170.0, 190.0, 760.0
     height = row * len(chart.bars) + 30
@@ -105,10 +114,10 @@ def forest_chart(chart: ForestChart) -> str:
             f"<title>{text(value)}</title></circle>"
             f'<text class="value" x="{width - right + 14:g}" y="{y + 5:.1f}">{text(value)}</text>'
         )
-    return "".join([*parts, "</svg>"])
+    return Markup("".join([*parts, "</svg>"]))
 
 
-def strip(counts: Sequence[tuple[int, int]]) -> str:
+def strip(counts: Sequence[tuple[int, int]]) -> Markup:
     """A cell for each point, the fuller the more was solved; an empty frame where nothing was graded."""
     size = max(4.0, min(14.0, 168.0 / max(1, len(counts))))
     cells = "".join(
@@ -119,7 +128,7 @@ def strip(counts: Sequence[tuple[int, int]]) -> str:
         for index, (solved, graded) in enumerate(counts)
     )
     wide = size * len(counts) + 1
-    return f'<svg class="strip" viewBox="0 0 {wide:.1f} 14" width="{wide:.0f}" height="14">{cells}</svg>'
+    return Markup(f'<svg class="strip" viewBox="0 0 {wide:.1f} 14" width="{wide:.0f}" height="14">{cells}</svg>')
 
 
 def _band(series: Series, across: Callable[[float], float], down: Callable[[float], float]) -> list[str]:
