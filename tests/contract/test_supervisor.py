@@ -13,7 +13,8 @@ import pytest
 
 from understudy.errors import GatewayError
 from understudy.gateway.config import GatewayConfig, ModelConfig, ModelsConfig
-from understudy.gateway.serve.supervisor import Supervisor, WorkerProcess, supervise
+from understudy.gateway.serve import supervisor as module
+from understudy.gateway.serve.supervisor import Supervisor, WorkerProcess, WorkerUnavailable, supervise
 from understudy.gateway.serve.worker import WorkerSpec
 from understudy.gateway.server.listen import tcp_socket
 from understudy.util.locks import locked
@@ -76,3 +77,36 @@ async def test_a_worker_that_cannot_be_told_what_it_missed_is_not_left_running(t
                 await worker.supervisor.start()
             assert worker.process is not None
             assert children() == before
+
+
+async def test_an_order_that_comes_while_a_worker_restarts_reaches_the_new_worker(tmp_path: Path) -> None:
+    before = children()
+    listener, _ = tcp_socket("127.0.0.1", 0)
+    async with FakeVLLM() as model:
+        high = ModelConfig(backend="vllm", model="fake", base_url=model.url)
+        config = GatewayConfig(models=ModelsConfig(high=high))
+        with listener, locked(tmp_path / ".lock", busy="busy") as lock:
+            async with supervise(config, tmp_path, [listener], workers=2, lock=lock) as supervisor:
+                workers = children() - before
+                watch = asyncio.ensure_future(supervisor.watch())
+                os.kill(min(workers), signal.SIGKILL)
+                await asyncio.sleep(0)
+                assert await supervisor.pause(0) == 0
+                state = await supervisor.state()
+                assert (state.paused, state.in_flight) == (True, 0)
+                assert len(children() - before) == 2 and min(workers) not in children()
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+
+
+async def test_an_order_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ORDER_TIMEOUT_S", 0.2)
+    sockets, config = (
+        [str(tmp_path / "0.sock")],
+        GatewayConfig(models=ModelsConfig(high=ModelConfig(backend="vllm"))),
+    )
+    spec = WorkerSpec(config=config, store="", index=0, sockets=sockets, listeners=[], admin_key="k" * 32)
+    worker = WorkerProcess(spec, 0)
+    with pytest.raises(WorkerUnavailable, match=r"worker 0 does not respond: .*; retry when it has restarted"):
+        await Supervisor([worker]).state()
+    await worker.stop()

@@ -8,8 +8,7 @@ import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -75,27 +74,36 @@ async def build_models(config: GatewayConfig) -> ModelRouter:
 
 
 async def _model(key: str, model: ModelConfig) -> Backend | Relay:
-    secret = _secret(key, model)
-    if model.backend == "anthropic":
-        return RelayPool([_relay(model, url, secret) for url in model.urls or (BASE_URL,)])
-    if model.backend == "embedded" and not model.urls:
+    secret, urls = _secret(key, model), model.urls
+    if model.backend == "embedded" and not urls:
         raise ConfigError(
             f"{key}.base_url: missing: give an embedded server's address (only `understudy run` starts one)"
         )
-    exact = model.tokens == "exact"
-    urls = model.urls or (_PROVIDERS[model.backend].url,)
-    # Reading a tokenizer, or fetching it, takes its time.
-    make = await asyncio.to_thread(_exact, model, secret) if exact else partial(_chat, model, secret)
-    backends = [make(url) for url in urls]
+    urls = urls or (_PROVIDERS[model.backend].url,)
+    client: dict[str, Any] = {"timeout_s": model.timeout_s, "resend": model.resend}
+    options: dict[str, Any] = client | {"price": model.effective_price}
+    if model.backend == "anthropic":
+        return RelayPool([AnthropicRelay(url, model.model, secret, **options) for url in urls])
+    name = model.model or ""
+    if model.tokens == "exact":
+        backends: Sequence[Backend] = await _exact(model, [HttpClient(url, secret, **client) for url in urls])
+    elif model.backend == "openai":
+        backends = [OpenAIBackend(url, name, secret, **options) for url in urls]
+    else:
+        server = _SERVERS[model.backend]
+        backends = [server(url, name, secret, template_args=model.template_args, **options) for url in urls]
     try:
         if model.backend in OWN_SERVERS:
-            await _check_served(key, model.model or "", urls, backends)
+            await _check_served(key, name, urls, backends)
     except BaseException:
         for backend in backends:
             await backend.close()
         raise
     first = backends[0]
     return RememberingPool(backends, first) if isinstance(first, RestorableBackend) else BackendPool(backends)
+
+
+_SERVERS = {"vllm": VLLMBackend, "sglang": SGLangBackend, "embedded": EmbeddedBackend}
 
 
 def _secret(key: str, model: ModelConfig) -> str | None:
@@ -109,41 +117,14 @@ def _secret(key: str, model: ModelConfig) -> str | None:
     return secret or None
 
 
-def _relay(model: ModelConfig, url: str, secret: str | None) -> AnthropicRelay:
-    return AnthropicRelay(
-        url, model.model, secret, price=model.effective_price, timeout_s=model.timeout_s, resend=model.resend
-    )
-
-
-def _chat(model: ModelConfig, secret: str | None, url: str) -> Backend:
-    name = model.model or ""
-    if model.backend == "openai":
-        return OpenAIBackend(
-            url, name, secret, price=model.effective_price, timeout_s=model.timeout_s, resend=model.resend
-        )
-    return _SERVERS[model.backend](
-        url,
-        name,
-        secret,
-        template_args=model.template_args,
-        price=model.effective_price,
-        timeout_s=model.timeout_s,
-        resend=model.resend,
-    )
-
-
-_SERVERS = {"vllm": VLLMBackend, "sglang": SGLangBackend, "embedded": EmbeddedBackend}
-
-
-def _exact(model: ModelConfig, secret: str | None) -> Callable[[str], Backend]:
-    """What makes the exact backends of a model's endpoints: they share its tokenizer and its conversations."""
+async def _exact(model: ModelConfig, clients: Sequence[HttpClient]) -> list[Backend]:
+    """The exact backends of a model's endpoints: they share its tokenizer and its conversations."""
     name, memory = model.model or "", TokenForest()
     format_ = format_named(model.tool_format or "")
-    codec = LocalCodec.load(model.tokenizer) if model.tokenizer else None
-
-    def make(url: str) -> Backend:
-        client = HttpClient(url, secret, timeout_s=model.timeout_s, resend=model.resend)
-        return ExactBackend(
+    # Reading a tokenizer, or fetching it, takes its time.
+    codec = await asyncio.to_thread(LocalCodec.load, model.tokenizer) if model.tokenizer else None
+    return [
+        ExactBackend(
             model.backend,
             SERVERS[model.backend](client, name),
             codec or ServerCodec(client.call, client.base, name),
@@ -151,8 +132,8 @@ def _exact(model: ModelConfig, secret: str | None) -> Callable[[str], Backend]:
             price=model.effective_price,
             memory=memory,
         )
-
-    return make
+        for client in clients
+    ]
 
 
 async def _check_served(key: str, name: str, urls: Sequence[str], backends: Sequence[Backend]) -> None:

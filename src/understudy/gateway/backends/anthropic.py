@@ -105,13 +105,8 @@ class AnthropicRelay:
         resend: bool = True,
     ) -> None:
         self._http = HttpClient(base_url, api_key, key_header="x-api-key", timeout_s=timeout_s, resend=resend)
-        self._model = model
+        self.model = model or ""
         self.price = price
-
-    @property
-    def model(self) -> str:
-        """The model that answers, whatever the agent calls it; empty where the agent's own name is used."""
-        return self._model or ""
 
     async def relay(self, request: NativeRequest, emit: Callable[[bytes], None] | None = None) -> NativeResponse:
         """See Relay."""
@@ -227,7 +222,7 @@ class AnthropicRelay:
         return ProviderRefusal(self._http.clean(str(error)), provider_error, error.retry_after_s)
 
     def _body(self, body: bytes) -> bytes:
-        return body if self._model is None else with_model_name(body, self._model)
+        return with_model_name(body, self.model) if self.model else body
 
 
 def _provider_error(error: BackendError) -> ProviderError:

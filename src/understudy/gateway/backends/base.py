@@ -15,17 +15,24 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 
-class Backend(Protocol):
-    """A model server: `name` is its kind, `model` what answers, `price` what its tokens cost, if known."""
+class ModelServer(Protocol):
+    """What answers: `name` is its kind, `model` the model that it has, `price` what its tokens cost, if known."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    model: str
+    price: Price | None
 
-    @property
-    def model(self) -> str: ...
+    async def models(self) -> list[str]:
+        """The names of the models that the server offers. Raises BackendError."""
+        ...
 
-    @property
-    def price(self) -> Price | None: ...
+    async def close(self) -> None:
+        """Drop the connections. May be called twice."""
+        ...
+
+
+class Backend(ModelServer, Protocol):
+    """A model server that answers chat requests."""
 
     async def generate(self, request: ChatRequest, emit: Emit | None = None) -> Generation:
         """Answer a request, whole. Raises BackendError; cancelling it stops the generation.
@@ -37,14 +44,6 @@ class Backend(Protocol):
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """How many tokens the prompt of a request has. Raises BackendError."""
-        ...
-
-    async def models(self) -> list[str]:
-        """The names of the models that the server offers. Raises BackendError."""
-        ...
-
-    async def close(self) -> None:
-        """Drop the connections. May be called twice."""
         ...
 
 
@@ -82,23 +81,13 @@ class NativeResponse(Struct, frozen=True, kw_only=True):
 
 
 @runtime_checkable
-class Relay(Protocol):
+class Relay(ModelServer, Protocol):
     """A provider that speaks an agent's own dialect: requests are passed on, and answers back, byte for byte.
 
     Only the model's name and the key are changed. `dialect` names the one dialect that it speaks.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def dialect(self) -> str: ...
-
-    @property
-    def model(self) -> str: ...
-
-    @property
-    def price(self) -> Price | None: ...
+    dialect: str
 
     async def relay(self, request: NativeRequest, emit: Callable[[bytes], None] | None = None) -> NativeResponse:
         """Pass a request on and return its answer, whole. Raises BackendError, also for a stream without its end.
@@ -109,14 +98,6 @@ class Relay(Protocol):
 
     async def relay_count(self, request: NativeRequest) -> bytes:
         """The provider's answer to a request for a token count. Raises BackendError."""
-        ...
-
-    async def models(self) -> list[str]:
-        """The names of the models that the provider offers. Raises BackendError."""
-        ...
-
-    async def close(self) -> None:
-        """Drop the connections. May be called twice."""
         ...
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import Struct, structs
@@ -28,6 +28,8 @@ from understudy.gateway.prices import Price
 from understudy.wire.errors import ContextOverflow
 from understudy.wire.model import ChatRequest, ConversationHandle, Emit, Generation
 
+_NO_ARGS: Mapping[str, Any] = MappingProxyType({})
+
 
 class TokenCount(Struct):
     """What a server counted: the tokens of a prompt, and how many its model's context holds."""
@@ -39,9 +41,15 @@ class TokenCount(Struct):
 class ChatBackend(ABC):
     """A server at `base_url` (with its `/v1`) that answers as `model`. Opens no connection before it is used.
 
-    A name and password in `base_url` are sent as basic authorization where there is no `api_key`. `timeout_s`
-    bounds a whole answer; for `resend` see HttpClient.
+    A name and password in `base_url` are sent as basic authorization where there is no `api_key`. `template_args`
+    are for the chat template of a server that applies one. `timeout_s` bounds a whole answer; for `resend` see
+    HttpClient.
     """
+
+    name: str
+    _applies_template: ClassVar[bool] = True
+    _reasoning_field: str | None = "reasoning"
+    """What the reasoning of an earlier turn is called, None where it is not sent back."""
 
     def __init__(
         self,
@@ -49,29 +57,16 @@ class ChatBackend(ABC):
         model: str,
         api_key: str | None = None,
         *,
+        template_args: Mapping[str, Any] = _NO_ARGS,
         price: Price | None = None,
         timeout_s: float = ANSWER_TIMEOUT_S,
         resend: bool = True,
     ) -> None:
+        self.model = model
+        self.price = price
         self._http = HttpClient(base_url, api_key, timeout_s=timeout_s, resend=resend)
-        self._model = model
-        self._price = price
+        self._template_args = dict(template_args)
         self._prompts = PromptIdCache()
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The kind of the server."""
-
-    @property
-    def model(self) -> str:
-        """The model that answers, whatever the agent calls it."""
-        return self._model
-
-    @property
-    def price(self) -> Price | None:
-        """What its tokens cost."""
-        return self._price
 
     async def generate(self, request: ChatRequest, emit: Emit | None = None) -> Generation:
         """See Backend. When prompt and `max_tokens` do not fit together, `max_tokens` gives way."""
@@ -101,21 +96,6 @@ class ChatBackend(ABC):
 
     # --- what differs -----------------------------------------------------------------------------------
 
-    @property
-    def _reasoning_field(self) -> str | None:
-        """What the reasoning of an earlier turn is called, None where it is not sent back."""
-        return "reasoning"
-
-    def _prompt(self, request: ChatRequest) -> dict[str, Any]:
-        """The part of a request that decides its prompt tokens."""
-        messages = request.messages
-        if self._reasoning_field != "reasoning":
-            messages = [_renamed(message, "reasoning", self._reasoning_field) for message in messages]
-        prompt: dict[str, Any] = {"model": self._model, "messages": messages}
-        if request.tools:
-            prompt["tools"] = request.tools_json or request.tools
-        return prompt
-
     @abstractmethod
     def _extra_fields(self, *, stream: bool) -> dict[str, Any]:
         """What is asked for beyond the answer itself."""
@@ -125,6 +105,21 @@ class ChatBackend(ABC):
         return fields
 
     # --- requests ---------------------------------------------------------------------------------------
+
+    def _prompt(self, request: ChatRequest) -> dict[str, Any]:
+        """The part of a request that decides its prompt tokens."""
+        messages = request.messages
+        if self._reasoning_field != "reasoning":
+            messages = [_renamed(message, "reasoning", self._reasoning_field) for message in messages]
+        prompt: dict[str, Any] = {"model": self.model, "messages": messages}
+        if request.tools:
+            prompt["tools"] = request.tools_json or request.tools
+        if self._applies_template:
+            thinking = request.enable_thinking
+            args = self._template_args | ({} if thinking is None else {"enable_thinking": thinking})
+            if args:
+                prompt["chat_template_kwargs"] = args
+        return prompt
 
     async def _complete(self, request: ChatRequest, sampling: dict[str, Any], emit: Emit | None) -> Generation:
         body = sampling | self._prompt(request) | self._extra_fields(stream=emit is not None)
@@ -138,7 +133,7 @@ class ChatBackend(ABC):
         if request.response_format is not None:
             body["response_format"] = request.response_format
         assembly = await self._send(self._adapt_fields(body), request.conversation, emit)
-        return assembly.generation(self._model, self._adapt_fields(sampling))
+        return assembly.generation(self.model, self._adapt_fields(sampling))
 
     async def _send(
         self, body: dict[str, Any], conversation: ConversationHandle | None, emit: Emit | None
@@ -191,48 +186,22 @@ def _renamed(message: dict[str, Any], old: str, new: str | None) -> dict[str, An
     return rest if new is None else rest | {new: message[old]}
 
 
-_NO_ARGS: Mapping[str, Any] = MappingProxyType({})
+# --- servers of one's own, which give token ids and logprobs too ------------------------------------------
 
 _VLLM_EXTRAS = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True, "return_weight_versions": True}
-_LOGPROBS = {"logprobs": True}
+_SGLANG_EXTRAS = {"logprobs": True, "return_token_ids": True}
 # With a stream the ids come in its last chunk, and only if they are asked for by these names.
-_SGLANG_EXTRAS = {
-    False: _LOGPROBS | {"return_token_ids": True},
-    True: _LOGPROBS | {"return_input_ids_in_sglext": True, "return_output_ids_in_sglext": True},
+_SGLANG_STREAM_EXTRAS = {
+    "logprobs": True,
+    "return_input_ids_in_sglext": True,
+    "return_output_ids_in_sglext": True,
 }
 
 
-class SelfHostedBackend(ChatBackend):
-    """A server of one's own (see ChatBackend), whose chat template takes `template_args`."""
+class VLLMBackend(ChatBackend):
+    """A vLLM server (see ChatBackend)."""
 
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        api_key: str | None = None,
-        *,
-        template_args: Mapping[str, Any] = _NO_ARGS,
-        price: Price | None = None,
-        timeout_s: float = ANSWER_TIMEOUT_S,
-        resend: bool = True,
-    ) -> None:
-        super().__init__(base_url, model, api_key, price=price, timeout_s=timeout_s, resend=resend)
-        self._template_args = dict(template_args)
-
-    def _prompt(self, request: ChatRequest) -> dict[str, Any]:
-        args = self._template_args
-        if request.enable_thinking is not None:
-            args = args | {"enable_thinking": request.enable_thinking}
-        return super()._prompt(request) | ({"chat_template_kwargs": args} if args else {})
-
-
-class VLLMBackend(SelfHostedBackend):
-    """A vLLM server (see TemplateBackend)."""
-
-    @property
-    def name(self) -> str:
-        """The kind of the server."""
-        return "vllm"
+    name = "vllm"
 
     def _extra_fields(self, *, stream: bool) -> dict[str, Any]:
         return _VLLM_EXTRAS
@@ -241,27 +210,20 @@ class VLLMBackend(SelfHostedBackend):
 class EmbeddedBackend(VLLMBackend):
     """Our own server of the embedded model."""
 
-    @property
-    def name(self) -> str:
-        """The kind of the server."""
-        return "embedded"
+    name = "embedded"
 
 
-class SGLangBackend(SelfHostedBackend):
-    """An SGLang server (see TemplateBackend)."""
+class SGLangBackend(ChatBackend):
+    """An SGLang server (see ChatBackend)."""
 
-    @property
-    def name(self) -> str:
-        """The kind of the server."""
-        return "sglang"
-
-    @property
-    def _reasoning_field(self) -> str | None:
-        return "reasoning_content"
+    name = "sglang"
+    _reasoning_field = "reasoning_content"
 
     def _extra_fields(self, *, stream: bool) -> dict[str, Any]:
-        return _SGLANG_EXTRAS[stream]
+        return _SGLANG_STREAM_EXTRAS if stream else _SGLANG_EXTRAS
 
+
+# --- providers --------------------------------------------------------------------------------------------
 
 _NOT_TAKEN = re.compile(
     r"unsupported|unknown|unrecognized|unexpected|not (supported|permitted|allowed)|does not support",
@@ -292,16 +254,10 @@ class OpenAIBackend(ChatBackend):
     must be; the `sampling` of a generation is what was really sent.
     """
 
+    name = "openai"
+    _applies_template = False
+    _reasoning_field = None
     _learned = _ProviderLimits()
-
-    @property
-    def name(self) -> str:
-        """The kind of the server."""
-        return "openai"
-
-    @property
-    def _reasoning_field(self) -> str | None:
-        return self._learned.reasoning_field
 
     def _extra_fields(self, *, stream: bool) -> dict[str, Any]:
         return {}
@@ -325,6 +281,7 @@ class OpenAIBackend(ChatBackend):
                 if error.status not in (400, 422):
                     raise
                 self._learned = _learn_from_refusal(self._learned, str(error))
+                self._reasoning_field = self._learned.reasoning_field
                 # Of many requests at once, the first refusal teaches; the others find that it was learned.
                 if self._learned == learned_before:
                     raise

@@ -8,12 +8,18 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from understudy.errors import BackendError, ConfigError
-from understudy.gateway.backends.base import Backend, NativeRequest, NativeResponse, Relay, RestorableBackend
+from understudy.gateway.backends.base import (
+    Backend,
+    ModelServer,
+    NativeRequest,
+    NativeResponse,
+    Relay,
+    RestorableBackend,
+)
 from understudy.gateway.backends.http import NotServedError
-from understudy.gateway.prices import Price
 from understudy.wire.model import ChatRequest, ConversationHandle, Emit, Generation
 
 FIRST_PROBE_S, LAST_PROBE_S = 1.0, 30.0
@@ -23,24 +29,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class _PooledServer(Protocol):
-    """What backends and relays have in common."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def model(self) -> str: ...
-
-    @property
-    def price(self) -> Price | None: ...
-
-    async def models(self) -> list[str]: ...
-
-    async def close(self) -> None: ...
-
-
-_S = TypeVar("_S", bound=_PooledServer)
+_S = TypeVar("_S", bound=ModelServer)
 
 
 def _was_not_served(error: BackendError) -> bool:
@@ -99,7 +88,7 @@ class _EndpointPool(Generic[_S]):
     def __init__(self, servers: Sequence[_S]) -> None:
         if not servers:
             raise ConfigError("endpoints: expected at least one address")
-        self._first = servers[0]
+        self.name, self.model, self.price = servers[0].name, servers[0].model, servers[0].price
         self._endpoints = [_Endpoint(server, index) for index, server in enumerate(servers)]
         self._anonymous = itertools.count()
 
@@ -128,21 +117,6 @@ class _EndpointPool(Generic[_S]):
             return self._endpoints
         data = key.encode("utf-8", "surrogatepass")
         return sorted(self._endpoints, key=lambda endpoint: (endpoint.is_down, endpoint.weight(data)))
-
-    @property
-    def name(self) -> str:
-        """The kind of the endpoints."""
-        return self._first.name
-
-    @property
-    def model(self) -> str:
-        """The model that they offer."""
-        return self._first.model
-
-    @property
-    def price(self) -> Price | None:
-        """What its tokens cost."""
-        return self._first.price
 
     async def models(self) -> list[str]:
         """The names of the models that an endpoint offers. Raises BackendError."""
@@ -182,10 +156,9 @@ class RememberingPool(BackendPool):
 class RelayPool(_EndpointPool[Relay]):
     """A relay (see Relay) over several to one provider, which are then its to close."""
 
-    @property
-    def dialect(self) -> str:
-        """The dialect that they speak."""
-        return self._first.dialect
+    def __init__(self, relays: Sequence[Relay]) -> None:
+        super().__init__(relays)
+        self.dialect = relays[0].dialect
 
     async def relay(self, request: NativeRequest, emit: Callable[[bytes], None] | None = None) -> NativeResponse:
         """See Relay."""

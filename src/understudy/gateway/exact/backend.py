@@ -120,28 +120,14 @@ class ExactBackend:
         price: Price | None = None,
         memory: TokenForest | None = None,
     ) -> None:
-        self._name = name
+        self.name = name
+        self.model = server.model
+        self.price = price
         self._server = server
         self._codec = codec
         self._format = format
-        self._price = price
         self._suffixes = TurnSuffixes(codec)
         self._forest = TokenForest() if memory is None else memory
-
-    @property
-    def name(self) -> str:
-        """The kind of the server."""
-        return self._name
-
-    @property
-    def model(self) -> str:
-        """The model that answers, whatever the agent calls it."""
-        return self._server.model
-
-    @property
-    def price(self) -> Price | None:
-        """What its tokens cost."""
-        return self._price
 
     async def generate(self, request: ChatRequest, emit: Emit | None = None) -> Generation:
         """See Backend. When prompt and `max_tokens` do not fit together, `max_tokens` gives way.

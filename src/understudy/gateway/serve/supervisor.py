@@ -42,6 +42,15 @@ RESTART_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0)
 """The pauses before each restart; a worker that fails to start this often is given up."""
 
 
+ORDER_TIMEOUT_S = 30.0
+"""How long an order waits for a worker that is restarting; a worker that can start has done so by then."""
+ORDER_PAUSE_S = 0.1
+
+
+class WorkerUnavailable(GatewayError):
+    """A worker that does not respond to an order: it has ended, and another is started in its place."""
+
+
 class WorkerProcess:
     """One worker process, and the client of its admin API."""
 
@@ -102,7 +111,7 @@ class WorkerProcess:
             async with self._client.request(method, url, json=body) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, OSError) as error:
-            raise GatewayError(
+            raise WorkerUnavailable(
                 f"worker {self.spec.index} does not respond: {error}; retry when it has restarted"
             ) from error
         if response.status != 200:
@@ -113,9 +122,9 @@ class WorkerProcess:
 
     async def stop(self) -> None:
         """Let it finish its calls in flight; kill it after STOP_TIMEOUT_S."""
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
         if self.process is None:
             return
         if self.process.returncode is None:
@@ -183,24 +192,20 @@ class Supervisor:
     # --- orders -----------------------------------------------------------------------------------------
 
     async def pause(self, drain_s: float) -> int:
-        """See AdminTarget."""
         self._paused = True
         answers = await self._all("POST", "/pause", {"drain_s": drain_s})
         return sum(msgspec.json.decode(answer, type=_PauseResponse).in_flight for answer in answers)
 
     async def resume(self, version: str | None) -> None:
-        """See AdminTarget."""
         self._paused = False
         self._version = version or self._version
         await self._all("POST", "/resume", {} if version is None else {"version": version})
 
     async def publish(self, version: str) -> None:
-        """See AdminTarget."""
         self._version = version
         await self._all("POST", "/publish", {"version": version})
 
     async def state(self) -> GatewayState:
-        """See AdminTarget."""
         states = [msgspec.json.decode(answer, type=GatewayState) for answer in await self._all("GET", "/state")]
         return GatewayState(
             paused=self._paused,
@@ -210,12 +215,27 @@ class Supervisor:
         )
 
     async def metrics(self) -> bytes:
-        """See AdminTarget."""
         answers = await self._all("GET", "/metrics")
         return merged({str(index): answer for index, answer in enumerate(answers)})
 
     async def _all(self, method: str, path: str, body: dict[str, Any] | None = None) -> list[bytes]:
-        return await asyncio.gather(*(worker.send(method, path, body) for worker in self._workers))
+        return await asyncio.gather(*(self._send(worker, method, path, body) for worker in self._workers))
+
+    async def _send(self, worker: WorkerProcess, method: str, path: str, body: dict[str, Any] | None) -> bytes:
+        """A worker's response. One that ends meanwhile is restarted (see `watch`), and the new one gets the order.
+
+        That does no harm, since an order given twice means the same as once. Raises GatewayError when no worker
+        has responded ORDER_TIMEOUT_S after the first failure.
+        """
+        deadline = None
+        while True:
+            try:
+                return await worker.send(method, path, body)
+            except WorkerUnavailable:
+                deadline = deadline or time.monotonic() + ORDER_TIMEOUT_S
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(ORDER_PAUSE_S)
 
 
 class _PauseResponse(Struct):
@@ -244,20 +264,16 @@ async def supervise(
         # Unix sockets have short names: they cannot lie beside a store that lies deep.
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="understudy-gateway-")))
         sockets = [str(directory / f"{index}.sock") for index in range(workers)]
-        key = secrets.token_urlsafe(32)
-        numbers = [listener.fileno() for listener in listeners]
-        specs = [
-            WorkerSpec(
-                config=config,
-                store=str(store),
-                index=index,
-                sockets=sockets,
-                listeners=numbers,
-                admin_key=key,
-            )
-            for index in range(workers)
-        ]
-        supervisor = Supervisor([WorkerProcess(spec, lock) for spec in specs])
+        spec = WorkerSpec(
+            config=config,
+            store=str(store),
+            index=0,
+            sockets=sockets,
+            listeners=[listener.fileno() for listener in listeners],
+            admin_key=secrets.token_urlsafe(32),
+        )
+        specs = [msgspec.structs.replace(spec, index=index) for index in range(workers)]
+        supervisor = Supervisor([WorkerProcess(each, lock) for each in specs])
         stack.push_async_callback(supervisor.stop)
         await supervisor.start()
         yield supervisor
