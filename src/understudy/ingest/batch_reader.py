@@ -17,13 +17,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct, field
 
 from understudy.errors import ConfigError
+from understudy.ingest.formats.base import timestamp_seconds
 from understudy.ingest.formats.registry import LogBatch
 from understudy.ingest.log_files import LogFile, readable_files
 from understudy.ingest.log_reader import garbage_collection_paused
@@ -257,14 +257,6 @@ def _since(turns: Sequence[TraceTurn], moment_: float, left_out: Counter[str]) -
             left_out["undated" if at is None else "earlier"] += 1
         else:
             yield index
-
-
-def timestamp_seconds(text: str | None) -> float | None:
-    """A date or a time as seconds, in this machine's zone where it names none; None where it is neither."""
-    try:
-        return datetime.fromisoformat(text).timestamp() if text else None
-    except (ValueError, OverflowError, OSError):
-        return None
 
 
 _ROOM = 32 << 20

@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from understudy.ingest.log_reader import items, mapping, string
+from understudy.ingest.log_reader import first_string, items, mapping, string
 from understudy.ingest.trace import Message, tool_call
 
-ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "ai": "assistant",
-    "model": "assistant",
-    "tool": "tool",
-    "function": "tool",
+_NAMES = {
+    "system": ("system", "developer"),
+    "user": ("user", "human"),
+    "assistant": ("assistant", "ai", "model"),
+    "tool": ("tool", "function"),
 }
+ROLES = {name: role for role, names in _NAMES.items() for name in names}
 _TEXTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal"})
 
 
@@ -32,33 +28,44 @@ def chat(raw: Any, losses: Counter[str]) -> Message | None:
     if role is None:
         losses["not_a_message" if not source else "unknown_role"] += 1
         return None
-    message: Message = {"role": role, "content": content(source.get("content"), losses)}
-    if role == "tool":
-        ids = items(source.get("tool_call_ids"))
-        call_id = string(source.get("tool_call_id")) or (string(ids[0]) if ids else None)
-        if call_id is None:
-            # Without its call it can only be said as the user's words.
-            losses["result_without_id"] += 1
-            message["role"] = "user"
-            return message
-        message["tool_call_id"] = call_id
-        message["content"] = message["content"] or ""
-    elif role == "assistant":
-        tool_calls = calls(source.get("tool_calls"), losses)
-        if tool_calls:
-            message["tool_calls"] = tool_calls
-        thought = string(source.get("reasoning_content")) or string(source.get("reasoning"))
-        think(message, thought, items(source.get("thinking_blocks")))
+    text = content(source.get("content"), losses)
+    if role == "assistant":
+        blocks = items(source.get("thinking_blocks"))
+        thinking = first_string(source, "reasoning_content", "reasoning") or thinking_text(blocks)
+        return response_message(text, calls(source.get("tool_calls"), losses), thinking, hidden=bool(blocks))
+    if role != "tool":
+        return {"role": role, "content": text}
+    call_id = string(source.get("tool_call_id")) or next(map(string, items(source.get("tool_call_ids"))), None)
+    if call_id is None:
+        # Which call it belongs to is unknown, so it can only be shown as the user's text.
+        losses["result_without_id"] += 1
+        return {"role": "user", "content": text}
+    return result_message(call_id, text or "")
+
+
+def response_message(
+    content: Any, calls: list[dict[str, Any]], thinking: str | None = None, *, hidden: bool = False
+) -> Message:
+    """A message of the assistant. `hidden`: it thought, but the log may not hold the text."""
+    message: Message = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = calls
+    if thinking:
+        message["reasoning_content"] = thinking
+    elif hidden:
+        message["thinking_hidden"] = True
     return message
 
 
-def think(message: Message, thought: str | None, blocks: list[Any] | None = None) -> None:
-    """Puts the thinking into a message: the text, else that of Anthropic's blocks, else that it is hidden."""
-    thoughts = [text for block in blocks or () if (text := string(mapping(block).get("thinking")))]
-    if thought or thoughts:
-        message["reasoning_content"] = thought or "\n".join(thoughts)
-    elif blocks:
-        message["thinking_hidden"] = True
+def result_message(call_id: str, content: Any, *, is_error: bool = False) -> Message:
+    """The result of a tool call."""
+    message: Message = {"role": "tool", "content": content, "tool_call_id": call_id}
+    return {**message, "is_error": True} if is_error else message
+
+
+def thinking_text(blocks: list[Any], key: str = "thinking") -> str:
+    """The text of blocks of thinking, which is under `key` in each."""
+    return "\n".join(text for block in blocks if (text := string(mapping(block).get(key))))
 
 
 def calls(raw: Any, losses: Counter[str]) -> list[dict[str, Any]]:
@@ -71,7 +78,7 @@ def calls(raw: Any, losses: Counter[str]) -> list[dict[str, Any]]:
         if title is None:
             losses["unknown_call"] += 1
             continue
-        call_id = string(call.get("id")) or string(call.get("call_id"))
+        call_id = first_string(call, "id", "call_id")
         if call_id is None:
             losses["call_without_id"] += 1
             call_id = f"call_{at}"
@@ -85,19 +92,16 @@ def content(raw: Any, losses: Counter[str]) -> str | list[dict[str, Any]] | None
 
     Parts that are neither text nor an image are counted as `unknown_part`.
     """
-    if isinstance(raw, str):
+    if raw is None or isinstance(raw, str):
         return raw
-    if raw is None:
-        return None
-    parts: list[dict[str, Any]] = []
-    for entry in items(raw) if isinstance(raw, list) else [raw]:
-        parts.extend(_part(entry, losses))
+    entries = items(raw) if isinstance(raw, list) else [raw]
+    parts = [part for entry in entries for part in _parts(entry, losses)]
     if len(parts) == 1 and parts[0]["type"] == "text":
         return parts[0]["text"]
     return parts or None
 
 
-def _part(entry: Any, losses: Counter[str]) -> list[dict[str, Any]]:
+def _parts(entry: Any, losses: Counter[str]) -> list[dict[str, Any]]:
     if isinstance(entry, str):
         return [{"type": "text", "text": entry}]
     part = mapping(entry)
@@ -126,7 +130,7 @@ def _images(part: dict[str, Any]) -> list[str | None]:
 
 
 def blocks(role: str, raw: Any, losses: Counter[str]) -> list[Message]:
-    """The messages that one of Anthropic's is: the tool results, then the words; or an answer with its calls."""
+    """The messages that one of Anthropic's is: the tool results, then the text; or a response with its calls."""
     if isinstance(raw, str):
         return [{"role": role, "content": raw}]
     parts: list[Any] = []
@@ -137,22 +141,16 @@ def blocks(role: str, raw: Any, losses: Counter[str]) -> list[Message]:
         block = mapping(entry)
         kind = block.get("type")
         if kind == "tool_result" and role == "user":
-            call_id = string(block.get("tool_use_id"))
-            if call_id is None:
+            if call_id := string(block.get("tool_use_id")):
+                text = content(block.get("content"), losses) or ""
+                results.append(result_message(call_id, text, is_error=bool(block.get("is_error"))))
+            else:
                 losses["result_without_id"] += 1
-                continue
-            result: Message = {"role": "tool", "content": content(block.get("content"), losses) or ""}
-            results.append(
-                {**result, "tool_call_id": call_id, **({"is_error": True} if block.get("is_error") else {})}
-            )
         elif kind == "tool_use":
             tool_calls.extend(calls([{**block, "arguments": block.get("input") or {}}], losses))
         elif kind in ("thinking", "redacted_thinking"):
             thoughts.append(block)
         else:
             parts.append(entry)
-    message: Message = {"role": role, "content": content(parts, losses)}
-    if tool_calls:
-        message["tool_calls"] = tool_calls
-    think(message, None, thoughts)
-    return results + ([message] if len(message) > 2 or message["content"] else [])
+    message = response_message(content(parts, losses), tool_calls, thinking_text(thoughts), hidden=bool(thoughts))
+    return results + ([{**message, "role": role}] if len(message) > 2 or message["content"] else [])

@@ -52,6 +52,18 @@ def string(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+def first_string(record: dict[str, Any], *keys: str) -> str | None:
+    """The first value under one of the keys that is a string and not empty, else None."""
+    return next((text for key in keys if (text := string(record.get(key)))), None)
+
+
+def value_at(value: Any, *keys: str) -> Any:
+    """The value under keys of objects that lie inside each other, None where one of them is missing."""
+    for key in keys:
+        value = mapping(value).get(key)
+    return value
+
+
 def parse_json(data: bytes, losses: Counter[str]) -> Any:
     """The JSON value in `data`; None, and a count of `bad_json`, where it is malformed.
 

@@ -83,8 +83,9 @@ def ingest(
     REDACTED without --redact, so keep them to yourself. Logs are only read, never changed. The same command again
     reads only what is new or changed.
     """
-    from understudy.ingest.batch_reader import StateSelection, timestamp_seconds
+    from understudy.ingest.batch_reader import StateSelection
     from understudy.ingest.collect import collect_to_file, collect_to_store, count_states, find_logs
+    from understudy.ingest.formats.base import timestamp_seconds
     from understudy.ingest.formats.registry import format_named
     from understudy.ingest.state_files import require_pyarrow
 

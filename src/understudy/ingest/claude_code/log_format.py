@@ -28,6 +28,7 @@ from understudy.ingest.claude_code.render import ClaudeCodeRenderer, text
 from understudy.ingest.claude_code.tree import ClaudeResponse
 from understudy.ingest.claude_code.versions import behaviour_of
 from understudy.ingest.claude_code.walk import ClaudeConversation, build_conversation
+from understudy.ingest.formats.base import LogFormat
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import garbage_collection_paused
 from understudy.ingest.trace import Trace, TraceParent, TraceTurn
@@ -287,7 +288,7 @@ class _SessionFiles(Struct):
         return sum(file.size for file, _, _ in self.files)
 
 
-class ClaudeCodeFormat:
+class ClaudeCodeFormat(LogFormat):
     """Logs of every version from 1.0 on. The files of one project must be read together."""
 
     name = FORMAT_NAME

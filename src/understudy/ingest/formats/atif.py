@@ -9,16 +9,16 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from understudy.ingest.chat import content, think
-from understudy.ingest.formats.base import SingleFileFormat, TraceBuilder, fingerprint, outcome_from_extra
+from understudy.ingest.chat import content, response_message, result_message
+from understudy.ingest.formats.base import LogFormat, TraceBuilder, fingerprint, outcome_from_extra
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import items, mapping, outline, read_document, string
+from understudy.ingest.log_reader import items, mapping, outline, read_document, string, value_at
 from understudy.ingest.trace import Message, Trace, TraceParent, tool_call
 
 _DEEPEST = 32
 
 
-class AtifFormat(SingleFileFormat):
+class AtifFormat(LogFormat):
     """Reads trajectories in ATIF."""
 
     name = "atif"
@@ -50,14 +50,12 @@ def _traces(
     builder.trace.agent, builder.trace.version = string(agent.get("name")), string(agent.get("version"))
     builder.set_tools(items(agent.get("tool_definitions")))
     model = string(agent.get("model_name"))
-    version = string(log.get("schema_version"))
-    if version is None or not version.startswith("ATIF-v1."):
+    if not str(log.get("schema_version")).startswith("ATIF-v1."):
         losses["unknown_version"] += 1
     callers: dict[str, str] = {}
     for at, raw in enumerate(items(log.get("steps")), 1):
         _step(builder, mapping(raw), at, model, callers)
-    metrics = mapping(log.get("final_metrics"))
-    builder.trace.outcome = outcome_from_extra(log.get("extra"), metrics.get("extra"))
+    builder.trace.outcome = outcome_from_extra(log.get("extra"), value_at(log, "final_metrics", "extra"))
     if log.get("continued_trajectory_ref"):
         losses["continued_elsewhere"] += 1
     yield builder.finish()
@@ -78,13 +76,8 @@ def _step(
     losses = builder.losses
     source = step.get("source")
     text = content(step.get("message"), losses)
-    results = [mapping(result) for result in items(mapping(step.get("observation")).get("results"))]
     if source == "agent":
-        message: Message = {"role": "assistant", "content": text}
-        calls = _calls(step, losses)
-        if calls:
-            message["tool_calls"] = calls
-        think(message, string(step.get("reasoning_content")))
+        message = response_message(text, _calls(step, losses), string(step.get("reasoning_content")))
         if step.get("is_copied_context") or step.get("llm_call_count") == 0:
             builder.add(message)
         else:
@@ -95,19 +88,16 @@ def _step(
                 model=string(step.get("model_name")) or model,
                 timestamp=string(step.get("timestamp")),
             )
-    elif source == "system" and not builder.trace.nodes and isinstance(text, str):
-        builder.add_system(text)
     elif source in ("system", "user"):
-        builder.add({"role": source, "content": text})
+        message = {"role": source, "content": text}
+        if not builder.take_system(message):
+            builder.add(message)
     else:
         losses["unknown_source"] += 1
-    call_ids = (
-        {call["id"] for call in builder.trace.nodes[-1].body.get("tool_calls") or ()}
-        if builder.trace.nodes
-        else set[str]()
-    )
-    for result in results:
-        _result(builder, result, call_ids, callers)
+    last: Message = builder.trace.nodes[-1].body if builder.trace.nodes else {}
+    call_ids = {call["id"] for call in last.get("tool_calls") or ()}
+    for result in items(value_at(step, "observation", "results")):
+        _result(builder, mapping(result), call_ids, callers)
 
 
 def _calls(step: dict[str, Any], losses: Counter[str]) -> list[dict[str, Any]]:
@@ -130,10 +120,8 @@ def _result(builder: TraceBuilder, result: dict[str, Any], call_ids: set[str], c
             callers[child] = call_id
     text = content(result.get("content"), builder.losses)
     if call_id is not None and call_id in call_ids:
-        message: Message = {"role": "tool", "content": text or "", "tool_call_id": call_id}
-        if mapping(result.get("extra")).get("is_error") is True:
-            message["is_error"] = True
-        builder.add(message)
+        failed = value_at(result, "extra", "is_error") is True
+        builder.add(result_message(call_id, text or "", is_error=failed))
         return
     if call_id is not None:
         builder.losses["result_without_call"] += 1

@@ -7,14 +7,15 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
 from understudy.ingest.chat import chat
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import mapping, string
+from understudy.ingest.log_reader import mapping, string, value_at
 from understudy.ingest.trace import (
     Fidelity,
     Message,
@@ -27,45 +28,41 @@ from understudy.ingest.trace import (
 )
 
 
-class LogFormat(Protocol):
-    """A kind of log. Logs are hostile input: nothing in them may raise, and each loss is counted in a trace."""
+class LogFormat(ABC):
+    """A kind of log. Logs are hostile input: nothing in them may raise, and each loss is counted in a trace.
+
+    A format implements `read`, or where its files are read one by one `read_file`, or for one trace in each file
+    `read_trace`.
+    """
 
     name: str
 
+    @abstractmethod
     def detect(self, path: str, head: bytes) -> bool:
         """Whether a file is of this format, by its name and its first 64 KB; cheap."""
-        ...
 
     def group(self, path: str) -> str:
-        """A key: files with the same one must be given to `read` together."""
-        ...
-
-    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
-        """The traces in the files of a group. Raises OSError when a file cannot be read."""
-        ...
-
-
-class SingleFileFormat(ABC):
-    """A format whose files are read one by one."""
-
-    def group(self, path: str) -> str:
-        """The file itself."""
+        """A key: files with the same one must be given to `read` together. By default each file has its own."""
         return path
 
     def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
-        """The traces of each file. Raises OSError when one cannot be read."""
+        """The traces in the files of a group. Raises OSError when a file cannot be read."""
         for file in files:
             yield from self.read_file(file)
 
-    @abstractmethod
     def read_file(self, file: LogFile) -> Iterator[Trace]:
         """The traces of one file. Raises OSError when it cannot be read."""
+        yield self.read_trace(file, Counter())
+
+    def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
+        """The only trace of a file; `losses` becomes the trace's own. Raises OSError when it cannot be read."""
+        raise NotImplementedError
 
 
 _INSTANCE = re.compile(r"([\w.-]+?)__([\w.-]+?)(?:-\d+|\.[0-9a-f]{6,}(?:[._].*)?)")
 
 _LONGEST_INSTANCE = 200
-_MOST_REPEATED = 10
+_MOST_REPEATED = 10  # messages that compactions add again, for each message of the log
 
 
 class TraceBuilder:
@@ -190,6 +187,13 @@ class TraceBuilder:
             shape = self.trace.shape
             self.trace.shape = RequestShape(f"{shape.system}\n\n{prompt}" if shape.system else prompt, shape.tools)
 
+    def take_system(self, message: Message) -> bool:
+        """Append a system message to the system prompt, if nothing but such messages came before it."""
+        leading = message["role"] == "system" and not self.trace.nodes and isinstance(message["content"], str)
+        if leading:
+            self.add_system(message["content"])
+        return leading
+
     def set_tools(self, tools: Sequence[Any]) -> None:
         """Set the tools; those that are not in OpenAI's form are counted and left out."""
         good = [tool for raw in tools if mapping((tool := mapping(raw)).get("function"))]
@@ -212,30 +216,22 @@ class TraceBuilder:
 
 def add_messages(
     builder: TraceBuilder,
-    messages: Iterable[Any],
-    *,
-    model: str | None = None,
-    models: Any = None,
-    timestamps: Any = None,
+    messages: Iterable[dict[str, Any]],
+    model: str | None,
+    models: Callable[[dict[str, Any]], Any] = lambda _: None,
+    times: Callable[[dict[str, Any]], str | None] = lambda _: None,
 ) -> None:
     """Add a list of chat messages; those of the assistant become turns, named by their index in the list.
 
-    `models` and `timestamps` are functions of a raw message that return a turn's own model and time, or None.
+    `models` and `times` return the model and the time that a raw message itself names, or None; `model` is that of
+    the others.
     """
-    started = False
     for at, raw in enumerate(messages):
         message = chat(raw, builder.losses)
-        if message is None:
+        if message is None or builder.take_system(message):
             continue
-        if message["role"] == "system" and not started and isinstance(message["content"], str):
-            builder.add_system(message["content"])
-            continue
-        started = True
         if message["role"] == "assistant" and not raw.get("is_demo"):
-            own = string(models(raw)) if models else None
-            builder.add_turn(
-                f"m{at}", [message], model=own or model, timestamp=timestamps(raw) if timestamps else None
-            )
+            builder.add_turn(f"m{at}", [message], model=string(models(raw)) or model, timestamp=times(raw))
         else:
             builder.add(message)
 
@@ -244,6 +240,21 @@ def repository(instance: str | None) -> str | None:
     """The repository in the id of a SWE-bench-like instance ("django__django-1" → "django/django"), or None."""
     match = _INSTANCE.fullmatch(instance[:_LONGEST_INSTANCE]) if instance else None
     return f"{match.group(1)}/{match.group(2)}" if match else None
+
+
+def timestamp_seconds(text: str | None) -> float | None:
+    """A date or a time as seconds, in this machine's zone where it names none; None where it is neither."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else None
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def iso_time(moment: Any, unit: int = 1) -> str | None:
+    """A time that a log has in seconds since the epoch, or in parts of them (`unit` a second); else None."""
+    if not isinstance(moment, int | float) or not 0 < moment < 1e11 * unit:
+        return None
+    return datetime.fromtimestamp(moment / unit, UTC).isoformat()
 
 
 def fingerprint(path: str, beginning: Any) -> str:
@@ -261,7 +272,7 @@ _SCORES = ("reward", "score")
 def outcome_from(
     *, resolved: Any = None, reward: Any = None, task: Any = None, exit_status: Any = None
 ) -> TraceOutcome | None:
-    """The outcome that these values tell, None where none of them is one."""
+    """The outcome that these values describe, None where none of them is valid."""
     outcome = TraceOutcome(
         resolved=_truth(resolved),
         reward=_number(reward),
@@ -277,22 +288,19 @@ def instance_id(name: str) -> str | None:
 
 
 def outcome_from_extra(*sources: Any) -> TraceOutcome | None:
-    """The outcome in the free fields of an ATIF document; the first place that has a value has it."""
+    """The outcome in the free fields of an ATIF document; of several values the first one counts."""
     values: dict[str, Any] = {}
     for source in sources:
         fields = mapping(source)
-        scores = mapping(fields.get("rewards")) or mapping(mapping(fields.get("verifier_result")).get("rewards"))
-        fields_of_source = {
+        scores = mapping(fields.get("rewards")) or mapping(value_at(fields, "verifier_result", "rewards"))
+        rewards = [reward for one in (fields, scores) for key in _SCORES if (reward := one.get(key)) is not None]
+        outcome = {
             "resolved": fields.get("resolved"),
-            "reward": next(
-                (one for source in (fields, scores) for key in _SCORES if (one := source.get(key)) is not None),
-                None,
-            ),
+            "reward": rewards[0] if rewards else None,
             "task": string(fields.get("task")) or fields.get("task_id") or fields.get("instance_id"),
             "exit_status": fields.get("exit_status"),
         }
-        for key, value in fields_of_source.items():
-            values.setdefault(key, value) if value is not None else None
+        values = {key: value for key, value in outcome.items() if value is not None} | values
     return outcome_from(**values)
 
 

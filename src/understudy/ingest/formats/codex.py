@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from typing import Any
 
-from understudy.ingest.chat import ROLES, content
-from understudy.ingest.formats.base import SingleFileFormat, TraceBuilder
+from understudy.ingest.chat import ROLES, content, response_message, result_message, thinking_text
+from understudy.ingest.formats.base import LogFormat, TraceBuilder, timestamp_seconds
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import file_name, items, mapping, outline, read_document, read_records, string
+from understudy.ingest.log_reader import (
+    file_name,
+    items,
+    mapping,
+    outline,
+    read_document,
+    read_records,
+    string,
+    value_at,
+)
 from understudy.ingest.trace import Message, Trace, TraceParent, text_of, tool_call
 
 _TYPES = frozenset(("session_meta", "response_item", "event_msg", "turn_context", "compacted"))
@@ -27,16 +35,12 @@ _LEAST_COST = 40
 _AT_ONCE = 1.0  # seconds in which a fork has copied all, and no model has answered
 # What the program says in the user's name: taking back a turn does not count these.
 _CONTEXT = (
-    "<environment_context>",
-    "<user_instructions>",
-    "# AGENTS.md",
-    "<turn_aborted>",
-    "<skill",
+    "<environment_context>", "<user_instructions>", "# AGENTS.md", "<turn_aborted>", "<skill",
     "<user_shell_command>",
-)
+)  # fmt: skip
 
 
-class CodexFormat(SingleFileFormat):
+class CodexFormat(LogFormat):
     """Reads rollouts of Codex CLI."""
 
     name = "codex"
@@ -50,20 +54,18 @@ class CodexFormat(SingleFileFormat):
         oldest = seen.keys.get("session") == "{" and seen.keys.get("items") == "["
         return seen.kind == "{" and ({"timestamp", "type", "payload"} <= seen.keys.keys() or old or oldest)
 
-    def read_file(self, file: LogFile) -> Iterator[Trace]:
-        """One trace of each file."""
-        yield _CodexRollout(file).read()
+    def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
+        """The trace of a file."""
+        return _CodexRollout(file, losses).read()
 
 
 class _CodexRollout:
     """One file as it is read."""
 
-    def __init__(self, file: LogFile) -> None:
+    def __init__(self, file: LogFile, losses: Counter[str]) -> None:
         self.file = file
-        self.losses: Counter[str] = Counter()
-        self.builder = TraceBuilder(
-            "codex", file.path, file_name(file.path).removesuffix(".jsonl"), losses=self.losses
-        )
+        self.losses = losses
+        self.builder = TraceBuilder("codex", file.path, file_name(file.path).removesuffix(".jsonl"), losses=losses)
         self.model: str | None = None
         self.has_meta = False
         self.pending: list[dict[str, Any]] = []
@@ -89,7 +91,7 @@ class _CodexRollout:
             if kind == "response_item" or (kind is not None and "payload" not in record):
                 self.add_item(number, payload or record, string(record.get("timestamp")))
             elif kind == "session_meta":
-                self.set_meta(payload, _moment(string(record.get("timestamp"))))
+                self.set_meta(payload, timestamp_seconds(string(record.get("timestamp"))))
             elif kind is None and "id" in record and "timestamp" in record:
                 self.set_meta(record)
             elif kind == "turn_context":
@@ -97,9 +99,10 @@ class _CodexRollout:
                 self.builder.trace.project = self.builder.trace.project or string(payload.get("cwd"))
             elif kind == "compacted":
                 self.compact(payload)
+            elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
+                self.roll_back(payload.get("num_turns"))
             elif kind == "event_msg":
-                if payload.get("type") == "thread_rolled_back":
-                    self.roll_back(payload.get("num_turns"))
+                continue  # it repeats what items hold
             elif "record_type" not in record:
                 self.losses[f"unknown_record:{str(kind)[:60]}"] += 1
         self.flush()
@@ -117,8 +120,8 @@ class _CodexRollout:
             trace.session_id, trace.trace_id = session, f"codex:{session}"
         trace.project = string(payload.get("cwd"))
         trace.version = string(payload.get("cli_version"))
-        self.builder.add_system(string(mapping(payload.get("base_instructions")).get("text")))
-        spawn = mapping(mapping(mapping(payload.get("source")).get("subagent")).get("thread_spawn"))
+        self.builder.add_system(string(value_at(payload, "base_instructions", "text")))
+        spawn = mapping(value_at(payload, "source", "subagent", "thread_spawn"))
         if above := string(spawn.get("parent_thread_id")) or string(payload.get("parent_thread_id")):
             depth = spawn.get("depth")
             trace.parent = TraceParent(above, None, depth if isinstance(depth, int) else 1)
@@ -154,41 +157,35 @@ class _CodexRollout:
             return
         if role == "user" and not (isinstance(text, str) and text.lstrip().startswith(_CONTEXT)):
             self.user_positions.append(self.builder.tip)
-        if role == "system" and not self.builder.trace.nodes and isinstance(text, str):
-            self.builder.add_system(text)
-        else:
-            self.builder.add({"role": role, "content": text})
+        message = {"role": role, "content": text}
+        if not self.builder.take_system(message):
+            self.builder.add(message)
 
     def add_result(self, item: dict[str, Any]) -> None:
         """What a call gave."""
         call_id, output = string(item.get("call_id")), item.get("output")
-        failed = mapping(output).get("success") is False
-        if isinstance(output, dict):
-            output = mapping(output).get("content")
-        text = content(output, self.losses) or ""
+        text = content(mapping(output).get("content") if isinstance(output, dict) else output, self.losses)
         if call_id is None:
             self.losses["result_without_id"] += 1
             return
-        mark = {"is_error": True} if failed else {}
-        self.builder.add({"role": "tool", "content": text, "tool_call_id": call_id, **mark})
+        self.builder.add(result_message(call_id, text or "", is_error=value_at(output, "success") is False))
 
     def flush(self) -> None:
         """Makes a turn of the answer's items."""
         answer, self.pending = self.pending, []
         message = _message(answer, self.losses)
-        if message is not None:
-            number, timestamp = self.pending_since
-            if self.is_copied(timestamp):
-                self.builder.add(message)
-                self.losses["copied_turn"] += 1
-                return
+        number, timestamp = self.pending_since
+        if message is not None and self.is_copied(timestamp):
+            self.builder.add(message)
+            self.losses["copied_turn"] += 1
+        elif message is not None:
             self.builder.add_turn(f"line-{number}", [message], model=self.model, timestamp=timestamp)
 
     def is_copied(self, timestamp: str | None) -> bool:
         """Whether an answer is another session's: a fork writes all that it repeats at once, when it begins."""
         if self.forked is None:
             return False
-        moment = _moment(timestamp)
+        moment = timestamp_seconds(timestamp)
         if moment is not None and moment - self.forked > _AT_ONCE:
             self.forked = None
         return self.forked is not None and moment is not None
@@ -257,14 +254,6 @@ class _CodexRollout:
         del self.user_positions[-turns:]
 
 
-def _moment(timestamp: str | None) -> float | None:
-    """Seconds since the epoch, None where it is no time."""
-    try:
-        return datetime.fromisoformat(timestamp).timestamp() if timestamp else None
-    except (ValueError, OverflowError):
-        return None
-
-
 def _message(answer: Sequence[dict[str, Any]], losses: Counter[str]) -> Message | None:
     """One message of the output items of an answer, None where they say nothing."""
     parts: list[Any] = []
@@ -278,7 +267,7 @@ def _message(answer: Sequence[dict[str, Any]], losses: Counter[str]) -> Message 
             parts.extend([raw] if isinstance(raw, str) else items(raw))
         elif kind == "reasoning":
             parts_of_thought = [*items(item.get("content"))] or [*items(item.get("summary"))]
-            thoughts.extend(text for part in parts_of_thought if (text := string(mapping(part).get("text"))))
+            thoughts += [text] if (text := thinking_text(parts_of_thought, "text")) else []
             hidden = hidden or not parts_of_thought
         elif call := _call(kind, item):
             calls.append(call)
@@ -289,14 +278,7 @@ def _message(answer: Sequence[dict[str, Any]], losses: Counter[str]) -> Message 
         if answer:
             losses["empty_answer"] += 1
         return None
-    message: Message = {"role": "assistant", "content": text}
-    if calls:
-        message["tool_calls"] = calls
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    elif hidden:
-        message["thinking_hidden"] = True
-    return message
+    return response_message(text, calls, "\n".join(thoughts), hidden=hidden)
 
 
 def _call(kind: str, item: dict[str, Any]) -> dict[str, Any] | None:

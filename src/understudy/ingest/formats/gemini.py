@@ -7,13 +7,13 @@ what followed it, `$set` of `messages` replaces the whole conversation.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from understudy.ingest.chat import content
-from understudy.ingest.formats.base import SingleFileFormat, TraceBuilder, fingerprint
+from understudy.ingest.chat import content, response_message, result_message
+from understudy.ingest.formats.base import LogFormat, TraceBuilder, fingerprint
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import (
     file_name,
@@ -24,6 +24,7 @@ from understudy.ingest.log_reader import (
     read_document,
     read_records,
     string,
+    value_at,
 )
 from understudy.ingest.trace import Message, PlainRenderer, Trace, TraceParent, TurnAction, tool_call
 
@@ -32,7 +33,7 @@ _SILENT = frozenset(("info", "error", "warning"))
 _MARKS = frozenset(("$set", "$rewindTo"))
 
 
-class GeminiFormat(SingleFileFormat):
+class GeminiFormat(LogFormat):
     """Reads sessions of Gemini CLI."""
 
     name = "gemini"
@@ -47,35 +48,33 @@ class GeminiFormat(SingleFileFormat):
             return True
         return any(_MARKS & row.keys() or (row.get("type") == "gemini" and "id" in row) for row in seen.rows)
 
-    def read_file(self, file: LogFile) -> Iterator[Trace]:
-        """One trace of each file."""
-        yield _GeminiSession(file).read()
+    def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
+        """The trace of a file."""
+        return _GeminiSession(file, losses).read()
+
+
+_PLAIN = PlainRenderer()
 
 
 class _ReplyRenderer:
-    """Renders nodes whose body is a list of messages: an answer and the results of its calls, or what was said."""
-
-    def __init__(self) -> None:
-        self._plain = PlainRenderer()
+    """Renders nodes whose body is a list of messages: a response and the results of its calls, or a prompt."""
 
     def history(self, body: list[Message]) -> list[Message]:
         """Each of the messages without its thinking."""
-        return [message for one in body for message in self._plain.history(one)]
+        return [message for one in body for message in _PLAIN.history(one)]
 
     def action(self, bodies: Sequence[list[Message]]) -> TurnAction:
-        """The answers as one action."""
-        return self._plain.action([one for body in bodies for one in body if one["role"] == "assistant"])
+        """The responses as one action."""
+        return _PLAIN.action([one for body in bodies for one in body if one["role"] == "assistant"])
 
 
 class _GeminiSession:
     """One file as it is read."""
 
-    def __init__(self, file: LogFile) -> None:
+    def __init__(self, file: LogFile, losses: Counter[str]) -> None:
         self.file = file
-        self.losses: Counter[str] = Counter()
-        self.builder = TraceBuilder(
-            "gemini", file.path, file_name(file.path).partition(".")[0], losses=self.losses
-        )
+        self.losses = losses
+        self.builder = TraceBuilder("gemini", file.path, file_name(file.path).partition(".")[0], losses=losses)
         self.builder.trace.renderer = _ReplyRenderer()
         self.shown: list[tuple[str, int]] = []
         self.position: dict[str, int] = {}
@@ -162,9 +161,8 @@ class _GeminiSession:
             return
         if role == "assistant" and not again:
             self.turn_ids.add(own)
-            self.builder.add_turn(
-                own, [[]], model=string(record.get("model")), timestamp=string(record.get("timestamp"))
-            )
+            timestamp = string(record.get("timestamp"))
+            self.builder.add_turn(own, [[]], model=string(record.get("model")), timestamp=timestamp)
         else:
             self.builder.add([])
         self.records[self.builder.tip] = record
@@ -212,7 +210,7 @@ def _messages(record: dict[str, Any], answered: set[str], losses: Counter[str]) 
         part = mapping(entry)
         if response := mapping(part.get("functionResponse")):
             if (call_id := string(response.get("id"))) and call_id not in answered:
-                results.append({"role": "tool", "content": _output(response), "tool_call_id": call_id})
+                results.append(result_message(call_id, _output(response)))
         elif call := mapping(part.get("functionCall")):
             calls.append(_call(call, len(calls), losses))
         elif part.get("thought") and (text := string(part.get("text"))):
@@ -235,22 +233,13 @@ def _messages(record: dict[str, Any], answered: set[str], losses: Counter[str]) 
         if str(call.get("id")) not in call_ids:
             calls.append(_call(call, len(calls), losses))
         if call.get("result") is not None:
-            gave = _result(call, losses)
-            result: Message = {"role": "tool", "tool_call_id": str(call.get("id")), "content": gave}
-            if call.get("status") in ("error", "cancelled"):
-                result["is_error"] = True
-            results.append(result)
+            failed = call.get("status") in ("error", "cancelled")
+            results.append(result_message(str(call.get("id")), _result(call, losses), is_error=failed))
     text = content(parts_shown, losses)
     if not text and not calls:
         return []
-    message: Message = {"role": "assistant", "content": text}
-    if calls:
-        message["tool_calls"] = calls
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    elif mapping(record.get("tokens")).get("thoughts"):
-        message["thinking_hidden"] = True
-    return [message, *results]
+    hidden = bool(value_at(record, "tokens", "thoughts"))
+    return [response_message(text, calls, "\n".join(thoughts), hidden=hidden), *results]
 
 
 def _call(call: dict[str, Any], at: int, losses: Counter[str]) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, takewhile
 from typing import Any
 
-from understudy.ingest.chat import calls, chat, content, think
-from understudy.ingest.formats.base import TraceBuilder, fingerprint, outcome_from, repository
+from understudy.ingest.chat import calls, chat, content, response_message, result_message, thinking_text
+from understudy.ingest.formats.base import LogFormat, TraceBuilder, fingerprint, outcome_from, repository
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import (
     file_name,
@@ -28,63 +29,54 @@ from understudy.ingest.log_reader import (
     read_records,
     string,
     take_losses,
+    value_at,
 )
-from understudy.ingest.trace import Fidelity, Message, Trace, tool_call
+from understudy.ingest.trace import Message, Trace, tool_call
 
 
 class EventView:
-    """The events that the model is still shown, in order, each with its message; grows a story."""
+    """The events that the model is still shown, in order, each with its message; grows a builder."""
 
     def __init__(self, builder: TraceBuilder) -> None:
-        self.story = builder
+        self.builder = builder
         self._shown: list[tuple[set[Any], Message]] = []
         self._answers: dict[str, tuple[set[Any], Message]] = {}
 
     def add(self, number: Any, message: Message) -> None:
         """An event with its message."""
         self._shown.append(({_key(number)}, message))
-        self.story.add(message)
+        self.builder.add(message)
 
-    def turn(
-        self,
-        number: Any,
-        key: str,
-        message: Message,
-        *,
-        model: str | None,
-        timestamp: str | None,
-        fidelity: Fidelity | None = None,
-        notes: tuple[str, ...] = (),
-    ) -> None:
-        """An answer of the model, named `key`, of which this is the first event."""
+    def turn(self, number: Any, key: str, message: Message, **turn: Any) -> None:
+        """A response of the model, named `key`, of which this is the first event; `turn` is for `add_turn`."""
         self._answers[key] = (numbers := {_key(number)}, message)
         self._shown.append((numbers, message))
-        self.story.add_turn(key, [message], model=model, timestamp=timestamp, fidelity=fidelity, notes=notes)
+        self.builder.add_turn(key, [message], **turn)
 
-    def alias(self, number: Any, key: str) -> None:
-        """Another event of the answer `key`."""
-        self._answers[key][0].add(_key(number))
+    def has(self, key: str) -> bool:
+        """Whether there is a response `key`."""
+        return key in self._answers
 
-    def extend(self, number: Any, key: str, calls: list[dict[str, Any]]) -> None:
-        """Another event of the answer `key`, with more of its calls.
+    def extend(self, number: Any, key: str, calls: Sequence[dict[str, Any]] = ()) -> None:
+        """Another event of the response `key`, with more of its calls.
 
-        Results may stand between them in the log; the answer is one all the same.
+        Results may stand between them in the log; the response is one all the same.
         """
-        self.alias(number, key)
+        numbers, message = self._answers[key]
+        numbers.add(_key(number))
         if calls:
-            self._answers[key][1].setdefault("tool_calls", []).extend(calls)
+            message.setdefault("tool_calls", []).extend(calls)
 
     def numbers(self) -> Iterator[Any]:
         """The events that are shown."""
-        for numbers, _ in self._shown:
-            yield from numbers
+        return chain.from_iterable(numbers for numbers, _ in self._shown)
 
-    def condense(self, events: Iterable[Any], summary: str | None, offset: int | None) -> None:
+    def condense(self, events: Iterable[Any], summary: str | None, offset: Any) -> None:
         """Takes events out, and puts the summary of them where `offset` says (0 is the first message).
 
         A result goes with its call, and a call with its results: neither is shown alone.
         """
-        if not self.story.may_repeat():
+        if not self.builder.may_repeat():
             return
         forgotten = {_key(number) for number in events}
         remaining = [(numbers, message) for numbers, message in self._shown if not numbers & forgotten]
@@ -105,22 +97,23 @@ class EventView:
             and all(call["id"] in asked for call in message.get("tool_calls") or ())
         ]
         if summary is not None:
-            at = len(shown) if offset is None else max(0, offset - 1 if self.story.trace.shape.system else offset)
+            at = len(shown)
+            if isinstance(offset, int):
+                at = max(0, offset - 1 if self.builder.trace.shape.system else offset)
             shown.insert(at, (set(), {"role": "user", "content": summary}))
-        same = 0
-        while same < min(len(shown), len(self._shown)) and shown[same][1] is self._shown[same][1]:
-            same += 1
-        self.story.count_repeated(len(shown) - same)
-        self.story.continue_from(self._node(same))
+        pairs = zip(shown, self._shown, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0][1] is pair[1][1], pairs))
+        self.builder.count_repeated(len(shown) - same)
+        self.builder.continue_from(self._node(same))
         self._shown = shown
         for _, message in shown[same:]:
-            self.story.add(message)
+            self.builder.add(message)
 
     def _node(self, count: int) -> int:
         """The node of the message that is `count` from the beginning of what is shown."""
-        nodes = self.story.trace.nodes
+        nodes = self.builder.trace.nodes
         path: list[int] = []
-        at = self.story.tip
+        at = self.builder.tip
         while at >= 0:
             path.append(at)
             at = nodes[at].parent
@@ -134,14 +127,14 @@ def _key(number: Any) -> Any:
 
 _EVENT_FILE = re.compile(r"events/\d+\.json$")
 # Events of the program itself, of which the model is told nothing.
-_SILENT_TEXT = """
-change_agent_state agent_state_changed null loop_detection_pause recall status push send_pr
-"""
-_SILENT = frozenset(_SILENT_TEXT.split())
+_SILENT = frozenset((
+    "change_agent_state", "agent_state_changed", "null", "loop_detection_pause", "recall", "status", "push",
+    "send_pr",
+))  # fmt: skip
 _CONDENSED = frozenset(("condensation", "condensation_request"))
 
 
-class OpenHandsFormat:
+class OpenHandsFormat(LogFormat):
     """Reads logs of OpenHands 0.x."""
 
     name = "openhands"
@@ -165,37 +158,35 @@ class OpenHandsFormat:
         if stored:
             losses: Counter[str] = Counter()
             events = sorted((mapping(read_document(file, losses)) for file in stored), key=_number)
-            session = file_name(parent_directory(parent_directory(stored[0].path)))
-            yield _trace(events, parent_directory(stored[0].path), session, losses)
-        for file in others:
-            yield from _file(file)
+            source = parent_directory(stored[0].path)
+            yield _trace(events, source, file_name(parent_directory(source)), losses)
+        yield from super().read(others)
 
-
-def _file(file: LogFile) -> Iterator[Trace]:
-    losses: Counter[str] = Counter()
-    if not file_name(file.path).endswith(".jsonl"):
+    def read_file(self, file: LogFile) -> Iterator[Trace]:
+        """The trace of a list of events, or those of the rows of an evaluation's output."""
+        losses: Counter[str] = Counter()
+        if file_name(file.path).endswith(".jsonl"):
+            for row in read_records(file, losses):
+                yield _row(row, file.path, take_losses(losses))
+            if losses:
+                yield _trace([], file.path, file_name(file.path), losses)
+            return
         value = read_document(file, losses)
         if isinstance(value, list):
             events = items(value)
             yield _trace(events, file.path, fingerprint(file.path, events[:2]), losses)
         else:
             yield _row(mapping(value), file.path, losses)
-        return
-    for row in read_records(file, losses):
-        yield _row(row, file.path, take_losses(losses))
-    if losses:
-        yield _trace([], file.path, file_name(file.path), losses)
 
 
 def _row(row: dict[str, Any], source: str, losses: Counter[str]) -> Trace:
     # Older outputs hold pairs of an action and its observation.
     events: list[Any] = [event for entry in items(row.get("history")) for event in (items(entry) or [entry])]
     task = string(row.get("instance_id")) or file_name(source)
-    model = string(mapping(mapping(row.get("metadata")).get("llm_config")).get("model"))
+    model = string(value_at(row, "metadata", "llm_config", "model"))
     trace = _trace(events, source, f"{task}-{fingerprint(source, events[:2])}", losses, model)
     trace.project = repository(task)
-    tested = mapping(row.get("test_result"))
-    report = mapping(tested.get("report")) or mapping(row.get("report"))
+    report = mapping(value_at(row, "test_result", "report")) or mapping(row.get("report"))
     trace.outcome = outcome_from(
         resolved=report.get("resolved", row.get("resolved")),
         task=row.get("instance_id"),
@@ -214,7 +205,6 @@ def _trace(
 ) -> Trace:
     builder = TraceBuilder("openhands", source, session, losses=losses)
     view = EventView(builder)
-    responses: set[str] = set()
     call_ids: set[str] = set()
     for at, raw in enumerate(events):
         event = mapping(raw)
@@ -238,44 +228,35 @@ def _trace(
         elif event.get("source") == "user":
             view.add(number, _user_message(event, kind, losses))
         else:
-            _add_action(view, event, kind, number, responses, call_ids, model)
+            _add_action(view, event, kind, number, call_ids, model)
     return builder.finish()
 
 
 def _add_action(
-    view: EventView,
-    event: dict[str, Any],
-    kind: str,
-    number: Any,
-    responses: set[str],
-    call_ids: set[str],
-    model: str | None,
+    view: EventView, event: dict[str, Any], kind: str, number: Any, call_ids: set[str], model: str | None
 ) -> None:
-    builder = view.story
     arguments = mapping(event.get("args"))
     metadata = mapping(event.get("tool_call_metadata"))
     response = mapping(metadata.get("model_response"))
     choice = mapping(next(iter(items(response.get("choices"))), None))
     reply = {**mapping(choice.get("message")), "role": "assistant"}
-    message: Message | None = chat(reply, builder.losses) if choice else None
+    message = chat(reply, view.builder.losses) if choice else None
     notes: tuple[str, ...] = ()
     key = string(response.get("id")) if message else None
     if message is None:
         text = string(arguments.get("content") if kind == "message" else arguments.get("thought"))
-        message = {"role": "assistant", "content": text}
-        if kind not in ("message", "finish"):
+        message = response_message(text, [])
+        if kind == "finish":
+            message["content"] = text or string(arguments.get("final_thought"))
+        elif kind != "message":
             rest = {name: value for name, value in arguments.items() if name != "thought"}
             call_id = string(metadata.get("tool_call_id")) or f"event_{number}"
             message["tool_calls"] = [tool_call(call_id, string(metadata.get("function_name")) or kind, rest)]
             notes = ("call_made_of_action",)
-        elif kind == "finish":
-            message["content"] = text or string(arguments.get("final_thought"))
     key = key or f"event-{number}"
-    if key in responses:
-        # Another action of an answer that is there already.
-        view.alias(number, key)
+    if view.has(key):
+        view.extend(number, key)  # another action of the same response
         return
-    responses.add(key)
     call_ids.update(call["id"] for call in message.get("tool_calls") or ())
     view.turn(
         number,
@@ -310,14 +291,13 @@ def _observation(event: dict[str, Any], kind: str, call_ids: set[str], losses: C
     if kind == "run":
         text = _command_output(text, mapping(extras.get("metadata")))
     elif kind == "delegate":
-        text = string(mapping(extras.get("outputs")).get("content")) or text
+        text = string(value_at(extras, "outputs", "content")) or text
     text += _ENDINGS.get(kind, "")
-    call_id = string(mapping(event.get("tool_call_metadata")).get("tool_call_id"))
+    call_id = string(value_at(event, "tool_call_metadata", "tool_call_id"))
     if call_id is None and (cause := f"event_{event.get('cause')}") in call_ids:
         call_id = cause
     if call_id is not None and call_id in call_ids:
-        failed = {"is_error": True} if kind == "error" else {}
-        return {"role": "tool", "content": text, "tool_call_id": call_id, **failed}
+        return result_message(call_id, text, is_error=kind == "error")
     if call_id is not None:
         losses["result_without_call"] += 1
     return {"role": "user", "content": text}
@@ -326,31 +306,24 @@ def _observation(event: dict[str, Any], kind: str, call_ids: set[str], losses: C
 def _command_output(text: str, metadata: dict[str, Any]) -> str:
     """What the model is shown of a command: its output, and where and how it ended."""
     shown = f"{metadata.get('prefix') or ''}{text}{metadata.get('suffix') or ''}"
-    ends: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-        ("working_dir", bool, "Current working directory"),
-        ("py_interpreter_path", bool, "Python interpreter"),
-        ("exit_code", lambda code: isinstance(code, int) and code != -1, "Command finished with exit code"),
-    )
-    for key, is_shown, label in ends:
-        value = metadata.get(key)
-        if is_shown(value):
-            shown += f"\n[{label}{'' if key == 'exit_code' else ':'} {value}]"
-    return shown
+    for key, label in (
+        ("working_dir", "Current working directory"),
+        ("py_interpreter_path", "Python interpreter"),
+    ):
+        if value := metadata.get(key):
+            shown += f"\n[{label}: {value}]"
+    code = metadata.get("exit_code")
+    return shown + (f"\n[Command finished with exit code {code}]" if isinstance(code, int) and code != -1 else "")
 
 
 def _add_recalled(view: EventView, number: Any, event: dict[str, Any]) -> None:
     """What was remembered for the model. Its wording was a template's, which no log holds."""
     extras = mapping(event.get("extras"))
-    fields: Iterable[Any] = (extras.get("repo_instructions"), extras.get("additional_agent_instructions"))
-    texts = [text for value in fields if (text := string(value))]
-    texts += [
-        text
-        for entry in items(extras.get("microagent_knowledge"))
-        if (text := string(mapping(entry).get("content")))
-    ]
-    if texts:
+    fields: list[Any] = [extras.get("repo_instructions"), extras.get("additional_agent_instructions")]
+    fields += [value_at(entry, "content") for entry in items(extras.get("microagent_knowledge"))]
+    if texts := [text for value in fields if (text := string(value))]:
         view.add(number, {"role": "user", "content": "\n\n".join(texts)})
-        view.story.fidelity, view.story.notes = "repaired", ("recall_template",)
+        view.builder.fidelity, view.builder.notes = "repaired", ("recall_template",)
 
 
 def _condense(view: EventView, arguments: dict[str, Any]) -> None:
@@ -358,21 +331,19 @@ def _condense(view: EventView, arguments: dict[str, Any]) -> None:
     first, last = arguments.get("forgotten_events_start_id"), arguments.get("forgotten_events_end_id")
     if isinstance(first, int) and isinstance(last, int):
         forgotten = [number for number in view.numbers() if isinstance(number, int) and first <= number <= last]
-    offset = arguments.get("summary_offset")
-    view.condense(forgotten, string(arguments.get("summary")), offset if isinstance(offset, int) else None)
+    view.condense(forgotten, string(arguments.get("summary")), arguments.get("summary_offset"))
 
 
 _V1_EVENT_FILE = re.compile(r"events/event-\d+-[^/]*\.json$")
 _STATE_FILE = "base_state.json"
 # Events of the program itself, of which the model is told nothing.
-_V1_SILENT_TEXT = """
-ConversationStateUpdateEvent CondensationRequest PauseEvent TokenEvent ConversationErrorEvent
-LLMCompletionLogEvent StreamingDeltaEvent
-"""
-_V1_SILENT = frozenset(_V1_SILENT_TEXT.split())
+_V1_SILENT = frozenset((
+    "ConversationStateUpdateEvent", "CondensationRequest", "PauseEvent", "TokenEvent", "ConversationErrorEvent",
+    "LLMCompletionLogEvent", "StreamingDeltaEvent",
+))  # fmt: skip
 
 
-class OpenHandsV1Format:
+class OpenHandsV1Format(LogFormat):
     """Reads logs of OpenHands 1.x."""
 
     name = "openhands-v1"
@@ -415,39 +386,30 @@ def _v1_trace(
     events: Sequence[Any], state: dict[str, Any], source: str, session: str, losses: Counter[str]
 ) -> Trace:
     builder = TraceBuilder("openhands-v1", source, session, losses=losses)
-    model = string(mapping(mapping(state.get("agent")).get("llm")).get("model"))
-    builder.trace.project = string(mapping(state.get("workspace")).get("working_dir"))
+    model = string(value_at(state, "agent", "llm", "model"))
+    builder.trace.project = string(value_at(state, "workspace", "working_dir"))
     view = EventView(builder)
-    answered: set[str] = set()
     for at, raw in enumerate(events):
         event = mapping(raw)
         kind = string(event.get("kind"))
         number = string(event.get("id")) or f"event-{at}"
         if kind == "SystemPromptEvent":
             for key in ("system_prompt", "dynamic_context"):
-                builder.add_system(string(mapping(event.get(key)).get("text")))
+                builder.add_system(string(value_at(event, key, "text")))
             builder.set_tools(items(event.get("tools")))
         elif kind == "Condensation":
-            offset = event.get("summary_offset")
-            forgotten = items(event.get("forgotten_event_ids"))
-            view.condense(forgotten, string(event.get("summary")), offset if isinstance(offset, int) else None)
+            _condense(view, event)
         elif kind == "ActionEvent":
-            _add_v1_action(view, event, number, answered, model)
+            _add_v1_action(view, event, number, model)
         elif kind == "MessageEvent":
-            _add_message(view, event, number, answered, model)
+            _add_message(view, event, number, model)
         elif kind in _RESULTS:
             call_id = string(event.get("tool_call_id"))
-            message: Message = {
-                "role": "tool",
-                "content": _RESULTS[kind](event, losses) or "",
-                "tool_call_id": call_id,
-            }
-            if call_id is None:
-                losses["result_without_id"] += 1
-                message = {"role": "user", "content": message["content"]}
-            elif kind == "AgentErrorEvent" or mapping(event.get("observation")).get("is_error") is True:
-                message["is_error"] = True
-            view.add(number, message)
+            text = _RESULTS[kind](event, losses) or ""
+            failed = kind == "AgentErrorEvent" or value_at(event, "observation", "is_error") is True
+            losses["result_without_id"] += call_id is None
+            without_call: Message = {"role": "user", "content": text}
+            view.add(number, result_message(call_id, text, is_error=failed) if call_id else without_call)
         elif kind == "CondensationSummaryEvent":
             view.add(number, {"role": "user", "content": string(event.get("summary")) or ""})
         elif kind not in _V1_SILENT:
@@ -455,38 +417,33 @@ def _v1_trace(
     return builder.finish()
 
 
-def _add_v1_action(
-    view: EventView, event: dict[str, Any], number: str, answered: set[str], model: str | None
-) -> None:
-    losses = view.story.losses
+def _add_v1_action(view: EventView, event: dict[str, Any], number: str, model: str | None) -> None:
+    losses = view.builder.losses
     call = mapping(event.get("tool_call")) or {"id": event.get("tool_call_id"), "name": event.get("tool_name")}
     calls_made = calls([call], losses)
     key = string(event.get("llm_response_id")) or number
-    if key in answered:
+    if view.has(key):
         view.extend(number, key, calls_made)
         return
-    answered.add(key)
-    message: Message = {"role": "assistant", "content": content(items(event.get("thought")), losses)}
-    if calls_made:
-        message["tool_calls"] = calls_made
-    think(message, string(event.get("reasoning_content")), items(event.get("thinking_blocks")))
+    text, blocks = content(items(event.get("thought")), losses), items(event.get("thinking_blocks"))
+    thinking = string(event.get("reasoning_content")) or thinking_text(blocks)
+    message = response_message(text, calls_made, thinking, hidden=bool(blocks))
     view.turn(number, key, message, model=model, timestamp=string(event.get("timestamp")))
 
 
-def _add_message(
-    view: EventView, event: dict[str, Any], number: str, answered: set[str], model: str | None
-) -> None:
+def _add_message(view: EventView, event: dict[str, Any], number: str, model: str | None) -> None:
     raw_message = mapping(event.get("llm_message"))
     parts = items(raw_message.get("content")) or [raw_message.get("content") or ""]
-    message = chat({**raw_message, "content": [*parts, *items(event.get("extended_content"))]}, view.story.losses)
+    message = chat(
+        {**raw_message, "content": [*parts, *items(event.get("extended_content"))]}, view.builder.losses
+    )
     if message is None:
         return
     if message["role"] != "assistant":
         view.add(number, message)
         return
     key = string(event.get("llm_response_id")) or number
-    key = key if key not in answered else number
-    answered.add(key)
+    key = number if view.has(key) else key
     view.turn(number, key, message, model=model, timestamp=string(event.get("timestamp")))
 
 

@@ -14,11 +14,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from msgspec import Struct
 
-from understudy.ingest.formats.base import SingleFileFormat, TraceBuilder, fingerprint
+from understudy.ingest.chat import response_message, result_message
+from understudy.ingest.formats.base import LogFormat, TraceBuilder, fingerprint
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import file_name, outline, parent_directory, read_text
 from understudy.ingest.trace import Message, Trace, tool_call
@@ -30,7 +32,7 @@ _AIDER_VERSION = re.compile(r"Aider v(\S+)")
 _ASKING = re.compile(r"/(?:ask|code|architect|context|chat-mode)\s+", re.IGNORECASE)
 
 
-class AiderFormat(SingleFileFormat):
+class AiderFormat(LogFormat):
     """Reads chat histories of Aider."""
 
     name = "aider"
@@ -58,8 +60,7 @@ class AiderFormat(SingleFileFormat):
 
 def _aider_trace(file: LogFile, started: str, text: str, nth: int, losses: Counter[str]) -> Trace:
     session = fingerprint(file.path, [started, nth])
-    notes = ("plain_text",)
-    builder = TraceBuilder("aider", file.path, session, losses=losses, fidelity="lossy", notes=notes)
+    builder = TraceBuilder("aider", file.path, session, losses=losses, fidelity="lossy", notes=("plain_text",))
     builder.trace.project = parent_directory(file.path) or None
     model: str | None = None
     for at, role, block in _aider_blocks(text):
@@ -109,28 +110,21 @@ _RULE = re.compile(r"[─━═▔▁]{8,}")
 _FOLDED = re.compile(r"\(ctrl\+[a-z] to (?:expand|see)|^\s*… \+\d+ lines?")
 _VERSION = re.compile(r"Claude Code v?(\d[\w.]*)")
 _NAMED = re.compile(r"\b(Opus|Sonnet|Haiku|Fable) (\d+(?:\.\d+)*)", re.IGNORECASE)
-_PLACE = re.compile(r"(?:cwd: |^[^\w~/]*)(~?/[^\s│]+)")
+_DIRECTORY = re.compile(r"(?:cwd: |^[^\w~/]*)(~?/[^\s│]+)")
 _CALL = re.compile(r"([A-Z][\w:.-]*|[\w-]+(?::[\w-]+)* - [\w-]+ \(MCP\))\((.*)\)\s*", re.DOTALL)
 _PAIRS = re.compile(r'([a-z_]+):\s+("(?:[^"\\]|\\.)*"|[^,]+)(?:,\s*|$)', re.DOTALL)
 _WIDEST = 1_000
 _LONGEST_CALL = 5_000
 # What a tool shows of its arguments when it shows one only; the names are those of its input.
 _SHOWN = {
-    "Bash": "command",
-    "Read": "file_path",
-    "Write": "file_path",
-    "Edit": "file_path",
-    "MultiEdit": "file_path",
-    "NotebookEdit": "notebook_path",
-    "Task": "description",
-    "Agent": "description",
-    "WebFetch": "url",
-    "Skill": "skill",
-}
+    **dict.fromkeys(("Read", "Write", "Edit", "MultiEdit"), "file_path"),
+    **dict.fromkeys(("Task", "Agent"), "description"),
+    "Bash": "command", "NotebookEdit": "notebook_path", "WebFetch": "url", "Skill": "skill",
+}  # fmt: skip
 _RENAMED = {"Update": "Edit", "Web Search": "WebSearch", "Fetch": "WebFetch"}
 
 
-class ClaudeTextFormat(SingleFileFormat):
+class ClaudeTextFormat(LogFormat):
     """Reads the text of terminal sessions."""
 
     name = "claude-text"
@@ -143,9 +137,50 @@ class ClaudeTextFormat(SingleFileFormat):
         answer = any(_MODEL.match(line) for line in shown)
         return answer and any(_RESULT.match(line) or _USER.match(line) for line in shown)
 
-    def read_file(self, file: LogFile) -> Iterator[Trace]:
-        """One trace of each file."""
-        yield _terminal_trace(file)
+    def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
+        """The trace of a file."""
+        shown = _ESCAPES.sub("", read_text(file, losses)).replace("\xa0", " ").splitlines()
+        blocks = list(_blocks(shown, losses))
+        session = fingerprint(file.path, [block.text() for block in blocks[:2]])
+        builder = TraceBuilder(
+            "claude-text", file.path, session, losses=losses, fidelity="lossy", notes=("plain_text",)
+        )
+        model = _banner(builder.trace, shown)
+        answer: list[tuple[int, Message]] = []
+
+        def flush() -> None:
+            if answer:
+                joined = _joined([message for _, message in answer])
+                builder.add_turn(f"line-{answer[0][0]}", [joined], model=model)
+                answer.clear()
+
+        call_id: str | None = None
+        for block, following in zip_longest(blocks, blocks[1:]):
+            text = block.text()
+            if block.kind in ("thinking", "answer") and any(message.get("tool_calls") for _, message in answer):
+                flush()
+            if block.kind == "user":
+                flush()
+                call_id = None
+                if text.startswith("/"):
+                    losses["command_left_out"] += 1
+                elif text:
+                    builder.add({"role": "user", "content": text})
+            elif block.kind == "thinking":
+                if text:
+                    answer.append((block.line, response_message(None, [], text)))
+            elif block.kind == "answer":
+                call = _call(text, block.line, following is not None and following.kind == "result")
+                call_id = call["id"] if call else call_id
+                answer.append((block.line, response_message(None, [call]) if call else response_message(text, [])))
+            elif call_id is None:
+                losses["result_without_call"] += 1
+            else:
+                flush()
+                builder.add(result_message(call_id, text))
+                call_id = None
+        flush()
+        return builder.finish()
 
 
 class _TextBlock(Struct):
@@ -160,63 +195,6 @@ class _TextBlock(Struct):
         rest = [line for line in self.lines[1:] if line.strip()]
         margin = min((len(line) - len(line.lstrip(" ")) for line in rest), default=0)
         return "\n".join([self.lines[0], *(line[margin:] for line in self.lines[1:])]).strip()
-
-
-def _terminal_trace(file: LogFile) -> Trace:
-    losses: Counter[str] = Counter()
-    shown = _ESCAPES.sub("", read_text(file, losses)).replace("\xa0", " ").splitlines()
-    blocks = list(_blocks(shown, losses))
-    beginning = [block.text() for block in blocks[:2]]
-    builder = TraceBuilder(
-        "claude-text",
-        file.path,
-        fingerprint(file.path, beginning),
-        losses=losses,
-        fidelity="lossy",
-        notes=("plain_text",),
-    )
-    model = _banner(builder.trace, shown)
-    answer: list[tuple[int, Message]] = []
-
-    def flush() -> None:
-        if answer:
-            line = answer[0][0]
-            builder.add_turn(f"line-{line}", [_joined([message for _, message in answer])], model=model)
-            answer.clear()
-
-    call_id: str | None = None
-    for at, block in enumerate(blocks):
-        text = block.text()
-        if block.kind == "user":
-            flush()
-            call_id = None
-            if text.startswith("/"):
-                losses["command_left_out"] += 1
-            elif text:
-                builder.add({"role": "user", "content": text})
-        elif block.kind == "thinking":
-            if any(message.get("tool_calls") for _, message in answer):
-                flush()
-            if text:
-                answer.append((block.line, {"role": "assistant", "content": None, "reasoning_content": text}))
-        elif block.kind == "answer":
-            follows = at + 1 < len(blocks) and blocks[at + 1].kind == "result"
-            call = _call(text, block.line, follows)
-            if any(message.get("tool_calls") for _, message in answer):
-                flush()
-            if call is None:
-                answer.append((block.line, {"role": "assistant", "content": text}))
-            else:
-                call_id = call["id"]
-                answer.append((block.line, {"role": "assistant", "content": None, "tool_calls": [call]}))
-        elif call_id is None:
-            losses["result_without_call"] += 1
-        else:
-            flush()
-            builder.add({"role": "tool", "content": text, "tool_call_id": call_id})
-            call_id = None
-    flush()
-    return builder.finish()
 
 
 def _blocks(shown: Sequence[str], losses: Counter[str]) -> Iterator[_TextBlock]:
@@ -260,17 +238,14 @@ def _kind(line: str) -> tuple[str | None, str]:
 def _banner(trace: Trace, shown: Sequence[str]) -> str | None:
     """Sets the version and the project by the lines before the first block; returns the model that they name."""
     top: list[str] = []
-    for line in (line[:_WIDEST] for line in shown[:40]):
+    for line in shown[:40]:
         if _MODEL.match(line) or _USER.match(line):
             break
-        top.append(line)
+        top.append(line[:_WIDEST])
     whole = "\n".join(top)
     if match := _VERSION.search(whole):
         trace.version = match.group(1)
-    for line in top:
-        if match := _PLACE.search(line):
-            trace.project = match.group(1)
-            break
+    trace.project = next((match.group(1) for line in top if (match := _DIRECTORY.search(line))), None)
     if match := _NAMED.search(whole):
         return f"claude-{match.group(1).lower()}-{match.group(2).replace('.', '-')}"
     return None
@@ -297,12 +272,7 @@ def _call(text: str, line: int, follows: bool) -> dict[str, Any] | None:
 
 
 def _joined(messages: Sequence[Message]) -> Message:
-    message: Message = {"role": "assistant"}
-    message["content"] = "\n\n".join(text for one in messages if (text := one["content"])) or None
-    calls = [call for one in messages for call in one.get("tool_calls") or ()]
+    texts = [text for one in messages if (text := one["content"])]
     thoughts = [thought for one in messages if (thought := one.get("reasoning_content"))]
-    if calls:
-        message["tool_calls"] = calls
-    if thoughts:
-        message["reasoning_content"] = "\n\n".join(thoughts)
-    return message
+    calls = [call for one in messages for call in one.get("tool_calls") or ()]
+    return response_message("\n\n".join(texts) or None, calls, "\n\n".join(thoughts))

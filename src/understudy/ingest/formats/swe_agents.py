@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from importlib import import_module
 from io import BytesIO
 from typing import Any
@@ -18,20 +17,22 @@ from typing import Any
 from msgspec import Struct
 
 from understudy.errors import ConfigError
-from understudy.ingest.chat import chat
+from understudy.ingest.chat import chat, thinking_text
 from understudy.ingest.formats.base import (
-    SingleFileFormat,
+    LogFormat,
     TraceBuilder,
     add_messages,
     fingerprint,
+    instance_id,
+    iso_time,
     outcome_from,
     repository,
 )
-from understudy.ingest.formats.base import instance_id as instance_of
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import (
     LARGEST_DOCUMENT,
     file_name,
+    first_string,
     items,
     mapping,
     outline,
@@ -40,15 +41,16 @@ from understudy.ingest.log_reader import (
     read_records,
     string,
     take_losses,
+    value_at,
 )
-from understudy.ingest.trace import Message, Trace
+from understudy.ingest.trace import Message, PlainRenderer, Trace, TraceOutcome
 
 _OWN = frozenset(("trajectory", "history", "environment", "replay_config", "info", "attempts"))
 _NEAR = 64
 """How many steps further the one of an answer is looked for: those between were asked for again."""
 
 
-class SweAgentFormat(SingleFileFormat):
+class SweAgentFormat(LogFormat):
     """Reads trajectories of SWE-agent."""
 
     name = "swe-agent"
@@ -58,59 +60,52 @@ class SweAgentFormat(SingleFileFormat):
         keys = outline(head).keys
         return keys.get("trajectory") == "[" and not keys.keys() - _OWN and outline(head).kind == "{"
 
-    def read_file(self, file: LogFile) -> Iterator[Trace]:
-        """One trace of each file."""
-        yield _swe_agent_trace(file)
+    def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
+        """The trace of a file."""
+        log = mapping(read_document(file, losses))
+        history, steps = items(log.get("history")), [mapping(step) for step in items(log.get("trajectory"))]
+        if not history:
+            # A version that kept no history, or an answer that never came: the last query and what followed it.
+            history = _asked(steps[-1]) if steps else []
+            losses["no_history"] += 1
+        instance = string(log.get("environment")) or file_name(file.path).removesuffix(".traj")
+        session = f"{instance}-{fingerprint(file.path, history[:4])}"
+        builder = TraceBuilder("swe-agent", file.path, session, losses=losses)
+        info = mapping(log.get("info"))
+        builder.trace.version = string(info.get("swe_agent_version"))
+        builder.trace.project = repository(instance)
+        builder.trace.outcome = _run_outcome(log, instance_id(instance))
+        model = _configured_model(log)
+        next_step = 0
+        for at, raw in enumerate(history):
+            message = chat(raw, losses)
+            if message is None or builder.take_system(message):
+                continue
+            if message["role"] != "assistant" or mapping(raw).get("is_demo"):
+                builder.add(message)
+                continue
+            near = range(next_step, min(next_step + _NEAR, len(steps)))
+            step_number = next((n for n in near if _answered(steps[n], mapping(raw))), None)
+            query: list[Message] = []
+            if step_number is not None:
+                next_step = step_number + 1
+                query = _query(steps[step_number], losses)
+            if query:
+                context = builder.shared_path(query)
+                builder.add_turn(f"m{at}", [message], model=model, context=context, fidelity="ledger")
+            else:
+                builder.add_turn(f"m{at}", [message], model=model)
+        return builder.finish()
 
 
-def _swe_agent_trace(file: LogFile) -> Trace:
-    losses: Counter[str] = Counter()
-    log = mapping(read_document(file, losses))
-    history, steps = items(log.get("history")), [mapping(step) for step in items(log.get("trajectory"))]
-    if not history:
-        # A version that kept no history, or an answer that never came: the last query and what followed it.
-        history = _asked(steps[-1]) if steps else []
-        losses["no_history"] += 1
-    instance = string(log.get("environment")) or file_name(file.path).removesuffix(".traj")
-    builder = TraceBuilder(
-        "swe-agent", file.path, f"{instance}-{fingerprint(file.path, history[:4])}", losses=losses
-    )
-    builder.trace.version = string(mapping(log.get("info")).get("swe_agent_version"))
-    builder.trace.project = repository(instance)
+def _run_outcome(log: dict[str, Any], task: str | None) -> TraceOutcome | None:
     info = mapping(log.get("info"))
-    builder.trace.outcome = outcome_from(
+    return outcome_from(
         resolved=info.get("resolved", log.get("resolved")),
         reward=info.get("reward"),
-        task=instance_of(instance),
+        task=task,
         exit_status=info.get("exit_status"),
     )
-    model = _configured_model(log)
-    next_step = 0
-    started = False
-    for at, raw in enumerate(history):
-        message = chat(raw, losses)
-        if message is None:
-            continue
-        if message["role"] == "system" and not started and isinstance(message["content"], str):
-            builder.add_system(message["content"])
-            continue
-        started = True
-        if message["role"] != "assistant" or mapping(raw).get("is_demo"):
-            builder.add(message)
-            continue
-        near = range(next_step, min(next_step + _NEAR, len(steps)))
-        step_number = next((n for n in near if _answered(steps[n], mapping(raw))), None)
-        query: list[Message] = []
-        if step_number is not None:
-            next_step = step_number + 1
-            query = _query(steps[step_number], losses)
-        if query:
-            builder.add_turn(
-                f"m{at}", [message], model=model, context=builder.shared_path(query), fidelity="ledger"
-            )
-        else:
-            builder.add_turn(f"m{at}", [message], model=model)
-    return builder.finish()
 
 
 def _answered(step: dict[str, Any], answer: dict[str, Any]) -> bool:
@@ -130,23 +125,17 @@ def _query(step: dict[str, Any], losses: Counter[str]) -> list[Message]:
     if len(asked) < 2:
         return []
     messages = [message for raw in asked if (message := chat(raw, losses)) is not None]
-    for message in messages:
-        for key in ("reasoning_content", "thinking_hidden"):
-            message.pop(key, None)
-    return messages[1:] if messages and messages[0]["role"] == "system" else messages
+    shown = [shown for message in messages for shown in PlainRenderer().history(message)]
+    return shown[1:] if shown and shown[0]["role"] == "system" else shown
 
 
 def _configured_model(log: dict[str, Any]) -> str | None:
     """The model that the run was set up with; its settings are a JSON text in later versions."""
-    settings = log.get("replay_config")
-    if isinstance(settings, str):
-        settings = parse_json(settings.encode(errors="replace"), Counter())
-    agent = mapping(mapping(settings).get("agent"))
-    own = string(mapping(agent.get("model")).get("name"))
-    return own or string(mapping(mapping(log.get("info")).get("config")).get("model"))
+    settings = _parsed(log.get("replay_config"), Counter())
+    return string(value_at(settings, "agent", "model", "name")) or string(value_at(log, "info", "config", "model"))
 
 
-class MiniSweAgentFormat(SingleFileFormat):
+class MiniSweAgentFormat(LogFormat):
     """Reads trajectories of mini-swe-agent."""
 
     name = "mini-swe-agent"
@@ -161,35 +150,29 @@ class MiniSweAgentFormat(SingleFileFormat):
             return True
         return seen.keys.get("info") == "{" and seen.keys.get("messages") == "["
 
-    def read_file(self, file: LogFile) -> Iterator[Trace]:
-        """One trace of each file."""
-        yield _mini_trace(file)
-
-
-def _mini_trace(file: LogFile) -> Trace:
-    losses: Counter[str] = Counter()
-    value = read_document(file, losses)
-    log = mapping(value)
-    messages = [_response_as_chat(mapping(raw)) for raw in items(value) or items(log.get("messages"))]
-    info = mapping(log.get("info"))
-    config = mapping(info.get("config"))
-    instance = string(log.get("instance_id")) or file_name(file.path).partition(".")[0]
-    builder = TraceBuilder(
-        "mini-swe-agent", file.path, f"{instance}-{fingerprint(file.path, messages[:3])}", losses=losses
-    )
-    builder.trace.version = string(info.get("mini_version"))
-    builder.trace.project = repository(instance) or string(mapping(config.get("environment")).get("cwd"))
-    builder.trace.outcome = outcome_from(
-        resolved=info.get("resolved", log.get("resolved")),
-        reward=info.get("reward"),
-        task=string(log.get("instance_id")) or instance_of(instance),
-        exit_status=info.get("exit_status"),
-    )
-    # The end of a run is told to the person, not to the model.
-    conversation = [raw for raw in messages if raw.get("role") != "exit"]
-    model = string(mapping(config.get("model")).get("model_name"))
-    add_messages(builder, conversation, model=model, models=_answering_model, timestamps=_time)
-    return builder.finish()
+    def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
+        """The trace of a file."""
+        value = read_document(file, losses)
+        log = mapping(value)
+        messages = [_response_as_chat(mapping(raw)) for raw in items(value) or items(log.get("messages"))]
+        instance = string(log.get("instance_id")) or file_name(file.path).partition(".")[0]
+        session = f"{instance}-{fingerprint(file.path, messages[:3])}"
+        builder = TraceBuilder("mini-swe-agent", file.path, session, losses=losses)
+        info = mapping(log.get("info"))
+        builder.trace.version = string(info.get("mini_version"))
+        directory = string(value_at(info, "config", "environment", "cwd"))
+        builder.trace.project = repository(instance) or directory
+        builder.trace.outcome = _run_outcome(log, string(log.get("instance_id")) or instance_id(instance))
+        # The end of a run is shown to the user, not to the model.
+        conversation = [raw for raw in messages if raw.get("role") != "exit"]
+        add_messages(
+            builder,
+            conversation,
+            string(value_at(info, "config", "model", "model_name")),
+            models=lambda raw: value_at(raw, "extra", "response", "model"),
+            times=lambda raw: iso_time(value_at(raw, "extra", "timestamp")),
+        )
+        return builder.finish()
 
 
 def _response_as_chat(raw: dict[str, Any]) -> dict[str, Any]:
@@ -199,36 +182,23 @@ def _response_as_chat(raw: dict[str, Any]) -> dict[str, Any]:
     if raw.get("object") != "response":
         return raw
     output = [mapping(item) for item in items(raw.get("output"))]
-    thoughts = [
-        text
-        for item in output
-        if item.get("type") == "reasoning"
-        for part in (*items(item.get("summary")), *items(item.get("content")))
-        if (text := string(mapping(part).get("text")))
-    ]
+    reasoning = [item for item in output if item.get("type") == "reasoning"]
+    thoughts = [part for item in reasoning for part in (*items(item.get("summary")), *items(item.get("content")))]
+    parts = [part for item in output if item.get("type") == "message" for part in items(item.get("content"))]
+    calls = [{**item, "id": item.get("call_id")} for item in output if item.get("type") == "function_call"]
     return {
         "role": "assistant",
-        "content": [
-            part for item in output if item.get("type") == "message" for part in items(item.get("content"))
-        ],
-        "tool_calls": [
-            {**item, "id": item.get("call_id")} for item in output if item.get("type") == "function_call"
-        ],
-        "reasoning_content": "\n".join(thoughts),
-        "thinking_blocks": [item for item in output if item.get("type") == "reasoning"],
+        "content": parts,
+        "tool_calls": calls,
+        "reasoning_content": thinking_text(thoughts, "text"),
+        "thinking_blocks": reasoning,
         "extra": {"response": {"model": raw.get("model")}, "timestamp": raw.get("created_at")},
     }
 
 
-def _answering_model(raw: dict[str, Any]) -> str | None:
-    return string(mapping(mapping(raw.get("extra")).get("response")).get("model"))
-
-
-def _time(raw: dict[str, Any]) -> str | None:
-    moment = mapping(raw.get("extra")).get("timestamp")
-    if not isinstance(moment, int | float) or not 0 < moment < 1e11:
-        return None
-    return datetime.fromtimestamp(moment, UTC).isoformat()
+def _parsed(value: Any, losses: Counter[str]) -> Any:
+    """The value, of a text the JSON that it holds."""
+    return parse_json(value.encode(errors="replace"), losses) if isinstance(value, str) else value
 
 
 PARQUET = b"PAR1"
@@ -242,45 +212,42 @@ class RowSchema(Struct, frozen=True):
     format: str
     messages: str
     ids: tuple[str, ...]
-    models: tuple[str, ...] = ()
+    models: tuple[str, ...]
 
 
-SCHEMAS = (
-    RowSchema("swe-smith", "messages", ("traj_id", "instance_id"), ("model",)),
-    RowSchema("swe-rebench", "trajectory", ("trajectory_id", "instance_id"), ("model_name", "model")),
-)
+SWE_SMITH = RowSchema("swe-smith", "messages", ("traj_id", "instance_id"), ("model",))
+SWE_REBENCH = RowSchema("swe-rebench", "trajectory", ("trajectory_id", "instance_id"), ("model_name", "model"))
+SCHEMAS = (SWE_SMITH, SWE_REBENCH)
 
 
-class RowFormat(SingleFileFormat):
-    """Reads rows of one data set's kind."""
+class RowFormat(LogFormat):
+    """Reads rows of data sets: one trace of each."""
 
-    def __init__(self, schema: RowSchema) -> None:
-        self.name = schema.format
-        self.schema = schema
+    schema: RowSchema
+
+    def rows(self, file: LogFile, losses: Counter[str]) -> Iterator[tuple[RowSchema, dict[str, Any]]]:
+        """The rows of a file of JSON lines, or of one list or object."""
+        if file_name(file.path).endswith((".jsonl", ".ndjson")):
+            for row in read_records(file, losses):
+                yield self.schema, row
+            return
+        value = read_document(file, losses)
+        for row in items(value) or ([value] if value is not None else []):
+            if isinstance(row, dict):
+                yield self.schema, mapping(row)
+            else:
+                losses["not_an_object"] += 1
 
     def read_file(self, file: LogFile) -> Iterator[Trace]:
-        """One trace of each row."""
+        """One trace of each row. Raises ConfigError where a library is needed that is not installed."""
         losses: Counter[str] = Counter()
-        for row in _json_rows(file, losses):
-            yield _row_trace(self.schema, row, file.path, take_losses(losses))
+        for schema, row in self.rows(file, losses):
+            yield _row_trace(schema, row, file.path, take_losses(losses))
         if losses:
             yield TraceBuilder(self.name, file.path, fingerprint(file.path, None), losses=losses).finish()
 
 
-def _json_rows(file: LogFile, losses: Counter[str]) -> Iterator[dict[str, Any]]:
-    """The rows of a file of JSON lines, or of one list or object."""
-    if file_name(file.path).endswith((".jsonl", ".ndjson")):
-        yield from read_records(file, losses)
-        return
-    value = read_document(file, losses)
-    for row in items(value) or ([value] if value is not None else []):
-        if isinstance(row, dict):
-            yield mapping(row)
-        else:
-            losses["not_an_object"] += 1
-
-
-class ParquetRowFormat(SingleFileFormat):
+class ParquetRowFormat(RowFormat):
     """Reads Parquet files of rows; which data set's they are, the columns tell."""
 
     name = "parquet"
@@ -289,60 +256,45 @@ class ParquetRowFormat(SingleFileFormat):
         """Whether it begins as Parquet does."""
         return head.startswith(PARQUET)
 
-    def read_file(self, file: LogFile) -> Iterator[Trace]:
-        """One trace of each row. Raises ConfigError when pyarrow is not installed."""
+    def rows(self, file: LogFile, losses: Counter[str]) -> Iterator[tuple[RowSchema, dict[str, Any]]]:
+        """The rows of a file, each with the schema that its columns fit. Raises ConfigError without pyarrow."""
         try:
-            arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+            arrow: Any = import_module("pyarrow")
+            parquet: Any = import_module("pyarrow.parquet")
         except ImportError as missing:
             raise ConfigError(
                 f"{file.path} is a Parquet file: reading it needs pyarrow, which is not installed. "
                 'Install it: pip install "understudy[hf]"'
             ) from missing
-        losses: Counter[str] = Counter()
-        for schema, row in _parquet_rows(arrow, parquet, file, losses):
-            yield _row_trace(schema, row, file.path, take_losses(losses))
-        if losses:
-            yield TraceBuilder(self.name, file.path, fingerprint(file.path, None), losses=losses).finish()
-
-
-def _parquet_rows(
-    arrow: Any, parquet: Any, file: LogFile, losses: Counter[str]
-) -> Iterator[tuple[RowSchema, dict[str, Any]]]:
-    with file.open() as stream:
-        try:
-            seekable = stream if stream.seekable() else BytesIO(stream.read(LARGEST_DOCUMENT))
-            table: Any = parquet.ParquetFile(seekable, pre_buffer=False)
-            present: list[str] = table.schema_arrow.names
-            schema = next((one for one in SCHEMAS if one.messages in present), None)
-            if schema is None:
-                losses["unknown_columns"] += 1
-                return
-            wanted = {schema.messages, *schema.ids, *schema.models, *_ASIDE}
-            columns = [column for column in present if column in wanted]
-            for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
-                for row in batch.to_pylist():
-                    yield schema, row
-        except (arrow.ArrowException, OSError, ValueError, NotImplementedError):
-            losses["bad_parquet"] += 1
+        with file.open() as stream:
+            try:
+                seekable = stream if stream.seekable() else BytesIO(stream.read(LARGEST_DOCUMENT))
+                table = parquet.ParquetFile(seekable, pre_buffer=False)
+                present: list[str] = table.schema_arrow.names
+                schema = next((one for one in SCHEMAS if one.messages in present), None)
+                if schema is None:
+                    losses["unknown_columns"] += 1
+                    return
+                wanted = {schema.messages, *schema.ids, *schema.models, *_ASIDE}
+                columns = [column for column in present if column in wanted]
+                for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+                    for row in batch.to_pylist():
+                        yield schema, row
+            except (arrow.ArrowException, OSError, ValueError, NotImplementedError):
+                losses["bad_parquet"] += 1
 
 
 def _row_trace(schema: RowSchema, row: dict[str, Any], source: str, losses: Counter[str]) -> Trace:
-    """The trace of a row."""
-    raw = row.get(schema.messages)
-    if isinstance(raw, str):
-        raw = parse_json(raw.encode(errors="replace"), losses)
+    raw = _parsed(row.get(schema.messages), losses)
     messages = [_row_as_chat(mapping(message)) for message in items(raw)]
-    session = next((value for key in schema.ids if (value := string(row.get(key)))), None)
+    session = first_string(row, *schema.ids)
     if schema.ids[0] not in row:
         # An instance is tried more than once: only with what it begins with is it one trajectory.
         session = f"{session or file_name(source)}-{fingerprint(source, messages[:3])}"
     if not messages:
         losses["no_messages"] += 1
     builder = TraceBuilder(schema.format, source, session or fingerprint(source, messages[:3]), losses=losses)
-    tools = row.get("tools")
-    if isinstance(tools, str):
-        tools = parse_json(tools.encode(errors="replace"), losses)
-    builder.set_tools(items(tools))
+    builder.set_tools(items(_parsed(row.get("tools"), losses)))
     builder.trace.project = string(row.get("repo")) or repository(string(row.get("instance_id")))
     builder.trace.outcome = outcome_from(
         resolved=row.get("resolved", row.get("target")),  # nebius' SWE-agent rows call it their target
@@ -350,9 +302,7 @@ def _row_trace(schema: RowSchema, row: dict[str, Any], source: str, losses: Coun
         task=row.get("instance_id"),
         exit_status=row.get("exit_status"),
     )
-    add_messages(
-        builder, messages, model=next((value for key in schema.models if (value := string(row.get(key)))), None)
-    )
+    add_messages(builder, messages, first_string(row, *schema.models))
     return builder.finish()
 
 
@@ -369,8 +319,8 @@ _IDS = frozenset(("trajectory_id", "instance_id"))
 class SweRebenchFormat(RowFormat):
     """Reads rows of nebius' data sets."""
 
-    def __init__(self) -> None:
-        super().__init__(SCHEMAS[1])
+    name = "swe-rebench"
+    schema = SWE_REBENCH
 
     def detect(self, path: str, head: bytes) -> bool:
         """Whether the first row is named as an attempt at an instance and has a trajectory."""
@@ -384,8 +334,8 @@ _COLUMNS = frozenset(("messages", "instance_id", "resolved", "model", "traj_id",
 class SweSmithFormat(RowFormat):
     """Reads rows of SWE-smith-trajectories, and others that hold a conversation in `messages`."""
 
-    def __init__(self) -> None:
-        super().__init__(SCHEMAS[0])
+    name = "swe-smith"
+    schema = SWE_SMITH
 
     def detect(self, path: str, head: bytes) -> bool:
         """Whether the first row has messages and no column that is another format's."""

@@ -7,65 +7,32 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from understudy.ingest.log_reader import items, mapping, string
 from understudy.ingest.trace import Message, text_of
 from understudy.util.shell import command_text, shell_tokens
+from understudy.wire.arguments import parse_object
 
 LONGEST = 40_000
 """Characters of a command that are looked at; what stands behind them is not."""
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
-# Programs that run what stands behind them, with how many words of their own follow at least.
-_BEFORE = {
-    "sudo": 0,
-    "env": 0,
-    "time": 0,
-    "nice": 0,
-    "nohup": 0,
-    "command": 0,
-    "exec": 0,
-    "stdbuf": 0,
-    "xvfb-run": 0,
-    "timeout": 1,
-    "then": 0,
-    "do": 0,
-    "else": 0,
-    "if": 0,
-    "while": 0,
-    "until": 0,
-    "!": 0,
-    "{": 0,
-    "npx": 0,
-    "bunx": 0,
-    "winpty": 0,
-}
+# Programs that run what stands behind them. Of these, `timeout` alone has a word of its own before it.
+_BEFORE = frozenset((
+    "timeout", "sudo", "env", "time", "nice", "nohup", "command", "exec", "stdbuf", "xvfb-run", "then", "do",
+    "else", "if", "while", "until", "!", "{", "npx", "bunx", "winpty",
+))  # fmt: skip
 # Programs with a word of theirs behind which another command stands.
 _RUNNERS = {
-    "uv": ("run",),
-    "poetry": ("run",),
-    "pipenv": ("run",),
-    "rye": ("run",),
-    "pdm": ("run",),
-    "pixi": ("run",),
-    "conda": ("run",),
-    "mamba": ("run",),
-    "bundle": ("exec",),
+    **dict.fromkeys(("uv", "poetry", "pipenv", "rye", "pdm", "pixi", "conda", "mamba", "coverage"), ("run",)),
+    **dict.fromkeys(("bundle", "npm", "direnv"), ("exec",)),
     "pnpm": ("exec", "dlx"),
-    "npm": ("exec",),
-    "coverage": ("run",),
-    "direnv": ("exec",),
 }
 _CONTAINERS = frozenset(("docker", "podman", "docker-compose"))
-_CONTAINER_VALUES = frozenset(
-    ("-v", "-w", "-e", "-u", "-p", "-f", "--name", "--volume", "--workdir", "--env", "--user")
-)
-_WITH_VALUE = frozenset(
-    ("-n", "-p", "-u", "-s", "-k", "-k5", "--name", "--prefix", "--with", "--extra", "--python")
-)
+_CONTAINER_VALUES = {"-v", "-w", "-e", "-u", "-p", "-f", "--name", "--volume", "--workdir", "--env", "--user"}
+_WITH_VALUE = {"-n", "-p", "-u", "-s", "-k", "-k5", "--name", "--prefix", "--with", "--extra", "--python"}
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash"))
 _MAX_SCRIPTS = 3  # of `sh -c` inside each other
 _MAX_SUBSTITUTIONS = 8
@@ -109,9 +76,8 @@ def _simple_commands(text: str, depth: int = 0) -> list[ShellCommand]:
     current = ShellCommand([], [])
     substitutions: list[str] = []
     readers: deque[ShellCommand] = deque()  # of the here-documents that begin on the next line
-    target = (
-        ""  # what the next word is: "" a word of the command, "read" or "write" a file, "document" a delimiter
-    )
+    # What the next word is: "" a word of the command, "read" or "write" a file, "document" a delimiter.
+    target = ""
 
     def finish(operator: str) -> None:
         nonlocal current
@@ -164,7 +130,7 @@ def _without_runners(argv: list[str]) -> list[str]:
         if _ASSIGNMENT.match(word):
             at += 1
         elif name in _BEFORE:
-            at = _options(argv, at + 1) + _BEFORE[name]
+            at = _options(argv, at + 1) + (name == "timeout")
             if name == "if" and at < len(argv) and argv[at] in ("[", "[["):
                 break
         elif name in _RUNNERS and at + 1 < len(argv) and argv[at + 1] in _RUNNERS[name]:
@@ -219,23 +185,12 @@ _SAID_TOOLS = ("execute_command", "write_to_file", "replace_in_file", "apply_dif
 _FIELDS = ("command", "path", "content", "diff")
 
 # Tools that run a command, with the argument that holds it.
-_SHELL = {
-    "bash": "command",
-    "run": "command",
-    "shell": "command",
-    "local_shell": "command",
-    "shell_command": "command",
-    "container.exec": "cmd",
-    "exec_command": "cmd",
-    "run_shell_command": "command",
-    "execute_bash": "command",
-    "terminal": "command",
-    "run_terminal_cmd": "command",
-    "run_command": "command",
-    "execute_command": "command",
-    "bash_command": "keystrokes",
-    "powershell": "command",
-}
+_COMMAND_TOOLS = (
+    "bash", "run", "shell", "local_shell", "shell_command", "run_shell_command", "execute_bash", "terminal",
+    "run_terminal_cmd", "run_command", "execute_command", "powershell",
+)  # fmt: skip
+_SHELL = dict.fromkeys(_COMMAND_TOOLS, "command")
+_SHELL |= {"container.exec": "cmd", "exec_command": "cmd", "bash_command": "keystrokes"}
 
 _HEAD = 600
 _TAIL = 400
@@ -243,52 +198,26 @@ _TAKEN_BACK = "Correction to the text above: this call was stopped while running
 
 # The words of Claude Code, then Codex, Gemini, Cline, OpenHands and the terminal's.
 _DENIED = (
-    "The user doesn't want to proceed with this tool use",
-    "Claude requested permissions to ",
-    "Permission to use ",
-    "Permission for this ",
-    "This command requires approval",
-    "This Bash command contains multiple operations",
-    "The agent proposed a plan that was rejected by the user",
-    "exec command rejected by user",
-    "patch rejected by user",
-    "rejected by user",
-    "[Operation Cancelled] Reason: User did not allow",
-    "[Operation Cancelled] Reason: User denied",
-    "User did not allow tool call",
-    "The user denied this operation",
-    "Operation denied by user",
-    "Action rejected",
-    "User rejected ",
-    "Tool use rejected",
-)
+    "The user doesn't want to proceed with this tool use", "Claude requested permissions to ",
+    "Permission to use ", "Permission for this ", "This command requires approval",
+    "This Bash command contains multiple operations", "The agent proposed a plan that was rejected by the user",
+    "exec command rejected by user", "patch rejected by user", "rejected by user",
+    "[Operation Cancelled] Reason: User did not allow", "[Operation Cancelled] Reason: User denied",
+    "User did not allow tool call", "The user denied this operation", "Operation denied by user",
+    "Action rejected", "User rejected ", "Tool use rejected",
+)  # fmt: skip
 _ASKED = frozenset(("Exit plan mode?", "Answer questions?"))
 _DENIED_END = ("[Last action has been rejected by the user]",)
 _INTERRUPTED = (
-    "The user doesn't want to take this action right now",
-    "[Request interrupted by user",
-    "[Operation Cancelled]",
-    "aborted by user",
-    "Interrupted by user",
-    "Interrupted ·",
-)
+    "The user doesn't want to take this action right now", "[Request interrupted by user", "[Operation Cancelled]",
+    "aborted by user", "Interrupted by user", "Interrupted ·",
+)  # fmt: skip
 _INTERRUPTED_END = ("[Request interrupted by user for tool use]", "[Request interrupted by user]")
 _FAILED = (
-    "<tool_use_error>",
-    "Error: ",
-    "Error executing tool",
-    "ERROR:",
-    "Error\n",
-    "No replacement was performed",
-    "apply_patch verification failed",
-    "Failed to apply",
-    "Failed to edit",
-    "Failed to read",
-    "failed to parse function arguments",
-    "unsupported call: ",
-    "The tool execution failed",
-    "Invalid `",
-)
+    "<tool_use_error>", "Error: ", "Error executing tool", "ERROR:", "Error\n", "No replacement was performed",
+    "apply_patch verification failed", "Failed to apply", "Failed to edit", "Failed to read",
+    "failed to parse function arguments", "unsupported call: ", "The tool execution failed", "Invalid `",
+)  # fmt: skip
 _FAILED_END = ("[Error occurred in processing last action]",)
 
 _CODES = (
@@ -360,10 +289,7 @@ def call_of(raw: dict[str, Any], result: Message | None, marked: bool) -> Logged
 
 def arguments_of(raw: Any) -> dict[str, Any]:
     """The arguments of a call, none where they are no JSON object."""
-    try:
-        return mapping(msgspec.json.decode(raw))
-    except (msgspec.MsgspecError, ValueError, RecursionError, TypeError):
-        return {}
+    return parse_object(raw) or {} if isinstance(raw, str) else {}
 
 
 def set_result(call: LoggedCall, text: str, error: bool, marked: bool) -> None:

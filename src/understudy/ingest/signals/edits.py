@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from understudy.ingest.log_reader import items, mapping, string
+from understudy.ingest.log_reader import first_string, items, mapping
 from understudy.ingest.signals.calls import LoggedCall, ShellCommand
 
 LineCounts = Counter[str]
@@ -34,8 +34,8 @@ class FileChange(Struct):
     """
 
     path: str
-    removed: LineCounts
-    added: LineCounts
+    removed: LineCounts = field(default_factory=Counter[str])
+    added: LineCounts = field(default_factory=Counter[str])
     whole: bool = False
     gone: bool = False
     opaque: bool = False
@@ -68,7 +68,7 @@ def _replaced(path: str, old: Any, new: Any) -> FileChange:
 def _joined(path: str, parts: list[FileChange]) -> list[FileChange]:
     if not parts:
         return []
-    whole = FileChange(path, Counter(), Counter())
+    whole = FileChange(path)
     for part in parts:
         # What one part added, the next may remove.
         remaining = whole.added - part.removed
@@ -79,47 +79,51 @@ def _joined(path: str, parts: list[FileChange]) -> list[FileChange]:
     return [whole]
 
 
+_PATHS = ("file_path", "path", "notebook_path", "filePath", "target_file", "filename", "absolute_path")
+
+
 def _path(arguments: dict[str, Any]) -> str:
-    for key in ("file_path", "path", "notebook_path", "filePath", "target_file", "filename", "absolute_path"):
-        if path := string(arguments.get(key)):
-            return path
-    return ""
+    return first_string(arguments, *_PATHS) or ""
+
+
+def _opaque(arguments: dict[str, Any]) -> list[FileChange]:
+    return [FileChange(_path(arguments), opaque=True)]
+
+
+def _written(path: str, content: Any, *, whole: bool = True) -> list[FileChange]:
+    """A file, or without `whole` a part of one, that now has this content; opaque where that is no text."""
+    if not isinstance(content, str):
+        return [FileChange(path, opaque=True)]
+    return [FileChange(path, added=Counter(_lines(content)), whole=whole)]
 
 
 def _edit(arguments: dict[str, Any]) -> list[FileChange]:
     old = arguments.get("old_string", arguments.get("old_str", arguments.get("oldString")))
     new = arguments.get("new_string", arguments.get("new_str", arguments.get("newString")))
-    path = _path(arguments)
     if old is None and new is None:
-        return [FileChange(path, Counter(), Counter(), opaque=True)]
+        return _opaque(arguments)
     if old == "":
-        return [FileChange(path, Counter(), Counter(_lines(new)), whole=True)]
-    return [_replaced(path, old, new)]
+        return [FileChange(_path(arguments), added=Counter(_lines(new)), whole=True)]
+    return [_replaced(_path(arguments), old, new)]
 
 
 def _multi(arguments: dict[str, Any]) -> list[FileChange]:
     path = _path(arguments)
     parts = [_edit({**mapping(one), "file_path": path})[0] for one in items(arguments.get("edits"))]
-    return _joined(path, parts) or [FileChange(path, Counter(), Counter(), opaque=True)]
+    return _joined(path, parts) or _opaque(arguments)
 
 
 def _write(arguments: dict[str, Any]) -> list[FileChange]:
     content = arguments.get("content", arguments.get("file_text", arguments.get("contents")))
-    path = _path(arguments)
-    if not isinstance(content, str):
-        return [FileChange(path, Counter(), Counter(), opaque=True)]
-    return [FileChange(path, Counter(), Counter(_lines(content)), whole=True)]
+    return _written(_path(arguments), content)
 
 
 def _notebook(arguments: dict[str, Any]) -> list[FileChange]:
     path = f"{_path(arguments)}#{arguments.get('cell_id') or arguments.get('cell_number') or ''}"
     mode = arguments.get("edit_mode")
     if mode == "delete":
-        return [FileChange(path, Counter(), Counter(), gone=True)]
-    source = arguments.get("new_source")
-    if not isinstance(source, str):
-        return [FileChange(path, Counter(), Counter(), opaque=True)]
-    return [FileChange(path, Counter(), Counter(_lines(source)), whole=mode != "insert")]
+        return [FileChange(path, gone=True)]
+    return _written(path, arguments.get("new_source"), whole=mode != "insert")
 
 
 def _editor(arguments: dict[str, Any]) -> list[FileChange]:
@@ -130,16 +134,13 @@ def _editor(arguments: dict[str, Any]) -> list[FileChange]:
     if command == "str_replace":
         return [_replaced(path, arguments.get("old_str"), arguments.get("new_str"))]
     if command == "insert":
-        put = arguments.get("new_str", arguments.get("insert_text"))
-        return [FileChange(path, Counter(), Counter(_lines(put)))]
-    if command == "undo_edit":
-        return [FileChange(path, Counter(), Counter(), opaque=True)]
-    return []
+        added = arguments.get("new_str", arguments.get("insert_text"))
+        return [FileChange(path, added=Counter(_lines(added)))]
+    return _opaque(arguments) if command == "undo_edit" else []
 
 
 def _insert(arguments: dict[str, Any]) -> list[FileChange]:
-    put = arguments.get("content", arguments.get("text"))
-    return [FileChange(_path(arguments), Counter(), Counter(_lines(put)), opaque=not isinstance(put, str))]
+    return _written(_path(arguments), arguments.get("content", arguments.get("text")), whole=False)
 
 
 def _blocks(arguments: dict[str, Any]) -> list[FileChange]:
@@ -147,7 +148,7 @@ def _blocks(arguments: dict[str, Any]) -> list[FileChange]:
     path = _path(arguments)
     diff = arguments.get("diff")
     if not isinstance(diff, str):
-        return [FileChange(path, Counter(), Counter(), opaque=True)]
+        return _opaque(arguments)
     parts: list[FileChange] = []
     old: list[str] = []
     new: list[str] = []
@@ -164,79 +165,59 @@ def _blocks(arguments: dict[str, Any]) -> list[FileChange]:
             side = None
         elif not _NUMBERED.match(line) and line != "-------":
             side.append(line)
-    return _joined(path, parts) or [FileChange(path, Counter(), Counter(), opaque=True)]
+    return _joined(path, parts) or _opaque(arguments)
 
 
 def _patch_call(arguments: dict[str, Any]) -> list[FileChange]:
-    for key in ("input", "patch", "patch_text", "patchText"):
-        if patch := string(arguments.get(key)):
-            return _patch(patch)
+    if patch := first_string(arguments, "input", "patch", "patch_text", "patchText"):
+        return _patch(patch)
     command = items(arguments.get("command"))
     return _patch(str(command[1])) if len(command) > 1 else []
 
 
 def _patch(text: str) -> list[FileChange]:
     """The changes of a patch in Codex's format, one for each file."""
-    file_changes_: list[FileChange] = []
+    changes: list[FileChange] = []
     removed: list[str] = []
     added: list[str] = []
 
     def close() -> None:
-        if file_changes_:
-            change = _replaced(file_changes_[-1].path, "\n".join(removed), "\n".join(added))
-            file_changes_[-1].removed, file_changes_[-1].added = change.removed, change.added
+        if changes:
+            change = _replaced(changes[-1].path, "\n".join(removed), "\n".join(added))
+            changes[-1].removed, changes[-1].added = change.removed, change.added
         removed.clear()
         added.clear()
 
     for line in text.split("\n"):
         header = _HUNK.match(line.rstrip("\r")) if line.startswith("*** ") else None
-        if header is not None:
-            if header[3]:
-                if file_changes_:
-                    file_changes_[-1].path = header[3].strip()
-                continue
+        if header is not None and not header[3]:
             close()
-            path = header[2].strip()
-            file_changes_.append(
-                FileChange(path, Counter(), Counter(), whole=header[1] == "Add", gone=header[1] == "Delete")
-            )
+            changes.append(FileChange(header[2].strip(), whole=header[1] == "Add", gone=header[1] == "Delete"))
+        elif header is not None and changes:
+            changes[-1].path = header[3].strip()  # the file is renamed too
         elif line[:1] == "-":
             removed.append(line[1:])
         elif line[:1] == "+":
             added.append(line[1:])
     close()
-    return file_changes_
+    return changes
 
 
-def _opaque(arguments: dict[str, Any]) -> list[FileChange]:
-    return [FileChange(_path(arguments), Counter(), Counter(), opaque=True)]
-
-
-_TOOLS: dict[str, Callable[[dict[str, Any]], list[FileChange]]] = {
-    "edit": _edit,
-    "multiedit": _multi,
-    "write": _write,
-    "notebookedit": _notebook,
-    "replace": _edit,
-    "write_file": _write,
-    "write_to_file": _write,
-    "new_file": _write,
-    "create_file": _write,
-    "replace_in_file": _blocks,
-    "apply_diff": _blocks,
-    "search_and_replace": _opaque,
-    "insert_content": _insert,
-    "apply_patch": _patch_call,
-    "str_replace_editor": _editor,
-    "str_replace_based_edit_tool": _editor,
-    "file_editor": _editor,
-    "str_replace": _edit,
-    "search_replace": _edit,
-    "edit_file": _opaque,
-    "create": _write,
-    "insert": _opaque,
+_TOOLS = {
+    name: reader
+    for reader, names in (
+        (_edit, "edit replace str_replace"),
+        (_multi, "multiedit"),
+        (_write, "write write_file write_to_file new_file create_file create"),
+        (_notebook, "notebookedit"),
+        (_editor, "str_replace_editor str_replace_based_edit_tool file_editor"),
+        (_blocks, "replace_in_file apply_diff"),
+        (_insert, "insert_content"),
+        (_patch_call, "apply_patch"),
+        (_opaque, "search_and_replace search_replace edit_file insert"),
+    )
+    for name in names.split()
 }
-
 
 _NEAR = 100
 """How many first and last lines of a file's edits are remembered, to recognise edits of parts of lines."""
@@ -249,14 +230,15 @@ _NAMES = re.compile(r"[\w.+-]{1,200}\.\w{1,12}|(?:Makefile|Dockerfile)")
 _WRITES = ("write", "open(", "replace(", "dump(", "unlink", "rename(", "save")
 
 # Programs that change the files they name.
-_CHANGES_TEXT = """
-mv cp tee truncate patch install rsync ln ed ex dd shred unlink sponge
-"""
-_CHANGES = frozenset(_CHANGES_TEXT.split())
+_CHANGES = frozenset((
+    "mv", "cp", "tee", "truncate", "patch", "install", "rsync", "ln", "ed", "ex", "dd", "shred", "unlink",
+    "sponge",
+))  # fmt: skip
 _REMOVES = frozenset(["rm", "unlink", "trash", "del"])
 _IN_PLACE = frozenset(["sed", "gsed", "perl", "awk", "gawk", "ruby", "yq"])
 _SCRIPTED = re.compile(r"(?:python|pypy|py|node|ruby|perl|php|deno|bun)[\d.]*(?:\.exe)?")
 _GIT_NAMED = frozenset(("checkout", "restore"))
+_HERE = re.compile(r"^(?:\./)+")
 
 
 CHANGING = re.compile(
@@ -338,8 +320,7 @@ class FileTracker:
                 self._forget(self._files[path])
         elif program in _CHANGES:
             # What is copied or renamed is still there, under another name.
-            named = rest[-1:] if program in ("cp", "install", "rsync", "ln") else rest
-            self._doubt_named(named)
+            self._doubt_named(rest[-1:] if program in ("cp", "install", "rsync", "ln") else rest)
         elif program in _IN_PLACE and any(word.startswith("-") and "i" in word for word in rest):
             self._doubt_named(rest)
         elif _SCRIPTED.fullmatch(program):
@@ -360,9 +341,7 @@ class FileTracker:
     def _git(self, plain: Sequence[str], rest: Sequence[str]) -> None:
         action = plain[0] if plain else ""
         if action in _GIT_NAMED:
-            if "--staged" in rest and "--worktree" not in rest:
-                return
-            if "-b" in rest or "-B" in rest or "-c" in rest:
+            if ("--staged" in rest and "--worktree" not in rest) or not {"-b", "-B", "-c"}.isdisjoint(rest):
                 return
             matches = self._matching(plain[1:])
             for path in matches:
@@ -386,18 +365,14 @@ class FileTracker:
 
     def _matching(self, names: Sequence[str]) -> list[str]:
         """The edited files that one of the arguments names."""
-        matches: list[str] = []
-        for name in names:
-            name = _normal(name)
-            for path in self._named.get(name.rpartition("/")[2], ()):
-                if (
-                    path == name
-                    or path.endswith(f"/{name.lstrip('/')}")
-                    or name.endswith(f"/{path.lstrip('/')}")
-                    or path.rpartition("/")[2] == name
-                ):
-                    matches.append(path)
-        return matches
+        return [
+            path
+            for name in map(_normal, names)
+            for path in self._named.get(name.rpartition("/")[2], ())
+            if name in (path, path.rpartition("/")[2])
+            or path.endswith(f"/{name.lstrip('/')}")
+            or name.endswith(f"/{path.lstrip('/')}")
+        ]
 
     def _doubt_named(self, names: Sequence[str]) -> None:
         for path in self._matching(names):
@@ -410,8 +385,7 @@ class FileTracker:
 
     def _doubt_all(self, *, committed: bool) -> None:
         """Mark all edits as unknown, or without `committed` only those since the last commit."""
-        for path in list(self._files):
-            file = self._files[path]
+        for file in self._files.values():
             committed_before = [edit for edit in file.edits if not committed and edit.age < self._commits]
             for edit in file.edits:
                 edit.unknown = edit.unknown or (not edit.undone and (committed or edit.age == self._commits))
@@ -425,11 +399,11 @@ class FileTracker:
         self._clear(file)
 
     def _reset(self, file: _TrackedFile) -> None:
-        if any(edit.age < self._commits for edit in file.edits):
-            for edit in file.edits:
-                edit.undone = edit.undone or edit.age == self._commits
-            return
-        self._forget(file)
+        """The file was restored to the last commit: the edits since then are undone."""
+        if all(edit.age >= self._commits for edit in file.edits):
+            self._forget(file)
+        for edit in file.edits:
+            edit.undone = edit.undone or edit.age == self._commits
 
     def _clear(self, file: _TrackedFile) -> None:
         # These edits cannot change any more. Dropping them keeps the total work linear.
@@ -460,13 +434,9 @@ class FileTracker:
         for part in change.ends:
             self._take_part(file, part)
         if file.deletions:
-            remaining: list[TrackedEdit] = []
             for edit in file.deletions:
-                if edit.gone is not None and not edit.gone - change.added:
-                    edit.undone = True
-                else:
-                    remaining.append(edit)
-            file.deletions = remaining
+                edit.undone = edit.undone or (edit.gone is not None and not edit.gone - change.added)
+            file.deletions = [edit for edit in file.deletions if not edit.undone]
 
     def _take_part(self, file: _TrackedFile, part: str) -> None:
         """Match the edge of an edit, which may be a part of a line, with the edges of earlier edits."""
@@ -503,13 +473,10 @@ class FileTracker:
 
 
 def _normal(path: str) -> str:
-    path = path.replace("\\", "/")
-    while path.startswith("./"):
-        path = path[2:]
-    return path
+    return _HERE.sub("", path.replace("\\", "/"))
 
 
 def count_survived(edits: Sequence[TrackedEdit]) -> int | None:
     """How many edits survived, None where that is unknown of one of them."""
     survived = [edit.survived for edit in edits]
-    return None if None in survived else sum(1 for one in survived if one)
+    return None if None in survived else sum(map(bool, survived))
