@@ -189,8 +189,10 @@ _COMMAND_TOOLS = (
     "bash", "run", "shell", "local_shell", "shell_command", "run_shell_command", "execute_bash", "terminal",
     "run_terminal_cmd", "run_command", "execute_command", "powershell",
 )  # fmt: skip
-_SHELL = dict.fromkeys(_COMMAND_TOOLS, "command")
-_SHELL |= {"container.exec": "cmd", "exec_command": "cmd", "bash_command": "keystrokes"}
+_SHELL: dict[str, str] = {
+    **dict.fromkeys(_COMMAND_TOOLS, "command"),
+    "container.exec": "cmd", "exec_command": "cmd", "bash_command": "keystrokes",
+}  # fmt: skip
 
 _HEAD = 600
 _TAIL = 400
