@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 
-class ModelServer(Protocol):
+class UpstreamServer(Protocol):
     """What answers: `name` is its kind, `model` the model that it has, `price` what its tokens cost, if known."""
 
     name: str
@@ -31,7 +31,7 @@ class ModelServer(Protocol):
         ...
 
 
-class Backend(ModelServer, Protocol):
+class Backend(UpstreamServer, Protocol):
     """A model server that answers chat requests."""
 
     async def generate(self, request: ChatRequest, emit: Emit | None = None) -> Generation:
@@ -81,7 +81,7 @@ class NativeResponse(Struct, frozen=True, kw_only=True):
 
 
 @runtime_checkable
-class Relay(ModelServer, Protocol):
+class Relay(UpstreamServer, Protocol):
     """A provider that speaks an agent's own dialect: requests are passed on, and answers back, byte for byte.
 
     Only the model's name and the key are changed. `dialect` names the one dialect that it speaks.

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from understudy.errors import BackendError, ConfigError
 from understudy.gateway.backends.base import (
     Backend,
-    ModelServer,
+    UpstreamServer,
     NativeRequest,
     NativeResponse,
     Relay,
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-_S = TypeVar("_S", bound=ModelServer)
+_S = TypeVar("_S", bound=UpstreamServer)
 
 
 def _was_not_served(error: BackendError) -> bool:
