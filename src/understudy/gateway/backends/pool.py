@@ -13,11 +13,11 @@ from typing import Generic, TypeVar
 from understudy.errors import BackendError, ConfigError
 from understudy.gateway.backends.base import (
     Backend,
-    UpstreamServer,
     NativeRequest,
     NativeResponse,
     Relay,
     RestorableBackend,
+    UpstreamServer,
 )
 from understudy.gateway.backends.http import NotServedError
 from understudy.wire.model import ChatRequest, ConversationHandle, Emit, Generation
