@@ -1,4 +1,8 @@
-"""A state as a request to a teacher, in the dialect that its backend takes, and the most that it can cost."""
+"""A state as a request to a teacher, in the dialect that its backend takes, and the most that it can cost.
+
+The messages of a state are read into the conversation model and laid out as the gateway lays out a request
+(`wire.layout`), so that a teacher is shown what a model behind the gateway would be shown.
+"""
 
 from __future__ import annotations
 
@@ -10,114 +14,188 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import msgspec
-from msgspec import Raw, Struct, field
+from msgspec import Struct, field, structs
 
 from understudy.gateway.prices import Price
 from understudy.ingest.trace import MISSING_RESULT, Message, Trace, text_of
 from understudy.preference.proposals import sent_name
 from understudy.replay.teachers import TeacherConfig
 from understudy.wire.arguments import parse_object, tool_input
+from understudy.wire.chat_request import ChatBody, read_conversation
+from understudy.wire.layout import lay_out
 
 UNKNOWN_START = "[The beginning of this conversation is not known.]"
 """What the user says first where a log begins with an answer: the API wants the user to begin."""
 
+GO_ON = "Continue."
+"""What the user says behind an answer that was the last thing in a state: providers refuse to go on from there."""
+
+MESSAGE_TOKENS, REQUEST_TOKENS, IMAGE_TOKENS = 32, 4096, 50_000
+"""What is added to the bytes of a request to bound its prompt's tokens: what a chat template, or a provider, puts
+around each message and around all of them, and what one image is counted as at the most (a large one by OpenAI's
+small models; others stay below 5,000)."""
+
+TOKEN_BYTES = 3.5
+"""Bytes of a request in a token, as it is estimated: code and JSON have three to four."""
+
+LONGEST_ID = 40
+MILLIONTH = 1_000_000
+_BEYOND_ASCII = bytes(range(128, 256))
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,200}")
 _DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)", re.DOTALL)
 
-Block = dict[str, Any]
+
+class TeacherRequest(Struct, frozen=True):
+    """What is sent: the path and body, and the most tokens that the prompt can have and be estimated to have."""
+
+    path: str
+    body: bytes
+    most_tokens: int
+    likely_tokens: int
 
 
-def as_anthropic(messages: list[Message], tools: list[dict[str, Any]] | None) -> dict[str, Any]:
-    """The messages, system prompt and tools that say the same.
+def build_request(
+    config: TeacherConfig, messages: list[Message], tools: list[dict[str, Any]] | None
+) -> TeacherRequest:
+    """The request that asks a teacher what comes next in a conversation, with these tools."""
+    try:
+        return _request(config, messages, tools)
+    except UnicodeEncodeError:
+        # A log may hold half of a letter.
+        whole = json.dumps([messages, tools], ensure_ascii=False).encode(errors="replace")
+        return _request(config, *json.loads(whole))
 
-    Turns alternate, the user's first, and each tool call has its result next.
-    Ids of tool calls that the API would refuse, or that come twice, are others. What is no text and no image is
-    its type in brackets.
+
+def _request(config: TeacherConfig, messages: list[Message], tools: list[dict[str, Any]] | None) -> TeacherRequest:
+    messages = shown_messages(messages)
+    if not messages or messages[-1]["role"] in ("assistant", "system"):
+        messages.append({"role": "user", "content": GO_ON})
+    tools = sendable(tools or ())
+    fields: dict[str, Any] = {"model": config.model, "max_tokens": config.max_tokens}
+    if config.temperature is not None:
+        fields["temperature"] = config.temperature
+    if config.backend == "anthropic":
+        body, path = fields | as_anthropic(messages, tools), "/v1/messages"
+    else:
+        body, path = fields | {"messages": messages}, "/v1/chat/completions"
+        if tools:
+            body["tools"] = tools
+    data = msgspec.json.encode(body)
+    # No tokenizer sees the bytes of an image's address.
+    images = [len(str(part["image_url"].get("url"))) for part in _parts(messages) if part["type"] == "image_url"]
+    text = max(_escaped(data) - sum(images), 0)
+    return TeacherRequest(
+        path,
+        data,
+        most_tokens=text + MESSAGE_TOKENS * len(messages) + REQUEST_TOKENS + IMAGE_TOKENS * len(images),
+        likely_tokens=math.ceil((len(data) - sum(images)) / TOKEN_BYTES) + 1500 * len(images),
+    )
+
+
+def shown_messages(messages: list[Message]) -> list[Message]:
+    """The chat messages that a teacher is shown, with names of tools and ids of calls that every API takes.
+
+    Thinking is left out: it is the student's own. What a chat model cannot be shown is its type in brackets.
     """
-    built = _Built()
-    system: list[str] = []
+    try:
+        body = msgspec.convert({"messages": messages}, ChatBody)
+    except msgspec.ValidationError:
+        # A log may hold parts that are not as the API has them: their texts are what can be shown.
+        texts = [message | {"content": text_of(message.get("content"))} for message in messages]
+        body = msgspec.convert({"messages": texts}, ChatBody)
+    conversation, _ = read_conversation(body)
+    blocks = [
+        structs.replace(
+            block, id=_id(block.id), name=sent_name(block.name) if block.kind == "tool_use" else block.name
+        )
+        for block in conversation.blocks
+        if block.kind != "thinking"
+    ]
+    return lay_out(conversation.instructions, blocks, lambda _: None)
+
+
+def as_anthropic(messages: list[Message], tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """Laid out chat messages, and tools, as fields of a request of Anthropic's Messages API.
+
+    Turns alternate, the user's first, and each tool call has its result next. Ids of tool calls that the API would
+    refuse, or that come twice, are others.
+    """
+    request: dict[str, Any] = {}
+    if messages and messages[0]["role"] == "system":
+        request["system"] = messages[0]["content"]
+        messages = messages[1:]
+    turns = _AnthropicTurns()
     for message in messages:
-        role, content = message["role"], message.get("content")
-        if role == "system" and not built.messages:
-            system.append(text_of(content))
-        elif role == "assistant":
-            built.assistant(content, message.get("tool_calls") or ())
-        elif role == "tool":
-            built.result(str(message.get("tool_call_id") or ""), content)
-        else:
-            built.user(_blocks(content))
-    request: dict[str, Any] = {"messages": built.done()}
-    if system:
-        request["system"] = "\n\n".join(system)
+        turns.add(message)
+    request["messages"] = turns.end()
     if tools:
-        request["tools"] = [_tool(tool) for tool in tools]
+        request["tools"] = [
+            {"input_schema" if key == "parameters" else key: value for key, value in tool["function"].items()}
+            for tool in tools
+        ]
     return request
 
 
-class _Built:
-    """The messages in the making."""
+class _AnthropicTurns:
+    """Makes the turns of Anthropic's API of chat messages, one after the other."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self._turns: list[dict[str, Any]] = []
         self._open: dict[str, str] = {}
         """The calls without a result: our id of each, by the one that the messages have."""
         self._used: set[str] = set()
-        self._results: list[Block] = []
-        self._text_parts: list[Block] = []
+        self._results: dict[str, str] = {}
+        self._content: list[dict[str, Any]] = []
 
-    def user(self, blocks: list[Block]) -> None:
-        self._text_parts += blocks
+    def add(self, message: Message) -> None:
+        """Add a chat message. A result without its call becomes text of the user's."""
+        if message["role"] == "assistant":
+            self._assistant(message)
+        elif message["role"] == "tool" and message["tool_call_id"] in self._open:
+            self._results[self._open.pop(message["tool_call_id"])] = message["content"]
+        else:
+            self._content += _blocks(message)
 
-    def result(self, call_id: str, content: Any) -> None:
-        ours = self._open.pop(call_id, None)
-        if ours is None:
-            self._text_parts += _blocks(content)
-            return
-        blocks = _blocks(content)
-        only = len(blocks) == 1 and blocks[0]["type"] == "text"
-        shown: Any = blocks[0]["text"] if only else blocks or ""
-        self._results.append({"type": "tool_result", "tool_use_id": ours, "content": shown})
+    def end(self) -> list[dict[str, Any]]:
+        """The turns, once all messages were added."""
+        self._user()
+        return self._turns
 
-    def assistant(self, content: Any, calls: Any) -> None:
-        blocks = [block for block in _blocks(content) if block["type"] == "text"]
+    def _assistant(self, message: Message) -> None:
+        blocks = _blocks(message)
+        calls: list[dict[str, Any]] = message.get("tool_calls") or []
         if not blocks and not calls:
             return
-        self._user_turn()
+        self._user()
         for call in calls:
-            function: dict[str, Any] = call.get("function") or {}
-            ours = self._id(str(call.get("id") or ""))
             # A second call of the same id gets its result by its own: the first, which has none, is closed below.
-            self._open[str(call.get("id") or "")] = ours
-            name = str(function.get("name") or "")
-            arguments: Raw = tool_input(str(function.get("arguments") or ""))
-            blocks.append({"type": "tool_use", "id": ours, "name": name, "input": arguments})
-        self._add("assistant", blocks)
+            self._open[call["id"]] = own_id = self._new_id(call["id"])
+            function = call["function"]
+            arguments = tool_input(function["arguments"])
+            blocks.append({"type": "tool_use", "id": own_id, "name": function["name"], "input": arguments})
+        self._append("assistant", blocks)
 
-    def done(self) -> list[dict[str, Any]]:
-        self._user_turn()
-        return self.messages
-
-    def _user_turn(self) -> None:
-        last = self.messages[-1] if self.messages else None
-        wanted = [block["id"] for block in last["content"] if block["type"] == "tool_use"] if last else []
-        have = {block["tool_use_id"] for block in self._results}
-        missing = [id_ for id_ in wanted if id_ not in have]
-        results = [{"type": "tool_result", "tool_use_id": id_, "content": MISSING_RESULT} for id_ in missing]
-        blocks = [*self._results, *results, *self._text_parts]
-        self._open.clear()
-        self._results, self._text_parts = [], []
-        if not blocks and last is None:
+    def _user(self) -> None:
+        last: list[dict[str, Any]] = self._turns[-1]["content"] if self._turns else []
+        calls: list[str] = [block["id"] for block in last if block["type"] == "tool_use"]
+        blocks: list[dict[str, Any]] = [
+            {"type": "tool_result", "tool_use_id": id_, "content": self._results.get(id_, MISSING_RESULT)}
+            for id_ in calls
+        ]
+        blocks += self._content
+        if not blocks and not self._turns:
             blocks = [{"type": "text", "text": UNKNOWN_START}]
+        self._open, self._results, self._content = {}, {}, []
         if blocks:
-            self._add("user", blocks)
+            self._append("user", blocks)
 
-    def _add(self, role: str, blocks: list[Block]) -> None:
-        if self.messages and self.messages[-1]["role"] == role:
-            self.messages[-1]["content"] += blocks
+    def _append(self, role: str, blocks: list[dict[str, Any]]) -> None:
+        if self._turns and self._turns[-1]["role"] == role:
+            self._turns[-1]["content"] += blocks
         else:
-            self.messages.append({"role": role, "content": blocks})
+            self._turns.append({"role": role, "content": blocks})
 
-    def _id(self, offered: str) -> str:
+    def _new_id(self, offered: str) -> str:
         chosen = offered if _ID.fullmatch(offered) and offered not in self._used else f"call_{len(self._used)}"
         while chosen in self._used:
             chosen += "_"
@@ -125,42 +203,57 @@ class _Built:
         return chosen
 
 
-def _blocks(content: Any) -> list[Block]:
-    """A content as blocks. The API refuses text that is nothing but space."""
-    if content is None or isinstance(content, str):
-        return [{"type": "text", "text": content}] if content and content.strip() else []
-    blocks: list[Block] = []
-    for part in cast("list[Any]", content):
-        block = _block(part)
-        if block["type"] != "text" or block["text"].strip():
-            blocks.append(block)
-    return blocks
+def _parts(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """The parts of the content of laid out messages, a text being one."""
+    parts: list[dict[str, Any]] = []
+    for message in messages:
+        content: str | list[dict[str, Any]] = message["content"]
+        parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return parts
 
 
-def _block(part: Any) -> Block:
-    if not isinstance(part, dict):
-        return {"type": "text", "text": str(part)}
-    fields = cast("dict[str, Any]", part)
-    if fields.get("type") == "text":
-        return {"type": "text", "text": str(fields.get("text") or "")}
-    if fields.get("type") == "image_url":
-        image = fields.get("image_url")
-        url: Any = cast("dict[str, Any]", image).get("url") if isinstance(image, dict) else image
-        if isinstance(url, str) and (data := _DATA.fullmatch(url)):
-            return {"type": "image", "source": {"type": "base64", "media_type": data[1], "data": data[2]}}
-        if isinstance(url, str) and url.startswith(("http://", "https://")):
-            return {"type": "image", "source": {"type": "url", "url": url}}
-    return {"type": "text", "text": f"[{fields.get('type')}]"}
+def _blocks(message: Message) -> list[dict[str, Any]]:
+    """A content as Anthropic's blocks. The API refuses text that is nothing but space."""
+    blocks = [_image(part) if part["type"] == "image_url" else part for part in _parts([message])]
+    return [block for block in blocks if block["type"] != "text" or block["text"].strip()]
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    function: dict[str, Any] = tool.get("function") or {}
-    sent: dict[str, Any] = {"name": str(function.get("name") or "")}
-    if function.get("description"):
-        sent["description"] = function["description"]
-    schema: dict[str, Any] = function.get("parameters") or {}
-    return sent | {"input_schema": {"type": "object", "properties": {}} | schema}
+def _image(part: dict[str, Any]) -> dict[str, Any]:
+    url = str(part["image_url"].get("url"))
+    if data := _DATA.fullmatch(url):
+        return {"type": "image", "source": {"type": "base64", "media_type": data[1], "data": data[2]}}
+    if url.startswith(("http://", "https://")):
+        return {"type": "image", "source": {"type": "url", "url": url}}
+    return {"type": "text", "text": "[image_url]"}
 
+
+def worst_cost(price: Price, prompt_tokens: int, max_tokens: int) -> float:
+    """The most that a request can cost in US dollars."""
+    dearest = max(price.input, price.cached or 0.0, price.cache_write or 0.0)
+    return (prompt_tokens * dearest + max_tokens * price.output) / MILLIONTH
+
+
+def likely_cost(price: Price, prompt_tokens: int, completion_tokens: int) -> float:
+    """What a request is estimated to cost in US dollars, nothing of it cached."""
+    return (prompt_tokens * price.input + completion_tokens * price.output) / MILLIONTH
+
+
+def _escaped(data: bytes) -> int:
+    """The size of JSON with every letter beyond ASCII as \\uXXXX: some chat templates write it so."""
+    if data.isascii():
+        return len(data)
+    plain = len(data.translate(None, delete=_BEYOND_ASCII))
+    return plain + 6 * (len(data.decode().encode("utf-16-le")) // 2 - plain)
+
+
+def _id(id_: str) -> str:
+    """The id of a tool call as it is sent: OpenAI refuses long ones."""
+    if len(id_) <= LONGEST_ID:
+        return id_
+    return "call_" + hashlib.blake2b(id_.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+# --- tools ---------------------------------------------------------------------------------------------
 
 _TYPES: tuple[tuple[type, str], ...] = (
     (bool, "boolean"),
@@ -251,148 +344,3 @@ def _inferred_tool(name: str, seen: _Seen) -> dict[str, Any]:
 
 def _type(value: object) -> str:
     return next((name for kind, name in _TYPES if isinstance(value, kind)), "")
-
-
-GO_ON = "Continue."
-"""What the user says behind an answer that was the last thing in a state: providers refuse to go on from there."""
-
-MESSAGE_TOKENS, REQUEST_TOKENS, IMAGE_TOKENS = 32, 4096, 50_000
-"""What is added to the bytes of a request to bound its prompt's tokens: what a chat template, or a provider, puts
-around each message and around all of them, and what one image is counted as at the most (a large one by OpenAI's
-small models; others stay below 5,000)."""
-
-TOKEN_BYTES = 3.5
-"""Bytes of a request in a token, as it is estimated: code and JSON have three to four."""
-
-LONGEST_ID = 40
-MILLIONTH = 1_000_000
-_BEYOND_ASCII = bytes(range(128, 256))
-
-
-class TeacherRequest(Struct, frozen=True):
-    """What is sent: the path and body, and the most tokens that the prompt can have and be estimated to have."""
-
-    path: str
-    body: bytes
-    most_tokens: int
-    likely_tokens: int
-
-
-def build_request(
-    config: TeacherConfig, messages: list[Message], tools: list[dict[str, Any]] | None
-) -> TeacherRequest:
-    """What asks a teacher about a conversation: what comes next, with these tools.
-
-    Names of tools, ids of their calls and texts that APIs refuse are sent as others.
-    """
-    try:
-        return _request(config, messages, tools)
-    except UnicodeEncodeError:
-        # A log may hold half of a letter.
-        whole = json.dumps([messages, tools], ensure_ascii=False).encode(errors="replace")
-        return _request(config, *json.loads(whole))
-
-
-def _request(config: TeacherConfig, messages: list[Message], tools: list[dict[str, Any]] | None) -> TeacherRequest:
-    if _answered(messages):
-        messages = [*messages, {"role": "user", "content": GO_ON}]
-    messages = [_called(message) for message in messages]
-    tools = sendable(tools or ())
-    fields: dict[str, Any] = {"model": config.model, "max_tokens": config.max_tokens}
-    if config.temperature is not None:
-        fields["temperature"] = config.temperature
-    if config.backend == "anthropic":
-        body, path = fields | as_anthropic(messages, tools), "/v1/messages"
-    else:
-        body, path = fields | {"messages": [_plain(message) for message in messages]}, "/v1/chat/completions"
-        if tools:
-            body["tools"] = tools
-    data = msgspec.json.encode(body)
-    images = _image_sizes(messages)
-    text = max(_escaped(data) - sum(images), 0)
-    return TeacherRequest(
-        path,
-        data,
-        most_tokens=text + MESSAGE_TOKENS * len(messages) + REQUEST_TOKENS + IMAGE_TOKENS * len(images),
-        likely_tokens=math.ceil((len(data) - sum(images)) / TOKEN_BYTES) + 1500 * len(images),
-    )
-
-
-def worst_cost(price: Price, prompt_tokens: int, max_tokens: int) -> float:
-    """The most that a request can cost in US dollars."""
-    dearest = max(price.input, price.cached or 0.0, price.cache_write or 0.0)
-    return (prompt_tokens * dearest + max_tokens * price.output) / MILLIONTH
-
-
-def likely_cost(price: Price, prompt_tokens: int, completion_tokens: int) -> float:
-    """What a request is estimated to cost in US dollars, nothing of it cached."""
-    return (prompt_tokens * price.input + completion_tokens * price.output) / MILLIONTH
-
-
-def _escaped(data: bytes) -> int:
-    """The size of JSON with every letter beyond ASCII as \\uXXXX: some chat templates write it so."""
-    if data.isascii():
-        return len(data)
-    plain = len(data.translate(None, delete=_BEYOND_ASCII))
-    return plain + 6 * (len(data.decode().encode("utf-16-le")) // 2 - plain)
-
-
-def _answered(messages: list[Message]) -> bool:
-    last = messages[-1] if messages else {"role": "assistant"}
-    return last["role"] in ("assistant", "system")
-
-
-def _called(message: Message) -> Message:
-    """A message with the names of tools that a teacher knows them by."""
-    if not message.get("tool_calls"):
-        return message
-    calls: list[dict[str, Any]] = []
-    for call in message["tool_calls"]:
-        function: dict[str, Any] = call.get("function") or {}
-        named = function | {"name": sent_name(str(function.get("name") or ""))}
-        calls.append(call | {"type": "function", "function": named})
-    return message | {"tool_calls": calls}
-
-
-def _plain(message: Message) -> Message:
-    """A message with what chat completions have and nothing else; parts that are no text and no image as text."""
-    fields = {key: message[key] for key in ("role", "content", "tool_calls", "tool_call_id") if key in message}
-    content = fields.get("content")
-    if isinstance(content, list):
-        fields["content"] = [_part(part) for part in cast("list[Any]", content)]
-    if "tool_call_id" in fields:
-        fields["tool_call_id"] = _id(fields["tool_call_id"])
-    if calls := fields.pop("tool_calls", None):
-        fields["tool_calls"] = [call | {"id": _id(call.get("id"))} for call in calls]
-    return fields
-
-
-def _id(offered: object) -> str:
-    """The id of a tool call as it is sent: OpenAI refuses long ones."""
-    id_ = str(offered or "")
-    if len(id_) <= LONGEST_ID:
-        return id_
-    return "call_" + hashlib.blake2b(id_.encode(errors="surrogatepass"), digest_size=16).hexdigest()
-
-
-def _part(part: Any) -> dict[str, Any]:
-    if not isinstance(part, dict):
-        return {"type": "text", "text": str(part)}
-    fields = cast("dict[str, Any]", part)
-    kind = fields.get("type")
-    if kind == "image_url" and fields.get("image_url"):
-        return fields
-    return {"type": "text", "text": str(fields.get("text") or "") if kind == "text" else f"[{kind}]"}
-
-
-def _image_sizes(messages: list[Message]) -> list[int]:
-    """How many bytes the address of each image has, which no tokenizer sees."""
-    sizes: list[int] = []
-    for message in messages:
-        content = message.get("content")
-        for part in cast("list[Any]", content) if isinstance(content, list) else ():
-            if isinstance(part, dict) and cast("dict[str, Any]", part).get("type") == "image_url":
-                image: Any = cast("dict[str, Any]", part).get("image_url")
-                url: Any = cast("dict[str, Any]", image).get("url") if isinstance(image, dict) else image
-                sizes.append(len(url) if isinstance(url, str) else 0)
-    return sizes

@@ -22,18 +22,23 @@ from understudy.preference.proposals import sent_name
 from understudy.replay.asker import CostBudget, to_units
 from understudy.replay.replay import question
 from understudy.replay.requests import (
+    GO_ON,
     IMAGE_TOKENS,
     UNKNOWN_START,
     as_anthropic,
     build_request,
     inferred,
     sendable,
+    shown_messages,
     worst_cost,
 )
 from understudy.replay.teachers import TeacherConfig
+from understudy.wire import chat_request
 from understudy.wire.anthropic_request import read_request
 from understudy.wire.chat import OpenAIChat
 from understudy.wire.dialect import Branch
+from understudy.wire.layout import lay_out
+from understudy.wire.model import Conversation
 
 IDS = st.sampled_from(["call_1", "call_2", "toolu_a b", "ü", ""])
 TEXT = st.sampled_from(["", " ", "hello", "zwölf 中", '{"a": "\\n"}', "😀"])
@@ -65,7 +70,7 @@ TOOLS = [{"type": "function", "function": {"name": "Bash", "parameters": {}}}]
 @given(MESSAGES)
 def test_any_conversation_is_one_that_anthropic_takes(messages: list[dict[str, Any]]):
     before = json.dumps(messages)
-    told = json.loads(msgspec.json.encode(as_anthropic(messages, TOOLS)))
+    told = json.loads(msgspec.json.encode(as_anthropic(shown_messages(messages), TOOLS)))
     assert json.dumps(messages) == before
     roles = [message["role"] for message in told["messages"]]
     assert roles[0] == "user"
@@ -100,8 +105,50 @@ def test_any_conversation_is_one_that_the_gateway_takes_as_chat(messages: list[d
     assert made.most_tokens >= sent + images * IMAGE_TOKENS
 
 
+EVERY_BLOCK: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be careful."},
+    {"role": "user", "content": [{"type": "text", "text": "Look:"}, IMAGE, {"type": "text", "text": "And?"}]},
+    {
+        "role": "assistant",
+        "content": "I look.",
+        "reasoning_content": "What the student thought.",
+        "tool_calls": [call("a"), call("b", "{no")],
+    },
+    {"role": "tool", "tool_call_id": "b", "content": [{"type": "text", "text": "two"}, IMAGE]},
+    {"role": "tool", "tool_call_id": "a", "content": "one"},
+    {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x"}}]},
+    {"role": "assistant", "content": [{"type": "text", "text": "Heard."}, {"type": "refusal", "refusal": "No."}]},
+    {"role": "user", "content": "Go on."},
+]
+
+
+def laid_out(conversation: Conversation) -> list[dict[str, Any]]:
+    return lay_out(conversation.instructions, conversation.blocks, lambda _: None)
+
+
+@pytest.mark.parametrize("last", range(2, len(EVERY_BLOCK) + 1))
+def test_a_teacher_is_shown_what_the_gateway_shows_a_model(last: int):
+    """The same messages, as an agent's request and as the requests of either teacher, are laid out alike."""
+    messages = [message for message in EVERY_BLOCK[:last] if message["role"] != "tool" or last > 4]
+    student = [{key: value for key, value in each.items() if key != "reasoning_content"} for each in messages]
+    if messages[-1]["role"] == "assistant":
+        student.append({"role": "user", "content": GO_ON})
+    shown = laid_out(chat_request.read_request(msgspec.json.encode({"model": "m", "messages": student})))
+    chat = build_request(TeacherConfig(backend="openai", model="m"), messages, None)
+    parsed = OpenAIChat().parse(chat.body, GatewaySession("a", {}), Branch(None, None))
+    assert parsed.chat.messages == laid_out(chat_request.read_request(chat.body)) == shown
+    asked = build_request(TeacherConfig(backend="anthropic", model="m"), messages, None)
+    answered = {message["tool_call_id"] for message in shown if message["role"] == "tool"}
+    # Anthropic wants a result of every call, which a log may not hold.
+    assert [
+        each
+        for each in laid_out(read_request(asked.body))
+        if each["role"] != "tool" or each["tool_call_id"] in answered
+    ] == shown
+
+
 def test_what_a_log_does_not_hold_is_made_up_for():
-    told = as_anthropic([{"role": "assistant", "content": "", "tool_calls": [call("a")]}], None)
+    told = as_anthropic(shown_messages([{"role": "assistant", "content": "", "tool_calls": [call("a")]}]), [])
     assert told["messages"][0]["content"] == [{"type": "text", "text": UNKNOWN_START}]
     assert told["messages"][2]["content"] == [
         {"type": "tool_result", "tool_use_id": "a", "content": MISSING_RESULT}
@@ -110,7 +157,7 @@ def test_what_a_log_does_not_hold_is_made_up_for():
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": "", "tool_calls": [call("a", "{no")]},
     ]
-    told = json.loads(msgspec.json.encode(as_anthropic(messages, None)))
+    told = json.loads(msgspec.json.encode(as_anthropic(shown_messages(messages), [])))
     assert told["messages"][1]["content"][0]["input"]["__unparsedToolInput"]["raw"] == "{no"
 
 
