@@ -169,13 +169,33 @@ def info_of(error: UnderstudyError) -> ErrorInfo:
     return ErrorInfo(error.boundary, type(error).__name__, str(error))
 
 
+class AgentIdentity(Struct, frozen=True):
+    """The agent that works on a rollout: its name among `understudy.agents`, and the version of its program.
+
+    `version` is None where it is not known, as for a shell command. Two versions are two agents: rollouts are
+    compared with each other, in groups and pairs, only where one agent worked on them.
+    """
+
+    name: str
+    version: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}" if self.version else self.name
+
+
+def group_name(task_id: str, agent: AgentIdentity) -> str:
+    """The name of a group of rollouts, for exports and trainers, where several agents worked on its task."""
+    return f"{task_id} by {agent}"
+
+
 class Rollout(Struct, frozen=True, kw_only=True):
-    """One task, one sample index, within one run. Times are Unix seconds."""
+    """One task, one sample index and one agent, within one run. Times are Unix seconds."""
 
     id: str
     run_id: str
     task_id: str
     sample_index: int
+    agent: AgentIdentity
     status: RolloutStatus
     created_at: float
     updated_at: float

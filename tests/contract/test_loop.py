@@ -135,6 +135,21 @@ async def test_each_wave_is_sampled_by_the_version_before_it(order: Order, polic
     assert watcher.lines[-1].startswith("step 3/3")
 
 
+async def test_what_an_update_computed_for_tokens_is_kept_beside_the_calls(order: Order, policy: FakePolicy):
+    order = at(order, policy, steps=2, eval_every=0, token_values_mb=1)
+    await run(order)
+    directory, state = LoopDirectory(Path(order.root)), state_of(order)
+    updated = [step for step in state.steps if step.weights is not None]
+    assert updated
+    for step in updated:
+        assert not directory.token_values(step.step).exists()
+        learned = {call.id: len(call.completion_token_ids or ()) for call in calls_of(directory.run(step.step))}
+        with Store.open(directory.run(step.step), create=False) as store:
+            kept = store.training.of_step(step.step)
+            assert kept and {each.version for each in kept} == {step.version}
+            assert all(len(each.logprobs) == learned[each.call_id] for each in kept)
+
+
 async def test_the_same_seed_is_the_same_loop_and_another_is_not(order: Order, policy: FakePolicy, tmp_path: Path):
     one = at(order, policy, steps=1, eval_every=0)
     await run(one)

@@ -27,6 +27,7 @@ from understudy.store.sqlite.engine import open_engine
 from understudy.types import (
     ATTEMPT_TRANSITIONS,
     ROLLOUT_TRANSITIONS,
+    AgentIdentity,
     Attempt,
     AttemptStatus,
     Call,
@@ -137,6 +138,39 @@ def test_a_store_of_the_first_release_is_brought_up_with_all_it_holds(tmp_path: 
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
         assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+    engine.dispose()
+
+
+@pytest.mark.parametrize("schema", ["0001", "0002", "0003", "0004"])
+def test_the_rollouts_of_older_stores_keep_their_ids_and_get_the_agent_that_worked(
+    tmp_path: Path, schema: str
+) -> None:
+    with sqlite3.connect(tmp_path / "store.db") as raw:
+        raw.executescript((Path(__file__).parents[1] / "data" / f"store_{schema}.sql").read_text())
+        before = raw.execute(
+            "SELECT id, run_id, task_id, sample_index, status FROM rollouts ORDER BY id"
+        ).fetchall()
+    raw.close()
+    with Store.open(tmp_path) as store:
+        after = sorted(store.runs.rollouts(), key=lambda each: each.id)
+        assert [(r.id, r.run_id, r.task_id, r.sample_index, r.status) for r in after] == before
+        agents = {rollout.id: rollout.agent for rollout in after}
+        assert agents["run-0"] == AgentIdentity("claude-code", "2.1.100" if schema == "0004" else None)
+        assert agents["run-1"] == AgentIdentity("claude-code")
+        if schema == "0004":
+            assert agents["shell-0"] == agents["shell-1"] == AgentIdentity("shell")
+        assert store.training.steps() == []
+        # What waited goes on with the agent of today.
+        queued = msgspec.structs.replace(after[1], status="queuing")
+        if after[1] == queued:
+            newer = AgentIdentity("claude-code", "2.1.197")
+            store.runs.create_rollouts("run", [(r.id, "t", r.sample_index) for r in after[:2]], newer).result()
+            assert store.runs.rollout("run-1").agent == newer
+            assert store.runs.rollout("run-0").agent == agents["run-0"]
+    engine = open_engine(tmp_path, create=False)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
     engine.dispose()
 
 
@@ -282,6 +316,22 @@ def test_contents_are_stored_once(store: Store) -> None:
         assert raw.execute("SELECT COUNT(*) FROM blobs").fetchone() == (6,)
         assert raw.execute("SELECT COUNT(*) FROM nodes").fetchone() == (1,)
     raw.close()
+
+
+def test_a_sample_of_a_task_is_another_rollout_with_another_agent(store: Store) -> None:
+    shell, newer = AgentIdentity("shell"), AgentIdentity("claude-code", "3.0")
+    store.runs.create_rollouts("run", [("shell", "t", 0)], shell).result()
+    attempt = running(store)
+    store.runs.create_rollouts("run", [("run-0", "t", 0)], newer).result()
+    assert store.runs.rollout("run-0").agent == AgentIdentity("claude-code"), "an attempt is under way"
+    store.runs.finish_attempt(attempt.id, "failed", "requeuing").result()
+    store.runs.create_rollouts("run", [("run-0", "t", 0)], newer).result()
+    agents = {rollout.id: rollout.agent for rollout in store.runs.rollouts()}
+    assert agents == {"run-0": newer, "shell": shell}
+    with pytest.raises(StoreError, match="collides"):
+        store.runs.create_rollouts("run", [("other", "t", 0)], shell).result()
+    with pytest.raises(StoreError, match="collides"):
+        store.runs.create_rollouts("run", [("run-0", "t", 0)], shell).result()
 
 
 # --- lives ---------------------------------------------------------------------------------------------

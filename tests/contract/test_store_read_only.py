@@ -86,6 +86,21 @@ def test_writing_into_it_and_bringing_it_up_are_refused(stored: Path, tmp_path: 
     assert "copy its directory" in done.stderr
 
 
+def test_one_of_the_release_before_is_read_as_it_is(tmp_path: Path):
+    raw = sqlite3.connect(tmp_path / FILE)
+    raw.executescript((Path(__file__).parents[1] / "data" / "store_0004.sql").read_text())
+    raw.close()
+    before = (tmp_path / FILE).read_bytes()
+    done = read_only(tmp_path, UNDERSTUDY, "show", "--dir", tmp_path, "--json")
+    assert done.returncode == 0, done.stderr
+    agents = {rollout["id"]: rollout["agent"] for rollout in json.loads(done.stdout)["rollouts"]}
+    assert agents["run-0"] == {"name": "claude-code", "version": None}
+    assert agents["shell-0"] == {"name": "shell", "version": None}
+    done = read_only(tmp_path, sys.executable, "-c", WRITE, tmp_path)
+    assert "read-only" in done.stdout, done.stderr
+    assert (tmp_path / FILE).read_bytes() == before
+
+
 RUNS = """
 import json, sys
 from pathlib import Path

@@ -47,6 +47,7 @@ class Order(Struct, frozen=True, kw_only=True):
     max_staleness: int = 2
     concurrency: int = 2
     keep: int = 2
+    token_values_mb: int = 0
     die: str | None = None
     slow_s: float = 0.0
     way: str = "disk"
@@ -126,7 +127,12 @@ async def run(
         tasks,
         eval_tasks,
         sandboxes=sandboxes,
-        runtime=LoopRuntime(concurrency=order.concurrency, urls=(order.url,), publish=order.way),
+        runtime=LoopRuntime(
+            concurrency=order.concurrency,
+            urls=(order.url,),
+            publish=order.way,
+            token_values_mb=order.token_values_mb,
+        ),
         collects=collects,
         watcher=watcher or _Dying(order.die),
         trainers=opener(dying_at(order.die), order.slow_s, always=order.asynchronous, waits=waits),

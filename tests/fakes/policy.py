@@ -20,8 +20,9 @@ import msgspec
 import tokenizers
 from aiohttp import web
 
+from understudy.store.training import TokenValues
 from understudy.train.algorithms.updater import UpdateReport
-from understudy.train.groups import read_groups
+from understudy.train.groups import read_groups, write_token_values
 from understudy.train.options import GRPOOptions
 
 from fakes.control import FakeVLLMControl, weights_in
@@ -141,7 +142,9 @@ class FakeTrainer:
         self._always = always
         self._waits = waits
 
-    async def update(self, groups: Path, step: int, version: str, weights: Path) -> UpdateReport:
+    async def update(
+        self, groups: Path, step: int, version: str, weights: Path, token_values: Path | None = None
+    ) -> UpdateReport:
         """See Trainer."""
         self._die(f"before update {step}")
         await asyncio.sleep(self._slow_s)
@@ -153,9 +156,26 @@ class FakeTrainer:
         ]
         if telling:
             # Of what was said, not of whose it is: ids follow from where a test's files are, chance from weights.
-            learned = [[(each.reward, each.sequences) for each in group.rollouts] for group in given]
+            learned = [
+                [
+                    (each.reward, [msgspec.structs.replace(part, calls=()) for part in each.sequences])
+                    for each in group.rollouts
+                ]
+                for group in given
+            ]
             self._weights = hashlib.sha256(self._weights.encode() + msgspec.json.encode(learned)).hexdigest()
         write_weights(weights, self._weights, lambda: self._die(f"during update {step}"))
+        if token_values is not None:
+            sequences = [part for group in telling for each in group.rollouts for part in each.sequences]
+            write_token_values(
+                token_values,
+                [
+                    TokenValues(call_id=call, logprobs=(-1.0,) * n, ratios=(1.0,) * n, advantages=(0.5,) * n)
+                    for part in sequences
+                    for call, start, end in part.calls
+                    for n in [end - start]
+                ],
+            )
         self._die(f"after update {step}")
         skipped = {"groups whose rewards are all equal": len(given) - len(telling)}
         return UpdateReport(

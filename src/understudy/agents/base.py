@@ -45,6 +45,8 @@ class Agent(Protocol):
     """A program that works on a task inside a sandbox and reaches its model through `GATEWAY_SOCKET`."""
 
     name: ClassVar[str]
+    version: ClassVar[str | None]
+    """The version of the program that is run; None where it is not known."""
 
     def problems(self) -> list[str]:
         """Why this agent cannot run here, each with what to do about it; empty when it can."""

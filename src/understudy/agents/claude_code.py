@@ -15,7 +15,7 @@ from understudy.agents import claude_sdk
 from understudy.agents.base import GATEWAY_SOCKET, AgentJob, AgentOutcome, AgentResult
 from understudy.agents.claude_install import binary_path, is_installed
 from understudy.agents.session_log import compare_session_log
-from understudy.config import cache_dir
+from understudy.config import CLAUDE_CODE_VERSION, cache_dir
 from understudy.errors import ConfigError, SandboxError
 from understudy.sandbox.base import Completed, Mount, Sandbox
 from understudy.trajectory.tree import build
@@ -77,6 +77,7 @@ class ClaudeCode:
     """
 
     name: ClassVar[str] = "claude-code"
+    version: ClassVar[str | None] = CLAUDE_CODE_VERSION
 
     def __init__(
         self,

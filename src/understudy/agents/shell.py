@@ -19,6 +19,7 @@ class ShellAgent:
     """
 
     name: ClassVar[str] = "shell"
+    version: ClassVar[str | None] = None
 
     def __init__(self, command: str = "") -> None:
         self._command = command

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cached_property
 from hashlib import blake2b
 from typing import Literal
 
@@ -28,7 +29,7 @@ from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import Role
 from understudy.trajectory.samples import Sample, samples
 from understudy.trajectory.tree import Trajectory, build
-from understudy.types import is_solved
+from understudy.types import AgentIdentity, group_name, is_solved
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
@@ -187,6 +188,19 @@ class Corpus:
             source=str(task.meta.get("dataset") or task.repo),
             licence=licence if isinstance(licence, str) else None,
         )
+
+    @cached_property
+    def shared_tasks(self) -> frozenset[str]:
+        """The ids of the tasks that several agents worked on: their rollouts are several groups."""
+        agents: dict[str, set[AgentIdentity]] = {}
+        for rollout in self.store.runs.rollouts(self.selection.run):
+            agents.setdefault(rollout.task_id, set()).add(rollout.agent)
+        return frozenset(task_id for task_id, names in agents.items() if len(names) > 1)
+
+    def group_name(self, graded: GradedRollout) -> str:
+        """The name of the group that a rollout belongs to; empty where one agent worked on its task alone."""
+        rollout = graded.rollout
+        return group_name(rollout.task_id, rollout.agent) if rollout.task_id in self.shared_tasks else ""
 
     @property
     def redaction(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Pairs from rollouts: of one task, what a solved attempt did against what an unsolved one did instead.
+"""Pairs from rollouts: of one task and agent, what a solved attempt did against what an unsolved one did instead.
 
 The attempts of a task are laid upon each other from their first call. As long as their conversations are the same
 (see `equivalence`) and their answers come to the same, they go together. Where answers differ there is a
@@ -81,10 +81,10 @@ def rollout_pairs(
 ) -> Iterator[Pair]:
     """A pair for each place where solved and unsolved rollouts of a task first do something else.
 
-    There are at most `most` of a task. Rollouts of different runs are not compared. Those with a suspicious patch
-    are left out unless `include_suspicious`. With a `redactor`, pairs hold no secrets. What was compared, each
-    solved rollout with each unsolved one, and what was left out, is counted in `tally`. Raises ConfigError where
-    there is no such run.
+    There are at most `most` of a task and agent. Rollouts of different runs, or agents, are not compared. Those
+    with a suspicious patch are left out unless `include_suspicious`. With a `redactor`, pairs hold no secrets.
+    What was compared, each solved rollout with each unsolved one, and what was left out, is counted in `tally`.
+    Raises ConfigError where there is no such run.
     """
     tally = tally if tally is not None else PairCounts()
     checked = checked or Checks()
@@ -95,7 +95,7 @@ def rollout_pairs(
         chosen = store.outcomes.select_graded(each, include_suspicious=include_suspicious)
         tally.notes["rollouts without a verdict"] += sum(chosen.left_out.values())
         tally.notes["rollouts with a suspicious patch"] += sum(chosen.suspicious.values())
-        for task_id, rollouts in chosen.rollouts.items():
+        for (task_id, _), rollouts in chosen.groups().items():
             task = store.runs.task(each, task_id)
             location = Place(task.workdir)
             solved = sum(is_solved(member.verdict.reward) for member in rollouts)

@@ -81,7 +81,11 @@ class RunConfig(Struct, frozen=True, kw_only=True):
         return msgspec.to_builtins(self)
 
     def rollout_id(self, task_id: str, sample_index: int) -> str:
-        """The id of one rollout of this run; asking again gives the same, so creation can be repeated."""
+        """The id of one rollout of this run; asking again gives the same, so creation can be repeated.
+
+        The agent's name is in it by the run's id. Its version is not: a run goes on after an update of the agent,
+        and the store notes with each rollout which version worked on it.
+        """
         return digest([self.run_id, task_id, sample_index])[:16]
 
     def sampling_seed(self, task_id: str, sample_index: int) -> int:

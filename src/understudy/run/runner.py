@@ -35,7 +35,7 @@ from understudy.sandbox.base import Sandboxes
 from understudy.store.store import Store
 from understudy.tasks.environment import environment_for
 from understudy.tasks.records import dump
-from understudy.types import Attempt, Rollout, Task, Verdict
+from understudy.types import AgentIdentity, Attempt, Rollout, Task, Verdict
 from understudy.util.locks import locked
 
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
@@ -150,7 +150,8 @@ async def execute_run(
             concurrency=concurrency,
             progress=lambda done, total: monitor.stage(f"validating tasks: {done} of {total}"),
         )
-        await _register_rollouts(store, config, intake, exclusive=shared is None)
+        identity = AgentIdentity(config.agent, agent.version)
+        await _register_rollouts(store, config, intake, identity, exclusive=shared is None)
         if not intake.accepted:
             return summarize_run(store, config, output_dir, time.monotonic() - started, intake.refused)
         async with AsyncExitStack() as stack:
@@ -260,10 +261,12 @@ def summarize_run(
     )
 
 
-async def _register_rollouts(store: Store, config: RunConfig, intake: ValidatedTasks, *, exclusive: bool) -> None:
+async def _register_rollouts(
+    store: Store, config: RunConfig, intake: ValidatedTasks, agent: AgentIdentity, *, exclusive: bool
+) -> None:
     """Write the run, its tasks and its rollouts into the store, and queue again what an earlier start left.
 
-    A run that is `alone` needs tasks, and tries again what failed.
+    A run that is `exclusive` needs tasks, and tries again what failed.
     """
     if exclusive and not intake.accepted:
         reasons = "\n".join(f"  {task}: {reason}" for task, reason in list(intake.refused.items())[:5])
@@ -276,10 +279,11 @@ async def _register_rollouts(store: Store, config: RunConfig, intake: ValidatedT
         for index in range(config.samples)
         for task in intake.accepted
     ]
-    await asyncio.wrap_future(store.runs.create_rollouts(run_id, rollouts))
     await asyncio.wrap_future(store.runs.recover(run_id))
     if exclusive:
         await asyncio.wrap_future(store.runs.requeue_failed(run_id))
+    # Last: what is queued takes the version of the agent that works on it from now on.
+    await asyncio.wrap_future(store.runs.create_rollouts(run_id, rollouts, agent))
 
 
 async def _run_while_serving(work: Coroutine[Any, Any, None], watch: WatchServer | None) -> None:

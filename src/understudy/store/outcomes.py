@@ -32,6 +32,7 @@ from understudy.store.schema import attempts, calls, rewards, rollouts, runs
 from understudy.store.sqlite.statements import json_array_length
 from understudy.types import (
     SOLVED_REWARD,
+    AgentIdentity,
     Attempt,
     AttemptStatus,
     ErrorInfo,
@@ -81,11 +82,16 @@ class RunCounts(AttemptUsage, frozen=True, kw_only=True):
 
 
 class TaskCounts(Struct, frozen=True):
-    """The ended rollouts of a task: those `solved`, those with a verdict, and those that failed without one."""
+    """The ended rollouts of a task: those `solved`, those with a verdict, and those that failed without one.
+
+    `differ` says whether rollouts of one agent ended differently, so that there is something to learn: of a task
+    that one agent always solved and another never, there is not.
+    """
 
     solved: int
     graded: int
     failed: int
+    differ: bool = False
 
 
 class GradedRollout(Struct, frozen=True):
@@ -106,6 +112,14 @@ class GradedSelection(Struct, frozen=True):
     rollouts: dict[str, list[GradedRollout]]
     left_out: dict[str, int]
     suspicious: dict[str, int]
+
+    def groups(self) -> dict[tuple[str, AgentIdentity], list[GradedRollout]]:
+        """The rollouts by instance id and agent: those that may be compared with each other."""
+        groups: dict[tuple[str, AgentIdentity], list[GradedRollout]] = {}
+        for task_id, members in self.rollouts.items():
+            for graded in members:
+                groups.setdefault((task_id, graded.rollout.agent), []).append(graded)
+        return groups
 
 
 class AttemptFault(Struct, frozen=True):
@@ -173,7 +187,7 @@ class OutcomeRepository(Repository):
         return [_outcome(row) for row in rows]
 
     def by_task(self, run_id: str) -> dict[str, TaskCounts]:
-        """Counts of the ended rollouts of each task of a run."""
+        """Counts of the ended rollouts of each task of a run, over all its agents."""
         attempt = _attempt_that_counts(and_(rollouts.c.run_id == run_id, rollouts.c.status.in_(_ENDED)))
         query = (
             select(
@@ -183,11 +197,20 @@ class OutcomeRepository(Repository):
                 func.count(),
             )
             .join(attempt, attempt.c.rollout_id == rollouts.c.id)
-            .group_by(rollouts.c.task_id)
+            .group_by(rollouts.c.task_id, rollouts.c.agent, rollouts.c.agent_version)
         )
         with self._reading() as connection:
             rows = connection.execute(query).all()
-        return {task: TaskCounts(solved, graded, ended - graded) for task, solved, graded, ended in rows}
+        counts: dict[str, TaskCounts] = {}
+        for task, solved, graded, ended in rows:
+            other = counts.get(task, TaskCounts(0, 0, 0))
+            counts[task] = TaskCounts(
+                other.solved + solved,
+                other.graded + graded,
+                other.failed + ended - graded,
+                other.differ or 0 < solved < graded,
+            )
+        return counts
 
     def counts(self, run_id: str) -> RunCounts:
         """Counts over a run, as it stands now."""

@@ -32,6 +32,7 @@ from understudy.store.writer import WriteContext
 from understudy.types import (
     ATTEMPT_TRANSITIONS,
     ROLLOUT_TRANSITIONS,
+    AgentIdentity,
     Attempt,
     AttemptStatus,
     ErrorInfo,
@@ -45,6 +46,7 @@ from understudy.types import (
 )
 
 _NOTHING: Mapping[str, Any] = {}
+_CLAUDE_CODE = AgentIdentity("claude-code")
 _TABLES: dict[str, tuple[Table, Mapping[Any, frozenset[Any]]]] = {
     "rollout": (rollouts, ROLLOUT_TRANSITIONS),
     "attempt": (attempts, ATTEMPT_TRANSITIONS),
@@ -110,13 +112,29 @@ class RunRepository(Repository):
     # --- rollouts --------------------------------------------------------------------------------------
 
     @queued
-    def create_rollouts(self, context: WriteContext, run_id: str, new: Sequence[tuple[str, str, int]]) -> None:
-        """Store rollouts (id, task id, sample index) as queuing; those that exist are left alone."""
+    def create_rollouts(
+        self,
+        context: WriteContext,
+        run_id: str,
+        new: Sequence[tuple[str, str, int]],
+        agent: AgentIdentity = _CLAUDE_CODE,
+    ) -> None:
+        """Store rollouts (id, task id, sample index) of an agent as queuing.
+
+        Of those that exist, the ones that are queued take the version of the agent that will work on them now; the
+        others are left alone. StoreError when an id, or a sample of a task by this agent, is another rollout's.
+        """
         table = rollouts.c
-        query = select(table.id, table.run_id, table.task_id, table.sample_index)
+        query = select(table.id, table.run_id, table.task_id, table.agent, table.sample_index, table.status)
         now = time.time()
         for rollout_id, task_id, index in new:
-            same_sample = and_(table.run_id == run_id, table.task_id == task_id, table.sample_index == index)
+            same_sample = and_(
+                table.run_id == run_id,
+                table.task_id == task_id,
+                table.agent == agent.name,
+                table.agent_version.is_not_distinct_from(agent.version),
+                table.sample_index == index,
+            )
             rows = context.connection.execute(query.where((table.id == rollout_id) | same_sample)).all()
             if not rows:
                 values = {
@@ -127,14 +145,19 @@ class RunRepository(Repository):
                     "status": "queuing",
                     "created_at": now,
                     "updated_at": now,
+                    "agent": agent.name,
+                    "agent_version": agent.version,
                 }
                 context.connection.execute(insert(rollouts).values(values))
-            elif tuple(rows[0]) != (rollout_id, run_id, task_id, index):
+            elif tuple(rows[0])[:5] != (rollout_id, run_id, task_id, agent.name, index):
                 raise StoreError(
                     f"rollout {rollout_id} for sample {index} of task {task_id} in run {run_id} collides with "
                     f"rollout {rows[0].id} for sample {rows[0].sample_index} of task {rows[0].task_id} "
                     f"in run {rows[0].run_id}"
                 )
+            elif rows[0].status in ("queuing", "requeuing"):
+                change = update(rollouts).where(table.id == rollout_id).values(agent_version=agent.version)
+                context.connection.execute(change)
 
     def rollouts(self, run_id: str | None = None) -> list[Rollout]:
         """The rollouts of a run, or all, oldest first, then by task and sample index."""
@@ -327,7 +350,9 @@ def insert_attempt(
 
 def read_rollout(row: Row) -> Rollout:
     """The rollout in a row of its table."""
-    fields: dict[str, Any] = {**row, "error": read_error(row["error"])}
+    agent = AgentIdentity(row["agent"], row["agent_version"])
+    fields: dict[str, Any] = {**row, "error": read_error(row["error"]), "agent": agent}
+    del fields["agent_version"]
     return Rollout(**fields)
 
 

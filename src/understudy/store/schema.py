@@ -4,6 +4,9 @@ Contents (message, system prompt, tool list, response, patch, log, task) are row
 conversation is a node of a prefix tree: `nodes` has the node before it and the message it adds, and node 0,
 which has no row, is the conversation without messages.
 
+A rollout's `agent` is the name of the agent that works on it; `agent_version` is NULL where it is not known.
+`token_values` are what a trainer computed for the tokens of calls in one of its steps.
+
 An attempt without a rollout is a client of a gateway that runs alone. A key is kept as its hash only. A reward's
 `integrity` is clean or suspicious, as the grader said or, where `review` says why, a person after it; the evidence
 is in the verdict.
@@ -32,7 +35,7 @@ from sqlalchemy import (
     text,
 )
 
-HEAD = "0004"
+HEAD = "0005"
 """The newest migration: what this release reads and writes."""
 
 metadata = MetaData()
@@ -83,8 +86,10 @@ rollouts = Table(
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
     Column("error", LargeBinary),
+    Column("agent", Text, nullable=False),
+    Column("agent_version", Text),
     ForeignKeyConstraint(["run_id", "task_id"], ["tasks.run_id", "tasks.id"]),
-    UniqueConstraint("run_id", "task_id", "sample_index", name="rollouts_once"),
+    UniqueConstraint("run_id", "task_id", "agent", "agent_version", "sample_index", name="rollouts_once"),
 )
 
 attempts = Table(
@@ -180,6 +185,17 @@ calls = Table(
     Column("policy_spans", LargeBinary),
     Column("audit", LargeBinary),
     Index("calls_in_order", "attempt_id", "sequence", unique=True),
+)
+
+token_values = Table(
+    "token_values",
+    metadata,
+    Column("step", Integer, primary_key=True),
+    Column("call_id", Text, ForeignKey("calls.id"), primary_key=True),
+    Column("version", Text, nullable=False),
+    Column("logprobs", LargeBinary, nullable=False),
+    Column("ratios", LargeBinary, nullable=False),
+    Column("advantages", LargeBinary, nullable=False),
 )
 
 sources = Table(

@@ -16,6 +16,7 @@ from understudy.store.outcomes import OutcomeRepository
 from understudy.store.runs import RunRepository
 from understudy.store.sessions import SessionRepository
 from understudy.store.sqlite.engine import FILE, is_writable, open_engine
+from understudy.store.training import TrainingRepository
 
 
 class Store:
@@ -35,6 +36,7 @@ class Store:
         self.keys = KeyRepository(database)
         self.sessions = SessionRepository(database)
         self.asks = AskRepository(database)
+        self.training = TrainingRepository(database)
 
     @classmethod
     def open(cls, directory: Path, *, create: bool = True) -> Self:

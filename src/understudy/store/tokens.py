@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, overload
 
@@ -104,6 +104,17 @@ def unpack_logprobs(data: bytes) -> tuple[float, ...]:
     """The logprobs that were packed."""
     kind, width = ("f", 4) if data[:1] == b"f" else ("d", 8)
     return struct.unpack(f"<{(len(data) - 1) // width}{kind}", data[1:])
+
+
+def pack_float32(values: Iterable[float]) -> bytes:
+    """Pack numbers as float32, little-endian; what is not exact as such is rounded."""
+    numbers = list(values)
+    return struct.pack(f"<{len(numbers)}f", *numbers)
+
+
+def unpack_float32(data: bytes) -> tuple[float, ...]:
+    """The numbers that were packed."""
+    return struct.unpack(f"<{len(data) // 4}f", data)
 
 
 def shared_bytes(before: Ids, prompt: Ids) -> int:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -16,11 +16,14 @@ from understudy.errors import ConfigError
 from understudy.export.corpus import WORK_ROLES
 from understudy.export.files import read_manifest
 from understudy.store import Store
+from understudy.store.training import TokenValues
 from understudy.trajectory.roles import Role
 from understudy.trajectory.samples import Sample, samples
 from understudy.trajectory.tree import build
-from understudy.types import Call
+from understudy.types import Call, group_name
 from understudy.util.atomic import atomic_path
+
+_T = TypeVar("_T")
 
 
 class TokenSequence(Struct, frozen=True, kw_only=True):
@@ -28,13 +31,15 @@ class TokenSequence(Struct, frozen=True, kw_only=True):
 
     `loss_mask` is 1 exactly on sampled tokens. `logprobs` are the behaviour policy's, after temperature, 0.0 off
     the mask; None where the backend gave none, which only imitation can use. `policy_versions` are those of its
-    calls.
+    calls. `calls` are these: the id of each, and where its completion begins and ends in `token_ids`; empty where
+    the sequence comes from an export.
     """
 
     token_ids: tuple[int, ...]
     loss_mask: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     policy_versions: tuple[str | None, ...] = ()
+    calls: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def sampled(self) -> int:
@@ -52,10 +57,14 @@ class TrainingRollout(Struct, frozen=True, kw_only=True):
 
 
 class RolloutGroup(Struct, frozen=True, kw_only=True):
-    """The rollouts of one task by which each other's advantage is measured."""
+    """The rollouts of one task, by one agent, by which each other's advantage is measured.
+
+    `name` tells the group from others of the same task, where several agents worked on it; else it is empty.
+    """
 
     task_id: str
     rollouts: tuple[TrainingRollout, ...]
+    name: str = ""
 
 
 TOKENS = "trl-tokens"
@@ -82,6 +91,7 @@ class _ExportedSequence(msgspec.Struct):
     policy_versions: tuple[str | None, ...]
     instance_id: str
     rollout_id: str
+    group: str = ""
 
     def __post_init__(self) -> None:
         if not len(self.input_ids) == len(self.assistant_masks) == len(self.logprobs):
@@ -101,7 +111,7 @@ def load_groups(
 ) -> Iterator[RolloutGroup]:
     """The groups of `sources`: directories of stores, and exports in the format trl-tokens.
 
-    A group is made of the rollouts of one task in one run (of one task, in an export). With `logprobs` a sequence
+    A group is made of the rollouts of one task by one agent, in one run or one export. With `logprobs` a sequence
     without those of the policy that sampled it is left out, as policy gradients need them. For `imitation` the
     tokens of answers with a malformed tool call are not learned (see `Segment.target_mask`). What is left out is
     counted in `left_out` by why. Raises ConfigError for a directory that is neither, StoreError for a damaged one;
@@ -146,7 +156,9 @@ def groups_from_store(
         counts[SUSPICIOUS] += sum(
             count for task, count in chosen.suspicious.items() if tasks is None or task in tasks
         )
-        for task_id, members in chosen.rollouts.items():
+        groups = chosen.groups()
+        agents = Counter(task_id for task_id, _ in groups)
+        for (task_id, agent), members in groups.items():
             if tasks is not None and task_id not in tasks:
                 continue
             rollouts: list[TrainingRollout] = []
@@ -165,7 +177,8 @@ def groups_from_store(
                 if rollout is not None:
                     rollouts.append(rollout)
             if rollouts:
-                yield RolloutGroup(task_id=task_id, rollouts=tuple(rollouts))
+                name = group_name(task_id, agent) if agents[task_id] > 1 else ""
+                yield RolloutGroup(task_id=task_id, rollouts=tuple(rollouts), name=name)
     _tidy(counts)
 
 
@@ -186,9 +199,18 @@ def export_format(directory: Path) -> str | None:
 
 def write_groups(path: Path, groups: Iterable[RolloutGroup]) -> None:
     """Write groups to a file, whole or not at all. Raises ConfigError when it cannot be written."""
+    _write(path, list(groups))
+
+
+def write_token_values(path: Path, values: Sequence[TokenValues]) -> None:
+    """Write what an update computed for tokens to a file, whole or not at all. Raises ConfigError as above."""
+    _write(path, values)
+
+
+def _write(path: Path, value: Any) -> None:
     try:
         with atomic_path(path) as fresh:
-            fresh.write_bytes(msgspec.msgpack.encode(list(groups)))
+            fresh.write_bytes(msgspec.msgpack.encode(value))
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be written: {error.strerror}; make room, then run the same command again"
@@ -197,12 +219,21 @@ def write_groups(path: Path, groups: Iterable[RolloutGroup]) -> None:
 
 def read_groups(path: Path) -> list[RolloutGroup]:
     """The groups in a file that `write_groups` wrote. Raises ConfigError when it is none."""
+    return _read(path, list[RolloutGroup], "rollout groups")
+
+
+def read_token_values(path: Path) -> list[TokenValues]:
+    """The values in a file that `write_token_values` wrote. Raises ConfigError when it is none."""
+    return _read(path, list[TokenValues], "token values")
+
+
+def _read(path: Path, kind: type[_T], what: str) -> _T:
     try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=list[RolloutGroup])
+        return msgspec.msgpack.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; run the step again") from error
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path}: invalid file of rollout groups: {error}; run the step again") from error
+        raise ConfigError(f"{path}: invalid file of {what}: {error}; run the step again") from error
 
 
 def format_counts(left_out: Counter[str]) -> str:
@@ -232,6 +263,7 @@ def _sequence(sample: Sample, imitation: bool, counts: Counter[str]) -> TokenSeq
         loss_mask=segment.target_mask if imitation else segment.loss_mask,
         logprobs=tuple(values) if len(values) == len(segment.logprobs) else None,
         policy_versions=segment.policy_versions,
+        calls=tuple((call, *span) for call, span in zip(segment.call_ids, segment.completions, strict=True)),
     )
 
 
@@ -282,7 +314,7 @@ def _exported(directory: Path, *, logprobs: bool, left_out: Counter[str]) -> Ite
         rows = msgspec.convert(read_rows(path, _ExportedSequence.__struct_fields__), list[_ExportedSequence])
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: invalid export in the format {TOKENS}: {error}; export it again") from error
-    sequences: dict[str, dict[str, list[TokenSequence]]] = {}
+    sequences: dict[tuple[str, str], dict[str, list[TokenSequence]]] = {}
     rewards: dict[str, float] = {}
     for row in rows:
         values = [value for value in row.logprobs if value is not None]
@@ -292,19 +324,23 @@ def _exported(directory: Path, *, logprobs: bool, left_out: Counter[str]) -> Ite
             logprobs=tuple(values) if len(values) == len(row.logprobs) else None,
             policy_versions=row.policy_versions,
         )
-        sequences.setdefault(row.instance_id, {}).setdefault(row.rollout_id, []).append(sequence)
+        group = sequences.setdefault((row.instance_id, row.group), {})
+        group.setdefault(row.rollout_id, []).append(sequence)
         rewards[row.rollout_id] = math.nan if row.reward is None else row.reward
-    for task_id, members in sequences.items():
+    for (task_id, name), members in sequences.items():
         rollouts = [
             _rollout(each, task_id, rewards[each], parts, logprobs, left_out) for each, parts in members.items()
         ]
         if complete := tuple(rollout for rollout in rollouts if rollout is not None):
-            yield RolloutGroup(task_id=task_id, rollouts=complete)
+            yield RolloutGroup(task_id=task_id, rollouts=complete, name=name)
     _tidy(left_out)
 
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The rows of a file of an export, or some columns of them. Raises ConfigError when it cannot be read."""
+    """The rows of a file of an export, or those of some columns that it has.
+
+    Raises ConfigError when it cannot be read.
+    """
     from understudy.export.parquet import require_pyarrow
 
     require_pyarrow()
@@ -312,7 +348,9 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str
     try:
         # An open file: of a path, pyarrow would make columns out of directories that are named like name=value.
         with path.open("rb") as file:
-            return parquet.read_table(file, columns=columns and list(columns)).to_pylist()
+            table = parquet.ParquetFile(file)
+            names = columns and [name for name in columns if name in table.schema_arrow.names]
+            return table.read(columns=names).to_pylist()
     except Exception as error:  # what pyarrow raises has no narrower class
         raise ConfigError(f"{path}: cannot be read ({error}); export it again") from error
 

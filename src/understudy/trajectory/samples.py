@@ -48,14 +48,15 @@ class Segment(Struct, frozen=True, kw_only=True):
 
     `loss_mask` is 1 exactly on the sampled tokens. `logprobs` are those of the sampling policy: 0.0 off the
     mask, None where the backend gave none. `policy_versions` belong to `call_ids`, and are None where one is not
-    known or the weights changed inside the call. `superseded` marks a call
-    that was made again and led nowhere.
+    known or the weights changed inside the call. `completions` are the ranges of tokens that the calls sampled.
+    `superseded` marks a call that was made again and led nowhere.
     """
 
     token_ids: tuple[int, ...]
     loss_mask: tuple[int, ...]
     logprobs: tuple[float | None, ...]
     call_ids: tuple[str, ...]
+    completions: tuple[tuple[int, int], ...]
     policy_versions: tuple[str | None, ...]
     branch: str
     role: Role
@@ -181,11 +182,13 @@ def _segment(chain: list[Node], reason: Reason) -> Segment:
     token_ids = (*(last.prompt_token_ids or ()), *(last.completion_token_ids or ()))
     mask = [0] * len(token_ids)
     logprobs: list[float | None] = [0.0] * len(token_ids)
+    completions: list[tuple[int, int]] = []
     malformed: list[tuple[int, int]] = []
     for node in chain:
         call = node.call
         start = len(call.prompt_token_ids or ())
         count = len(call.completion_token_ids or ())
+        completions.append((start, start + count))
         if any(block.is_malformed for block in node.answer or ()):
             malformed.append((start, start + count))
         sampled = call.logprobs if call.logprobs is not None and len(call.logprobs) == count else None
@@ -196,6 +199,7 @@ def _segment(chain: list[Node], reason: Reason) -> Segment:
         loss_mask=tuple(mask),
         logprobs=tuple(logprobs),
         call_ids=tuple(node.call.id for node in chain),
+        completions=tuple(completions),
         policy_versions=tuple(_version(node.call) for node in chain),
         branch=chain[-1].branch,
         role=chain[-1].role,

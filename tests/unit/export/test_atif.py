@@ -26,7 +26,7 @@ from understudy.store import Store
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import Role
 from understudy.trajectory.tree import build
-from understudy.types import Attempt, Rollout, Verdict
+from understudy.types import AgentIdentity, Attempt, Rollout, Verdict
 
 from support.export import Log, put_rollouts, put_sessions, session
 from support.ingest import read
@@ -68,9 +68,8 @@ def exported(directory: Path, output: Path, *, tokens: bool = True, **chosen: An
 def told(
     session: Session, roles: tuple[Role, ...] = WORK, reward: float = 1.0, base: str = "r"
 ) -> dict[str, dict[str, Any]]:
-    rollout = Rollout(
-        id="r", run_id="run", task_id="task-1", sample_index=0, status="succeeded", created_at=0, updated_at=0
-    )
+    ids = {"id": "r", "run_id": "run", "task_id": "task-1", "sample_index": 0}
+    rollout = Rollout(**ids, agent=AgentIdentity("claude-code"), status="succeeded", created_at=0, updated_at=0)
     attempt = Attempt(id="a1", rollout_id="r", number=1, status="succeeded", started_at=0, heartbeat_at=0)
     graded = GradedRollout(rollout, attempt, Verdict(reward=reward, reason="x"))
     made = rollout_documents(build(session.calls), graded, roles, {"name": "claude-code", "version": "2"}, base)

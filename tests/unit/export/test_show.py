@@ -21,7 +21,7 @@ from understudy.cli.transcript import RolloutRecord, TranscriptPrinter
 from understudy.errors import ConfigError
 from understudy.store import Store
 from understudy.trajectory.tree import build
-from understudy.types import Attempt, ErrorInfo, Finding, PolicySpan, Rollout, Usage, Verdict
+from understudy.types import AgentIdentity, Attempt, ErrorInfo, Finding, PolicySpan, Rollout, Usage, Verdict
 from understudy.util.text import visible
 
 from support import UNDERSTUDY, calc_task
@@ -50,6 +50,7 @@ def record() -> RolloutRecord:
             run_id="run1",
             task_id="calc-0",
             sample_index=0,
+            agent=AgentIdentity("claude-code", "2.1.197"),
             status="succeeded",
             created_at=1,
             updated_at=2,

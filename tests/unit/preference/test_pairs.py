@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -426,6 +427,16 @@ def test_the_first_turn_at_which_a_solved_and_an_unsolved_rollout_differ(store: 
     assert (told["turn"], told["chosen"]["rollout_id"], told["rejected"]["rollout_id"]) == (2, "run1-0", "run1-1")
     assert (told["chosen"]["reward"], told["rejected"]["reward"]) == (1.0, 0.0)
     assert differ(pair.chosen, pair.rejected, Place("/workspace")) is not None
+
+
+def test_rollouts_of_two_agents_make_no_pair(store: Store, tmp_path: Path):
+    play(store, [(1.0, GOOD), (0.0, BAD)])
+    with sqlite3.connect(store.directory / "store.db") as raw:
+        raw.execute("UPDATE rollouts SET agent_version = '3.0' WHERE sample_index = 1")
+    raw.close()
+    tally = PairCounts()
+    assert list(rollout_pairs(store, tally=tally)) == []
+    assert tally.notes["tasks all of whose rollouts ended alike"] == 2
 
 
 def test_rollouts_that_cannot_be_compared_are_counted(store: Store):

@@ -12,7 +12,7 @@ from sqlalchemy import event
 
 from understudy.store import Store
 from understudy.store.outcomes import TaskCounts
-from understudy.types import ErrorInfo, Files, Integrity, PytestChecks, Task, Verdict, is_solved
+from understudy.types import AgentIdentity, ErrorInfo, Files, Integrity, PytestChecks, Task, Verdict, is_solved
 
 RUN = "run"
 
@@ -69,7 +69,7 @@ def test_counts_take_the_same_few_queries_however_many_rollouts_there_are(tmp_pa
         with queries(store) as statements:
             by_task = store.outcomes.by_task(RUN)
         assert len(statements) == 1
-        assert by_task == {f"t{number:02}": TaskCounts(1, 2, 1) for number in range(count)}
+        assert by_task == {f"t{number:02}": TaskCounts(1, 2, 1, differ=True) for number in range(count)}
         with queries(store) as statements:
             counts = store.outcomes.counts(RUN)
         assert len(statements) == 3
@@ -104,3 +104,22 @@ def test_an_attempt_decides_only_when_its_rollout_has_ended(tmp_path: Path) -> N
         assert last_graded is not None and last_graded.attempt.number == 2
         (outcome,) = store.outcomes.of_run(RUN)
         assert (outcome.reward, outcome.attempts, outcome.ended) == (1.0, 3, "succeeded")
+
+
+def test_two_agents_on_one_task_are_two_groups(tmp_path: Path) -> None:
+    claude, shell = AgentIdentity("claude-code", "2.1.197"), AgentIdentity("shell")
+    with Store.open(tmp_path) as store:
+        store.runs.create(RUN, {}).result()
+        store.runs.add_tasks(RUN, [task("t")]).result()
+        for agent, reward in ((claude, 1.0), (shell, 0.0)):
+            ids = [(f"{agent.name}-{index}", "t", index) for index in range(2)]
+            store.runs.create_rollouts(RUN, ids, agent).result()
+            for rollout_id, _, _ in ids:
+                attempt(store, rollout_id, reward, "succeeded")
+        groups = store.outcomes.select_graded(RUN).groups()
+        assert {key: [each.rollout.id for each in members] for key, members in groups.items()} == {
+            ("t", claude): ["claude-code-0", "claude-code-1"],
+            ("t", shell): ["shell-0", "shell-1"],
+        }
+        # The task is solved at times, yet by no agent at times: there is nothing to learn.
+        assert store.outcomes.by_task(RUN) == {"t": TaskCounts(2, 4, 0, differ=False)}

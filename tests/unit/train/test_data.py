@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from understudy import plugins
 from understudy.errors import ConfigError, StoreError
 from understudy.export.corpus import Corpus, ExportSelection
 from understudy.store import Store
 from understudy.train import groups
-from understudy.train.groups import load_groups, read_groups, write_groups
+from understudy.train.groups import RolloutGroup, load_groups, read_groups, write_groups
 from understudy.train.render import check_tokenizer_matches
 
 from support.export import put_attempt, put_rollouts, wait
@@ -69,7 +72,46 @@ def test_an_export_of_tokens_gives_the_same_groups(run: Path, tmp_path: Path):
     with Store.open(run, create=False) as store:
         function = plugins.load("exports", "trl-tokens")
         function(Corpus(store, ExportSelection(origins=("rollouts",), test_share=0.0)), tmp_path / "export")
-    assert list(load_groups([tmp_path / "export"])) == list(load_groups([run]))
+    groups = list(load_groups([run]))
+    assert list(load_groups([tmp_path / "export"])) == [without_calls(group) for group in groups]
+
+
+def without_calls(group: RolloutGroup) -> RolloutGroup:
+    """A group as an export has it, which does not say where in a sequence the completions of calls stand."""
+    rollouts = [
+        replace(each, sequences=tuple(replace(part, calls=()) for part in each.sequences))
+        for each in group.rollouts
+    ]
+    return replace(group, rollouts=tuple(rollouts))
+
+
+def members(groups: Iterable[RolloutGroup]) -> dict[str, list[str]]:
+    """The rollouts of groups by the names of these."""
+    return {group.name or group.task_id: [each.rollout_id for each in group.rollouts] for group in groups}
+
+
+def test_the_rollouts_of_two_agents_are_never_in_one_group(run: Path, tmp_path: Path):
+    pytest.importorskip("pyarrow")
+    with sqlite3.connect(run / "store.db") as raw:
+        raw.execute("UPDATE rollouts SET agent = 'shell' WHERE task_id = 'calc-0' AND sample_index < 2")
+        raw.execute("UPDATE rollouts SET agent_version = '3.0' WHERE task_id = 'calc-0' AND sample_index = 2")
+    raw.close()
+    expected = {
+        "calc-0 by shell": ["calc-0-0", "calc-0-1"],
+        "calc-0 by claude-code 3.0": ["calc-0-2"],
+        "calc-0 by claude-code": ["calc-0-3"],
+        "calc-1": ["calc-1-0", "calc-1-1", "calc-1-2", "calc-1-3"],
+    }
+    assert members(load_groups([run])) == expected
+    with Store.open(run, create=False) as store:
+        for name, form in (("trl-tokens", {}), ("verl", {"form": "tokens"})):
+            corpus = Corpus(store, ExportSelection(origins=("rollouts",), test_share=0.0))
+            plugins.load("exports", name)(corpus, tmp_path / name, **form)
+    assert members(load_groups([tmp_path / "trl-tokens"])) == expected
+    rows = groups.read_rows(tmp_path / "verl" / "train.parquet", ["uid", "rollout_id"])
+    assert {row["rollout_id"]: row["uid"] for row in rows} == {
+        rollout_id: name for name, ids in expected.items() for rollout_id in ids
+    }
 
 
 def exported(run: Path, output: Path) -> Path:
@@ -86,7 +128,7 @@ def test_rows_of_an_export_that_make_no_sense_are_said(run: Path, tmp_path: Path
 
     # A directory whose name pyarrow would make a column of, were it given the path.
     directory = exported(run, tmp_path / "reward=3")
-    assert list(load_groups([directory])) == list(load_groups([run]))
+    assert list(load_groups([directory])) == [without_calls(group) for group in load_groups([run])]
     path = directory / "train.parquet"
     whole = parquet.ParquetFile(path).read()
     masks = whole.column_names.index("assistant_masks")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from understudy.errors import ConfigError
+from understudy.store import Store
 from understudy.train.algorithms import batch
 from understudy.train.algorithms.updater import NOT_FINITE, Updater
 from understudy.train.groups import RolloutGroup, TokenSequence
@@ -335,3 +337,32 @@ def test_bf16_without_a_gpu_is_refused(model: Path):
 
 def test_a_sequence_is_data():
     assert TokenSequence(token_ids=(1, 2), loss_mask=(0, 1), logprobs=None).sampled == 1
+
+
+def test_what_was_computed_for_tokens_can_be_kept(model: Path, tmp_path: Path):
+    from understudy.train.groups import load_groups
+
+    from support.train import put_training_run
+
+    put_training_run(tmp_path / "run", model)
+    groups = list(load_groups([tmp_path / "run"]))
+    updater = Updater(model, OPTIONS)
+    updater.update(groups, 1)
+    assert updater.token_values == []
+    updater = Updater(model, OPTIONS)
+    updater.keeps_token_values = True
+    report = updater.update(groups, 1)
+    kept = {each.call_id: each for each in updater.token_values}
+    assert sum(len(each.logprobs) for each in kept.values()) == report.tokens
+    with Store.open(tmp_path / "run", create=False) as store:
+        assert store.training.record(1, "v", updater.token_values, limit_bytes=1 << 20).result() == len(kept)
+        for graded in store.outcomes.decisions():
+            for call in store.calls.of_attempt(graded.attempt.id):
+                (values,) = store.training.of_call(call.id)
+                assert call.logprobs is not None
+                assert len(values.logprobs) == len(values.ratios) == len(call.logprobs)
+                assert all(value < 0 for value in values.logprobs)
+                expected = [math.exp(now - then) for now, then in zip(values.logprobs, call.logprobs, strict=True)]
+                assert list(values.ratios) == pytest.approx(expected, rel=1e-5)
+                (advantage,) = set(values.advantages)
+                assert (advantage > 0) == (graded.verdict.reward == 1.0)

@@ -75,6 +75,7 @@ _TOKENS_ABOUT = (
     "those of its `call_ids`; `reward` is the whole rollout's; `reason` says why the sequence begins where it "
     "does. Use the tokenizer of the model that sampled."
 )
+_GROUP_NOTE = "Several agents worked on some tasks: rollouts may be compared with others of the same `group` only."
 _DPO_ABOUT = (
     "Each row is a preference: `prompt` is what the model saw, `chosen` and `rejected` are one answer each, "
     "`tools` are JSON text, `evidence` says why the one is better. `model` and `family` wrote the rejected "
@@ -136,16 +137,21 @@ def export_tokens(corpus: Corpus, output: Path, *, report: ProgressCallback = no
 
     Raises ConfigError when there is nothing to write, or it cannot be written.
     """
-    with _writing(corpus, output, "trl-tokens", TOKEN_COLUMNS, report) as writing:
+    # Only where it is needed: the rows of other exports stay as they were.
+    columns = TOKEN_COLUMNS | ({"group": _TEXT} if corpus.shared_tasks else {})
+    with _writing(corpus, output, "trl-tokens", columns, report) as writing:
         for graded, sample in corpus.samples():
             row = token_row(graded, sample)
+            if corpus.shared_tasks:
+                row["group"] = corpus.group_name(graded)
             if any(row["assistant_masks"]):
                 writing.add(graded.rollout.task_id, row)
             else:
                 told = corpus.task_origin(graded)
                 corpus.counts.count("rollout", told.source, told.licence, None, -1)
                 corpus.counts.left_out[INVALID_CALLS] += 1
-        return writing.finish(_TOKENS_ABOUT, _load("SFT"))
+        notes = (_GROUP_NOTE,) if corpus.shared_tasks else ()
+        return writing.finish(_TOKENS_ABOUT, _load("SFT"), notes=notes)
 
 
 @exporter(FormatTraits(chooses_solved=False))

@@ -167,13 +167,13 @@ def task_row(record: Task, run_id: str, split: str, index: int, rewards: list[fl
     }
 
 
-def token_row(graded: GradedRollout, sample: Sample) -> dict[str, Any]:
-    """A sample as a row under the names of verl's batches."""
+def token_row(graded: GradedRollout, sample: Sample, uid: str) -> dict[str, Any]:
+    """A sample as a row under the names of verl's batches; `uid` names the rollout's group."""
     segment = sample.segment
     first = segment.loss_mask.index(1)
     logprobs = segment.logprobs[first:]
     return {
-        "uid": graded.rollout.task_id,
+        "uid": uid,
         "prompts": list(segment.token_ids[:first]),
         "responses": list(segment.token_ids[first:]),
         "response_mask": list(segment.loss_mask[first:]),
@@ -206,7 +206,8 @@ def _task_rows(corpus: Corpus) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _token_rows(corpus: Corpus) -> Iterator[tuple[str, dict[str, Any]]]:
     for graded, sample in corpus.samples():
-        yield graded.rollout.task_id, token_row(graded, sample)
+        uid = corpus.group_name(graded) or graded.rollout.task_id
+        yield graded.rollout.task_id, token_row(graded, sample, uid)
 
 
 def _message(message: Message) -> dict[str, Any]:

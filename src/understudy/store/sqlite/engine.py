@@ -26,6 +26,14 @@ MIGRATIONS = Path(__file__).parent.parent / "migrations"
 # for checkpoints that are rare enough not to be felt.
 _PRAGMAS = ("foreign_keys = ON", "synchronous = FULL", "wal_autocheckpoint = 8000", "cache_size = -32768")
 
+_READ_BY_VIEWS = "0004"
+_VIEWS = (
+    "CREATE TEMP VIEW rollouts AS SELECT rollouts.*, COALESCE(json_extract(CAST(runs.config AS TEXT), '$.agent'), "
+    "'claude-code') AS agent, NULL AS agent_version FROM main.rollouts JOIN main.runs ON runs.id = run_id",
+    "CREATE TEMP TABLE token_values (step, call_id, version, logprobs, ratios, advantages)",
+)
+"""What a store at schema `_READ_BY_VIEWS` lacks, for those that are on a medium that cannot be written."""
+
 # Alembic's operations go through module-level proxies: one migration at a time in a process.
 _migrating = threading.Lock()
 
@@ -60,13 +68,18 @@ def open_engine(directory: Path, *, create: bool) -> Engine:
     try:
         with translate_errors(file), engine.connect() as connection:
             if (version := _version(connection, file)) != HEAD:
-                if not writable:
+                if not writable and version == _READ_BY_VIEWS:
+                    # Nothing can be migrated here. What the last migration added is shown by views instead.
+                    event.listen(engine, "connect", _add_views)
+                    engine.dispose()
+                elif not writable:
                     raise StoreError(
                         f"{file} is at schema {version or 'none'}, this release at {HEAD}, and it cannot be "
                         "written here; copy its directory to where it can be brought up"
                     )
-                with _alone(directory):
-                    _migrate(connection, file)
+                else:
+                    with _alone(directory):
+                        _migrate(connection, file)
     except BaseException:
         engine.dispose()
         raise
@@ -100,6 +113,13 @@ def _set_up(raw: DBAPIConnection, _: ConnectionPoolEntry) -> None:
     cursor = raw.cursor()
     for pragma in _PRAGMAS:
         cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _add_views(raw: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    cursor = raw.cursor()
+    for statement in _VIEWS:
+        cursor.execute(statement)
     cursor.close()
 
 

@@ -6,15 +6,16 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct, field, structs
 
 from understudy.errors import ConfigError
+from understudy.store.training import TokenValues
 from understudy.train.algorithms.batch import TrainingBatch, build_batch, plan, with_signal
 from understudy.train.groups import RolloutGroup, TokenSequence, format_counts
 from understudy.train.metrics import MetricsWriter
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from understudy.train.algorithms.losses import Sums
 
+_MAX_GAP = 20.0
 NOT_FINITE = "batches whose loss or gradient is not a number"
 
 
@@ -121,6 +123,10 @@ class Updater:
                 self.optimizer_steps = state["optimizer_steps"]
                 self.step = written.step
             self._reference = self._load_reference(reference)
+        self.keeps_token_values = False
+        self._logprobs: dict[int, list[float]] = {}
+        self.token_values: list[TokenValues] = []
+        """What the last update computed for the tokens of calls, where `keeps_token_values` was set before it."""
         self._autocast = uses_bf16(options)
         self._vocabulary = vocabulary_size(self.model)
         self._longest = max_sequence_length(self.model, options)
@@ -160,6 +166,8 @@ class Updater:
             with explain_out_of_memory(self.options):
                 report = self._learn(batch, report, skipped, Random(f"{self.options.seed} {step}"))
         self.step = step
+        self.token_values = [each for index in sorted(self._logprobs) for each in self._values(batch, index)]
+        self._logprobs.clear()
         return structs.replace(
             report, skipped=dict(sorted(skipped.items())), seconds=round(time.monotonic() - began, 3)
         )
@@ -175,6 +183,21 @@ class Updater:
         return directory
 
     # --- how it is done --------------------------------------------------------------------------------
+
+    def _values(self, batch: TrainingBatch, index: int) -> Iterator[TokenValues]:
+        """What was computed for the completions of the calls in one sequence of a batch."""
+        sequence, advantage = batch.sequences[index], batch.advantages[batch.rollouts[index]]
+        for call_id, start, end in sequence.calls:
+            logprobs = self._logprobs[index][start:end]
+            sampled = [math.nan] * len(logprobs) if sequence.logprobs is None else sequence.logprobs[start:end]
+            # Bounded, for what is impossible to one of the two policies has no ratio that is a float32.
+            ratios = (math.exp(min(now - then, _MAX_GAP)) for now, then in zip(logprobs, sampled, strict=True))
+            yield TokenValues(
+                call_id=call_id,
+                logprobs=tuple(logprobs),
+                ratios=tuple(ratios),
+                advantages=(advantage,) * len(logprobs),
+            )
 
     def _load_reference(self, reference: Path | None) -> Any:
         """The model that is held to; None where nothing is, or where it is the base under the adapter."""
@@ -260,6 +283,10 @@ class Updater:
                 current = scores(
                     self.model, rows, options.temperature, entropy_gradient=options.entropy_coefficient > 0
                 )
+            if self.keeps_token_values:
+                on_cpu = current.logprobs.detach().float().cpu()
+                for index, row in zip(part, on_cpu, strict=True):
+                    self._logprobs[indexes[index]] = cast(list[float], row.tolist())  # pyright: ignore[reportUnknownMemberType]
             if old is None:
                 before = current.logprobs.detach()
             else:

@@ -123,6 +123,8 @@ def data_proto(
     from verl.protocol import DataProto
 
     counts = Counter[str]() if left_out is None else left_out
+    groups = list(groups)
+    names = {rollout.rollout_id: group.name or group.task_id for group in groups for rollout in group.rollouts}
     rows = list(_keyed(groups, lengths, counts))
     if not rows:
         raise ConfigError(f"no rows for verl: {dict(counts) or 'expected at least one group of rollouts'}")
@@ -154,7 +156,7 @@ def data_proto(
         **({"rollout_log_probs": logprobs} if exact else {}),
     }
     extra = {
-        "uid": [rollout.task_id for _, rollout, _ in rows],
+        "uid": [names[rollout.rollout_id] for _, rollout, _ in rows],
         "key": [key for key, _, _ in rows],
         "rollout_id": [rollout.rollout_id for _, rollout, _ in rows],
         "__num_turns__": [_turns(each.mask) for _, _, each in rows],
@@ -170,7 +172,7 @@ def _keyed(
     for group in groups:
         for session, rollout in enumerate(group.rollouts):
             for index, each in enumerate(rows(rollout, lengths, left_out)):
-                yield f"{group.task_id}_{session}_{index}", rollout, each
+                yield f"{group.name or group.task_id}_{session}_{index}", rollout, each
 
 
 def _turns(mask: list[int]) -> int:

@@ -35,13 +35,14 @@ class GroupSelection(Struct, frozen=True, kw_only=True):
     """What an update is given of the groups that have ended, and what it is not, counted by why in `skipped`.
 
     `held` are those that wait for more. `counted` are those used or held that no earlier step has held, and
-    `reward` is their mean. `staleness` is how many versions the oldest of the `groups` is behind.
+    `reward` is their mean. `groups` are those used, one for each agent that worked on the task; `staleness` is how
+    many versions the oldest of them is behind.
     """
 
     used: tuple[GroupRef, ...]
     dropped: tuple[GroupRef, ...]
     held: tuple[GroupRef, ...] = ()
-    groups: tuple[RolloutGroup, ...]
+    groups: dict[GroupRef, list[RolloutGroup]]
     counted: tuple[GroupRef, ...]
     reward: float
     staleness: int
@@ -94,31 +95,31 @@ def harvest(
     Raises StoreError.
     """
     skipped = Counter[str]()
-    groups: dict[GroupRef, RolloutGroup] = {}
+    groups: dict[GroupRef, list[RolloutGroup]] = {}
     for number in sorted({ref.wave for ref in ready}):
         wanted = {ref.task for ref in ready if ref.wave == number}
         with Store.open(directory.run(number), create=False) as store:
             for group in groups_from_store(store, run=runs[number], left_out=skipped, tasks=wanted):
-                groups[GroupRef(number, group.task_id)] = group
+                groups.setdefault(GroupRef(number, group.task_id), []).append(group)
     # Those of groups that go on are among them; ours are counted by their group.
     skipped[NO_VERDICT] = sum(figures.failed for figures in ready.values())
     used: list[GroupRef] = []
     staleness = 0
     for ref in sorted(ready):
-        if (group := groups.get(ref)) is None:
+        if ref not in groups:
             skipped[EMPTY] += 1
-        elif (age := group_age(group, ref, state)) > max_staleness:
+        elif (age := max(group_age(group, ref, state) for group in groups[ref])) > max_staleness:
             skipped[STALE] += 1
         else:
             used.append(ref)
             staleness = max(staleness, age)
     counted_before = {ref for step in state.steps for ref in step.held}
     counted = tuple(ref for ref in used if ref not in counted_before)
-    rewards = [rollout.reward for ref in counted for rollout in groups[ref].rollouts]
+    rewards = [rollout.reward for ref in counted for group in groups[ref] for rollout in group.rollouts]
     return GroupSelection(
         used=tuple(used),
         dropped=tuple(ref for ref in sorted(ready) if ref not in used),
-        groups=tuple(groups[ref] for ref in used),
+        groups={ref: groups[ref] for ref in used},
         counted=counted,
         reward=fmean(rewards) if rewards else 0.0,
         staleness=staleness,
@@ -143,8 +144,8 @@ def select_enough_groups(
     options = convert(config.trainer, GRPOOptions)
     held = tuple(
         ref
-        for ref, group in zip(selection.used, selection.groups, strict=True)
-        if has_signal(group_rewards(group, options))
+        for ref, groups in selection.groups.items()
+        if any(has_signal(group_rewards(group, options)) for group in groups)
     )
     if last or len(held) >= config.min_groups:
         return selection
@@ -155,7 +156,7 @@ def select_enough_groups(
         selection,
         used=rest.used,
         held=held,
-        groups=(),
+        groups={},
         staleness=0,
         skipped=dict(sorted((rest.skipped | equal).items())),
     )

@@ -20,9 +20,10 @@ from msgspec.structs import replace
 
 from understudy.errors import TaskError
 from understudy.run.collector import RolloutBatch, RolloutCollector
+from understudy.store import Store
 from understudy.store.outcomes import TaskCounts
 from understudy.train.algorithms.updater import UpdateReport
-from understudy.train.groups import RolloutGroup, write_groups
+from understudy.train.groups import RolloutGroup, read_token_values, write_groups
 from understudy.train.loop.batches import derive_seed, select_enough_groups, start_step, usable
 from understudy.train.loop.state import (
     Evaluation,
@@ -78,6 +79,7 @@ class Loop:
         trainer: TrainerProcess,
         publisher: Publisher,
         watcher: Watcher,
+        token_values_bytes: int = 0,
     ) -> None:
         self.config = config
         self.directory = directory
@@ -88,6 +90,7 @@ class Loop:
         self._trainer = trainer
         self._publisher = publisher
         self._watcher = watcher
+        self._token_values_bytes = token_values_bytes
         self._waves: dict[int, RolloutBatch] = {}
         self._evaluating: RolloutBatch | None = None
         self._released = False
@@ -162,7 +165,8 @@ class Loop:
             *(self.config, self.directory, self.state, ready, runs),
             last=step.step >= self.config.steps,
         )
-        await asyncio.to_thread(self._write_groups, step.step, selection.groups)
+        groups = [group for members in selection.groups.values() for group in members]
+        await asyncio.to_thread(self._write_groups, step.step, groups)
         step = replace(
             step,
             phase="collected",
@@ -172,7 +176,7 @@ class Loop:
             collected=sum(ready[ref].graded for ref in selection.counted),
             solved=sum(ready[ref].solved for ref in selection.counted),
             reward=selection.reward,
-            groups=len(selection.groups),
+            groups=len(groups),
             staleness=selection.staleness,
             skipped=selection.skipped,
             seconds=step.seconds | {"collect": round(time.monotonic() - began, 3)},
@@ -199,9 +203,12 @@ class Loop:
                 await self._publisher.release()
                 self._released = True
             groups_file = self.directory.groups(number)
-            report = await self._unless_a_batch_fails(self._trainer.update(groups_file, number, version, weights))
+            values = self.directory.token_values(number) if self._token_values_bytes else None
+            work = self._trainer.update(groups_file, number, version, weights, values)
+            report = await self._unless_a_batch_fails(work)
         if report.updated:
             await asyncio.to_thread(make_durable, weights)
+            await asyncio.to_thread(self._store_token_values, step, version)
         else:
             version = self.state.version
             await asyncio.to_thread(shutil.rmtree, weights, ignore_errors=True)
@@ -271,9 +278,7 @@ class Loop:
             await self._record_refused()
             ready = await self._ready()
             open_ = any(ref.wave in running for ref in self.state.pending() if ref not in ready)
-            differing = sum(
-                0 < figures.solved < figures.graded and self._fresh(ref) for ref, figures in ready.items()
-            )
+            differing = sum(figures.differ and self._fresh(ref) for ref, figures in ready.items())
             if not open_ or (not last and len(ready) >= wanted and differing >= self.config.min_groups):
                 return ready
             looks = [asyncio.ensure_future(wave.changed()) for wave in running.values()]
@@ -330,6 +335,21 @@ class Loop:
             for each in (task, *going):
                 each.cancel()
             await asyncio.gather(task, *going, return_exceptions=True)
+
+    def _store_token_values(self, step: StepState, version: str) -> None:
+        """Move what the trainer computed for tokens into the stores of the waves that the tokens are of.
+
+        Before the state says that the update is over: what a kill interrupts is done again with the update.
+        """
+        path = self.directory.token_values(step.step)
+        if not path.exists():
+            return
+        values = read_token_values(path)
+        for wave in sorted({ref.wave for ref in step.used}):
+            with Store.open(self.directory.run(wave), create=False) as store:
+                limit = self._token_values_bytes
+                store.training.record(step.step, version, values, limit_bytes=limit).result()
+        path.unlink()
 
     def _write_groups(self, number: int, groups: Sequence[RolloutGroup]) -> None:
         path = self.directory.groups(number)

@@ -54,7 +54,9 @@ class LoopRuntime(Struct, frozen=True, kw_only=True):
 
     Without `urls` it starts the embedded server, on `device`. `publish` is how weights get to a server (see
     `make_publisher`); `seen_as` the loop's directory as that server sees it. `threads` of the CPU are the
-    trainer's, 0: as many as torch takes. `trackers` are told the numbers, by their names in `metrics`.
+    trainer's, 0: as many as torch takes. With `token_values_mb` the store of a wave keeps what the trainer
+    computed for the tokens of its calls, up to so many MiB; the oldest updates' go first. `trackers` are told the
+    numbers, by their names in `metrics`.
     """
 
     concurrency: Annotated[int, option("Agents at a time [default: CPUs + 1].", "--concurrency", "-j", ge=1)] = (
@@ -72,6 +74,13 @@ class LoopRuntime(Struct, frozen=True, kw_only=True):
         Literal["cpu", "cuda"], option("Where the embedded server computes; the trainer takes a GPU.")
     ] = "cpu"
     threads: Annotated[int, option("CPU threads of the trainer; 0: as many as it takes.", ge=0)] = 0
+    token_values_mb: Annotated[
+        int,
+        option(
+            "Keep logprobs, ratios and advantages of the tokens learned: so many MiB in a wave's store; 0: none.",
+            ge=0,
+        ),
+    ] = 0
     trackers: tuple[str, ...] = ()
 
 
@@ -168,6 +177,7 @@ async def run_loop(
                 trainer=trainer,
                 publisher=publisher,
                 watcher=watching,
+                token_values_bytes=runtime.token_values_mb << 20,
             )
             stopped = await _run_to_end(loop, watch)
             return summary_of(config, directory, loop.state, stopped=stopped, wall_s=time.monotonic() - began)

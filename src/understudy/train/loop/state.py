@@ -110,7 +110,7 @@ _DIGEST_ORDER = (
 
 
 class GroupRef(Struct, frozen=True, array_like=True, order=True):
-    """A group by the step that began its wave, and its task."""
+    """The rollouts of a task in the wave that a step began: as many groups as agents worked on it."""
 
     wave: int
     task: str
@@ -290,6 +290,10 @@ class LoopDirectory:
     def groups(self, number: int) -> Path:
         """What the update of a step learned from."""
         return self.step(number) / "groups.msgpack"
+
+    def token_values(self, number: int) -> Path:
+        """What the trainer computed for its tokens, until that is in the stores of the waves."""
+        return self.step(number) / "token_values.msgpack"
 
     def weights(self, number: int) -> Path:
         """What came of it."""

@@ -7,6 +7,8 @@ One JSON object a line, on stdin and stdout. First it says `{"ready": …}`. The
     {"op": "update", "step": 1, "version": "step-0001", "groups": FILE, "weights": DIR}
     → {"report": {…}, "weights": DIR}            once DIR is whole
 
+With `"token_values": FILE` what the update computed for tokens is written there too.
+
 An order that fails is answered `{"error": {"boundary": …, "type": …, "message": …}}`, and the worker goes on. It
 ends at once when stdin does: it does not outlive who started it.
 """
@@ -54,6 +56,7 @@ class TrainerCommand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     version: str = ""
     groups: str = ""
     weights: str = ""
+    token_values: str = ""
 
 
 def main(arguments: list[str]) -> int:
@@ -106,11 +109,14 @@ def _load(model: Path, options: GRPOOptions, resume: Path | None, reference: Pat
 
 
 def _done(updater: Any, order: TrainerCommand) -> dict[str, Any]:
-    from understudy.train.groups import read_groups
+    from understudy.train.groups import read_groups, write_token_values
 
     if order.op != "update":
         raise ConfigError(f"invalid op {order.op!r}; expected 'update'")
+    updater.keeps_token_values = bool(order.token_values)
     report = updater.update(read_groups(Path(order.groups)), order.step, order.version or None)
+    if order.token_values:
+        write_token_values(Path(order.token_values), updater.token_values)
     if order.weights:
         updater.save(Path(order.weights), order.version or None)
     return {"report": report, "weights": order.weights or None}
@@ -150,12 +156,16 @@ class TrainerProcess(ChildProcess):
         """Wait until the model is loaded. Raises ConfigError when it cannot be."""
         self.ready = msgspec.convert(await self._answer(), TrainerReady)
 
-    async def update(self, groups: Path, step: int, version: str, weights: Path) -> UpdateReport:
+    async def update(
+        self, groups: Path, step: int, version: str, weights: Path, token_values: Path | None = None
+    ) -> UpdateReport:
         """Learn from the groups in a file that `data.write_groups` wrote, and save the weights to a directory.
 
-        Returns when the directory is whole. Raises ConfigError when it could not be done, or the worker ended.
+        What was computed for tokens is written to `token_values`, where that is given. Returns when all is whole.
+        Raises ConfigError when it could not be done, or the worker ended.
         """
         order = {"op": "update", "step": step, "version": version, "groups": str(groups), "weights": str(weights)}
+        order["token_values"] = str(token_values or "")
         async with self._turn:
             assert self._process.stdin is not None
             try:

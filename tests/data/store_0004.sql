@@ -1,0 +1,258 @@
+BEGIN TRANSACTION;
+CREATE TABLE alembic_version (
+	version_num VARCHAR(32) NOT NULL, 
+	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+);
+INSERT INTO "alembic_version" VALUES('0004');
+CREATE TABLE asks (
+	id TEXT NOT NULL, 
+	replay_id TEXT NOT NULL, 
+	state_id TEXT NOT NULL, 
+	kind TEXT NOT NULL, 
+	teacher TEXT NOT NULL, 
+	model TEXT NOT NULL, 
+	family TEXT, 
+	number INTEGER NOT NULL, 
+	status TEXT NOT NULL, 
+	reserved_usd FLOAT, 
+	cost_usd FLOAT, 
+	call_id TEXT, 
+	error BLOB, 
+	asked_at FLOAT NOT NULL, 
+	ended_at FLOAT, 
+	PRIMARY KEY (id), 
+	CONSTRAINT asks_kind CHECK (kind IN ('teacher', 'judge')), 
+	CONSTRAINT asks_status CHECK (status IN ('asked', 'answered', 'failed')), 
+	FOREIGN KEY(replay_id) REFERENCES replays (id), 
+	FOREIGN KEY(state_id) REFERENCES turns (state_id)
+);
+CREATE TABLE "attempts" (
+	id TEXT NOT NULL, 
+	rollout_id TEXT, 
+	number INTEGER NOT NULL, 
+	status TEXT NOT NULL, 
+	started_at FLOAT NOT NULL, 
+	heartbeat_at FLOAT NOT NULL, 
+	ended_at FLOAT, 
+	error BLOB, 
+	timings BLOB NOT NULL, 
+	patch_id INTEGER, 
+	findings BLOB, 
+	PRIMARY KEY (id), 
+	CONSTRAINT attempts_once UNIQUE (rollout_id, number), 
+	FOREIGN KEY(rollout_id) REFERENCES rollouts (id), 
+	FOREIGN KEY(patch_id) REFERENCES blobs (id)
+);
+INSERT INTO "attempts" VALUES('run-0.1','run-0',1,'succeeded',1.79538468191085219386e+09,1.7953846819228429794e+09,1.79538468194072294232e+09,NULL,X'7B7D',5,NULL);
+INSERT INTO "attempts" VALUES('shell-0.1','shell-0',1,'succeeded',1.79538468195515418055e+09,1.79538468195955371858e+09,1.79538468198290061947e+09,NULL,X'7B7D',5,NULL);
+CREATE TABLE blobs (
+	id INTEGER NOT NULL, 
+	hash BLOB NOT NULL, 
+	codec INTEGER NOT NULL, 
+	data BLOB NOT NULL, 
+	PRIMARY KEY (id), 
+	CONSTRAINT blobs_codec CHECK (codec IN (0, 1)), 
+	UNIQUE (hash)
+);
+INSERT INTO "blobs" VALUES(1,X'3A09508B71473A16F12CC09F069A001E74DC1110',1,X'28B52FFD20E4BD0400F2491D1A70C76DF041FDDD4A244312E86F273202AAE71311AF3C40551802EF9D55EDF1C2F34C1BD035B985F1F1EE79D6D4A156E5F87D7EB1EDB4B8DEA369A1E6B5C73F8FA446ED188A0D084B8F8F18880020CFA717A6CAF6B13832ED79636D727CAAF638166FD6BE20CF8CDA617DD4A2E34D9E93A4487A130B0029DBF8B1046FD69620E05093420CED28C003ADB2E554B49F47412CA507');
+INSERT INTO "blobs" VALUES(2,X'13B25BA07DA08B79FD0C76A050AA8CAC538B599A',0,X'9392C40E7B226D65737361676573223A205BC4025D7D91A86D65737361676573C4012C');
+INSERT INTO "blobs" VALUES(3,X'AC8D8342BBB2362D13F0A559A3621BB407011368',0,X'226122');
+INSERT INTO "blobs" VALUES(4,X'44136FA355B3678A1146AD16F7E8649E94FB4FC2',0,X'7B7D');
+INSERT INTO "blobs" VALUES(5,X'DF087996D45B03E7EB8C133C0298FD98D35113FC',0,X'64696666');
+INSERT INTO "blobs" VALUES(6,X'9DF6D6803D87EF14952FDE867D7EA0DC9DDA1F96',1,X'28B52FFD208B650300C207181A80B91903FD46D4C48AADC3523494BDF826B242E7FECE9290587A4D2308E09958AA75C8EF194A248DEBB26875064FEC6A472E5B5F2E6D71950B511464E03A5043CA42FA1E3F12E46B185C5773BF4F41488A33CE1245D93E037070D51022DB4C02002B831500072A0A');
+INSERT INTO "blobs" VALUES(7,X'AFDACFBDE0BDA24B9406602530BC4C68B809D78D',1,X'28B52FFD60EF002D03000246141990B73998F0CB44A1A5FFE19BCFEDC4FF871DDE58336339050868F69568E0B4DAF13C97E7D5D4308EE2280245AA9C42E6C371BAE438255A494DAF14054834F90C1D4FE18E2048ACA9C1C78645EAA5BD8805005935EAF8908DDCD8829C62B565F30E');
+INSERT INTO "blobs" VALUES(8,X'E3B0C44298FC1C149AFBF4C8996FB92427AE41E4',0,X'');
+CREATE TABLE calls (
+	"key" INTEGER NOT NULL, 
+	id TEXT NOT NULL, 
+	attempt_id TEXT NOT NULL, 
+	sequence INTEGER NOT NULL, 
+	dialect TEXT NOT NULL, 
+	requested_model TEXT NOT NULL, 
+	backend TEXT NOT NULL, 
+	backend_model TEXT NOT NULL, 
+	status TEXT NOT NULL, 
+	started_at FLOAT NOT NULL, 
+	ended_at FLOAT NOT NULL, 
+	parent_id TEXT, 
+	session_id TEXT, 
+	agent_id TEXT, 
+	policy_version TEXT, 
+	finish_reason TEXT, 
+	prompt_tokens INTEGER NOT NULL, 
+	completion_tokens INTEGER NOT NULL, 
+	cached_tokens INTEGER NOT NULL, 
+	sampling BLOB NOT NULL, 
+	error BLOB, 
+	skeleton_id INTEGER NOT NULL, 
+	system_id INTEGER, 
+	tools_id INTEGER, 
+	node_id INTEGER NOT NULL, 
+	response_id INTEGER NOT NULL, 
+	base_key INTEGER, 
+	prompt_count INTEGER, 
+	shared INTEGER, 
+	suffix BLOB, 
+	completion_count INTEGER, 
+	completion BLOB, 
+	logprobs BLOB, cache_write_tokens INTEGER DEFAULT 0 NOT NULL, cost_usd FLOAT, policy_spans BLOB, audit BLOB, 
+	PRIMARY KEY ("key"), 
+	FOREIGN KEY(attempt_id) REFERENCES attempts (id), 
+	FOREIGN KEY(base_key) REFERENCES calls ("key"), 
+	FOREIGN KEY(response_id) REFERENCES blobs (id), 
+	FOREIGN KEY(skeleton_id) REFERENCES blobs (id), 
+	FOREIGN KEY(system_id) REFERENCES blobs (id), 
+	FOREIGN KEY(tools_id) REFERENCES blobs (id), 
+	UNIQUE (id)
+);
+INSERT INTO "calls" VALUES(1,'run-0.1-0','run-0.1',0,'anthropic','m','embedded','m','ok',1.25,2.5,NULL,NULL,NULL,NULL,NULL,0,0,0,X'7B7D',NULL,2,NULL,NULL,1,4,NULL,2,0,X'000102',1,X'0003',X'0066000000BF',0,NULL,NULL,NULL);
+INSERT INTO "calls" VALUES(2,'shell-0.1-0','shell-0.1',0,'anthropic','m','embedded','m','ok',1.25,2.5,NULL,NULL,NULL,NULL,NULL,0,0,0,X'7B7D',NULL,2,NULL,NULL,1,4,NULL,2,0,X'000102',1,X'0003',X'0066000000BF',0,NULL,NULL,NULL);
+CREATE TABLE keys (
+	digest BLOB NOT NULL, 
+	attempt_id TEXT NOT NULL, 
+	sampling BLOB NOT NULL, 
+	budget BLOB NOT NULL, 
+	created_at FLOAT NOT NULL, 
+	expires_at FLOAT, 
+	revoked_at FLOAT, 
+	PRIMARY KEY (digest), 
+	FOREIGN KEY(attempt_id) REFERENCES attempts (id), 
+	CONSTRAINT keys_once UNIQUE (attempt_id)
+);
+CREATE TABLE logs (
+	attempt_id TEXT NOT NULL, 
+	name TEXT NOT NULL, 
+	blob_id INTEGER NOT NULL, 
+	PRIMARY KEY (attempt_id, name), 
+	FOREIGN KEY(attempt_id) REFERENCES attempts (id), 
+	FOREIGN KEY(blob_id) REFERENCES blobs (id)
+);
+INSERT INTO "logs" VALUES('run-0.1','stream.jsonl',7);
+INSERT INTO "logs" VALUES('shell-0.1','stdout.txt',8);
+CREATE TABLE nodes (
+	id INTEGER NOT NULL, 
+	parent_id INTEGER NOT NULL, 
+	blob_id INTEGER NOT NULL, 
+	PRIMARY KEY (id), 
+	FOREIGN KEY(blob_id) REFERENCES blobs (id), 
+	CONSTRAINT nodes_once UNIQUE (parent_id, blob_id)
+);
+INSERT INTO "nodes" VALUES(1,0,3);
+CREATE TABLE replays (
+	id TEXT NOT NULL, 
+	config BLOB NOT NULL, 
+	created_at FLOAT NOT NULL, 
+	PRIMARY KEY (id)
+);
+CREATE TABLE rewards (
+	attempt_id TEXT NOT NULL, 
+	reward FLOAT NOT NULL, 
+	reason TEXT NOT NULL, 
+	verdict_id INTEGER NOT NULL, integrity TEXT DEFAULT 'clean' NOT NULL, review TEXT, 
+	PRIMARY KEY (attempt_id), 
+	FOREIGN KEY(attempt_id) REFERENCES attempts (id), 
+	FOREIGN KEY(verdict_id) REFERENCES blobs (id)
+);
+INSERT INTO "rewards" VALUES('run-0.1',1.0,'1 of 1',6,'clean',NULL);
+INSERT INTO "rewards" VALUES('shell-0.1',1.0,'1 of 1',6,'clean',NULL);
+CREATE TABLE rollouts (
+	id TEXT NOT NULL, 
+	run_id TEXT NOT NULL, 
+	task_id TEXT NOT NULL, 
+	sample_index INTEGER NOT NULL, 
+	status TEXT NOT NULL, 
+	created_at FLOAT NOT NULL, 
+	updated_at FLOAT NOT NULL, 
+	error BLOB, 
+	PRIMARY KEY (id), 
+	FOREIGN KEY(run_id, task_id) REFERENCES tasks (run_id, id), 
+	CONSTRAINT rollouts_once UNIQUE (run_id, task_id, sample_index)
+);
+INSERT INTO "rollouts" VALUES('run-0','run','t',0,'succeeded',1.79538468187271904943e+09,1.79538468194305133813e+09,NULL);
+INSERT INTO "rollouts" VALUES('run-1','run','t',1,'queuing',1.79538468187271904943e+09,1.79538468187271904943e+09,NULL);
+INSERT INTO "rollouts" VALUES('shell-0','shell','t',0,'succeeded',1.79538468189823675153e+09,1.79538468198407936094e+09,NULL);
+INSERT INTO "rollouts" VALUES('shell-1','shell','t',1,'queuing',1.79538468189823675153e+09,1.79538468189823675153e+09,NULL);
+CREATE TABLE runs (
+	id TEXT NOT NULL, 
+	config BLOB NOT NULL, 
+	created_at FLOAT NOT NULL, 
+	PRIMARY KEY (id)
+);
+INSERT INTO "runs" VALUES('run',X'7B226167656E74223A22636C617564652D636F6465227D',1.79538468185802984234e+09);
+INSERT INTO "runs" VALUES('shell',X'7B226167656E74223A227368656C6C227D',1.79538468188936948775e+09);
+CREATE TABLE sources (
+	path TEXT NOT NULL, 
+	batch TEXT NOT NULL, 
+	size INTEGER NOT NULL, 
+	modified_ns INTEGER NOT NULL, 
+	reader TEXT NOT NULL, 
+	read_at FLOAT NOT NULL, 
+	PRIMARY KEY (path)
+);
+CREATE TABLE tasks (
+	run_id TEXT NOT NULL, 
+	id TEXT NOT NULL, 
+	blob_id INTEGER NOT NULL, 
+	PRIMARY KEY (run_id, id), 
+	FOREIGN KEY(blob_id) REFERENCES blobs (id), 
+	FOREIGN KEY(run_id) REFERENCES runs (id)
+);
+INSERT INTO "tasks" VALUES('run','t',1);
+INSERT INTO "tasks" VALUES('shell','t',1);
+CREATE TABLE traces (
+	"key" INTEGER NOT NULL, 
+	id TEXT NOT NULL, 
+	session_id TEXT NOT NULL, 
+	format TEXT NOT NULL, 
+	source TEXT NOT NULL, 
+	role TEXT NOT NULL, 
+	project TEXT, 
+	agent TEXT, 
+	version TEXT, 
+	parent BLOB, 
+	outcome BLOB, 
+	losses BLOB NOT NULL, 
+	system_id INTEGER, 
+	tools_id INTEGER, 
+	read_at FLOAT NOT NULL, 
+	PRIMARY KEY ("key"), 
+	UNIQUE (id), 
+	FOREIGN KEY(system_id) REFERENCES blobs (id), 
+	FOREIGN KEY(tools_id) REFERENCES blobs (id)
+);
+CREATE TABLE turns (
+	state_id TEXT NOT NULL, 
+	trace_key INTEGER NOT NULL, 
+	position INTEGER NOT NULL, 
+	message_id TEXT NOT NULL, 
+	node_id INTEGER NOT NULL, 
+	answer_id INTEGER, 
+	action_id INTEGER NOT NULL, 
+	branch TEXT NOT NULL, 
+	fidelity TEXT NOT NULL, 
+	notes TEXT NOT NULL, 
+	model TEXT, 
+	family TEXT, 
+	timestamp TEXT, 
+	system_id INTEGER, 
+	tools_id INTEGER, 
+	tool_calls INTEGER NOT NULL, 
+	tool_errors INTEGER NOT NULL, 
+	denied INTEGER NOT NULL, 
+	interrupted INTEGER NOT NULL, 
+	tests TEXT, 
+	edits INTEGER NOT NULL, 
+	edits_survived INTEGER, 
+	commits INTEGER NOT NULL, 
+	feedback TEXT, 
+	PRIMARY KEY (state_id), 
+	FOREIGN KEY(trace_key) REFERENCES traces ("key"), 
+	FOREIGN KEY(action_id) REFERENCES blobs (id), 
+	FOREIGN KEY(system_id) REFERENCES blobs (id), 
+	FOREIGN KEY(tools_id) REFERENCES blobs (id)
+);
+CREATE UNIQUE INDEX calls_in_order ON calls (attempt_id, sequence);
+CREATE INDEX sources_of_batch ON sources (batch);
+CREATE INDEX turns_in_order ON turns (trace_key, position);
+CREATE INDEX asks_of_state ON asks (state_id);
+COMMIT;
