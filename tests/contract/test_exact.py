@@ -669,7 +669,7 @@ async def test_the_embedded_model_solves_its_task_in_tokens(tmp_path: Path) -> N
     (root / "calc.py").write_text(BEFORE)
     async with start_server("oracle", tasks=tasks) as server:
         client = HttpClient(f"{server.url}/v1")
-        codec = ServerCodec(client.call, client.base, server.model)
+        codec = ServerCodec(client, server.model)
         backend = ExactBackend(
             "embedded", SERVERS["embedded"](client, server.model), codec, format_named("hermes")
         )

@@ -197,7 +197,7 @@ async def test_the_embedded_model_in_tokens(tmp_path: Path, claude: Path) -> Non
     tasks.write_text(json.dumps(task) + "\n")
     async with start_server("oracle", tasks=tasks) as server:
         client = HttpClient(f"{server.url}/v1")
-        codec = ServerCodec(client.call, client.base, server.model)
+        codec = ServerCodec(client, server.model)
         tokens = SERVERS["embedded"](client, server.model)
         backend = ExactBackend("embedded", tokens, codec, format_named("hermes"))
         result, calls = await run_cli(tmp_path, claude, backend, instruction)

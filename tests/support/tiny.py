@@ -16,7 +16,7 @@ CONVERSATIONS = 300
 def text(conversation: Sequence[corpus.Message]) -> str:
     """A conversation as the gateway's own renderer writes it."""
     template = ChatTemplate({"default": tokenizer.chat_template()}, {}, str)
-    return template.render(conversation, corpus.tool_definitions(), generation_prompt=False, template_args={})
+    return template.render(conversation, corpus.tool_definitions(), {"add_generation_prompt": False})
 
 
 def make_tokenizer(directory: Path) -> Any:

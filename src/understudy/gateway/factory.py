@@ -127,7 +127,7 @@ async def _exact(model: ModelConfig, clients: Sequence[HttpClient]) -> list[Back
         ExactBackend(
             model.backend,
             SERVERS[model.backend](client, name),
-            codec or ServerCodec(client.call, client.base, name),
+            codec or ServerCodec(client, name),
             format_,
             price=model.effective_price,
             memory=memory,

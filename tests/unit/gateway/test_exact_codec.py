@@ -467,8 +467,8 @@ async def test_a_long_conversation_does_not_hold_up_the_loop_and_is_encoded_once
 
 async def test_a_server_s_own_tokenizer() -> None:
     async with start_server("idle") as server:
-        client = HttpClient(server.url)
-        codec = ServerCodec(client.call, f"{server.url}/v1", server.model)
+        client = HttpClient(f"{server.url}/v1/")
+        codec = ServerCodec(client, server.model)
         local = LocalCodec.load(str(ASSETS))
         messages = [user("a <|im_end|>"), calling(ARGUMENTS, "", "hm"), RESULT]
         ids = await codec.render(messages, [TOOL])
@@ -479,7 +479,7 @@ async def test_a_server_s_own_tokenizer() -> None:
         )
         assert bare == await local.render([user("a")], [], generation_prompt=False)
         assert await codec.context_length() == await local.context_length() == 200_000
-        fresh = ServerCodec(client.call, f"{server.url}/v1/", server.model)
+        fresh = ServerCodec(client, server.model)
         assert await fresh.context_length() == 200_000
         with pytest.raises(BackendError):
             await codec.decode([10**9])

@@ -115,7 +115,7 @@ async def test_the_gateway_and_transformers_render_and_encode_alike(
         messages, tools=tools or None, add_generation_prompt=generation_prompt, tokenize=False
     )
     ours = ChatTemplate({"default": tokenizer.chat_template()}, {}, str).render(
-        messages, tools, generation_prompt=generation_prompt, template_args={}
+        messages, tools, {"add_generation_prompt": generation_prompt}
     )
     assert ours == theirs
     codec = LocalCodec.load(str(tiny_tokenizer))

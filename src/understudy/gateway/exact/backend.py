@@ -1,15 +1,15 @@
 """Token-in-token-out: the prompt of a call is the tokens that were sampled before it, and what is new to them.
 
-An agent sends the whole conversation back with every call, and not as it got it. Rendered anew, the turns of the
-model would become other tokens than it sampled, and could not be trained on. Here the conversation is only looked
-up (see `tree`), and the tokens of what is new are appended to its own (see `turn_suffix`).
+An agent sends the whole conversation back with every call, with changes. If it were rendered again, the model's
+turns would become other tokens than it sampled, and could not be trained on. So the conversation is only looked up
+here (see `tree`), and the tokens of what is new are appended to those that it has (see `turn_suffix`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from msgspec import Struct, structs
@@ -24,12 +24,12 @@ from understudy.gateway.exact.turn_suffix import USER, HistoryRewritten, Templat
 from understudy.gateway.prices import Price
 from understudy.types import Usage
 from understudy.wire.errors import ContextOverflow
-from understudy.wire.model import ChatRequest, Emit, Generation, ToolCall
+from understudy.wire.model import ChatRequest, Emit, Generation
 
 Mismatch = Literal[
     "truncated turn", "tool arguments", "thinking stripped", "tokenization", "whitespace", "template", "refused"
 ]
-"""Why the template would have made other tokens of a conversation; the first that holds.
+"""Why the template would have made other tokens of a conversation; the first reason that holds.
 
 "truncated turn": it was cut off before its end. "tool arguments": the agent sent other arguments back. "thinking
 stripped": the agent, or the template, left the thinking out. "tokenization": the same text in other tokens.
@@ -39,11 +39,11 @@ render what the agent sent back.
 
 
 def _compares_whole_prompt(turns: int) -> bool:
-    """Whether the whole prompt is to be compared after a conversation has gone on for so many turns."""
+    """Whether the whole prompt is compared after so many turns: at powers of two, since it costs a rendering."""
     return turns > 0 and turns & (turns - 1) == 0
 
 
-async def turn_mismatch(
+async def _turn_mismatch(
     codec: Codec,
     suffixes: TurnSuffixes,
     setting: TemplateSettings,
@@ -51,22 +51,22 @@ async def turn_mismatch(
     echo: Mapping[str, Any],
     suffix: TurnSuffix,
 ) -> Mismatch | None:
-    """How the last answer of `node`, which came back as `echo`, differs from the template's own writing of it.
+    """How the last answer of `node`, which came back as `echo`, differs from what the template writes for it.
 
-    Raises BackendError where the template cannot write it.
+    Raises BackendError where the template cannot render it.
     """
-    habits_ = await suffixes.habits(setting)
+    habits = await suffixes.habits(setting)
     before = await suffixes.render([USER], setting, generation_prompt=False)
     after = await suffixes.render([USER, echo], setting, generation_prompt=False)
     rendered = after[len(before) :]
-    sampled = [*habits_.opening, *node.sampled[: len(node.sampled) - suffix.ended], *habits_.close]
+    sampled = [*habits.opening, *node.sampled[: len(node.sampled) - suffix.ended], *habits.close]
     if after[: len(before)] == before and rendered == sampled:
         return None
     if not suffix.ended:
         return "truncated turn"
     if [call.arguments for call in node.tool_calls] != _arguments(echo):
         return "tool arguments"
-    if node.reasoned and not (habits_.shows_thinking and echo.get("reasoning")):
+    if node.reasoned and not (habits.shows_thinking and echo.get("reasoning")):
         return "thinking stripped"
     return _textual(await codec.decode(sampled), await codec.decode(rendered))
 
@@ -82,17 +82,26 @@ def _arguments(message: Mapping[str, Any]) -> list[str]:
 
 
 ANSWER_TOKENS = 32_768
-"""How long an answer may become when neither the agent nor the server says it."""
+"""The limit of an answer, in tokens, when neither the agent nor the server sets one."""
 
 _WHOLE = {"stop", "length"}
-"""How an answer ends that an agent may see, and that may therefore come back."""
+"""The finish reasons of answers that an agent gets, and may therefore send back."""
+
+
+class _ExactCall(Struct, frozen=True):
+    """A request, how the template renders it, and where the conversation stands in the tokens of its branch."""
+
+    request: ChatRequest
+    setting: TemplateSettings
+    tree: TokenTree
+    path: ConversationPath
 
 
 class _ExactPrompt(Struct, frozen=True, kw_only=True):
     """The tokens of a call's prompt, and how they were made.
 
-    `node` is the conversation that the call goes on from, if any, and `echo` its last answer as it came back;
-    `joint` is what the prompt was made longer by, None where it was rendered whole.
+    `node` is the conversation that the call continues, if any, and `echo` its last answer as the agent sent it
+    back; `suffix` is what follows the tokens of `node`, None where the prompt was rendered whole.
     """
 
     ids: list[int]
@@ -106,7 +115,7 @@ class _ExactPrompt(Struct, frozen=True, kw_only=True):
 class ExactBackend:
     """A token server as a backend (see Backend). `name` is its kind, `format` the syntax of the model's answers.
 
-    Logprobs: see `token_servers`. Several servers of one model share one `memory`: a
+    What its logprobs are of is said in `token_servers`. Several servers of one model share one `memory`: a
     conversation that moves from one to another keeps its tokens.
     """
 
@@ -139,32 +148,33 @@ class ExactBackend:
         """
         if emit is not None:
             raise ConfigError('streaming = true and tokens = "exact" exclude each other: turn one of them off')
-        setting = _setting(request)
-        tree = self._forest.tree(request.conversation)
-        path = conversation_path(request.messages, request.tools, setting.args)
-        prompt = await self._prompt(tree, path, request, setting)
+        call = self._call(request)
+        prompt = await self._prompt(call)
         sampling, left_out = await self._sampling(request, len(prompt.ids))
         sampled, audit = await asyncio.gather(
-            self._sample(prompt.ids, sampling, _schema(request)), self._audit(prompt, request, setting)
+            self._sample(prompt.ids, sampling, _schema(request)), self._audit(call, prompt)
         )
-        generation = await self._generation(request, prompt, sampled, setting)
+        generation = await self._generation(call, prompt, sampled)
         generation = structs.replace(generation, audit=audit | ({"left_out": left_out} if left_out else {}))
         if sampled.finish_reason in _WHOLE:
-            self._remember(tree, path, request, generation, prompt.node, clean=audit["mismatch"] is None)
+            self._remember(call, generation, prompt.node, clean=audit["mismatch"] is None)
         return generation
 
     def restore(self, request: ChatRequest, generation: Generation) -> None:
-        """Take up again a call that was answered before this process began, so that its branch goes on from it.
+        """Take up a call that was answered before this process began, so that its branch continues from it.
 
         `request` belongs to a conversation; of `generation` the text, the tool calls with the ids that the agent
-        knows, and the tokens count. Calls may come in any order; one without tokens is passed over.
+        knows, and the tokens count. Calls may come in any order; one without tokens is skipped.
         """
-        if generation.prompt_token_ids is None or generation.completion_token_ids is None:
-            return
-        tree = self._forest.tree(request.conversation)
-        path = conversation_path(request.messages, request.tools, _setting(request).args)
-        match = tree.find(path)
-        self._remember(tree, path, request, generation, match[0] if match else None, clean=True)
+        if generation.prompt_token_ids is not None and generation.completion_token_ids is not None:
+            call = self._call(request)
+            match = call.tree.find(call.path)
+            self._remember(call, generation, match[0] if match else None, clean=True)
+
+    def _call(self, request: ChatRequest) -> _ExactCall:
+        setting = _setting(request)
+        path = conversation_path(request.messages, request.tools, setting.args)
+        return _ExactCall(request, setting, self._forest.tree(request.conversation), path)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """See Backend."""
@@ -181,33 +191,29 @@ class ExactBackend:
 
     # --- the prompt -------------------------------------------------------------------------------------
 
-    async def _prompt(
-        self, tree: TokenTree, path: ConversationPath, request: ChatRequest, setting: TemplateSettings
-    ) -> _ExactPrompt:
-        match = tree.find(path)
+    async def _prompt(self, call: _ExactCall) -> _ExactPrompt:
+        request = call.request
+        match = call.tree.find(call.path)
         if match is None:
-            reason = _root_reason(tree, path, request)
-            return _ExactPrompt(ids=await self._render(request), origin="root", reason=reason)
+            return _ExactPrompt(ids=await self._render(request), origin="root", reason=_root_reason(call))
         node, depth = match
-        echo, new = request.messages[depth - 1], request.messages[depth:]
         before = node.ids
+        new = request.messages[depth:]
         try:
-            suffix = await self._suffixes.after(before, node.tool_calls, new, setting, thought=node.thought)
+            suffix = await self._suffixes.after(before, node.tool_calls, new, call.setting, thought=node.thought)
         except (HistoryRewritten, BackendError) as error:
             if isinstance(error, BackendError) and error.status != 400:
                 raise
             reason = str(error) if isinstance(error, HistoryRewritten) else "refused"
             return _ExactPrompt(ids=await self._render(request), origin="rendered anew", reason=reason, node=node)
         ids = before[: len(before) - suffix.dropped] + suffix.suffix
-        return _ExactPrompt(ids=ids, origin="extended", node=node, echo=echo, suffix=suffix)
+        return _ExactPrompt(ids=ids, origin="extended", node=node, echo=request.messages[depth - 1], suffix=suffix)
 
     async def _render(self, request: ChatRequest) -> list[int]:
         args = _setting(request).args
         return await self._codec.render(request.messages, request.tools, template_args=args)
 
-    async def _audit(
-        self, prompt: _ExactPrompt, request: ChatRequest, setting: TemplateSettings
-    ) -> dict[str, Any]:
+    async def _audit(self, call: _ExactCall, prompt: _ExactPrompt) -> dict[str, Any]:
         audit: dict[str, Any] = {
             "mode": "exact",
             "prompt": prompt.origin,
@@ -220,9 +226,9 @@ class ExactBackend:
         if echo is None or suffix is None:
             return audit | {"mismatch": prompt.reason}
         try:
-            audit["mismatch"] = await turn_mismatch(self._codec, self._suffixes, setting, node, echo, suffix)
+            audit["mismatch"] = await _turn_mismatch(self._codec, self._suffixes, call.setting, node, echo, suffix)
             if _compares_whole_prompt(node.turns + 1):
-                audit["canonical"] = await self._render(request) == prompt.ids
+                audit["canonical"] = await self._render(call.request) == prompt.ids
         except BackendError:
             return audit | {"mismatch": "refused"}
         if audit.get("canonical") is False and node.canonical and audit["mismatch"] is None:
@@ -256,22 +262,18 @@ class ExactBackend:
             return await self._server.generate(prompt, sampling, schema)
         except BackendError as error:
             # A server may be served with a shorter context than the model has.
-            limit = (
-                reported_context_length(str(error)) if error.status == 400 and is_overflow(str(error)) else None
-            )
-            if limit is None:
+            refused = error.status == 400 and is_overflow(str(error))
+            if not refused or (limit := reported_context_length(str(error))) is None:
                 raise
         room = limit - len(prompt)
         if not 0 < room < sampling["max_tokens"]:
             raise ContextOverflow(len(prompt), limit)
         return await self._server.generate(prompt, sampling | {"max_tokens": room}, schema)
 
-    async def _generation(
-        self, request: ChatRequest, prompt: _ExactPrompt, sampled: SampledTokens, setting: TemplateSettings
-    ) -> Generation:
-        parsed = await self._parse(request, sampled, setting)
-        calls = parsed.tool_calls[:1] if request.parallel_tool_calls is False else parsed.tool_calls
-        calls = tuple(ToolCall(f"toolu_{secrets.token_hex(12)}", call.name, call.arguments) for call in calls)
+    async def _generation(self, call: _ExactCall, prompt: _ExactPrompt, sampled: SampledTokens) -> Generation:
+        parsed = await self._parse(call, sampled)
+        calls = parsed.tool_calls[:1] if call.request.parallel_tool_calls is False else parsed.tool_calls
+        calls = tuple(structs.replace(each, id=f"toolu_{secrets.token_hex(12)}") for each in calls)
         called = bool(calls) and sampled.finish_reason == "stop"
         return Generation(
             model=self.model,
@@ -292,38 +294,25 @@ class ExactBackend:
             sampling=sampled.sent,
         )
 
-    async def _parse(
-        self, request: ChatRequest, sampled: SampledTokens, setting: TemplateSettings
-    ) -> ParsedOutput:
+    async def _parse(self, call: _ExactCall, sampled: SampledTokens) -> ParsedOutput:
         text = await self._codec.decode(sampled.ids)
         if sampled.stop is not None and sampled.stop in text:
             text = text[: text.rindex(sampled.stop)]
-        habits = await self._suffixes.habits(setting)
-        tools: Sequence[dict[str, Any]] = () if request.tool_choice == "none" else request.tools
+        habits = await self._suffixes.habits(call.setting)
+        tools = () if call.request.tool_choice == "none" else call.request.tools
         return self._format.parse(text, tools, thinking_open=habits.thinking_open)
 
     # --- memory -----------------------------------------------------------------------------------------
 
     def _remember(
-        self,
-        tree: TokenTree,
-        path: ConversationPath,
-        request: ChatRequest,
-        generation: Generation,
-        parent: TokenNode | None,
-        *,
-        clean: bool,
+        self, call: _ExactCall, generation: Generation, parent: TokenNode | None, *, clean: bool
     ) -> None:
-        node = tree.add(
-            path,
-            path.then(_message(generation)),
-            generation.prompt_token_ids or (),
-            generation.completion_token_ids or (),
-            parent=parent,
-        )
-        # A prompt that was rendered whole has no past here: its thinking is that of the messages.
+        answer = call.path.then(_message(generation))
+        prompt, completion = generation.prompt_token_ids or (), generation.completion_token_ids or ()
+        node = call.tree.add(call.path, answer, prompt, completion, parent=parent)
+        # The tokens of a prompt that was rendered whole continue no others: its thinking is that of the messages.
         past = parent if node.turns else None
-        thought = past.thought if past else any(message.get("reasoning") for message in request.messages)
+        thought = past.thought if past else any(message.get("reasoning") for message in call.request.messages)
         node.tool_calls = generation.tool_calls
         node.reasoned = bool(generation.reasoning)
         node.thought = node.reasoned or thought
@@ -336,13 +325,13 @@ def _setting(request: ChatRequest) -> TemplateSettings:
     return TemplateSettings({} if thinking is None else {"enable_thinking": thinking}, bool(request.tools))
 
 
-def _root_reason(tree: TokenTree, path: ConversationPath, request: ChatRequest) -> str:
-    """Why no conversation that is known here comes before this one."""
-    if tree.setting is None:
+def _root_reason(call: _ExactCall) -> str:
+    """Why the call continues no conversation whose tokens are here."""
+    if call.tree.setting is None:
         return "first call"
-    if tree.setting != path.setting:
+    if call.tree.setting != call.path.setting:
         return "tools or system changed"
-    has_assistant_turn = any(message.get("role") == "assistant" for message in request.messages)
+    has_assistant_turn = any(message.get("role") == "assistant" for message in call.request.messages)
     return "history rewritten" if has_assistant_turn else "new conversation"
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from understudy.errors import ConfigError
 from understudy.gateway.backends.fields import TokenId
-from understudy.gateway.exact.template import ChatTemplate
+from understudy.gateway.backends.http import HttpClient
+from understudy.gateway.exact.parsers import json_object
+from understudy.gateway.exact.template import ChatTemplate, Messages
 from understudy.gateway.exact.vocabulary import TokenizerVocabulary
 
 _T = TypeVar("_T")
 
-NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
+Args = Mapping[str, Any]
+NO_ARGS: Args = MappingProxyType({})
 
 _HUB_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "*.jinja", "additional_chat_templates/*")
 _NO_LIMIT = 1 << 40
@@ -28,12 +31,7 @@ class Codec(Protocol):
     """What turns conversations into token ids, and token ids into text."""
 
     async def render(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]],
-        *,
-        generation_prompt: bool = True,
-        template_args: Mapping[str, Any] = NO_ARGUMENTS,
+        self, messages: Messages, tools: Messages, *, generation_prompt: bool = True, template_args: Args = NO_ARGS
     ) -> list[int]:
         """The token ids of a conversation in the chat template; with `generation_prompt`, ready for the next turn.
 
@@ -78,18 +76,11 @@ class LocalCodec:
         return cls(vocabulary, template, _context(_read_json(folder / "config.json"), config))
 
     async def render(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]],
-        *,
-        generation_prompt: bool = True,
-        template_args: Mapping[str, Any] = NO_ARGUMENTS,
+        self, messages: Messages, tools: Messages, *, generation_prompt: bool = True, template_args: Args = NO_ARGS
     ) -> list[int]:
         """See Codec."""
-        text = self._template.render(
-            messages, tools, generation_prompt=generation_prompt, template_args=template_args
-        )
-        return await self._vocabulary.encode(text)
+        variables = {"add_generation_prompt": generation_prompt, **template_args}
+        return await self._vocabulary.encode(self._template.render(messages, tools, variables))
 
     async def decode(self, ids: Sequence[int]) -> str:
         """See Codec."""
@@ -98,14 +89,6 @@ class LocalCodec:
     async def context_length(self) -> int | None:
         """See Codec."""
         return self._context
-
-
-class JsonRequest(Protocol):
-    """One request to a server and its typed answer. Raises BackendError."""
-
-    def __call__(
-        self, method: str, url: str, body: dict[str, Any] | None, expected: type[_T], /
-    ) -> Awaitable[_T]: ...
 
 
 class _TokenizedPrompt(Struct):
@@ -118,21 +101,15 @@ class _DetokenizedText(Struct):
 
 
 class ServerCodec:
-    """The tokenizer of a vLLM server, or of the embedded one, at `base_url` (with its `/v1`); see Codec."""
+    """The tokenizer of the vLLM server, or the embedded one, that `client` calls; see Codec."""
 
-    def __init__(self, call: JsonRequest, base_url: str, model: str) -> None:
-        self._call = call
-        self._root = base_url.rstrip("/").removesuffix("/v1")
+    def __init__(self, client: HttpClient, model: str) -> None:
+        self._client = client
         self._model = model
         self._context: int | None = None
 
     async def render(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]],
-        *,
-        generation_prompt: bool = True,
-        template_args: Mapping[str, Any] = NO_ARGUMENTS,
+        self, messages: Messages, tools: Messages, *, generation_prompt: bool = True, template_args: Args = NO_ARGS
     ) -> list[int]:
         """See Codec."""
         body: dict[str, Any] = {"messages": list(messages), "add_generation_prompt": generation_prompt}
@@ -144,8 +121,7 @@ class ServerCodec:
 
     async def decode(self, ids: Sequence[int]) -> str:
         """See Codec."""
-        body = {"model": self._model, "tokens": list(ids)}
-        return (await self._call("POST", f"{self._root}/detokenize", body, _DetokenizedText)).prompt
+        return (await self._post("detokenize", {"tokens": list(ids)}, _DetokenizedText)).prompt
 
     async def context_length(self) -> int | None:
         """See Codec."""
@@ -154,11 +130,13 @@ class ServerCodec:
         return self._context
 
     async def _tokenize(self, body: dict[str, Any]) -> _TokenizedPrompt:
-        answer = await self._call(
-            "POST", f"{self._root}/tokenize", {"model": self._model, **body}, _TokenizedPrompt
-        )
+        answer = await self._post("tokenize", body, _TokenizedPrompt)
         self._context = answer.max_model_len
         return answer
+
+    async def _post(self, path: str, body: dict[str, Any], expected: type[_T]) -> _T:
+        url = f"{self._client.base.removesuffix('/v1')}/{path}"  # servers have it beside /v1, not below it
+        return await self._client.call("POST", url, {"model": self._model, **body}, expected)
 
 
 def _from_hub(name: str) -> Path:
@@ -199,15 +177,13 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     if (folder / "chat_template.jinja").exists():
         templates["default"] = _read(folder / "chat_template.jinja")
     if not templates:
-        setting: Any = config.get("chat_template")
         try:
-            named = msgspec.convert(setting, str | list[_NamedTemplate] | None)
+            named = msgspec.convert(config.get("chat_template"), str | list[_NamedTemplate] | None)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{folder / 'tokenizer_config.json'}: chat_template: {error}") from error
-        if isinstance(named, str):
-            templates["default"] = named
-        else:
-            templates = {one.name: one.template for one in named or ()}
+        templates = (
+            {"default": named} if isinstance(named, str) else {one.name: one.template for one in named or ()}
+        )
     if "default" not in templates:
         raise ConfigError(
             f"{folder} has no chat template; put the model's into {folder / 'chat_template.jinja'}, "
@@ -223,7 +199,9 @@ class _NamedTemplate(Struct):
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     """The variables that templates have of `tokenizer_config.json`: `bos_token`, `eos_token` and their like."""
-    texts = {key: _mapping(value).get("content", value) for key, value in config.items() if key.endswith("_token")}
+    texts = {
+        key: json_object(value).get("content", value) for key, value in config.items() if key.endswith("_token")
+    }
     return {key: text for key, text in texts.items() if isinstance(text, str)}
 
 
@@ -231,14 +209,10 @@ def _context(config: dict[str, Any], tokenizer_config: dict[str, Any]) -> int | 
     """The context that the model was made for; models that see pictures say it of their text part."""
     for settings, key in (
         (config, "max_position_embeddings"),
-        (_mapping(config.get("text_config")), "max_position_embeddings"),
+        (json_object(config.get("text_config")), "max_position_embeddings"),
         (tokenizer_config, "model_max_length"),
     ):
         value = settings.get(key)
         if isinstance(value, int) and 0 < value < _NO_LIMIT:
             return value
     return None
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -16,14 +16,12 @@ from msgspec import Struct
 
 from understudy.errors import BackendError, ConfigError
 
+Messages = Sequence[dict[str, Any]]
+"""Messages, or tools, as OpenAI chat completions has them."""
+
 _FAULTS = (
-    jinja2.TemplateError,
-    TypeError,
-    ValueError,
-    ArithmeticError,
-    LookupError,
-    AttributeError,
-    RecursionError,
+    *(jinja2.TemplateError, TypeError, ValueError, ArithmeticError),
+    *(LookupError, AttributeError, RecursionError),
 )
 """What a template can raise: it is a program of its own, and need not have thought of the conversation."""
 
@@ -63,27 +61,17 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         functions = {"raise_exception": _raise, "strftime_now": _strftime_now}
         try:
-            self._templates = {
-                name: environment.from_string(source, functions) for name, source in sources.items()
-            }
+            self._templates = {name: environment.from_string(text, functions) for name, text in sources.items()}
         except jinja2.TemplateError as error:
             raise ConfigError(f"invalid chat template: {error}; download it from the model again") from error
         self._variables = dict(variables)
         self._mark = mark
         self._shapes: dict[bool, _CallShape] = {}
 
-    def render(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]],
-        *,
-        generation_prompt: bool,
-        template_args: Mapping[str, Any],
-    ) -> str:
+    def render(self, messages: Messages, tools: Messages, variables: Mapping[str, Any]) -> str:
         """A conversation as text (see Codec.render). Raises BackendError."""
         shape = self._shapes.get(bool(tools)) or self._shapes.setdefault(bool(tools), self._shape(bool(tools)))
         prepared = [_prepared(message, shape) for message in messages]
-        variables = {"add_generation_prompt": generation_prompt, **template_args}
         try:
             return self._render(prepared, tools, variables)
         except _FAULTS as error:
@@ -91,19 +79,10 @@ class ChatTemplate:
                 f"the chat template rejected the conversation: {str(error) or type(error).__name__}", status=400
             ) from error
 
-    def _render(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], variables: Mapping[str, Any]
-    ) -> str:
+    def _render(self, messages: Messages, tools: Messages, variables: Mapping[str, Any]) -> str:
         named = "tool_use" if tools and "tool_use" in self._templates else "default"
-        return self._templates[named].render(
-            {
-                **self._variables,
-                "messages": _marked(messages, self._mark),
-                "tools": _marked(tools, self._mark) if tools else None,
-                "documents": None,
-                **variables,
-            }
-        )
+        shown = {"messages": _marked(messages, self._mark), "tools": _marked(tools, self._mark) if tools else None}
+        return self._templates[named].render({**self._variables, **shown, "documents": None, **variables})
 
     def _shape(self, with_tools: bool) -> _CallShape:
         """The first shape in which the template shows the arguments of a call; an object where it shows none."""
@@ -184,7 +163,7 @@ def _to_json(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
-    separators: tuple[str, str] | None = None,
+    separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,14 +1,15 @@
 """Where one turn ends and the next begins: what a chat template puts between sampled tokens and what is new.
 
-Nothing is known of the template but what it makes of small dummy conversations. What it writes for new messages is
-the difference that they make to one; how it ends an assistant's turn is what two that say different things end in
-alike.
+All that is known of a template is what it makes of small dummy conversations. What it writes for new messages is
+the difference that they make to a conversation. How it ends an assistant's turn is the common end of two turns
+with different texts.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -19,10 +20,11 @@ from understudy.gateway.exact.codec import Codec
 from understudy.gateway.exact.parsers import opens_thinking
 from understudy.wire.model import ToolCall
 
-Message = Mapping[str, Any]
+Turn = Mapping[str, Any]
+Calls = Sequence[ToolCall]
 
 USER: dict[str, Any] = {"role": "user", "content": "0"}
-"""What dummy conversations begin with."""
+"""The first message of every dummy conversation."""
 
 _TOOL_NAME = "nothing_0f3c"
 _TOOL: dict[str, Any] = {
@@ -32,7 +34,7 @@ _TOOL: dict[str, Any] = {
 
 
 class TemplateSettings(Struct, frozen=True):
-    """What a template goes by beside the messages: further variables, and whether there are tools."""
+    """What a template depends on beside the messages: further variables, and whether there are tools."""
 
     args: Mapping[str, Any]
     tools: bool
@@ -41,10 +43,10 @@ class TemplateSettings(Struct, frozen=True):
 class TemplateHabits(Struct, frozen=True):
     """How a template writes an assistant's turn.
 
-    `opening` is the generation prompt, `close` what ends the turn. `markers` are the tokens that may end a turn
-    without belonging to it, because they begin the next one (GLM has it so). `shows_thinking`: a last turn is
-    written with its reasoning. `thinking_open`: the generation prompt has opened a thinking block.
-    `repeats_tools`: they are shown again with what is new.
+    `opening` is the generation prompt, `close` what ends the turn. `markers` are tokens that end a turn because
+    they begin the next one, as with GLM. `shows_thinking`: a last turn is written with its reasoning.
+    `thinking_open`: the generation prompt opens a thinking block. `repeats_tools`: the tools are written again
+    with each new message.
     """
 
     opening: tuple[int, ...]
@@ -56,9 +58,9 @@ class TemplateHabits(Struct, frozen=True):
 
 
 class TurnSuffix(Struct, frozen=True):
-    """What follows sampled tokens: the last `dropped` of them give way to `suffix`.
+    """What follows sampled tokens: the last `dropped` of them are replaced by `suffix`.
 
-    `ended` is how many of the last of them only end the turn; none, where it was cut off.
+    `ended` is how many of the last sampled tokens only end the turn: 0 when it was cut off.
     """
 
     suffix: list[int]
@@ -67,18 +69,18 @@ class TurnSuffix(Struct, frozen=True):
 
 
 class HistoryRewritten(Exception):
-    """The template writes what came before anew once there are new messages; the message says what."""
+    """The template writes earlier turns in another way once there are new messages; the text is the mismatch."""
 
 
 class TurnSuffixes:
-    """The joints of a template; `codec` renders it."""
+    """The turn suffixes of a template, which `codec` renders."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._habits: dict[bytes, asyncio.Future[TemplateHabits]] = {}
 
     async def habits(self, setting: TemplateSettings) -> TemplateHabits:
-        """How turns are written. Raises BackendError where the template cannot be rendered."""
+        """How the template writes turns, learned once. Raises BackendError where it cannot be rendered."""
         key = msgspec.json.encode(setting, order="deterministic")
         learning = self._habits.get(key)
         if learning is None or (learning.done() and (learning.cancelled() or learning.exception())):
@@ -88,16 +90,17 @@ class TurnSuffixes:
     async def after(
         self,
         ids: Sequence[int],
-        tool_calls: Sequence[ToolCall],
-        new: Sequence[Message],
+        tool_calls: Calls,
+        new: Sequence[Turn],
         setting: TemplateSettings,
         *,
         thought: bool,
     ) -> TurnSuffix:
-        """What is to follow `ids`, which end in a sampled turn with `tool_calls`, so that `new` comes next.
+        """The suffix for `ids`, which end in a sampled turn with `tool_calls`, when the messages `new` come next.
 
-        Raises Rewritten where that cannot be done because the template writes the past anew: with `thought`, the
-        thinking of earlier turns is dropped. Raises BackendError.
+        `thought`: there is thinking among `ids`. Raises HistoryRewritten where no suffix will do, since the
+        template changes earlier turns, for example drops their thinking, and BackendError where it cannot be
+        rendered.
         """
         habits = await self.habits(setting)
         if habits.repeats_tools:
@@ -116,9 +119,9 @@ class TurnSuffixes:
         return _suffix_after(ids, habits, await self._difference(tool_calls, new, close, setting))
 
     async def _difference(
-        self, tool_calls: Sequence[ToolCall], new: Sequence[Message], close: list[int], setting: TemplateSettings
+        self, tool_calls: Calls, new: Sequence[Turn], close: list[int], setting: TemplateSettings
     ) -> list[int]:
-        """What `new` adds where the template writes a last turn in another way than an earlier one."""
+        """What `new` adds, where the template writes a last turn in another way than an earlier one."""
         turns = [_assistant(text, tool_calls) for text in "01"]
         last = [await self.render([USER, turn], setting, generation_prompt=False) for turn in turns]
         more = [await self.render([USER, turn, *new], setting) for turn in turns]
@@ -149,7 +152,7 @@ class TurnSuffixes:
         )
 
     async def _following(self, close: list[int], setting: TemplateSettings) -> list[list[int]]:
-        """What a user's message adds, and the result of a tool call, where the template takes such a one."""
+        """What a user's message adds, and what the result of a tool call does, if the template takes one."""
         call = ToolCall("call_0", "f", "{}")
         added: list[list[int]] = []
         for calls, new in (((), USER), ((call,), {"role": "tool", "tool_call_id": call.id, "content": "0"})):
@@ -163,7 +166,7 @@ class TurnSuffixes:
         return added
 
     async def render(
-        self, messages: Sequence[Message], setting: TemplateSettings, *, generation_prompt: bool = True
+        self, messages: Sequence[Turn], setting: TemplateSettings, *, generation_prompt: bool = True
     ) -> list[int]:
         """The tokens of a dummy conversation. Raises BackendError."""
         return await self._codec.render(
@@ -174,8 +177,8 @@ class TurnSuffixes:
         )
 
 
-def _assistant(text: str, tool_calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
-    """A dummy turn. The calls keep their names and ids, which some templates show again with the results."""
+def _assistant(text: str, tool_calls: Calls = ()) -> dict[str, Any]:
+    """A dummy turn. The calls keep their names and ids, since some templates write them again with the results."""
     turn: dict[str, Any] = {"role": "assistant", "content": text}
     if tool_calls:
         turn["tool_calls"] = [
@@ -188,7 +191,7 @@ def _assistant(text: str, tool_calls: Sequence[ToolCall] = ()) -> dict[str, Any]
 def _suffix_after(ids: Sequence[int], habits: TemplateHabits, new: list[int]) -> TurnSuffix:
     close = habits.close
     if not close and ids and ids[-1] in habits.markers:
-        # The model itself began the next turn; what begins it in truth is the first new token.
+        # The model sampled the token that begins the next turn; the template may begin it with another one.
         same = new[:1] == [ids[-1]]
         return TurnSuffix(new[1:] if same else new, ended=1, dropped=0 if same else 1)
     ended = next((size for size in range(len(close), 0, -1) if tuple(ids[-size:]) == close[:size]), 0)
@@ -196,9 +199,6 @@ def _suffix_after(ids: Sequence[int], habits: TemplateHabits, new: list[int]) ->
 
 
 def _common_end(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    size = 0
-    for left, right in zip(reversed(one), reversed(other), strict=False):
-        if left != right:
-            break
-        size += 1
-    return list(one[len(one) - size :])
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    common = [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    return common[::-1]
