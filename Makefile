@@ -1,6 +1,9 @@
 # Two commands do everything: `make demo` and `make test`. Both set up what they need first.
 .PHONY: demo demo-quick test test-services setup setup-train lint lock bench clean
 
+# The tests start hundreds of Python processes, which must not each compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The whole loop: collect, train, and collect again with the model that learned from it.
 demo: setup-train
 	@.venv/bin/python scripts/demo.py

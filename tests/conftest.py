@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -13,6 +16,12 @@ from hypothesis import settings
 from understudy.tasks.records import dump
 
 from support import calc_task, docker_engine, require
+
+if TYPE_CHECKING:
+    from understudy.sandbox.base import Sandboxes
+    from understudy.tasks.environment import TaskEnvironment
+
+    from support.swebench import Harness
 
 # Tests run side by side, and so do the processes that they start: with a thread a core in each of them, torch's
 # would only wait for one another.
@@ -47,6 +56,39 @@ def isolation() -> None:
 
 
 @pytest.fixture(scope="session")
+def sandboxes() -> Sandboxes:
+    """Local sandboxes; the test is skipped where there can be none."""
+    from understudy.sandbox.local.sandboxes import LocalSandboxes
+
+    kind = LocalSandboxes()
+    require(kind.problems())
+    return kind
+
+
+@pytest.fixture(scope="session")
+def environment() -> TaskEnvironment:
+    """The Python that pytest runs in inside sandboxes."""
+    from understudy.config import cache_dir
+    from understudy.tasks.environment import python_environment
+
+    return python_environment(cache_dir())
+
+
+@pytest.fixture(scope="session")
+def harness() -> Iterator[Harness]:
+    """The parsers and the grading of the package swebench; the test is skipped where it cannot be installed."""
+    from support.swebench import Harness
+
+    try:
+        found = Harness()
+    except (OSError, subprocess.SubprocessError) as error:
+        require([f"the swebench package could not be installed: {error}"])
+        raise
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
 def engine() -> Iterator[docker_engine.Engine]:
     """A container engine, which DOCKER_HOST names meanwhile; the test is skipped where there can be none."""
     try:
@@ -78,3 +120,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "harness" in getattr(item, "fixturenames", ()):
             item.add_marker("services")
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what was imported from now on: with torch, millions of objects."""
+    gc.freeze()

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from understudy.config import cache_dir
 from understudy.grade.verdict import grade, validate
 from understudy.sandbox.base import Sandboxes
-from understudy.sandbox.local.sandboxes import LocalSandboxes
-from understudy.tasks.environment import TaskEnvironment, python_environment
+from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare
 from understudy.types import SuiteChecks, Task
 
-from support import require
 from support.grading import CALC, CALC_MENDED, CALC_TASK, diff, suite_task
 from support.swebench import Harness, harness_log
 
@@ -260,29 +255,6 @@ TASKS: dict[str, Task] = {
         checks=replace(CALC_TASK.checks, only_failures_count=True, pass_to_pass=("not in the output",)),
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def harness() -> Iterator[Harness]:
-    try:
-        found = Harness()
-    except (OSError, subprocess.SubprocessError) as error:
-        require([f"the swebench package could not be installed: {error}"])
-        raise
-    yield found
-    found.close()
-
-
-@pytest.fixture(scope="module")
-def sandboxes() -> Sandboxes:
-    kind = LocalSandboxes()
-    require(kind.problems())
-    return kind
-
-
-@pytest.fixture(scope="module")
-def environment() -> TaskEnvironment:
-    return python_environment(cache_dir())
 
 
 @pytest.fixture(scope="module", params=TASKS)

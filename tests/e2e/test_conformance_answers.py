@@ -10,12 +10,11 @@ from understudy.trajectory.samples import merge
 from understudy.trajectory.tree import Trajectory
 
 from fakes.turns import Tool, Turn, bash, say, tool
-from support.cli import MODEL, WAYS, Ran, Rig, red_square
+from support.cli import CHAT_WAYS, MODEL, WAYS, Ran, Rig, red_square
 from support.conformance import Behaviour, Check, play
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
 
-CHAT = [way for way in WAYS if way.wire == "chat"]
 DONE = say("Done.")
 
 
@@ -249,7 +248,7 @@ async def test_an_answer(rig: Rig, behaviour: Behaviour) -> None:
         assert {call.backend for call in ran.calls} == {"anthropic"}
 
 
-@pytest.mark.parametrize("rig", CHAT, indirect=True, ids=str)
+@pytest.mark.parametrize("rig", CHAT_WAYS, indirect=True, ids=str)
 @pytest.mark.parametrize("behaviour", BY_CHAT, ids=str)
 async def test_an_answer_of_a_chat_server(rig: Rig, behaviour: Behaviour) -> None:
     await play(rig, behaviour)

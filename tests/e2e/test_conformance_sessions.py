@@ -8,7 +8,7 @@ import json
 import pytest
 
 from fakes.turns import Fail, Tool, Turn, bash, say, tool
-from support.cli import ATOMIC, MODEL, SESSION, WAYS, Rig, Way
+from support.cli import ATOMIC, CHAT_WAYS, MODEL, SESSION, WAYS, Rig, Way
 from support.conformance import Behaviour, play
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
@@ -26,7 +26,12 @@ SUB = [say("Sub looking.", bash("ls")), say("Subagent report: found 1 file.")]
 
 @pytest.mark.parametrize(
     ("rig", "background"),
-    [*((way, None) for way in WAYS), (ATOMIC, False), (ATOMIC, True)],
+    [
+        *((way, None) for way in CHAT_WAYS),
+        *((Way("messages", streaming), None) for streaming in (False, True)),
+        (ATOMIC, False),
+        (ATOMIC, True),
+    ],
     indirect=["rig"],
     ids=str,
 )

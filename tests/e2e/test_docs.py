@@ -16,7 +16,7 @@ import pytest
 from understudy.gateway.config import read_config
 from understudy.types import Task
 
-from support import understudy
+from support import understudy, warm, warm_socket
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -44,11 +44,17 @@ def blocks(language: str, mark: str | None) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("page", "text"), blocks("sh", "run"))
 def test_blocks_to_run(page: str, text: str, tmp_path: Path):
     script = text.replace("source .venv/bin/activate\n", "")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    quick = tmp_path / "bin" / "understudy"
+    quick.parent.mkdir()
+    quick.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {warm.__file__} "$@"\n')
+    quick.chmod(0o755)
+    path = os.pathsep.join([str(quick.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+    work = tmp_path / "work"
+    work.mkdir()
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": path},
+        cwd=work,
+        env={**os.environ, "PATH": path, warm.SOCKET: warm_socket()},
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,

@@ -15,6 +15,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from fakes.listen import listen
+
 _PROTOBUF = {
     "traces": ExportTraceServiceRequest,
     "metrics": ExportMetricsServiceRequest,
@@ -50,11 +52,7 @@ class Collector:
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_post("/v1/{signal}", self._take)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}"
+        self._runner, self.url = await listen(app)
         return self
 
     async def __aexit__(self, *_: object) -> None:

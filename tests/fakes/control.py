@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Self
 
 from aiohttp import web
 
+from fakes.listen import listen
+
 Handler = Callable[..., Awaitable[web.StreamResponse]]
 
 
@@ -43,11 +45,7 @@ class Served:
         app = web.Application()
         for (method, path), name in self.routes.items():
             app.router.add_route(method, path, self._noting(path, getattr(self, name)))
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}"
+        self._runner, self.url = await listen(app)
         return self
 
     async def __aexit__(self, *_: object) -> None:

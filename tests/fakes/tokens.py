@@ -10,6 +10,8 @@ from typing import Any, Self
 import tokenizers
 from aiohttp import web
 
+from fakes.listen import listen
+
 Body = dict[str, Any]
 
 
@@ -58,11 +60,8 @@ class FakeTokens:
         app.router.add_post("/inference/v1/generate", self._vllm)
         app.router.add_post("/generate", self._sglang)
         app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}/v1"
+        self._runner, url = await listen(app, handler_cancellation=True)
+        self.url = f"{url}/v1"
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 from aiohttp import web
 
 from fakes import vllm
+from fakes.listen import listen
 from fakes.vllm import END, FakeVLLM, Hang, Raw, Refuse, Say, cut_up
 
 Wire = Literal["chat", "messages"]
@@ -227,11 +228,7 @@ class MessagesModel(_Reachable):
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/messages", self._messages)
         app.router.add_post("/v1/messages/count_tokens", self._count)
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}"
+        self._runner, self.url = await listen(app, handler_cancellation=True)
         return self
 
     async def __aexit__(self, *_: object) -> None:

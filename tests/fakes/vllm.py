@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Self
 
 from aiohttp import web
 
+from fakes.listen import listen
+
 END = 256
 """The token that ends an answer."""
 
@@ -137,11 +139,9 @@ class FakeVLLM:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", port).start()
-        host, self.port = self._runner.addresses[0][:2]
-        self.url = f"http://{host}:{self.port}/v1"
+        self._runner, url = await listen(app, port, handler_cancellation=True)
+        self.port = self._runner.addresses[0][1]
+        self.url = f"{url}/v1"
 
     async def stop(self) -> None:
         """Listen no more; `start` may be called again."""

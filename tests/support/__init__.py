@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import functools
 import os
 import resource
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +23,8 @@ import pytest
 
 from understudy.store.store import Store
 from understudy.types import Files, PytestChecks, Task
+
+from support import warm
 
 UNDERSTUDY = Path(sys.executable).with_name("understudy")
 
@@ -62,20 +70,66 @@ def calc_task(number: int = 0) -> Task:
     )
 
 
+@functools.cache
+def warm_socket() -> str:
+    """The socket of a process that forks itself for each command; it ends with this one."""
+    directory = tempfile.mkdtemp(prefix="understudy-warm-")
+    path = f"{directory}/socket"
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-P", warm.__file__, path], stdin=pipe, stdout=pipe)
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+
+    def end() -> None:
+        process.communicate()
+        shutil.rmtree(directory)
+
+    atexit.register(end)
+    return path
+
+
 def understudy(
-    *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None, timeout: float = 240
+    *arguments: object,
+    env: dict[str, str] | None = None,
+    inherit: bool = True,
+    cwd: Path | None = None,
+    timeout: float = 240,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line as a person would, in a process of its own."""
-    return subprocess.run(
-        [UNDERSTUDY, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, **(env or {})},
-        cwd=cwd,
-        timeout=timeout,
-        check=False,
-    )
+    """Run the command line as a person would, in a process of its own; without `inherit`, `env` is all it has."""
+    command = [str(UNDERSTUDY), *map(str, arguments)]
+    environment = {**(os.environ if inherit else {}), **(env or {})}
+    if not warm.can_run(environment):
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            cwd=cwd,
+            timeout=timeout,
+            check=False,
+        )
+    (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+    with (
+        Path(os.devnull).open() as nothing,
+        os.fdopen(out) as stdout,
+        os.fdopen(err) as stderr,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        try:
+            files = (nothing.fileno(), out_end, err_end)
+            connection, pid = warm.ask(warm_socket(), command, environment, str(cwd or Path.cwd()), files)
+        finally:
+            os.close(out_end)
+            os.close(err_end)
+        texts = pool.submit(stdout.read), pool.submit(stderr.read)
+        connection.settimeout(timeout)
+        try:
+            code = warm.result(connection)
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            raise
+        return subprocess.CompletedProcess(command, code, *(text.result() for text in texts))
 
 
 def kills(usual: int) -> int:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
+
 from understudy.gateway.backends.anthropic import AnthropicRelay
 from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.budget import Budget
@@ -47,7 +49,14 @@ class Way:
 
 
 ATOMIC = Way()
-WAYS = [Way(wire, streaming) for wire in ("chat", "messages") for streaming in (False, True)]
+CHAT_WAYS = [ATOMIC, Way("chat", streaming=True)]
+WAYS = [
+    ATOMIC,
+    Way("messages", streaming=True),
+    # Each wire and each manner of answering has come by now: the other two pairs are for `make test-services`.
+    pytest.param(Way("chat", streaming=True), marks=pytest.mark.services),
+    pytest.param(Way("messages"), marks=pytest.mark.services),
+]
 
 
 @dataclass(kw_only=True)

@@ -15,16 +15,16 @@ import msgspec
 
 from understudy.gateway.serve.admin import ADDRESS, GatewayAddress
 
+from support import understudy
+
 _COMMAND = [sys.executable, "-c", "from understudy.cli.main import main; main()", "gateway"]
 
 
 async def gateway(*arguments: str) -> str:
     """What `understudy gateway ARGUMENTS` prints; it has to succeed."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*_COMMAND, *arguments, stdout=pipe, stderr=pipe)
-    out, err = await process.communicate()
-    assert process.returncode == 0, err.decode()
-    return out.decode().strip()
+    done = await asyncio.to_thread(understudy, "gateway", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 class Served:

@@ -253,6 +253,25 @@ class HostProgramSandboxes:
         """Nothing to do: nothing is prepared."""
 
 
+class IsolatedSandbox:
+    """Methods shared by sandboxes in which the workdir and the mounts lie where the spec says."""
+
+    _spec: SandboxSpec
+
+    @property
+    def workdir(self) -> str:
+        """The spec's workdir."""
+        return self._spec.workdir
+
+    def locate(self, target: str) -> str:
+        """The target itself. Raises SandboxError when no mount was declared there."""
+        return self._spec.mounts[mount_number(self._spec, target)].target
+
+    def _absolute(self, path: str) -> str:
+        check_no_nul("use the path", path)
+        return posixpath.normpath(posixpath.join(self.workdir, path))
+
+
 def load_sandboxes(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
     """The kind of sandbox called `name`, constructed with `options`.
 
@@ -262,6 +281,20 @@ def load_sandboxes(name: str, options: Mapping[str, Any] | None = None) -> Sandb
     if problems := kind.problems():
         raise ConfigError("\n".join(problems))
     return kind
+
+
+def mount_number(spec: SandboxSpec, target: str) -> int:
+    """The position of the mount declared at `target`. Raises SandboxError when there is none."""
+    targets = [mount.target for mount in spec.mounts]
+    if target not in targets:
+        raise SandboxError(f"no mount has the target {target!r}; declared: {targets}")
+    return targets.index(target)
+
+
+def check_no_nul(what: str, first: str, *more: str) -> None:
+    """Raise SandboxError, "cannot `what` `first`: …", when a string has a NUL byte: it ends there for C."""
+    if any("\0" in text for text in (first, *more)):
+        raise SandboxError(f"cannot {what} {first!r}: an argument, a path or the environment contains a NUL byte")
 
 
 def below(path: str, base: str) -> bool:

@@ -22,22 +22,65 @@ GRACE_S = 1.0
 """How long a killed process may take to end, and its pipes to close: who holds them then has left the group."""
 
 
-class _OutputCollector(asyncio.SubprocessProtocol):
-    """Keeps each stream's first bytes. The rest is read and dropped: a flood neither blocks nor grows."""
+LAST_SIGNAL = 64
 
-    def __init__(self, output_bytes: int, over: asyncio.Event) -> None:
-        self.output = {1: bytearray(), 2: bytearray()}
+
+def exit_code_of_shell(code: int) -> int:
+    """An exit code, with 128 + n, a shell's word for signal n, as -n."""
+    return 128 - code if 128 < code <= 128 + LAST_SIGNAL else code
+
+
+def process_stamp(pid: int) -> str:
+    """A name that no other process has until the next boot: pid namespace, pid and start time.
+
+    Raises OSError when there is no such process.
+    """
+    started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{Path('/proc/self/ns/pid').stat().st_ino}-{pid}-{started}"
+
+
+def has_ended(stamp: str) -> bool:
+    """Whether a process certainly lives no more, by its stamp: one in another pid namespace may."""
+    namespace, _, rest = stamp.partition("-")
+    if namespace != process_stamp(os.getpid()).partition("-")[0]:
+        return False
+    try:
+        return process_stamp(int(rest.partition("-")[0])) != stamp
+    except (FileNotFoundError, ProcessLookupError, ValueError):
+        return True
+
+
+class CommandOutput:
+    """The first `limit` bytes of each stream. The rest is read and dropped: a flood neither blocks nor grows."""
+
+    def __init__(self, limit: int) -> None:
+        self.stdout = bytearray()
+        self.stderr = bytearray()
         self.truncated = False
+        self._limit = limit
+
+    def add(self, stream: int, data: bytes) -> None:
+        """Take what a command wrote to stream 1 or 2."""
+        buffer = self.stderr if stream == 2 else self.stdout
+        room = self._limit - len(buffer)
+        buffer += data[:room]
+        self.truncated = self.truncated or len(data) > room
+
+    def completed(self, code: int | None, duration_s: float, *, timed_out: bool = False) -> Completed:
+        """A finished command with this output; without an exit code where it `timed_out`."""
+        code = None if timed_out else code
+        return Completed(code, bytes(self.stdout), bytes(self.stderr), duration_s, timed_out, self.truncated)
+
+
+class _OutputCollector(asyncio.SubprocessProtocol):
+    def __init__(self, output_bytes: int, over: asyncio.Event) -> None:
+        self.output = CommandOutput(output_bytes)
         self.over = over
         self.exited = asyncio.Event()
         self.closed = asyncio.Event()
-        self._output_bytes = output_bytes
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        buffer = self.output[fd]
-        room = self._output_bytes - len(buffer)
-        buffer += data[:room]
-        self.truncated = self.truncated or len(data) > room
+        self.output.add(fd, data)
 
     def process_exited(self) -> None:
         self.exited.set()
@@ -127,7 +170,7 @@ async def run_process(
     kill what is left by calling `kill` with its pid.
 
     `exit_code` is what the kernel says, negative for a signal, None on a timeout. Raises OSError or ValueError
-    when the program cannot be started. To be cancelled through `over` only: see `to_the_end`.
+    when the program cannot be started. To be cancelled through `over` only: see `run_to_completion`.
     """
     started = time.monotonic()
     seal_descriptors()
@@ -148,11 +191,4 @@ async def run_process(
         timed_out = not over.is_set()
         duration_s = time.monotonic() - started
         await asyncio.shield(_reap(transport, watch, kill))
-    return Completed(
-        exit_code=None if timed_out else transport.get_returncode(),
-        stdout=bytes(watch.output[1]),
-        stderr=bytes(watch.output[2]),
-        duration_s=duration_s,
-        timed_out=timed_out,
-        truncated=watch.truncated,
-    )
+    return watch.output.completed(transport.get_returncode(), duration_s, timed_out=timed_out)

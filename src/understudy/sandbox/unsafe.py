@@ -18,21 +18,12 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
 from understudy.errors import SandboxError
-from understudy.sandbox.base import Completed, HostProgramSandboxes, IgnoreFilter, SandboxSpec
+from understudy.sandbox.base import Completed, HostProgramSandboxes, IgnoreFilter, SandboxSpec, below, mount_number
 from understudy.sandbox.process import run_process, run_to_completion
 
 SYSTEM_PATH = os.defpath.lstrip(":")
 
 _SOCKET_NAME_BYTES = 107
-
-
-def _below(path: str, base: str) -> str | None:
-    """The part of `path` below `base` ("" for `base` itself), or None when it lies elsewhere."""
-    candidate = PurePosixPath(path)
-    if not candidate.is_relative_to(base):
-        return None
-    rest = candidate.relative_to(base).as_posix()
-    return "" if rest == "." else rest
 
 
 class UnsafeSandbox:
@@ -58,25 +49,22 @@ class UnsafeSandbox:
 
         A long path is given as a short link to it: the kernel takes 107 bytes for the name of a socket.
         """
-        for number, mount in enumerate(self._spec.mounts):
-            if mount.target == target:
-                if len(os.fsencode(mount.source)) <= _SOCKET_NAME_BYTES:
-                    return str(mount.source)
-                link = self._root / f"mount-{number}"
-                if not link.is_symlink():
-                    link.symlink_to(mount.source)
-                return str(link)
-        raise SandboxError(
-            f"no mount has the target {target!r}; declared: {[m.target for m in self._spec.mounts]}"
-        )
+        number = mount_number(self._spec, target)
+        source = self._spec.mounts[number].source
+        if len(os.fsencode(source)) <= _SOCKET_NAME_BYTES:
+            return str(source)
+        link = self._root / f"mount-{number}"
+        if not link.is_symlink():
+            link.symlink_to(source)
+        return str(link)
 
     def _host(self, path: str) -> str:
         """Where a path of the spec's world lies here: the workdir and mount targets move, the rest stays."""
         bases = [(mount.target, str(mount.source)) for mount in self._spec.mounts]
         bases.append((self._spec.workdir, self.workdir))
         for base, target in sorted(bases, key=lambda pair: len(pair[0]), reverse=True):
-            if (rest := _below(path, base)) is not None:
-                return os.path.join(target, rest) if rest else target  # noqa: PTH118
+            if below(path, base):
+                return str(Path(target, PurePosixPath(path).relative_to(base)))
         return path
 
     def _own(self, path: str) -> Path:

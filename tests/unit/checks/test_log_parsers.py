@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,21 +14,9 @@ from hypothesis import strategies as st
 from understudy.checks.log_parsers import PARSERS, UnreadableLog, check_parser, parse_log, swebench_parsers
 from understudy.errors import TaskError
 
-from support import require
 from support.swebench import Harness, place
 
 DISTINCT = sorted({parser: name for name, parser in PARSERS.items()}.values())
-
-
-@pytest.fixture(scope="module")
-def harness() -> Iterator[Harness]:
-    try:
-        found = Harness()
-    except (OSError, subprocess.SubprocessError) as error:
-        require([f"the swebench package could not be installed: {error}"])
-        raise
-    yield found
-    found.close()
 
 
 def ours(name: str, log: str) -> dict[str, str]:

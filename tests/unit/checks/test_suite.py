@@ -12,34 +12,19 @@ from msgspec.structs import replace
 from understudy.checks import canaries as birds
 from understudy.checks.canaries import plant_canaries
 from understudy.checks.suite import SuiteRun, judge_suite, needs_install
-from understudy.config import cache_dir
 from understudy.errors import GraderError, TaskError
 from understudy.grade.gate import gate
 from understudy.grade.verdict import as_validated, grade, validate
 from understudy.sandbox.base import Sandboxes
-from understudy.sandbox.local.sandboxes import LocalSandboxes
-from understudy.tasks.environment import TaskEnvironment, python_environment
+from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import prepare
 from understudy.types import SuiteChecks, Task, Verdict
 
-from support import require
 from support.grading import CALC, CALC_MENDED, CALC_TASK, CALC_TESTS, diff
 
 CORE = CALC["calc/core.py"]
 CHECKS = CALC_TASK.checks
 assert isinstance(CHECKS, SuiteChecks)
-
-
-@pytest.fixture(scope="module")
-def sandboxes() -> Sandboxes:
-    kind = LocalSandboxes()
-    require(kind.problems())
-    return kind
-
-
-@pytest.fixture(scope="module")
-def environment() -> TaskEnvironment:
-    return python_environment(cache_dir())
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from understudy.store import Store
 from understudy.train.groups import load_groups
 from understudy.types import Call
 
-from support import UNDERSTUDY
+import support
 from support.export import Log, export_hf, put_attempt, put_rollouts, put_sessions, rows, session
 from support.trajectory import Session, assistant, text, tool_result, tool_use, user
 
@@ -71,13 +71,8 @@ def export(directory: Path, name: str, output: Path, *, unredacted: bool = False
 
 
 def understudy(*arguments: object, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [UNDERSTUDY, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(home), "HF_HUB_OFFLINE": "1", **environment},
-    )
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(home), "HF_HUB_OFFLINE": "1", **environment}
+    return support.understudy(*arguments, env=env, inherit=False)
 
 
 def best_of_four(directory: Path) -> list[Call]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import shutil
-import subprocess
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from understudy.model.scripted.tokenizer import scripted_tokenizer
 from understudy.store import Store
 from understudy.types import ErrorInfo, Task, Verdict
 
-from support import UNDERSTUDY, calc_task
+from support import calc_task, understudy
 from support.export import export_hf as export
 from support.trajectory import Session, assistant, text, tool_result, tool_use, user
 
@@ -286,12 +285,9 @@ def test_ids_that_are_file_names(name: str):
 
 def test_the_command_prints_json_and_says_what_it_left_out(tmp_path: Path):
     fill(tmp_path, [calc_task()], backend="openai", tokens=False)
-    done = subprocess.run(
-        [UNDERSTUDY, "export", "hf", tmp_path, "--json"], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = understudy("export", "hf", tmp_path, "--json")
     assert json.loads(done.stdout)["without_tokens"] == 2
-    done = subprocess.run(
-        [UNDERSTUDY, "export", "hf", tmp_path], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = understudy("export", "hf", tmp_path)
+    done.check_returncode()
     assert "1 instances, 1 rollouts, 0 rows and 4 spans" in done.stdout
     assert "no token ids" in done.stderr

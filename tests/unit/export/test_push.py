@@ -14,8 +14,8 @@ from understudy.export.formats import trl
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 
+import support
 from fakes.hub import Hub
-from support import UNDERSTUDY
 from support.export import Log, put_rollouts, put_sessions, session
 
 pytest.importorskip("pyarrow")
@@ -29,13 +29,8 @@ def hub() -> Iterator[Hub]:
 
 
 def understudy(*arguments: object, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [UNDERSTUDY, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(home), "HF_HUB_DISABLE_XET": "1", **environment},
-    )
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(home), "HF_HUB_DISABLE_XET": "1", **environment}
+    return support.understudy(*arguments, env=env, inherit=False)
 
 
 def exported(tmp_path: Path, *, test_share: float = 0.1, unredacted: bool = False) -> Path:

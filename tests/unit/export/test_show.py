@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from understudy.trajectory.tree import build
 from understudy.types import AgentIdentity, Attempt, ErrorInfo, Finding, PolicySpan, Rollout, Usage, Verdict
 from understudy.util.text import visible
 
-from support import UNDERSTUDY, calc_task
+from support import calc_task, understudy
 from support.trajectory import Session, assistant, text, tool_result, tool_use, user
 
 HOSTILE = "\x1b]0;pwned\x07\x1b[2J[bold red]x[/] :smile: \x9b31m \u202egnp.exe \r\x7f"
@@ -154,9 +153,7 @@ def test_the_command_lists_and_shows(tmp_path: Path):
         wait(store.runs.finish_attempt(attempt.id, "succeeded", "succeeded", **ended))
 
     def show(*arguments: str, code: int = 0) -> str:
-        done = subprocess.run(
-            [UNDERSTUDY, "show", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60
-        )
+        done = understudy("show", *arguments, cwd=tmp_path)
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 
@@ -192,8 +189,9 @@ def test_clients_of_a_gateway_are_listed_and_shown(tmp_path: Path):
             wait(store.calls.append(msgspec.structs.replace(call, cost_usd=0.25)))
 
     def show(*arguments: str) -> str:
-        command = [UNDERSTUDY, "show", *arguments, "--dir", str(tmp_path)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        done = understudy("show", *arguments, "--dir", tmp_path)
+        done.check_returncode()
+        return done.stdout
 
     (listed,) = json.loads(show("--json"))["clients"]
     assert (listed["name"], listed["calls"], listed["cost_usd"]) == ("codex", 4, 1.0)

@@ -12,17 +12,14 @@ from msgspec.structs import replace
 
 from understudy.checks.canaries import plant_canaries
 from understudy.checks.suite import SuiteRun, judge_suite, run_before_patch, run_command
-from understudy.config import cache_dir
 from understudy.grade.apply import apply_patch
 from understudy.grade.gate import GatedPatch, gate
 from understudy.grade.verdict import grade
 from understudy.sandbox.base import Sandboxes
-from understudy.sandbox.local.sandboxes import LocalSandboxes
-from understudy.tasks.environment import TaskEnvironment, python_environment
+from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
 from understudy.types import SuiteChecks, Verdict
 
-from support import require
 from support.grading import CALC, CALC_MENDED, CALC_TASK, CALC_TESTS, diff, suite_task
 
 CORE = CALC["calc/core.py"]
@@ -176,18 +173,6 @@ ATTACKS: dict[str, Attack] = {
 }
 UNSEEN = {"tests become a link", "the test file is changed"}
 """Those that nothing in the patch gives away, because nothing in it is made to deceive, or it was refused."""
-
-
-@pytest.fixture(scope="module")
-def sandboxes() -> Sandboxes:
-    kind = LocalSandboxes()
-    require(kind.problems())
-    return kind
-
-
-@pytest.fixture(scope="module")
-def environment() -> TaskEnvironment:
-    return python_environment(cache_dir())
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from understudy.checks.pytest_checks import PytestReport, judge_pytest
-from understudy.config import cache_dir
 from understudy.errors import GraderError, SandboxError, TaskError
 from understudy.grade.gate import gate
 from understudy.grade.patch import NO_PATCH
@@ -21,7 +20,7 @@ from understudy.grade.verdict import grade, validate
 from understudy.plugins import load
 from understudy.sandbox.base import Mount, Sandbox, Sandboxes, SandboxLimits, SandboxSpec
 from understudy.sandbox.local.sandboxes import LocalSandboxes
-from understudy.tasks.environment import TaskEnvironment, python_environment
+from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare
 from understudy.types import Files, PytestChecks, ScriptChecks, Task, TestOutcome
 from understudy.util.diffs import parse_diff
@@ -72,11 +71,6 @@ TASK = Task(
     ),
     gold_patch=diff(MENDED),
 )
-
-
-@pytest.fixture(scope="module")
-def environment() -> TaskEnvironment:
-    return python_environment(cache_dir())
 
 
 @pytest.fixture(scope="module", params=["unsafe-local", "local"])

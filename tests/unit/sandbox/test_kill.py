@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.sandbox.local import cgroups
+from understudy.sandbox.local import holder
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 
 PRELUDE = """
@@ -124,7 +124,7 @@ def traces(tree: Path, groups: Path | None, pid: int) -> list[str]:
         if tree.name in words:
             found.append(f"process {words}")
     if groups is not None:
-        found += [f"group {place}" for place in groups.glob(f"{cgroups.PREFIX}-*-{pid}-*")]
+        found += [f"group {place}" for place in groups.glob(f"{holder.GROUP_PREFIX}-*-{pid}-*")]
     return found
 
 
@@ -135,7 +135,7 @@ def run(script: str, tree: Path, *wrap: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.004, 0.009, 0.015, 0.022, 0.03, 0.045, 0.07, 0.11, 0.2, 0.4])
 def test_a_kill_leaves_nothing(tree: Path, delay_s: float) -> None:
-    groups = cgroups.find_parent()  # Only now: finding it sweeps.
+    groups = holder.find_group_parent()  # Only now: finding it sweeps.
     argv = [sys.executable, "-c", PRELUDE + RESTLESS, str(tree)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as opener:
         assert opener.stdout is not None and opener.stdout.readline() == b"on\n"
@@ -148,23 +148,23 @@ def test_a_kill_leaves_nothing(tree: Path, delay_s: float) -> None:
 
 
 def test_a_kill_of_everything_leaves_a_group_that_the_next_sweeps(tree: Path) -> None:
-    parent = cgroups.find_parent()
+    parent = holder.find_group_parent()
     if parent is None:
         pytest.skip("no control groups can be made here")
     script = """
-from understudy.sandbox.local import cgroups
-group = cgroups.reserve(cgroups.find_parent())
-cgroups.create(group, 1 << 30)
+from understudy.sandbox.local import holder
+group = holder.reserve_group(holder.find_group_parent())
+holder.create_group(group, 1 << 30)
 print(group.name)
 """
     name = run(script, tree).stdout.strip()
     assert (parent / name).is_dir()
-    mine = cgroups.reserve(parent)
-    cgroups.create(mine, 1 << 30)
-    assert cgroups.find_parent() == parent
+    mine = holder.reserve_group(parent)
+    holder.create_group(mine, 1 << 30)
+    assert holder.find_group_parent() == parent
     assert not (parent / name).exists()
     assert mine.is_dir()
-    cgroups.remove(mine)
+    holder.remove_group(mine)
 
 
 def test_it_works_without_root(tree: Path) -> None:

@@ -16,15 +16,28 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from understudy.errors import SandboxError
-from understudy.sandbox.base import Completed, IgnoreFilter, Mount, SandboxSpec, TreeChanges
-from understudy.sandbox.docker import changes, files
-from understudy.sandbox.docker import container_config as specs
-from understudy.sandbox.docker.engine import ContainerEngine, EngineNotFound, EngineRefused
-from understudy.sandbox.docker.exec_stream import ExecNotStarted, ExecOutput, ExecStream, start_exec
-from understudy.sandbox.docker.images import HOME, PreparedImage, pack_tar
-from understudy.sandbox.process import run_to_completion
+from understudy.sandbox.base import (
+    Completed,
+    IgnoreFilter,
+    IsolatedSandbox,
+    Mount,
+    SandboxSpec,
+    TreeChanges,
+    check_no_nul,
+    check_spec,
+)
+from understudy.sandbox.docker.engine import (
+    ContainerEngine,
+    EngineNotFound,
+    EngineRefused,
+    ExecNotStarted,
+    ExecStream,
+    start_exec,
+)
+from understudy.sandbox.docker.files import ContainerFiles, pack_tar
+from understudy.sandbox.docker.images import HOME, USER_ID, PreparedImage
+from understudy.sandbox.process import CommandOutput, exit_code_of_shell, run_to_completion
 
-LAST_SIGNAL = 64
 _LOOK_S = 0.5
 """How often we look whether a command has ended whose output is held open by another one."""
 
@@ -36,6 +49,96 @@ _OWN = 2
 
 _LATE_CODES = (1, 126, 127, 255)
 """What a command ends with whose program's loader is not there, by the version of the runtime."""
+
+ROOT_CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID"]
+"""What root needs to unpack, install and become somebody else; none of it leads out of the container."""
+
+# The first command of a container waits for ever, as root without rights: an ordinary user cannot end it.
+IDLE = "while :; do read -r line || exit; done"
+
+
+def check_container_spec(spec: SandboxSpec) -> None:
+    """Raise SandboxError for an invalid spec."""
+    check_spec(
+        spec, writable=(HOME, "/tmp"), taken=(HOME, "/tmp", "/etc", "/proc"), needs_tree=not spec.tree_in_image
+    )
+
+
+def user_id(spec: SandboxSpec) -> int:
+    """The id, of user and group, that commands run with."""
+    return 0 if spec.as_root else USER_ID
+
+
+def container_config(
+    spec: SandboxSpec, prepared: PreparedImage, labels: Mapping[str, str], *, cpus: float | None, quota: bool
+) -> dict[str, Any]:
+    """The container to make. `quota`: the engine's storage can bound what a container writes."""
+    limits = spec.limits
+    host: dict[str, Any] = {
+        "NetworkMode": "none",
+        "Init": True,
+        "IpcMode": "private",
+        "CapDrop": ["ALL"],
+        "CapAdd": ROOT_CAPABILITIES if spec.as_root else [],
+        "SecurityOpt": ["no-new-privileges"],
+        "PidsLimit": limits.processes,
+        "Memory": limits.memory_bytes,
+        "MemorySwap": limits.memory_bytes,
+        "Ulimits": [
+            {"Name": "core", "Soft": 0, "Hard": 0},
+            {"Name": "fsize", "Soft": limits.disk_bytes, "Hard": limits.disk_bytes},
+        ],
+        "LogConfig": {"Type": "none"},
+        "Mounts": [
+            {"Type": "bind", "Source": str(mount.source.absolute()), "Target": mount.target, "ReadOnly": True}
+            for mount in spec.mounts
+            if not mount.private
+        ],
+    }
+    if cpus:
+        host["NanoCpus"] = int(cpus * 1e9)
+    if quota:
+        host["StorageOpt"] = {"size": str(limits.disk_bytes)}
+    return {
+        "Image": prepared.id,
+        "Entrypoint": ["/bin/sh", "-c", IDLE],
+        "Cmd": [],
+        "User": "0:0",
+        "WorkingDir": "/",
+        "Hostname": "sandbox",
+        "OpenStdin": True,
+        "NetworkDisabled": True,
+        "Labels": dict(labels),
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": host,
+    }
+
+
+def container_environment(
+    spec: SandboxSpec, prepared: PreparedImage, extra: Mapping[str, str] | None
+) -> list[str]:
+    """All the environment that a command gets, for the engine: a name alone takes a variable away.
+
+    What the image itself sets stays: its programs are configured by it, as where pip finds its packages.
+    """
+    variables = {
+        "PATH": ":".join((*spec.path_prefixes, prepared.path)),
+        "HOME": HOME,
+        **({} if "LANG" in prepared.variables else {"LANG": "C.UTF-8"}),
+        "USER": "root" if spec.as_root else "agent",
+        **spec.env,
+        **(extra or {}),
+    }
+    return [f"{name}={value}" for name, value in variables.items()] + [
+        name for name in ("HOSTNAME", "TERM") if name not in variables
+    ]
+
+
+def container_key(spec: SandboxSpec, image: str) -> tuple[object, ...]:
+    """What two specs have in common that one container could serve."""
+    tree = "" if spec.tree_in_image else str(spec.tree)
+    mounts = tuple(mount for mount in spec.mounts if not mount.private)
+    return (image, tree, spec.workdir, spec.as_root, mounts, spec.limits)
 
 
 class Containers(Protocol):
@@ -53,7 +156,7 @@ class Containers(Protocol):
         ...
 
 
-class DockerSandbox:
+class DockerSandbox(IsolatedSandbox):
     """An open sandbox: a container, and what is needed to run commands in it. Runs follow one another."""
 
     def __init__(self, spec: SandboxSpec, home: Containers, container: str, prepared: PreparedImage) -> None:
@@ -67,27 +170,13 @@ class DockerSandbox:
         self._turn = asyncio.Lock()
 
     @property
-    def workdir(self) -> str:
-        """The spec's workdir."""
-        return self._spec.workdir
-
-    @property
     def home(self) -> str:
         """A directory of the container's own layer."""
         return HOME
 
-    def locate(self, target: str) -> str:
-        """The target itself. Raises SandboxError when no mount was declared there."""
-        if all(mount.target != target for mount in self._spec.mounts):
-            raise SandboxError(
-                f"no mount has the target {target!r}; declared: {[m.target for m in self._spec.mounts]}"
-            )
-        return target
-
-    def _absolute(self, path: str) -> str:
-        if "\0" in path:
-            raise SandboxError(f"cannot use the path {path!r}: it contains a NUL byte")
-        return posixpath.normpath(posixpath.join(self.workdir, path))
+    @property
+    def _files(self) -> ContainerFiles:
+        return ContainerFiles(self._engine, self._container)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -105,9 +194,8 @@ class DockerSandbox:
     ) -> Completed:
         """Run a command. An exit code of 128 + n, a shell's word for signal n, is returned as -n."""
         where = self._absolute(cwd or "")
-        environment = specs.environment(self._spec, self._prepared, env)
-        if any("\0" in word for word in (*argv, *environment)):
-            raise SandboxError(f"cannot run {argv[0]!r}: an argument or its environment contains a NUL byte")
+        environment = container_environment(self._spec, self._prepared, env)
+        check_no_nul("run", *argv, *environment)
         command = {"cmd": list(argv), "environment": environment, "workdir": where}
         async with self._turn:
             self._check_open()
@@ -124,7 +212,7 @@ class DockerSandbox:
     ) -> Completed:
         """Run a command until it ends, `over` is set or its time is up; nothing of it is left then."""
         started = time.monotonic()
-        output = ExecOutput(self._spec.limits.output_bytes)
+        output = CommandOutput(self._spec.limits.output_bytes)
         stop = asyncio.Event()
         work = asyncio.create_task(self._execute(command, output, stdin, stop))
         called_off = asyncio.create_task(over.wait())
@@ -149,10 +237,10 @@ class DockerSandbox:
             code = None
         finally:
             await self._ensure_quiet()
-        return output.completed(None if timed_out else code, duration_s, timed_out=timed_out)
+        return output.completed(code, duration_s, timed_out=timed_out)
 
     async def _execute(
-        self, command: Mapping[str, Any], output: ExecOutput, stdin: bytes, stop: asyncio.Event
+        self, command: Mapping[str, Any], output: CommandOutput, stdin: bytes, stop: asyncio.Event
     ) -> int | None:
         """Start a command and see it to its end; its exit code, or None when `stop` came first."""
         await self._ensure_running()
@@ -166,7 +254,7 @@ class DockerSandbox:
         return await self._follow(attached, execution["Id"], command, output, stdin)
 
     async def _create_exec(self, command: Mapping[str, Any], stdin: bytes) -> Mapping[str, Any]:
-        user = specs.user(self._spec)
+        user = user_id(self._spec)
         options = {"stdin": bool(stdin), "user": f"{user}:{user}", **command}
         what = f"run {command['cmd'][0]!r}"
         try:
@@ -179,7 +267,7 @@ class DockerSandbox:
         return await self._call(what, self._engine.api.exec_create, self._container, **options)
 
     async def _follow(
-        self, attached: ExecStream, execution: str, command: Mapping[str, Any], output: ExecOutput, stdin: bytes
+        self, attached: ExecStream, execution: str, command: Mapping[str, Any], output: CommandOutput, stdin: bytes
     ) -> int | None:
         pump = asyncio.create_task(attached.pump(output, stdin))
         try:
@@ -198,10 +286,10 @@ class DockerSandbox:
             await self._check_loader(command)
         if code is None:
             return -9
-        return 128 - code if 128 < code <= 128 + LAST_SIGNAL else code
+        return exit_code_of_shell(code)
 
     async def _until_ended(
-        self, execution: str, pump: asyncio.Task[None], output: ExecOutput
+        self, execution: str, pump: asyncio.Task[None], output: CommandOutput
     ) -> Mapping[str, Any]:
         """Wait for the end of a command; what the engine then knows of it."""
         pause, looked = _LOOK_S, time.monotonic()
@@ -237,11 +325,9 @@ class DockerSandbox:
         directories = [where] if "/" in program else variables["PATH"].split(":")
 
         def look() -> SandboxError:
-            if not files.is_directory(self._engine, self._container, where):
+            if not self._files.is_directory(where):
                 return SandboxError(f"cannot run {program!r} in {where}: no such directory in the sandbox")
-            if any(
-                files.is_program(self._engine, self._container, posixpath.join(p, program)) for p in directories
-            ):
+            if any(self._files.is_program(posixpath.join(path, program)) for path in directories):
                 return SandboxError(
                     f"cannot run {program!r} in the image {self._prepared.image}: it is there but does not start "
                     f"({' '.join(output.split())[-500:]}); "
@@ -270,9 +356,7 @@ class DockerSandbox:
         absolute = posixpath.join(command["workdir"], program)
         loader = ""
         with contextlib.suppress(FileNotFoundError):
-            loader = await self._engine.do(
-                "look at a program", files.missing_loader, self._engine, self._container, absolute
-            )
+            loader = await self._engine.do("look at a program", self._files.missing_loader, absolute)
         if loader:
             raise SandboxError(
                 f"cannot run {program!r} in the image {self._prepared.image}: it is there but does not start, for "
@@ -310,7 +394,7 @@ class DockerSandbox:
             except EngineNotFound:
                 return
             except EngineRefused as error:
-                if "is not running" not in str(error) and "not running" not in str(error):
+                if "not running" not in str(error):
                     raise
 
         self._running = False
@@ -338,36 +422,49 @@ class DockerSandbox:
     async def _reveal(self) -> list[str]:
         """Copy the private mounts in; the paths to remove again."""
         private = [mount for mount in self._spec.mounts if mount.private]
-        return await self._call("show what is private", show_mounts, self._engine, self._container, private)
+        return await self._call("show what is private", self._show, private)
 
     async def _hide(self, shown: Sequence[str]) -> None:
         """Remove what was shown; when that cannot be, end the sandbox rather than let it be seen."""
         await self._ensure_running()
-        if not await self._call("hide what was shown", hide_mounts, self._engine, self._container, shown):
+        if not await self._call("hide what was shown", self._remove, shown):
             await self.close()
             raise SandboxError(
                 "the files revealed to a run could not be removed again, so the sandbox was closed; open a new one"
             )
 
+    def _show(self, mounts: Sequence[Mount]) -> list[str]:
+        """Copy the mounts' sources in, for everybody to read; the topmost paths that were not there before."""
+        shown: list[str] = []
+        for mount in mounts:
+            above = posixpath.dirname(mount.target)
+            while self._files.mode(above) is None:
+                above = posixpath.dirname(above)
+            inside = posixpath.relpath(mount.target, above)
+            shown.append(posixpath.join(above, inside.split("/")[0]))
+            with tempfile.TemporaryFile() as archive:
+                pack_tar(mount.source, archive, 0, inside, read_only=True)
+                archive.seek(0)
+                self._engine.api.put_archive(self._container, above, archive)
+        return shown
+
+    def _remove(self, paths: Sequence[str]) -> bool:
+        """Remove what was shown; whether it is gone, as the engine says."""
+        execution = self._engine.api.exec_create(self._container, ["/bin/rm", "-rf", "--", *paths], user="0:0")
+        self._engine.api.exec_start(execution["Id"])
+        return all(self._files.mode(path) is None for path in paths)
+
     async def read(self, path: str, *, limit: int = 64 << 20) -> bytes:
         """The content of a regular file, read by the engine. Links cannot lead out of the container."""
         self._check_open()
         absolute = self._absolute(path)
-        return await self._call(f"read {path}", files.read, self._engine, self._container, absolute, limit=limit)
+        return await self._call(f"read {path}", self._files.read, absolute, limit=limit)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Write a file through the engine."""
         self._check_open()
-        await self._call(
-            f"write {path}",
-            files.write,
-            self._engine,
-            self._container,
-            self._absolute(path),
-            data,
-            mode=mode,
-            user=specs.user(self._spec),
-        )
+        absolute, user = self._absolute(path), user_id(self._spec)
+        await self._call(f"write {path}", self._files.write, absolute, data, mode=mode, user=user)
 
     async def read_changes(self, *, file_limit: int, ignored: IgnoreFilter) -> TreeChanges:
         """What differs from the prepared image, as the engine tells; everything inside is killed first."""
@@ -375,16 +472,8 @@ class DockerSandbox:
             self._check_open()
             await run_to_completion(lambda over: self._kill())
             mounts = [mount.target for mount in self._spec.mounts]
-            return await self._call(
-                "take what changed",
-                changes.read_changes,
-                self._engine,
-                self._container,
-                self.workdir,
-                mounts,
-                file_limit,
-                ignored,
-            )
+            options = {"file_limit": file_limit, "ignored": ignored}
+            return await self._call("take what changed", self._files.changes, self.workdir, mounts, **options)
 
     async def reset(self) -> None:
         """Open anew: a fresh container takes the place of the old one."""
@@ -401,26 +490,3 @@ class DockerSandbox:
         """Kill and remove the container."""
         self._closed = True
         await self._containers.drop(self._container)
-
-
-def show_mounts(engine: ContainerEngine, container: str, mounts: Sequence[Mount]) -> list[str]:
-    """Copy the mounts' sources in, for everybody to read; the topmost paths that were not there before."""
-    shown: list[str] = []
-    for mount in mounts:
-        above = posixpath.dirname(mount.target)
-        while engine.stat(container, above) is None:
-            above = posixpath.dirname(above)
-        inside = posixpath.relpath(mount.target, above)
-        shown.append(posixpath.join(above, inside.split("/")[0]))
-        with tempfile.TemporaryFile() as archive:
-            pack_tar(mount.source, archive, 0, inside, read_only=True)
-            archive.seek(0)
-            engine.api.put_archive(container, above, archive)
-    return shown
-
-
-def hide_mounts(engine: ContainerEngine, container: str, shown: Sequence[str]) -> bool:
-    """Remove what was shown; whether it is gone, as the engine says."""
-    execution = engine.api.exec_create(container, ["/bin/rm", "-rf", "--", *shown], user="0:0")
-    engine.api.exec_start(execution["Id"])
-    return all(engine.stat(container, path) is None for path in shown)

@@ -20,6 +20,7 @@ import urllib3.exceptions
 from docker.transport import unixconn
 
 from understudy.errors import ConfigError, SandboxError
+from understudy.sandbox.process import CommandOutput, has_ended, process_stamp
 
 T = TypeVar("T")
 
@@ -178,32 +179,19 @@ def find_engine() -> ContainerEngine:
     )
 
 
-def process_stamp(pid: int) -> str:
-    """A name that no other process has: boot, pid namespace, pid, start time. Raises OSError when it is gone."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}/{pid}/{started}"
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def owner_labels(what: str) -> dict[str, str]:
     """The labels of something that we make and that is to go when we have ended."""
-    return {LABEL: what, OWNER: process_stamp(os.getpid())}
+    return {LABEL: what, OWNER: f"{_boot_id()}/{process_stamp(os.getpid()).replace('-', '/')}"}
 
 
 def _is_dead(owner: str) -> bool:
-    """Whether an owner certainly lives no more: one in another process namespace may."""
-    try:
-        boot, namespace, pid, _ = owner.split("/")
-        ours = process_stamp(os.getpid()).split("/")
-        if boot != ours[0]:
-            return True
-        if namespace != ours[1]:
-            return False
-        return process_stamp(int(pid)) != owner
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    except ValueError:
-        return False
+    """Whether an owner certainly lives no more: its machine has started again since, or it has ended."""
+    boot, _, stamp = owner.partition("/")
+    return stamp.count("/") == 2 and (boot != _boot_id() or has_ended(stamp.replace("/", "-")))
 
 
 def remove_orphans(engine: ContainerEngine) -> int:
@@ -267,3 +255,88 @@ class SocketAdapter(_Adapter):
                     "http+docker://", self.socket_path, self.timeout, self.max_pool_size
                 )
             return pool
+
+
+_CHUNK = 1 << 18
+
+
+# The streams of a command in a container: one connection that is HTTP at first and then frames of output. Spoken
+# here and not by the library, which would hold a thread for as long as a command runs, and may lose what comes
+# together with the head of the response.
+
+
+class ExecNotStarted(Exception):
+    """The engine could not start the command; says why."""
+
+
+class ExecStream:
+    """A command that has been asked to start: `pump` its output until all its pipes are closed."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def pump(self, output: CommandOutput, stdin: bytes) -> None:
+        """Feed the command and take what it writes, to the end. A lost connection is an end too."""
+        feeding = asyncio.create_task(self._feed(stdin)) if stdin else None
+        try:
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                while True:
+                    head = await self._reader.readexactly(8)
+                    left = int.from_bytes(head[4:], "big")
+                    while left:
+                        data = await self._reader.read(min(left, _CHUNK))
+                        if not data:
+                            return
+                        output.add(head[0], data)
+                        left -= len(data)
+        finally:
+            if feeding is not None:
+                feeding.cancel()
+                await asyncio.wait([feeding])
+
+    async def _feed(self, stdin: bytes) -> None:
+        with contextlib.suppress(ConnectionError):
+            self._writer.write(stdin)
+            await self._writer.drain()
+            self._writer.write_eof()
+
+    async def close(self) -> None:
+        """Give the connection back."""
+        self._writer.transport.abort()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+
+async def start_exec(socket: str, execution: str) -> ExecStream:
+    """Start the command that the engine has made ready as `execution`.
+
+    Raises ExecNotStarted when the engine refuses, SandboxError when it does not answer.
+    """
+    body = json.dumps({"Detach": False, "Tty": False}).encode()
+    request = (
+        f"POST /v{API_VERSION}/exec/{execution}/start HTTP/1.1\r\nHost: docker\r\n"
+        "Content-Type: application/json\r\n"
+        f"Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    try:
+        reader, writer = await asyncio.open_unix_connection(socket, limit=_CHUNK)
+    except OSError as error:
+        raise SandboxError(f"the container engine does not answer at {socket}: {error}") from error
+    attached = ExecStream(reader, writer)
+    try:
+        writer.write(request.encode() + body)
+        head = await reader.readuntil(b"\r\n\r\n")
+        status = int(head.split(None, 2)[1])
+        if status not in (101, 200):
+            reply = await reader.read(1 << 16)
+            raise ExecNotStarted(reply.decode(errors="replace").strip())
+    except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, IndexError) as error:
+        await attached.close()
+        raise SandboxError(
+            f"the connection to the container engine was lost while a command was starting: {error}"
+        ) from error
+    except BaseException:
+        await attached.close()
+        raise
+    return attached

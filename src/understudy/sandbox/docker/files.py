@@ -1,27 +1,59 @@
-"""Files of a container through the engine's archives: nothing that lies in it is asked, and no link leads out."""
+"""Files of a container through the engine's archives: nothing that lies in it is asked, and no link leads out.
+
+What changed below a directory is listed by the engine, and read in as few archives as possible. The list only says
+which paths changed; what a path is now is read from the archive. Nothing of the container runs meanwhile. The list
+is made by comparing size, mode, owner and time: a file that was changed and has the size and, to the second, the
+time that it had before is not in it.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import posixpath
 import re
+import shutil
 import stat
 import tarfile
-from collections.abc import Generator, Iterable, Mapping
+import time
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Iterator, Sequence, Set
 from contextlib import closing, contextmanager
-from typing import IO, Any, cast
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, BinaryIO, cast
 
 from understudy.errors import SandboxError
-from understudy.sandbox.docker.engine import ContainerEngine, EngineNotFound, engine_errors
+from understudy.sandbox.base import ChangedFile, IgnoreFilter, TreeChanges
+from understudy.sandbox.docker.engine import (
+    ContainerEngine,
+    EngineNotFound,
+    EngineRefused,
+    engine_errors,
+    engine_message,
+)
 
 _LINK = 1 << 27
 _DIRECTORY = 1 << 31
-_OTHER = 1 << 26 | 1 << 25 | 1 << 24 | 1 << 21 | 1 << 19
+_SPECIAL = 1 << 26 | 1 << 25 | 1 << 24 | 1 << 21 | 1 << 19
 """Go's bits of a file's mode: device, pipe, socket, character device, irregular."""
 
 _MOST_LINKS = 16
 _LOADER = re.compile(rb"#! *(/[^ \t\r\n]+)|\x7fELF.*?\0(/[\w./+-]*\bld[\w.+-]*)\0", re.S)
+_CHUNK = 1 << 18
+
+MAX_LIST_BYTES = 64 << 20
+MAX_TOTAL_BYTES = 128 << 20
+TIMEOUT_S = 60.0
+_DELETED = 2
+_UNREADABLE = "\ufffd"
+"""What the engine's list has in place of bytes that are no UTF-8."""
+
+_TOO_LONG = "file name too long"
+"""What the engine says, after the path, of one that is longer than any system call takes."""
+
+_FEW = 8
+_FEW_OF_ONE = 4
 
 
 class _Stream(io.RawIOBase):
@@ -45,75 +77,142 @@ class _Stream(io.RawIOBase):
         return taken
 
 
-@contextmanager
-def archive(engine: ContainerEngine, container: str, path: str) -> Generator[tarfile.TarFile]:
-    """What is at a path of a container as a tar archive to be read once, its root named by the path's last part.
+class ContainerFiles:
+    """The files of one container. Paths are absolute; what the methods raise as SandboxError names them."""
 
-    Raises Missing, and what the library raises.
-    """
-    response = engine.get(f"/containers/{container}/archive", stream=True, path=os.fsencode(path))
-    with closing(response):
-        file = io.BufferedReader(_Stream(response.iter_content(1 << 18)), 1 << 18)
-        with tarfile.open(
-            fileobj=cast(IO[bytes], file), mode="r|", encoding="utf-8", errors="surrogateescape"
-        ) as tar:
-            yield tar
+    def __init__(self, engine: ContainerEngine, container: str) -> None:
+        self._engine = engine
+        self._container = container
 
+    def mode(self, path: str) -> int | None:
+        """Go's mode bits of what is at a path, final links not followed; None when there is nothing."""
+        status = self._engine.stat(self._container, path)
+        return None if status is None else int(status["mode"])
 
-def read(engine: ContainerEngine, container: str, path: str, *, limit: int) -> bytes:
-    """The content of a regular file, links followed inside. Raises FileNotFoundError, SandboxError."""
-    with engine_errors(f"read {path} in the sandbox"):
+    def _follow(self, path: str) -> tuple[str, int | None]:
+        """Where the links at a path lead to, and the mode of what is there; None when there is nothing."""
         for _ in range(_MOST_LINKS):
-            status = engine.stat(container, path)
+            status = self._engine.stat(self._container, path)
             if status is None:
-                raise FileNotFoundError(2, "no such file in the sandbox", path)
+                return path, None
             mode = int(status["mode"])
             if not mode & _LINK:
-                break
+                return path, mode
             path = posixpath.join(posixpath.dirname(path), str(status["linkTarget"]))
-        else:
-            raise SandboxError(f"cannot read {path} in the sandbox: too many links")
-        if mode & (_DIRECTORY | _OTHER):
-            raise SandboxError(f"cannot read {path} in the sandbox: expected a regular file")
-        try:
-            with archive(engine, container, path) as tar:
-                member = tar.next()
-                file = tar.extractfile(member) if member is not None and member.isreg() else None
-                if member is None or file is None:
-                    raise SandboxError(f"cannot read {path} in the sandbox: expected a regular file")
-                if member.size > limit:
-                    raise SandboxError(f"cannot read {path} in the sandbox: it is larger than {limit} bytes")
-                return file.read()
-        except EngineNotFound as error:
-            raise FileNotFoundError(2, "no such file in the sandbox", path) from error
-        except tarfile.TarError as error:
-            raise SandboxError(f"cannot read {path} in the sandbox: {error}") from error
+        raise SandboxError(f"cannot read {path} in the sandbox: too many links")
 
+    @contextmanager
+    def archive(self, path: str) -> Generator[tarfile.TarFile]:
+        """What is at a path as a tar archive to be read once, its root named by the path's last part.
 
-def write(engine: ContainerEngine, container: str, path: str, data: bytes, *, mode: int, user: int) -> None:
-    """Write a regular file with its parent directories, owned by `user`. Raises SandboxError."""
-    with engine_errors(f"write {path} in the sandbox"):
-        status = engine.stat(container, path)
-        if status is not None and int(status["mode"]) & (_DIRECTORY | _OTHER):
-            raise SandboxError(f"cannot write {path} in the sandbox: expected a regular file at this path")
-        new_directories: list[str] = []
-        parent = posixpath.dirname(path)
-        while (parent_status := engine.stat(container, parent)) is None and parent != "/":
-            new_directories.insert(0, posixpath.basename(parent))
-            parent = posixpath.dirname(parent)
-        if parent_status is not None and not int(parent_status["mode"]) & (_DIRECTORY | _LINK):
-            raise SandboxError(f"cannot write {path} in the sandbox: {parent} is not a directory")
-        output = io.BytesIO()
-        with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            for depth in range(1, len(new_directories) + 1):
-                tar.addfile(_owned("/".join(new_directories[:depth]), 0o755, user, tarfile.DIRTYPE))
-            info = _owned("/".join((*new_directories, posixpath.basename(path))), mode, user, tarfile.REGTYPE)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+        Raises EngineNotFound, and what the library raises.
+        """
+        url = f"/containers/{self._container}/archive"
+        with closing(self._engine.get(url, stream=True, path=os.fsencode(path))) as response:
+            file = io.BufferedReader(_Stream(response.iter_content(_CHUNK)), _CHUNK)
+            with tarfile.open(
+                fileobj=cast(IO[bytes], file), mode="r|", encoding="utf-8", errors="surrogateescape"
+            ) as tar:
+                yield tar
+
+    def read(self, path: str, *, limit: int) -> bytes:
+        """The content of a regular file, links followed inside. Raises FileNotFoundError, SandboxError."""
+        with engine_errors(f"read {path} in the sandbox"):
+            path, mode = self._follow(path)
+            if mode is None:
+                raise FileNotFoundError(2, "no such file in the sandbox", path)
+            if mode & (_DIRECTORY | _SPECIAL):
+                raise SandboxError(f"cannot read {path} in the sandbox: expected a regular file")
+            try:
+                with self.archive(path) as tar:
+                    member = tar.next()
+                    file = tar.extractfile(member) if member is not None and member.isreg() else None
+                    if member is None or file is None:
+                        raise SandboxError(f"cannot read {path} in the sandbox: expected a regular file")
+                    if member.size > limit:
+                        raise SandboxError(f"cannot read {path} in the sandbox: it is larger than {limit} bytes")
+                    return file.read()
+            except EngineNotFound as error:
+                raise FileNotFoundError(2, "no such file in the sandbox", path) from error
+            except tarfile.TarError as error:
+                raise SandboxError(f"cannot read {path} in the sandbox: {error}") from error
+
+    def write(self, path: str, data: bytes, *, mode: int, user: int) -> None:
+        """Write a regular file with its parent directories, owned by `user`. Raises SandboxError."""
+        with engine_errors(f"write {path} in the sandbox"):
+            if (self.mode(path) or 0) & (_DIRECTORY | _SPECIAL):
+                raise SandboxError(f"cannot write {path} in the sandbox: expected a regular file at this path")
+            new_directories: list[str] = []
+            parent = posixpath.dirname(path)
+            while (parent_mode := self.mode(parent)) is None and parent != "/":
+                new_directories.insert(0, posixpath.basename(parent))
+                parent = posixpath.dirname(parent)
+            if parent_mode is not None and not parent_mode & (_DIRECTORY | _LINK):
+                raise SandboxError(f"cannot write {path} in the sandbox: {parent} is not a directory")
+            output = io.BytesIO()
+            with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                for depth in range(1, len(new_directories) + 1):
+                    tar.addfile(_owned("/".join(new_directories[:depth]), 0o755, user, tarfile.DIRTYPE))
+                info = _owned("/".join((*new_directories, posixpath.basename(path))), mode, user, tarfile.REGTYPE)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+            try:
+                self._engine.api.put_archive(self._container, parent, output.getvalue())
+            except EngineNotFound as error:
+                raise SandboxError(f"cannot write {path} in the sandbox: {error}") from error
+
+    def is_program(self, path: str) -> bool:
+        """Whether an executable regular file is at `path`, links followed."""
         try:
-            engine.api.put_archive(container, parent, output.getvalue())
-        except EngineNotFound as error:
-            raise SandboxError(f"cannot write {path} in the sandbox: {error}") from error
+            mode = self._follow(path)[1]
+        except SandboxError:  # links that lead in a circle
+            return False
+        return mode is not None and not mode & (_DIRECTORY | _SPECIAL) and bool(mode & 0o111)
+
+    def is_directory(self, path: str, *, link: bool = True) -> bool:
+        """Whether a directory is at `path`, or with `link` a link, which may lead to one."""
+        return bool((self.mode(path) or 0) & (_DIRECTORY | _LINK if link else _DIRECTORY))
+
+    def missing_loader(self, path: str) -> str:
+        """The interpreter or dynamic loader that a program names and that is not there; empty when all is well.
+
+        Raises FileNotFoundError, SandboxError.
+        """
+        with engine_errors(f"read {path} in the sandbox"), self.archive(path) as tar:
+            member = tar.next()
+            file = tar.extractfile(member) if member is not None and member.isreg() else None
+            match = _LOADER.match(file.read(4096)) if file is not None else None
+        loader = (match[1] or match[2]).decode(errors="replace") if match else ""
+        return loader if loader and self.mode(loader) is None else ""
+
+    def changes(
+        self, workdir: str, mounts: Sequence[str], *, file_limit: int, ignored: IgnoreFilter
+    ) -> TreeChanges:
+        """What changed below `workdir` but for what lies at `mounts`. Raises what the engine's calls raise."""
+        reader = _ChangeReader(self, workdir, mounts, file_limit, ignored)
+        try:
+            if not self.is_directory(workdir, link=False):
+                return TreeChanges({}, frozenset({b""}))
+            reader.read(self._list_changes())
+        except _ChangesRefused as error:
+            return TreeChanges({}, refused=str(error))
+        return TreeChanges(reader.entries, frozenset(reader.deleted), frozenset(reader.directories))
+
+    def _list_changes(self) -> list[tuple[str, int]]:
+        """The paths that changed, and how; there is nothing that a program of the container could add."""
+        try:
+            response = self._engine.get(f"/containers/{self._container}/changes", stream=True)
+        except EngineRefused as error:
+            if _TOO_LONG in (message := engine_message(error)):
+                raise _ChangesRefused(f"the engine cannot list them: …{message[-80:]}") from error
+            raise
+        content = bytearray()
+        with closing(response):
+            for chunk in response.iter_content(_CHUNK):
+                content += chunk
+                if len(content) > MAX_LIST_BYTES:
+                    raise _ChangesRefused("too many files were changed")
+        return [(change["Path"], change["Kind"]) for change in json.loads(bytes(content)) or ()]
 
 
 def _owned(name: str, mode: int, user: int, kind: bytes) -> tarfile.TarInfo:
@@ -122,52 +221,214 @@ def _owned(name: str, mode: int, user: int, kind: bytes) -> tarfile.TarInfo:
     return info
 
 
-def is_program(engine: ContainerEngine, container: str, path: str) -> bool:
-    """Whether an executable regular file is at `path`, links followed."""
-    for _ in range(_MOST_LINKS):
-        status = engine.stat(container, path)
-        if status is None:
-            return False
-        mode = int(status["mode"])
-        if not mode & _LINK:
-            return not mode & (_DIRECTORY | _OTHER) and bool(mode & 0o111)
-        path = posixpath.join(posixpath.dirname(path), str(status["linkTarget"]))
-    return False
-
-
-def missing_loader(engine: ContainerEngine, container: str, path: str) -> str:
-    """The interpreter or dynamic loader that a program names and that is not there; empty when all is well.
-
-    Raises FileNotFoundError, SandboxError.
-    """
-    match = _LOADER.match(_beginning(engine, container, path))
-    loader = (match[1] or match[2]).decode(errors="replace") if match else ""
-    return loader if loader and engine.stat(container, loader) is None else ""
-
-
-def _beginning(engine: ContainerEngine, container: str, path: str) -> bytes:
-    with engine_errors(f"read {path} in the sandbox"), archive(engine, container, path) as tar:
-        member = tar.next()
-        file = tar.extractfile(member) if member is not None and member.isreg() else None
-        return file.read(4096) if file is not None else b""
-
-
-def is_directory(engine: ContainerEngine, container: str, path: str) -> bool:
-    """Whether a directory is at `path`, links followed."""
-    status = engine.stat(container, path)
-    return status is not None and bool(int(status["mode"]) & (_DIRECTORY | _LINK))
-
-
-def is_plain_directory(status: Mapping[str, Any]) -> bool:
-    """Whether what the engine found is a directory, and no link to one."""
-    return bool(int(status["mode"]) & _DIRECTORY)
-
-
-def is_special(status: Mapping[str, Any]) -> bool:
-    """Whether what the engine found is a device, a pipe or a socket."""
-    return bool(int(status["mode"]) & _OTHER)
-
-
-def executable(member: tarfile.TarInfo) -> bool:
+def _is_executable(member: tarfile.TarInfo) -> bool:
     """Whether git would call a file executable."""
     return bool(member.mode & stat.S_IXUSR)
+
+
+class _ChangesRefused(Exception):
+    """The changes cannot be read; the message is the reason."""
+
+
+class _ChangeReader:
+    """Reads what changed below `workdir`, within limits of time and size."""
+
+    def __init__(
+        self, files: ContainerFiles, workdir: str, mounts: Sequence[str], file_limit: int, ignored: IgnoreFilter
+    ) -> None:
+        self.entries: dict[bytes, ChangedFile] = {}
+        self.deleted: set[bytes] = set()
+        self.directories: set[bytes] = set()
+        self._files = files
+        self._workdir = workdir
+        self._base = base = workdir.rstrip("/") + "/"
+        self._outside = [mount.removeprefix(base).encode() for mount in mounts if mount.startswith(base)]
+        self._ignored = ignored
+        self._file_limit = file_limit
+        self._again: list[bytes] = []
+        self._total = 0
+        self._until = time.monotonic() + TIMEOUT_S
+
+    def read(self, changes: Sequence[tuple[str, int]]) -> None:
+        """Read what is now at the paths that changed. Raises _ChangesRefused."""
+        present: set[bytes] = set()
+        renewed: set[bytes] = set()
+        for path, kind in changes:
+            if path == self._workdir and kind == _DELETED:
+                self.deleted.add(b"")
+            if not path.startswith(self._base):
+                continue
+            name = path.removeprefix(self._base)
+            if _UNREADABLE in name:
+                renewed.add(name[: name.index(_UNREADABLE)].rpartition("/")[0].encode())
+            elif self._counts(name.encode()):
+                (self.deleted if kind == _DELETED else present).add(name.encode())
+        for changed in list(present | self.deleted | renewed):
+            _add_parents(changed, self.directories)
+        wanted = self._wanted(present - self.directories)
+        for directory in renewed:
+            self._renew(directory)
+        for directory, names in _fetch_plan(wanted):
+            if directory is None:
+                self._take_one(*names)
+            else:
+                self._take_many(directory, names)
+        for changed in self._again:
+            self._take_one(changed)
+
+    def _counts(self, path: bytes) -> bool:
+        """Whether a path is the task's: not in a git directory, nor at or below a mount."""
+        if any(part.lower() == b".git" for part in path.split(b"/")):
+            return False
+        return not any(path == mount or path.startswith(mount + b"/") for mount in self._outside)
+
+    def _wanted(self, paths: Iterable[bytes]) -> set[bytes]:
+        leaves = sorted(paths)
+        return set(leaves) - self._ignored(leaves)
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self._until:
+            raise _ChangesRefused(f"the changes could not be read in {TIMEOUT_S:.0f} s")
+
+    def _add_size(self, size: int) -> None:
+        self._total += size
+        if self._total > MAX_TOTAL_BYTES:
+            raise _ChangesRefused(f"the changes are more than {MAX_TOTAL_BYTES} bytes")
+
+    def _take(self, path: bytes, member: tarfile.TarInfo, tar: tarfile.TarFile, directory: bytes) -> None:
+        """Record a member of the archive of `directory` as what is at `path` now."""
+        if member.isdir():
+            self.directories.add(path)
+        elif member.issym():
+            self.entries[path] = ChangedFile("120000", os.fsencode(member.linkname))
+        elif member.islnk():
+            # Its content is that of another member, which may have gone by.
+            other = self.entries.get(posixpath.join(directory, os.fsencode(member.linkname).partition(b"/")[2]))
+            if other is None:
+                self._again.append(path)
+            else:
+                self._add_size(len(other.data))  # a patch has it again under each name
+                self.entries[path] = other
+        elif member.isreg() and (file := tar.extractfile(member)) is not None:
+            if member.size > self._file_limit:
+                raise _ChangesRefused(f"{path.decode(errors='replace')!r} is larger than {self._file_limit} bytes")
+            self._add_size(member.size)
+            self.entries[path] = ChangedFile("100755" if _is_executable(member) else "100644", file.read())
+        else:
+            self.deleted.add(path)
+
+    def _members(self, directory: bytes) -> Iterator[tuple[bytes, tarfile.TarInfo, tarfile.TarFile]]:
+        """Everything in a directory of the container, by its path below the workdir."""
+        path = posixpath.join(self._workdir, os.fsdecode(directory)).rstrip("/")
+        with self._files.archive(path) as tar:
+            for member in tar:
+                self._check_time()
+                inside = os.fsencode(member.name.rstrip("/")).partition(b"/")[2]
+                if inside:
+                    yield posixpath.join(directory, inside), member, tar
+
+    def _take_one(self, path: bytes) -> None:
+        self._check_time()
+        absolute = posixpath.join(self._workdir, os.fsdecode(path))
+        try:
+            mode = self._files.mode(absolute)
+        except EngineRefused:  # a link that leads to itself, for one, is only seen from above
+            self._take_many(posixpath.dirname(path), {path})
+            return
+        if mode is None or mode & _SPECIAL:
+            self.deleted.add(path)
+        elif mode & _DIRECTORY:
+            self.directories.add(path)
+        else:
+            with self._files.archive(absolute) as tar:
+                if (member := tar.next()) is not None:
+                    self._take(path, member, tar, posixpath.dirname(path))
+
+    def _take_many(self, directory: bytes, wanted: Set[bytes]) -> None:
+        for path, member, tar in self._members(directory):
+            if path in wanted:
+                self._take(path, member, tar, directory)
+
+    def _renew(self, directory: bytes) -> None:
+        """Take a directory as it is now, where the engine's list cannot name what changed in it."""
+        is_directory = {path: member.isdir() for path, member, _ in self._members(directory)}
+        wanted = self._wanted(path for path in is_directory if not is_directory[path] and self._counts(path))
+        self._take_many(directory, wanted)
+        # What is in the task's tree but ignored is looked for as well: `ignored` never has such a path.
+        self.deleted.add(directory)
+
+
+def _add_parents(path: bytes, directories: set[bytes]) -> None:
+    while path := path.rpartition(b"/")[0]:
+        if path in directories:
+            return
+        directories.add(path)
+
+
+def _fetch_plan(wanted: set[bytes]) -> Iterator[tuple[bytes | None, set[bytes]]]:
+    """Directories to fetch whole with the wanted paths in them; None for a path to fetch alone."""
+    groups: dict[bytes, set[bytes]] = defaultdict(set)
+    for path in wanted:
+        groups[path.split(b"/", 1)[0]].add(path)
+    if len(groups) > _FEW * _FEW_OF_ONE:
+        yield b"", wanted
+        return
+    for group in groups.values():
+        if len(wanted) <= _FEW or len(group) <= _FEW_OF_ONE:
+            yield from ((None, {path}) for path in sorted(group))
+        else:
+            yield posixpath.commonpath([posixpath.dirname(path) for path in group]), group
+
+
+def pack_tar(tree: Path, output: BinaryIO, user: int, name: str = ".", *, read_only: bool = False) -> None:
+    """Write a file or directory to a tar archive as `name`, with its parents, owned by `user`; links stay."""
+
+    def owned(info: tarfile.TarInfo) -> tarfile.TarInfo:
+        info.uid = info.gid = user
+        info.uname = info.gname = ""
+        if read_only and not info.issym():
+            info.mode = 0o755 if info.isdir() or info.mode & stat.S_IXUSR else 0o644
+        return info
+
+    with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for parent in reversed(PurePosixPath(name).parents[:-1]):
+            info = tarfile.TarInfo(str(parent))
+            info.type, info.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(owned(info))
+        tar.add(tree, name, filter=owned)
+
+
+def unpack_tar(tar: tarfile.TarFile, into: Path) -> None:
+    """Write an archive's members, without the first part of their names, to the new directory `into`.
+
+    Raises tarfile.TarError for a member that leads out of it, also through a link that came before.
+    """
+    into.mkdir(parents=True)
+    links: set[PurePosixPath] = set()
+    for member in tar:
+        parts = PurePosixPath(member.name).parts[1:]
+        path = PurePosixPath(*parts)
+        if any(part.lower() == ".git" for part in parts) or not parts:
+            continue
+        if ".." in parts or path.is_absolute() or any(parent in links for parent in (path, *path.parents)):
+            raise tarfile.TarError(f"{member.name!r} leads out of the tree")
+        target = into / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if member.isdir():
+            target.mkdir(exist_ok=True)
+        elif member.issym():
+            target.symlink_to(member.linkname)
+            links.add(path)
+        elif member.islnk():
+            other = PurePosixPath(*PurePosixPath(member.linkname).parts[1:])
+            if ".." in other.parts or any(parent in links for parent in other.parents):
+                raise tarfile.TarError(f"{member.name!r} is a link that leads out of the tree")
+            if other in links:
+                target.symlink_to((into / other).readlink())
+                links.add(path)
+            elif (into / other).is_file():
+                shutil.copy2(into / other, target)
+        elif member.isreg() and (content := tar.extractfile(member)) is not None:
+            with content, target.open("xb") as file:
+                shutil.copyfileobj(content, file, 1 << 18)
+            target.chmod(0o755 if _is_executable(member) else 0o644)

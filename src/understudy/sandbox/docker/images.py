@@ -6,25 +6,22 @@ believed here (its shell, its git): no agent has been in it yet. It runs without
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import logging
 import os
-import shutil
-import stat
-import tarfile
+import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
 from understudy.errors import SandboxError, TaskError
 from understudy.sandbox.base import SandboxSpec
-from understudy.sandbox.docker import files
 from understudy.sandbox.docker.engine import (
     ContainerEngine,
     EngineNotFound,
@@ -34,7 +31,7 @@ from understudy.sandbox.docker.engine import (
     owner_labels,
     remove_container,
 )
-from understudy.sandbox.docker.pull import ImagePuller, PullProgress
+from understudy.sandbox.docker.files import ContainerFiles, pack_tar
 
 REPOSITORY = "understudy/prepared"
 PREPARED = "understudy.prepared"
@@ -50,6 +47,137 @@ _WORKERS = 4
 _TIMEOUT_S = 900
 CONFLICT = 409
 """The engine's answer when an image is in use."""
+
+
+PullProgress = Callable[[str], None]
+"""Called with one line on how far a pull is, at most once a second."""
+
+_TRIES = 5
+_LONGEST_WAIT_S = 600.0
+_EVERY_S = 1.0
+_LIMITED = re.compile(r"toomanyrequests|too many requests|rate limit|status.{0,10}429", re.I)
+_RETRY_AFTER = re.compile(r"retry[- ]after\W{0,3}(\d+(?:\.\d+)?)\s*(ms|m\b|s|)", re.I)
+_ABSENT = re.compile(r"not found|manifest unknown|does not exist|access denied|denied: requested access", re.I)
+_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0}
+
+_log = logging.getLogger("understudy.sandbox.docker")
+
+
+def log_progress(line: str) -> None:
+    """The default progress callback."""
+    _log.info("%s", line)
+
+
+class _RateLimited(Exception):
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        match = _RETRY_AFTER.search(message)
+        self.wait_s = float(match[1]) * _UNITS[match[2].lower()] if match else None
+
+
+class ImagePuller:
+    """Fetches images through one engine. `wait_s` is the first pause when a registry refuses; it then doubles."""
+
+    def __init__(self, engine: ContainerEngine, progress: PullProgress, wait_s: float) -> None:
+        self._engine = engine
+        self._progress = progress
+        self._wait_s = wait_s
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """Cancel what is being fetched, and refuse to fetch more."""
+        self._stop.set()
+
+    def pull(self, image: str) -> None:
+        """Fetch an image. Raises TaskError when the registry has none, SandboxError when it cannot be had now."""
+        pause = self._wait_s
+        for attempt in range(1, _TRIES + 1):
+            try:
+                with engine_errors(f"fetch the image {image}"):
+                    self._pull(image)
+                return
+            except EngineNotFound as error:
+                raise _absent(image, engine_message(error)) from error
+            except _RateLimited as error:
+                if attempt == _TRIES:
+                    raise SandboxError(
+                        f"cannot fetch the image {image}: the registry limits how often it may be asked, "
+                        f"{_TRIES} times now ({error}); log in with `docker login`, or wait and run this again"
+                    ) from error
+                wait = min(pause if error.wait_s is None else error.wait_s, _LONGEST_WAIT_S)
+                self._progress(f"{image}: the registry limits pulls; trying again in {wait:.0f} s")
+                if self._stop.wait(wait):
+                    raise SandboxError(f"fetching the image {image} was cancelled") from error
+                pause *= 2
+
+    def _pull(self, image: str) -> None:
+        name, tag = split(image)
+        layers: dict[str, tuple[int, int]] = {}
+        reported_at = 0.0
+        try:
+            for event in self._engine.api.pull(name, tag=tag, stream=True, decode=True):
+                if self._stop.is_set():
+                    raise SandboxError(f"fetching the image {image} was cancelled")
+                if message := event.get("error"):
+                    _raise_refusal(image, str(message))
+                _note(layers, event)
+                if time.monotonic() - reported_at >= _EVERY_S:
+                    reported_at = time.monotonic()
+                    self._progress(f"{image}: {_summary(layers)}")
+        except EngineNotFound:
+            raise
+        except EngineRefused as error:
+            _raise_refusal(image, f"{engine_message(error)}{_after(error)}", error)
+            raise
+        self._progress(f"{image}: fetched")
+
+
+def _after(error: Any) -> str:
+    """The header that names a time to wait, in words, or nothing."""
+    headers: Mapping[str, str] = getattr(error.response, "headers", None) or {}
+    status = " (status 429)" if getattr(error.response, "status_code", 0) == 429 else ""
+    return status + (f" Retry-After: {headers['Retry-After']}" if "Retry-After" in headers else "")
+
+
+def _raise_refusal(image: str, message: str, cause: Exception | None = None) -> None:
+    """Raise what a refusal means: _Limited, TaskError, or for what comes in the stream SandboxError."""
+    if _LIMITED.search(message):
+        raise _RateLimited(message) from cause
+    if _ABSENT.search(message):
+        raise _absent(image, message) from cause
+    if cause is None:
+        raise SandboxError(f"cannot fetch the image {image}: {message}")
+
+
+def _absent(image: str, message: str) -> TaskError:
+    return TaskError(
+        f"image {image!r} not found on this machine or in its registry ({message}); check the name, namespace "
+        "and tag, log in with `docker login` when it is private, or build it under this name"
+    )
+
+
+def split(image: str) -> tuple[str, str | None]:
+    """An image's name without its tag or digest, and that, which is "latest" where none is given."""
+    if "@" in image:
+        name, _, digest = image.partition("@")
+        return name, digest
+    name, colon, tag = image.rpartition(":")
+    if colon and "/" not in tag:
+        return name, tag
+    return image, "latest"
+
+
+def _note(layers: dict[str, tuple[int, int]], event: Mapping[str, Any]) -> None:
+    detail: Mapping[str, int] = event.get("progressDetail") or {}
+    if "id" in event and (status := event.get("status")) in ("Downloading", "Extracting"):
+        whole = int(detail.get("total") or 0)
+        done = int(detail.get("current") or 0) if status == "Downloading" else whole
+        layers[event["id"]] = (done, max(whole, layers.get(event["id"], (0, 0))[1]))
+
+
+def _summary(layers: Mapping[str, tuple[int, int]]) -> str:
+    done, whole = (sum(layer[which] for layer in layers.values()) for which in (0, 1))
+    return f"fetching, {done / 1e6:.0f} of {whole / 1e6:.0f} MB in {len(layers)} layers"
 
 
 class PreparedImage(Struct, frozen=True):
@@ -163,7 +291,7 @@ class ImageStore:
                     raise _failure(code, output, image, spec.workdir)
                 if not spec.tree_in_image:
                     _put_tree(self._engine, container, spec.tree, spec.workdir, user)
-                _add_user(self._engine, container)
+                _add_user(ContainerFiles(self._engine, container))
                 changes = [f'LABEL {PREPARED}="{image}"', "USER 0:0"]
                 self._engine.api.commit(container, REPOSITORY, tag, pause=False, changes=changes)
         except EngineNotFound as error:
@@ -315,38 +443,20 @@ def _put_tree(engine: ContainerEngine, container: str, tree: Path, workdir: str,
         engine.api.put_archive(container, workdir, archive)
 
 
-def pack_tar(tree: Path, output: BinaryIO, user: int, name: str = ".", *, read_only: bool = False) -> None:
-    """Write a file or directory to a tar archive as `name`, with its parents, owned by `user`; links stay."""
-
-    def owned(info: tarfile.TarInfo) -> tarfile.TarInfo:
-        info.uid = info.gid = user
-        info.uname = info.gname = ""
-        if read_only and not info.issym():
-            info.mode = 0o755 if info.isdir() or info.mode & stat.S_IXUSR else 0o644
-        return info
-
-    with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for parent in reversed(PurePosixPath(name).parents[:-1]):
-            info = tarfile.TarInfo(str(parent))
-            info.type, info.mode = tarfile.DIRTYPE, 0o755
-            tar.addfile(owned(info))
-        tar.add(tree, name, filter=owned)
-
-
-def _add_user(engine: ContainerEngine, container: str) -> None:
+def _add_user(files: ContainerFiles) -> None:
     """Let the sandbox's user have a name: programs ask for it."""
     for path, line in (
         ("/etc/passwd", f"agent:x:{USER_ID}:{USER_ID}:agent:{HOME}:/bin/sh\n"),
         ("/etc/group", f"agent:x:{USER_ID}:\n"),
     ):
         try:
-            content = files.read(engine, container, path, limit=1 << 20)
+            content = files.read(path, limit=1 << 20)
         except FileNotFoundError:
             content = b""
         if any(entry.split(b":")[2:3] == [str(USER_ID).encode()] for entry in content.splitlines()):
             continue
         content += b"" if content.endswith(b"\n") or not content else b"\n"
-        files.write(engine, container, path, content + line.encode(), mode=0o644, user=0)
+        files.write(path, content + line.encode(), mode=0o644, user=0)
 
 
 NO_DIRECTORY, NO_GIT, NO_COMMIT = 96, 97, 98
@@ -415,143 +525,3 @@ command -v git >/dev/null || exit {NO_GIT}
 git rev-parse --verify HEAD || exit {NO_COMMIT}
 git merge-base --is-ancestor "$2" HEAD
 """
-
-
-BUILT = "understudy.task"
-"""The label of images that were built for task folders."""
-
-_SAID_CHARS = 2000
-
-
-def build_image(
-    engine: ContainerEngine, context: Path, name: str, *, timeout_s: float, progress: PullProgress
-) -> None:
-    """Make the image `name` of the Dockerfile in the directory `context`, as `docker build` does.
-
-    Its steps have the engine's network. Raises TaskError with the end of what was said when a step fails or the
-    whole takes longer than `timeout_s`, SandboxError when the engine breaks.
-    """
-    output = ""
-    progress(f"{name}: building it from {context}")
-    with _events(engine, context, name, timeout_s) as events:
-        ends = time.monotonic() + timeout_s
-        for event in events:
-            output = (output + str(event.get("stream") or ""))[-_SAID_CHARS:]
-            if failed := event.get("error"):
-                raise TaskError(
-                    f"{context / 'Dockerfile'}: the build failed: {failed}; the end of its output:\n{output}"
-                )
-            if time.monotonic() > ends:
-                raise _too_slow(context, timeout_s, output)
-    progress(f"{name}: built")
-
-
-@contextlib.contextmanager
-def _events(engine: ContainerEngine, context: Path, name: str, timeout_s: float) -> Generator[Any]:
-    """What the engine says, as objects; leaving early ends the build."""
-    import requests
-    import urllib3.exceptions
-
-    options: Mapping[str, Any] = {
-        "path": str(context),
-        "tag": name,
-        "labels": {BUILT: "1"},
-        "rm": True,
-        "forcerm": True,
-        "decode": True,
-        "timeout": timeout_s,
-    }
-    with engine_errors(f"build {context}"):
-        events = engine.api.build(**options)
-    with contextlib.closing(events):
-        try:
-            yield events
-        except EngineRefused as error:
-            raise TaskError(f"{context / 'Dockerfile'}: cannot be built: {engine_message(error)}") from error
-        except (requests.Timeout, urllib3.exceptions.TimeoutError) as error:
-            raise _too_slow(context, timeout_s, "") from error
-        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-            raise SandboxError(
-                f"cannot build {context}: the connection to the container engine was lost: {engine_message(error)}"
-            ) from error
-
-
-def _too_slow(context: Path, timeout_s: float, output: str) -> TaskError:
-    return TaskError(
-        f"{context / 'Dockerfile'}: the build timed out after {timeout_s:.0f} s (environment.build_timeout_sec of "
-        f"task.toml); the end of its output:\n{output}"
-    )
-
-
-def export_tree(
-    engine: ContainerEngine, images: ImageStore, image: str, path: str, base_commit: str, into: Path
-) -> None:
-    """Make the directory `into` with what an image holds at `path`, without any `.git`; fetches the image.
-
-    Links are kept as they are and never followed; devices, pipes and sockets are left out. Raises TaskError when
-    the image or the path is not there, or its repository is not at `base_commit`.
-    """
-    images.ensure(image)
-    if base_commit:
-        images.check_ancestry(image, path, base_commit)
-    with engine_errors(f"export {path} from the image {image}"):
-        container = engine.api.create_container_from_config(
-            {
-                "Image": image,
-                "Entrypoint": ["/bin/true"],
-                "Cmd": [],
-                "Labels": owner_labels("export"),
-                "NetworkDisabled": True,
-                "HostConfig": {"NetworkMode": "none"},
-            }
-        )["Id"]
-    try:
-        with engine_errors(f"export {path} from the image {image}"):
-            status = engine.stat(container, path)
-            if status is None or not files.is_plain_directory(status):
-                raise TaskError(f"the image {image} has no directory {path}; check the task's workdir and image")
-            try:
-                with files.archive(engine, container, path) as tar:
-                    unpack_tar(tar, into)
-            except tarfile.TarError as error:
-                raise TaskError(f"the tree at {path} of the image {image} cannot be read: {error}") from error
-    except EngineNotFound as error:
-        raise SandboxError(f"cannot export {path} from the image {image}: {error}") from error
-    finally:
-        remove_container(engine, container)
-
-
-def unpack_tar(tar: tarfile.TarFile, into: Path) -> None:
-    """Write an archive's members, without the first part of their names, to the new directory `into`.
-
-    Raises tarfile.TarError for a member that leads out of it, also through a link that came before.
-    """
-    into.mkdir(parents=True)
-    links: set[PurePosixPath] = set()
-    for member in tar:
-        parts = PurePosixPath(member.name).parts[1:]
-        path = PurePosixPath(*parts)
-        if any(part.lower() == ".git" for part in parts) or not parts:
-            continue
-        if ".." in parts or path.is_absolute() or any(parent in links for parent in (path, *path.parents)):
-            raise tarfile.TarError(f"{member.name!r} leads out of the tree")
-        target = into / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if member.isdir():
-            target.mkdir(exist_ok=True)
-        elif member.issym():
-            target.symlink_to(member.linkname)
-            links.add(path)
-        elif member.islnk():
-            other = PurePosixPath(*PurePosixPath(member.linkname).parts[1:])
-            if ".." in other.parts or any(parent in links for parent in other.parents):
-                raise tarfile.TarError(f"{member.name!r} is a link that leads out of the tree")
-            if other in links:
-                target.symlink_to((into / other).readlink())
-                links.add(path)
-            elif (into / other).is_file():
-                shutil.copy2(into / other, target)
-        elif member.isreg() and (content := tar.extractfile(member)) is not None:
-            with content, target.open("xb") as file:
-                shutil.copyfileobj(content, file, 1 << 18)
-            target.chmod(0o755 if files.executable(member) else 0o644)

@@ -5,16 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+import tarfile
+import time
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
+
+import requests
+import urllib3.exceptions
+from msgspec.structs import replace
 
 from understudy.errors import ConfigError, SandboxError, TaskError, UnderstudyError
 from understudy.sandbox.base import SandboxSpec
-from understudy.sandbox.docker import container_config as specs
-from understudy.sandbox.docker.container import DockerSandbox
+from understudy.sandbox.docker.container import (
+    DockerSandbox,
+    check_container_spec,
+    container_config,
+    container_key,
+)
 from understudy.sandbox.docker.engine import (
     ContainerEngine,
     EngineNotFound,
@@ -26,8 +36,8 @@ from understudy.sandbox.docker.engine import (
     remove_container,
     remove_orphans,
 )
-from understudy.sandbox.docker.images import ImageStore, PreparedImage, build_image, export_tree
-from understudy.sandbox.docker.pull import log_progress
+from understudy.sandbox.docker.files import ContainerFiles, unpack_tar
+from understudy.sandbox.docker.images import ImageStore, PreparedImage, PullProgress, log_progress
 
 CacheLevel = Literal["none", "base", "env", "instance"]
 
@@ -56,11 +66,11 @@ class _EngineResources:
         """Make a container ahead, unless as many as may be are there already."""
         with self._guard:
             if len(self._ready) < WARM:
-                self._ready.append((specs.key(spec, image), self._pool.submit(self._make, spec, image)))
+                self._ready.append((container_key(spec, image), self._pool.submit(self._make, spec, image)))
 
     async def make(self, spec: SandboxSpec) -> tuple[str, PreparedImage]:
         """A started container for a spec, made ahead or now. Raises SandboxError, TaskError."""
-        key = specs.key(spec, spec.image)
+        key = container_key(spec, spec.image)
         with self._guard:
             position = next((n for n, (of, _) in enumerate(self._ready) if of == key), None)
             future = None if position is None else self._ready.pop(position)[1]
@@ -112,14 +122,14 @@ class _EngineResources:
 
     def _create(self, spec: SandboxSpec, prepared: PreparedImage) -> str:
         labels = owner_labels("sandbox")
-        config = specs.container(spec, prepared, labels, cpus=self._cpus, quota=self.quota)
+        config = container_config(spec, prepared, labels, cpus=self._cpus, quota=self.quota)
         try:
             return self.engine.api.create_container_from_config(config)["Id"]
         except EngineRefused as error:
             if not self.quota or "storage-opt" not in str(error).lower():
                 raise
         self.quota = False
-        config = specs.container(spec, prepared, labels, cpus=self._cpus, quota=False)
+        config = container_config(spec, prepared, labels, cpus=self._cpus, quota=False)
         return self.engine.api.create_container_from_config(config)["Id"]
 
     def _remove(self, container: str) -> None:
@@ -173,7 +183,7 @@ class DockerSandboxes:
         clean: bool = False,
         force_rebuild: bool = False,
         cpus: float | None = None,
-        progress: Callable[[str], None] = log_progress,
+        progress: PullProgress = log_progress,
         pull_wait_s: float = 15.0,
     ) -> None:
         if cache_level not in get_args(CacheLevel):
@@ -212,8 +222,6 @@ class DockerSandboxes:
 
     def _imaged(self, spec: SandboxSpec) -> SandboxSpec:
         """The spec with an image. Raises TaskError when neither the task nor `image` names one."""
-        from msgspec.structs import replace
-
         if spec.image:
             return spec
         if not self._image:
@@ -251,13 +259,13 @@ class DockerSandboxes:
         """Make a container for this spec in the background; errors are raised when it is opened."""
         with contextlib.suppress(UnderstudyError):
             spec = self._imaged(spec)
-            specs.check(spec)
+            check_container_spec(spec)
             self._in_use().expect(spec, spec.image)
 
     async def open(self, spec: SandboxSpec) -> DockerSandbox:
         """Open a sandbox. Raises SandboxError, and TaskError when its image cannot be used."""
         spec = self._imaged(spec)
-        specs.check(spec)
+        check_container_spec(spec)
         try:
             home = await asyncio.to_thread(self._in_use)
         except ConfigError as error:  # it was there when `problems` looked
@@ -283,3 +291,104 @@ class DockerSandboxes:
 
     def prepare_tree(self, tree: Path) -> None:
         """Nothing to do: in a prepared image the tree has the owner it needs."""
+
+
+BUILT = "understudy.task"
+"""The label of images that were built for task folders."""
+
+_SAID_CHARS = 2000
+
+
+def build_image(
+    engine: ContainerEngine, context: Path, name: str, *, timeout_s: float, progress: PullProgress
+) -> None:
+    """Make the image `name` of the Dockerfile in the directory `context`, as `docker build` does.
+
+    Its steps have the engine's network. Raises TaskError with the end of what was said when a step fails or the
+    whole takes longer than `timeout_s`, SandboxError when the engine breaks.
+    """
+    output = ""
+    progress(f"{name}: building it from {context}")
+    with _events(engine, context, name, timeout_s) as events:
+        ends = time.monotonic() + timeout_s
+        for event in events:
+            output = (output + str(event.get("stream") or ""))[-_SAID_CHARS:]
+            if failed := event.get("error"):
+                raise TaskError(
+                    f"{context / 'Dockerfile'}: the build failed: {failed}; the end of its output:\n{output}"
+                )
+            if time.monotonic() > ends:
+                raise _too_slow(context, timeout_s, output)
+    progress(f"{name}: built")
+
+
+@contextlib.contextmanager
+def _events(engine: ContainerEngine, context: Path, name: str, timeout_s: float) -> Generator[Any]:
+    """What the engine says, as objects; leaving early ends the build."""
+    options: Mapping[str, Any] = {
+        "path": str(context),
+        "tag": name,
+        "labels": {BUILT: "1"},
+        "rm": True,
+        "forcerm": True,
+        "decode": True,
+        "timeout": timeout_s,
+    }
+    with engine_errors(f"build {context}"):
+        events = engine.api.build(**options)
+    with contextlib.closing(events):
+        try:
+            yield events
+        except EngineRefused as error:
+            raise TaskError(f"{context / 'Dockerfile'}: cannot be built: {engine_message(error)}") from error
+        except (requests.Timeout, urllib3.exceptions.TimeoutError) as error:
+            raise _too_slow(context, timeout_s, "") from error
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            raise SandboxError(
+                f"cannot build {context}: the connection to the container engine was lost: {engine_message(error)}"
+            ) from error
+
+
+def _too_slow(context: Path, timeout_s: float, output: str) -> TaskError:
+    return TaskError(
+        f"{context / 'Dockerfile'}: the build timed out after {timeout_s:.0f} s (environment.build_timeout_sec of "
+        f"task.toml); the end of its output:\n{output}"
+    )
+
+
+def export_tree(
+    engine: ContainerEngine, images: ImageStore, image: str, path: str, base_commit: str, into: Path
+) -> None:
+    """Make the directory `into` with what an image holds at `path`, without any `.git`; fetches the image.
+
+    Links are kept as they are and never followed; devices, pipes and sockets are left out. Raises TaskError when
+    the image or the path is not there, or its repository is not at `base_commit`.
+    """
+    images.ensure(image)
+    if base_commit:
+        images.check_ancestry(image, path, base_commit)
+    with engine_errors(f"export {path} from the image {image}"):
+        container = engine.api.create_container_from_config(
+            {
+                "Image": image,
+                "Entrypoint": ["/bin/true"],
+                "Cmd": [],
+                "Labels": owner_labels("export"),
+                "NetworkDisabled": True,
+                "HostConfig": {"NetworkMode": "none"},
+            }
+        )["Id"]
+    try:
+        with engine_errors(f"export {path} from the image {image}"):
+            files = ContainerFiles(engine, container)
+            if not files.is_directory(path, link=False):
+                raise TaskError(f"the image {image} has no directory {path}; check the task's workdir and image")
+            try:
+                with files.archive(path) as tar:
+                    unpack_tar(tar, into)
+            except tarfile.TarError as error:
+                raise TaskError(f"the tree at {path} of the image {image} cannot be read: {error}") from error
+    except EngineNotFound as error:
+        raise SandboxError(f"cannot export {path} from the image {image}: {error}") from error
+    finally:
+        remove_container(engine, container)

@@ -2,22 +2,26 @@
 
 It is bubblewrap in a process namespace, waiting for the end of its stdin, which is ours. So it ends with us,
 however we end; and its end kills every run inside.
+
+Where this machine lets us make control groups, one bounds the memory of all processes of a sandbox together.
+Groups are named after the process that made them, so that one left behind when everything is killed at once is
+recognised.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import select
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from understudy.errors import SandboxError
-from understudy.sandbox.local import cgroups
 from understudy.sandbox.local.mounts import BOX, SYSTEM_PATH
-from understudy.sandbox.process import kill_group, seal_descriptors
+from understudy.sandbox.process import has_ended, kill_group, process_stamp, seal_descriptors
 
 START_S = 60.0
 """How long making the mounts may take on a machine under load, in seconds."""
@@ -25,6 +29,92 @@ START_S = 60.0
 END_S = 5.0
 CHAIN_ENV = {"PATH": SYSTEM_PATH, "LC_ALL": "C"}
 """Environment of our own helpers; never the spec's, for some of them run with our rights."""
+
+GROUP_PREFIX = "understudy"
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+LIMIT_FILES = {
+    # cgroup v1: the second bounds memory and swap together, and exists only where swap is accounted.
+    "memory.limit_in_bytes": None,
+    "memory.memsw.limit_in_bytes": None,
+    # cgroup v2
+    "memory.max": None,
+    "memory.swap.max": 0,
+}
+"""Files that bound memory, in the order to write them; None stands for the limit itself."""
+
+_numbers = itertools.count()
+
+
+def _own_groups() -> Iterator[Path]:
+    """Directories that could hold our groups: our own group first, then its ancestors, in v1 and in v2."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            base = CGROUP_ROOT / "memory"
+        elif controllers == "" and (CGROUP_ROOT / "cgroup.controllers").exists():
+            base = CGROUP_ROOT
+        else:
+            continue
+        own = base / path.lstrip("/")
+        yield from (group for group in (own, *own.parents) if group.is_relative_to(base) and group.is_dir())
+
+
+def find_group_parent() -> Path | None:
+    """The directory to make groups in, or None when memory cannot be bounded so; clears stale groups there."""
+    with contextlib.suppress(OSError):
+        for group in _own_groups():
+            delegates = group / "cgroup.subtree_control"
+            if delegates.exists() and "memory" not in delegates.read_text().split():
+                continue
+            if os.access(group, os.W_OK):
+                for stale in group.glob(f"{GROUP_PREFIX}-*"):
+                    if has_ended(stale.name.removeprefix(f"{GROUP_PREFIX}-").rpartition("-")[0]):
+                        remove_group(stale)
+                return group
+    return None
+
+
+def reserve_group(parent: Path) -> Path:
+    """A unique path for a new group, which is not created yet."""
+    return parent / f"{GROUP_PREFIX}-{process_stamp(os.getpid())}-{next(_numbers)}"
+
+
+def create_group(group: Path, memory_bytes: int) -> None:
+    """Make a group whose processes may use `memory_bytes` together. Raises SandboxError."""
+    try:
+        group.mkdir()
+        for name, value in LIMIT_FILES.items():
+            if (group / name).exists():
+                (group / name).write_text(str(memory_bytes if value is None else value))
+    except OSError as error:
+        remove_group(group)
+        raise SandboxError(f"cannot limit the memory of a sandbox to {memory_bytes} bytes: {error}") from error
+
+
+def remove_group(group: Path) -> None:
+    """Remove a group without processes; one that is gone or busy is left as it is."""
+    with contextlib.suppress(OSError):
+        group.rmdir()
+
+
+JOIN_GROUP = (
+    'if [ -e "$1/tasks" ]; then echo 0 > "$1/tasks"; else echo 0 > "$1/cgroup.procs"; fi && shift && exec "$@"'
+)
+"""A shell script that runs a command ($2…) within the group $1.
+
+Only v1 has `tasks`. It moves one thread, and a shell has one; `cgroup.procs` would wait for every process of the
+machine to come by, some 10 ms.
+"""
+
+OUTLIVE_GROUP = """group=$1; shift
+"$@"; code=$?
+for _ in 1 2 3 4 5 6 7 8 9 10; do [ -d "$group" ] && ! rmdir "$group" 2>/dev/null && sleep 0.02; done
+exit $code"""
+"""A shell script that runs a command ($2…) and removes the group $1 when it has ended.
+
+It runs before the group is made, so that there is none without somebody to remove it.
+"""
 
 
 class _HolderProtocol(asyncio.SubprocessProtocol):
@@ -96,7 +186,7 @@ class MountHolder:
         await _end(self._transport, self._watch)
         self._opened.close()
         if self.group is not None:
-            cgroups.remove(self.group)
+            remove_group(self.group)
 
 
 def _child(pid: int) -> int:
@@ -125,8 +215,8 @@ async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes
     In `groups`, where it is given, a control group is made that bounds memory, and goes when the holder goes.
     Raises SandboxError with what the helpers said. When cancelled, nothing stays behind.
     """
-    group = None if groups is None else cgroups.reserve(groups)
-    wrap = [] if group is None else ["/bin/sh", "-c", cgroups.OUTLIVE, "hold", str(group)]
+    group = None if groups is None else reserve_group(groups)
+    wrap = [] if group is None else ["/bin/sh", "-c", OUTLIVE_GROUP, "hold", str(group)]
     seal_descriptors()
     try:
         transport, watch = await asyncio.get_running_loop().subprocess_exec(
@@ -136,7 +226,7 @@ async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes
         raise SandboxError(f"cannot start a sandbox: {error}; see `understudy doctor`") from error
     try:
         if group is not None:
-            cgroups.create(group, memory_bytes)
+            create_group(group, memory_bytes)
         async with asyncio.timeout(START_S):
             await watch.answered.wait()
         if not watch.ready:
@@ -146,7 +236,7 @@ async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes
     except BaseException as error:
         await asyncio.shield(_end(transport, watch))
         if group is not None:
-            cgroups.remove(group)
+            remove_group(group)
         if isinstance(error, TimeoutError):
             raise SandboxError(f"cannot open a sandbox: its mounts were not made within {START_S:g} s") from error
         raise

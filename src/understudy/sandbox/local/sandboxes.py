@@ -24,12 +24,28 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
+from msgspec.structs import replace
+
 from understudy.config import SANDBOX_UID
 from understudy.errors import SandboxError
-from understudy.sandbox.base import Completed, HostProgramSandboxes, IgnoreFilter, SandboxSpec, below
-from understudy.sandbox.local import cgroups, files, mounts
-from understudy.sandbox.local.holder import CHAIN_ENV, MountHolder, start_holder
-from understudy.sandbox.process import kill_group, run_process, run_to_completion
+from understudy.sandbox.base import (
+    Completed,
+    HostProgramSandboxes,
+    IgnoreFilter,
+    IsolatedSandbox,
+    SandboxSpec,
+    below,
+    check_no_nul,
+)
+from understudy.sandbox.local import files, mounts
+from understudy.sandbox.local.holder import (
+    CHAIN_ENV,
+    JOIN_GROUP,
+    MountHolder,
+    find_group_parent,
+    start_holder,
+)
+from understudy.sandbox.process import exit_code_of_shell, kill_group, run_process, run_to_completion
 
 TOOLS = {
     "bwrap": "bubblewrap",
@@ -50,15 +66,11 @@ USER_NAMESPACE_SWITCHES = {
 }
 """Kernel switches, the value that forbids user namespaces, and the command that allows them."""
 
-LAST_SIGNAL = 64
-
 
 class _SandboxRun:
     """The descriptors and the fate of one run: bubblewrap tells its first process and the exit code."""
 
     def __init__(self, proc: int, options: Sequence[str]) -> None:
-        if any("\0" in option for option in options):
-            raise SandboxError("cannot run a command with a NUL byte in its environment or working directory")
         self._proc = proc
         self.status = os.memfd_create("status")
         self.options = os.memfd_create("options")
@@ -112,7 +124,7 @@ class _SandboxRun:
             os.close(children)
 
 
-class LocalSandbox:
+class LocalSandbox(IsolatedSandbox):
     """An open sandbox: its holder process, and how to enter its namespaces."""
 
     def __init__(self, spec: SandboxSpec, kind: LocalSandboxes, holder: MountHolder) -> None:
@@ -122,31 +134,15 @@ class LocalSandbox:
         self._closed = False
 
     @property
-    def workdir(self) -> str:
-        """The spec's workdir."""
-        return self._spec.workdir
-
-    @property
     def home(self) -> str:
         """A directory on the bounded tmpfs."""
         return mounts.HOME
-
-    def locate(self, target: str) -> str:
-        """The target itself. Raises SandboxError when no mount was declared there."""
-        if all(mount.target != target for mount in self._spec.mounts):
-            raise SandboxError(
-                f"no mount has the target {target!r}; declared: {[m.target for m in self._spec.mounts]}"
-            )
-        return target
 
     def _root(self) -> int:
         """The root that commands see. Raises SandboxError when the sandbox is gone."""
         if not self._holder.alive:
             raise SandboxError("the sandbox is closed or was killed; open a new one")
         return self._holder.box
-
-    def _absolute(self, path: str) -> str:
-        return posixpath.normpath(posixpath.join(self.workdir, path))
 
     def _check_program(self, program: str, *, path: str, cwd: str, reveal: bool) -> None:
         """Raise SandboxError unless there is such a program."""
@@ -173,10 +169,9 @@ class LocalSandbox:
         reveal: bool = False,
     ) -> Completed:
         """Run a command. An exit code of 128 + n, a shell's word for signal n, is returned as -n."""
-        if any("\0" in word for word in argv):
-            raise SandboxError(f"cannot run {argv[0]!r}: an argument contains a NUL byte")
         where = self._absolute(cwd or "")
         environment = mounts.environment(self._spec, env)
+        check_no_nul("run", *argv, *environment, *environment.values())
         self._check_program(argv[0], path=environment["PATH"], cwd=where, reveal=reveal)
         if reveal:
             self._make_private_targets()
@@ -190,14 +185,7 @@ class LocalSandbox:
             raise SandboxError(
                 f"cannot run {argv[0]!r} in {where}: {message or 'the sandbox was closed meanwhile'}"
             )
-        signalled = 128 < code <= 128 + LAST_SIGNAL
-        return Completed(
-            exit_code=128 - code if signalled else code,
-            stdout=done.stdout,
-            stderr=done.stderr,
-            duration_s=done.duration_s,
-            truncated=done.truncated,
-        )
+        return replace(done, exit_code=exit_code_of_shell(code))
 
     async def _watch(
         self, run: _SandboxRun, command: list[str], over: asyncio.Event, timeout_s: float, stdin: bytes
@@ -321,7 +309,7 @@ class LocalSandboxes(HostProgramSandboxes):
     async def hold(self, spec: SandboxSpec) -> MountHolder:
         """Start a holder for `spec`. Raises SandboxError."""
         if not self._groups:
-            self._groups.append(cgroups.find_parent())
+            self._groups.append(find_group_parent())
         # What is written lies in memory too, and is charged to whoever wrote it.
         memory_bytes = spec.limits.memory_bytes + spec.limits.disk_bytes
         holder = await start_holder(mounts.outer(spec, rootless=self.user is None), self._groups[0], memory_bytes)
@@ -352,7 +340,7 @@ class LocalSandboxes(HostProgramSandboxes):
 
     def enter(self, holder: MountHolder, spec: SandboxSpec, run: _SandboxRun) -> list[str]:
         """The helpers that lead a command into a sandbox, each replacing the one before."""
-        chain = ["/bin/sh", "-c", cgroups.JOIN, "join", str(holder.group)] if holder.group else []
+        chain = ["/bin/sh", "-c", JOIN_GROUP, "join", str(holder.group)] if holder.group else []
         chain += ["nsenter", "--target", str(holder.target), "--mount", "--pid"]
         if self.user is None:
             chain += ["--user", "--preserve-credentials"]
