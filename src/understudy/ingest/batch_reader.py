@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from msgspec import Struct, field
 
@@ -31,7 +31,7 @@ from understudy.ingest.model_families import model_family
 from understudy.ingest.redaction import redact_trace
 from understudy.ingest.signals.annotate import annotate
 from understudy.ingest.state_files import JsonlSink, ParquetSink, SpoolSink
-from understudy.ingest.trace import Message, Trace, TraceRenderer, TraceTurn, TurnAction, state_id_bytes, text_of
+from understudy.ingest.trace import Message, Trace, TraceRenderer, TurnAction, state_id_bytes, text_of
 from understudy.redact.redactor import Redactor
 from understudy.redact.report import ReportPlace
 
@@ -137,33 +137,41 @@ class IngestSummary(Struct):
         return dropped
 
 
-class StateSink(Protocol):
-    """Where states go."""
+StateSink = JsonlSink | ParquetSink | SpoolSink
+"""Where states go."""
 
-    def tell(self) -> int:
-        """The place where the next trace begins."""
-        ...
+_UNIT = 8 << 20  # bytes of small logs that are read in one go
+_LOOK_S = 0.2
 
-    def write_turns(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
-        """Write some of a trace's turns, which `wanted` names by their indexes. Never raises OSError."""
-        ...
-
-    def roll_back(self, position: int) -> None:
-        """Forget what was written from `place` on."""
-        ...
-
-    def close(self) -> None:
-        """Write what is still held."""
-        ...
+Form = Literal["lines", "parquet", "rows"]
+_SINKS: dict[Form, Callable[[Path], StateSink]] = {"lines": JsonlSink, "parquet": ParquetSink, "rows": SpoolSink}
 
 
-def read_batch(
-    batch: LogBatch, selection: StateSelection, sink: StateSink | None, key: bytes | None, tick: Callable[[], None]
-) -> BatchResult:
+class IngestProgress(Struct):
+    """How far the reading is: files discovered, logs among them (`total`), logs read, bytes written."""
+
+    files: int = 0
+    read: int = 0
+    total: int = 0
+    written: int = 0
+
+
+ProgressCallback = Callable[[IngestProgress], None]
+
+
+class IngestJob(Struct, frozen=True):
+    """What to do with each batch. Without a `form` states are only counted; with a `key` they are redacted."""
+
+    selection: StateSelection
+    form: Form | None = None
+    key: bytes | None = None
+
+
+def read_batch(batch: LogBatch, job: IngestJob, sink: StateSink | None, tick: Callable[[], None]) -> BatchResult:
     """Write the wanted states of a batch, each once; without a sink they are only counted.
 
-    With the `key` of pseudonyms they are redacted. A file that cannot be read is counted, and what it gives before
-    it breaks off is read. `tick` is called now and then.
+    A file that cannot be read is counted, and what it gives before it breaks off is read. `tick` is called now and
+    then.
     """
     start = sink.tell() if sink else 0
     files: Sequence[LogFile] = batch.files
@@ -171,12 +179,12 @@ def read_batch(
     broken: Counter[str] = Counter()
     for _ in range(2):
         read = BatchResult(files=len(files), at=start)
-        redactor = None if key is None else Redactor(key)
+        redactor = None if job.key is None else Redactor(job.key)
         try:
             with garbage_collection_paused():
-                _gather(batch, files, selection, sink, redactor, read, tick)
+                _read_traces(batch.format.read(files), job.selection, sink, redactor, read, tick)
         except OSError:
-            # Rare enough to begin again: only a whole look at each file tells which of them it was.
+            # Rare enough to begin again: only reading each file to its end tells which of them cannot be read.
             if sink:
                 sink.roll_back(start)
             files = readable_files(files, skipped, broken)
@@ -191,9 +199,8 @@ def read_batch(
     return BatchResult(skipped=Counter(unreadable_file=len(batch.files)), at=start)
 
 
-def _gather(
-    batch: LogBatch,
-    files: Sequence[LogFile],
+def _read_traces(
+    traces: Iterable[Trace],
     selection: StateSelection,
     sink: StateSink | None,
     redactor: Redactor | None,
@@ -204,7 +211,7 @@ def _gather(
     kinds: dict[Kind, int] = {}
     of = array("I")
     ids = bytearray()
-    for number, trace in enumerate(batch.format.read(files)):
+    for number, trace in enumerate(traces):
         tick()
         if trace.losses:
             read.losses.update(trace.losses)
@@ -233,30 +240,25 @@ def _gather(
 
 
 def _wanted(trace: Trace, selection: StateSelection, left_out: Counter[str]) -> Iterable[int]:
-    """The indexes of the turns of a trace that are wanted; of the others is counted what they failed first."""
+    """The indexes of the turns of a trace that are wanted; the others are counted by the reason."""
+    turns, since = trace.turns, selection.since
     reason = None
     if not selection.all_roles and trace.role not in WORK:
         reason = f"role:{trace.role}"
     elif selection.project is not None and selection.project not in (trace.project or trace.source):
         reason = "other_project"
-    elif len(trace.turns) < selection.min_turns:
+    elif len(turns) < selection.min_turns:
         reason = "few_turns"
-    if reason is not None:
-        if trace.turns:
-            left_out[reason] += len(trace.turns)
+    elif since is None:
+        return range(len(turns))
+    if since is None or reason is not None:
+        left_out += Counter({str(reason): len(turns)})
         return ()
-    if selection.since is None:
-        return range(len(trace.turns))
-    return list(_since(trace.turns, selection.since, left_out))
-
-
-def _since(turns: Sequence[TraceTurn], moment_: float, left_out: Counter[str]) -> Iterator[int]:
-    for index, turn in enumerate(turns):
-        at = timestamp_seconds(turn.timestamp)
-        if at is None or at < moment_:
-            left_out["undated" if at is None else "earlier"] += 1
-        else:
-            yield index
+    moments = [timestamp_seconds(turn.timestamp) for turn in turns]
+    wanted = [index for index, moment in enumerate(moments) if moment is not None and moment >= since]
+    undated = moments.count(None)
+    left_out += Counter(undated=undated, earlier=len(moments) - len(wanted) - undated)
+    return wanted
 
 
 _ROOM = 32 << 20
@@ -288,33 +290,6 @@ class RenderCache:
         return self._renderer.action(bodies)
 
 
-_UNIT = 8 << 20  # bytes of small logs that are read in one go
-_LOOK_S = 0.2
-
-Form = Literal["lines", "parquet", "rows"]
-_SINKS: dict[Form, Callable[[Path], StateSink]] = {"lines": JsonlSink, "parquet": ParquetSink, "rows": SpoolSink}
-
-
-class IngestProgress(Struct):
-    """How far the reading is: files discovered, logs among them (`total`), logs read, bytes written."""
-
-    files: int = 0
-    read: int = 0
-    total: int = 0
-    written: int = 0
-
-
-ProgressCallback = Callable[[IngestProgress], None]
-
-
-class IngestJob(Struct, frozen=True):
-    """What to do with each batch. Without a `form` states are only counted; with a `key` they are redacted."""
-
-    selection: StateSelection
-    form: Form | None = None
-    key: bytes | None = None
-
-
 def read_batches(
     batches: Iterable[LogBatch],
     job: IngestJob,
@@ -328,27 +303,26 @@ def read_batches(
     The files are written in `directory`. Raises ConfigError when one cannot be written or a process is killed.
     """
     units = list(_units(batches))
-    parts = [directory / f"part-{at}" if directory else None for at in range(len(units))]
-    read = _in_processes if min(jobs, len(units)) > 1 else _here
-    done = read(units, job, jobs, parts, progress, report)
-    for part, reads in zip(parts, done, strict=True):
+    work = [(unit, job, directory / f"part-{at}" if directory else None) for at, unit in enumerate(units)]
+    jobs = min(jobs, len(units))
+    done = _in_processes(work, jobs, progress, report) if jobs > 1 else _here(work, progress, report)
+    for (_, _, part), reads in zip(work, done, strict=True):
         for one in reads:
             yield one, part
         if part is not None:
             _remove(part)
 
 
+_Work = tuple[Sequence[LogBatch], IngestJob, Path | None]
+"""What one call of `_work` reads, how, and the file or directory that it writes the states to."""
+
+
 def _here(
-    units: Sequence[Sequence[LogBatch]],
-    job: IngestJob,
-    jobs: int,
-    parts: Sequence[Path | None],
-    progress: IngestProgress,
-    report: ProgressCallback,
+    work: Sequence[_Work], progress: IngestProgress, report: ProgressCallback
 ) -> Generator[list[BatchResult]]:
     following = 0.0
     written = 0
-    for unit, part in zip(units, parts, strict=True):
+    for unit, job, part in work:
 
         def tick(part: Path | None = part, written: int = written) -> None:
             nonlocal following
@@ -366,26 +340,21 @@ def _here(
 
 
 def _in_processes(
-    units: Sequence[Sequence[LogBatch]],
-    job: IngestJob,
-    jobs: int,
-    parts: Sequence[Path | None],
-    progress: IngestProgress,
-    report: ProgressCallback,
+    work: Sequence[_Work], jobs: int, progress: IngestProgress, report: ProgressCallback
 ) -> Generator[list[BatchResult]]:
     others = set(multiprocessing.active_children())
     # A fork of a process that has threads may deadlock.
     context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(min(jobs, len(units)), mp_context=context, initializer=_begin)
+    executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin)
     try:
         waiting: dict[Future[list[BatchResult]], int] = {}
         # Only this process handles Ctrl-C. The others inherit the blocked signal and are terminated below.
         with signals_blocked(signal.SIGINT):
-            for at in sorted(range(len(units)), key=lambda at: -_size(units[at])):
-                waiting[executor.submit(_work, units[at], job, parts[at])] = at
+            for at in sorted(range(len(work)), key=lambda at: -_size(work[at][0])):
+                waiting[executor.submit(_work, *work[at])] = at
         done: dict[int, list[BatchResult]] = {}
         following = written = 0
-        while following < len(units):
+        while following < len(work):
             if following in done:
                 yield done.pop(following)
                 following += 1
@@ -393,10 +362,11 @@ def _in_processes(
             ended, _ = wait(waiting, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
             for future in ended:
                 at = waiting.pop(future)
+                unit, _, part = work[at]
                 done[at] = future.result()
-                written += _grown(parts[at])
-                progress.read += sum(len(batch.files) for batch in units[at])
-            progress.written = written + sum(_grown(parts[at]) for at in waiting.values())
+                written += _grown(part)
+                progress.read += sum(len(batch.files) for batch in unit)
+            progress.written = written + sum(_grown(work[at][2]) for at in waiting.values())
             report(progress)
     except BaseException as error:
         for child in set(multiprocessing.active_children()) - others:
@@ -423,26 +393,18 @@ def _begin() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def _nothing() -> None: ...
-
-
 def _work(
     unit: Sequence[LogBatch],
     job: IngestJob,
     part: Path | None,
-    tick: Callable[[], None] = _nothing,
-    done: Callable[[LogBatch], None] | None = None,
+    tick: Callable[[], None] = lambda: None,
+    done: Callable[[LogBatch], None] = lambda _: None,
 ) -> list[BatchResult]:
-    sink = _SINKS[job.form](part) if part and job.form else None
     reads: list[BatchResult] = []
-    try:
+    with closing(_SINKS[job.form](part)) if part and job.form else nullcontext() as sink:
         for batch in unit:
-            reads.append(read_batch(batch, job.selection, sink, job.key, tick))
-            if done:
-                done(batch)
-    finally:
-        if sink:
-            sink.close()
+            reads.append(read_batch(batch, job, sink, tick))
+            done(batch)
     return reads
 
 

@@ -17,7 +17,7 @@ import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,10 @@ from understudy.ingest.batch_reader import (
 from understudy.ingest.formats.base import LogFormat
 from understudy.ingest.formats.registry import LogBatch, group_batches
 from understudy.ingest.log_files import INSIDE, LogFile, walk_logs
-from understudy.ingest.state_files import ParquetWriter, PrivateFile, SpoolLoader, part_path, unwritable_error
+from understudy.ingest.state_files import ParquetWriter, PrivateFile, load_spool, part_path, writing
+from understudy.ingest.trace_store import storable
 from understudy.redact.betterleaks import is_installed
-from understudy.redact.report import RedactionReport as Replaced
-from understudy.redact.report import write_report_beside
+from understudy.redact.report import RedactionReport, write_report_beside
 from understudy.store import Store
 from understudy.store.sessions import LogSource, TextOrBytes
 from understudy.util.locks import locked
@@ -137,12 +137,8 @@ def load_manifest(output: Path, job: IngestJob) -> OutputManifest | None:
         status = output.stat()
     except (OSError, msgspec.MsgspecError):
         return None
-    same = (manifest.version, manifest.reader) == (_FORMAT, reader_of(job))
-    return (
-        manifest
-        if same and (manifest.size, manifest.modified_ns) == (status.st_size, status.st_mtime_ns)
-        else None
-    )
+    written = (manifest.version, manifest.reader, manifest.size, manifest.modified_ns)
+    return manifest if written == (_FORMAT, reader_of(job), status.st_size, status.st_mtime_ns) else None
 
 
 def save_manifest(to: Path, whole: Path, job: IngestJob, batches: list[IngestedBatch]) -> None:
@@ -160,21 +156,16 @@ def reusable(
     A batch of which states were left out for being those of others is reusable only where those are sure to be
     there again, before it.
     """
-    earlier = (
-        {(batch_before.format, tuple(batch_before.files)): batch_before for batch_before in manifest.batches}
-        if manifest
-        else {}
-    )
+    earlier = {(one.format, tuple(one.files)): one for one in manifest.batches} if manifest else {}
     sure: set[bytes] = set()
     result: list[IngestedBatch | None] = []
     for batch, files in zip(batches, now, strict=True):
-        batch_before = None if files is None else earlier.get((batch.format.name, tuple(files)))
-        if batch_before is not None:
-            if all(identity in sure for identity in _split(batch_before.dropped)):
-                sure.update(identity for identity, _ in batch_before.read.states())
-            else:
-                batch_before = None
-        result.append(batch_before)
+        before = earlier.get((batch.format.name, tuple(files))) if files is not None else None
+        if before is not None and not sure.issuperset(_split(before.dropped)):
+            before = None
+        if before is not None:
+            sure.update(identity for identity, _ in before.read.states())
+        result.append(before)
     return result
 
 
@@ -208,7 +199,11 @@ def sources_of(batch: LogBatch, files: Sequence[LogIdentity], job: IngestJob) ->
     reader = f"{reader_of(job)}/{batch.format.name}"
     return [
         LogSource(
-            _storable(_absolute(file.path)), _storable(path_bytes(batch.key)), file.size, file.modified_ns, reader
+            storable(str(Path(file.path.decode(errors="surrogatepass")).absolute())),
+            storable(batch.key),
+            file.size,
+            file.modified_ns,
+            reader,
         )
         for file in files
     ]
@@ -221,17 +216,6 @@ def all_read(sources: Sequence[LogSource], stored: Mapping[TextOrBytes, LogSourc
         and (before.size, before.modified_ns, before.reader) == (source.size, source.modified_ns, source.reader)
         for source in sources
     )
-
-
-def _absolute(path: bytes) -> bytes:
-    return path_bytes(str(Path(path.decode(errors="surrogatepass")).absolute()))
-
-
-def _storable(data: bytes) -> TextOrBytes:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return data
 
 
 _WHOLE = "whole"
@@ -323,7 +307,7 @@ def collect_to_file(
     before = load_manifest(output, job)
     old = reusable(logs.batches, now, before)
     total = IngestSummary(skipped=logs.skipped.copy())
-    replaced = None if key is None else Replaced()
+    replaced = None if key is None else RedactionReport()
     if before is not None and [*old] == before.batches:
         seen: set[bytes] = set()
         for earlier in before.batches:
@@ -335,69 +319,41 @@ def collect_to_file(
     if job.form == "parquet":
         # Rows cannot be copied without being read.
         old = [None for _ in old]
+    plan = list(zip(logs.batches, now, old, strict=True))
     with _workplace(output.parent, f".{output.name[:100]}.") as directory:
-        writing = _ParquetOutput(directory) if job.form == "parquet" else _JsonlOutput(directory, output)
-        try:
-            written = _write(logs, job, jobs, report, now, old, directory, writing, total, replaced)
-        finally:
-            writing.file.close()
         whole = directory / _WHOLE
-        try:
+        with closing(ParquetWriter(whole) if job.form == "parquet" else PrivateFile(whole)) as file:
+            progress = _progress(logs)
+            fresh = [batch for batch, _, earlier in plan if earlier is None]
+            progress.read = progress.total - sum(len(batch.files) for batch in fresh)
+            with closing(read_batches(fresh, job, jobs, directory, progress, report)) as reading:
+                written: list[IngestedBatch] = []
+                for ingested in _copy_states(plan, reading, file, output, total, replaced):
+                    written += [ingested] if ingested else []
+                    progress.written = file.tell() if isinstance(file, PrivateFile) else 0
+                    report(progress)
+        with writing(output):
             save_manifest(directory / _MANIFEST, whole, job, written)
             whole.replace(output)
             (directory / _MANIFEST).replace(manifest_path(output))
-        except OSError as error:
-            raise unwritable_error(output, error) from error
     write_report_beside(output, replaced)
     return total
 
 
-class _JsonlOutput:
-    """The new file of JSON lines, copied together from the old one and the parts of processes."""
-
-    def __init__(self, directory: Path, old: Path) -> None:
-        self.file = PrivateFile(directory / _WHOLE)
-        self._old = old
-
-    def take(self, read: BatchResult, source: Path | None, dropped: set[int]) -> tuple[int, int]:
-        """Copy a batch, from a part or else the old file, without the states `dropped`: its offset and size."""
-        at = self.file.tell()
-        return at, self.file.copy(source or self._old, read.at, read.size, dropped)
-
-
-class _ParquetOutput:
-    """The new Parquet file, copied together from the parts of processes."""
-
-    def __init__(self, directory: Path) -> None:
-        self.file = ParquetWriter(directory / _WHOLE)
-
-    def take(self, read: BatchResult, source: Path | None, dropped: set[int]) -> tuple[int, int]:
-        """Copy a batch without the states `dropped`. Offsets have no meaning in Parquet, so (0, 0) is returned."""
-        if read.size and source is not None:
-            self.file.copy(part_path(source, read.at), dropped)
-        return 0, 0
-
-
-def _write(
-    logs: FoundLogs,
-    job: IngestJob,
-    jobs: int,
-    report: ProgressCallback,
-    now: Sequence[list[LogIdentity] | None],
-    old: Sequence[IngestedBatch | None],
-    directory: Path,
-    writing: _JsonlOutput | _ParquetOutput,
+def _copy_states(
+    plan: Sequence[tuple[LogBatch, list[LogIdentity] | None, IngestedBatch | None]],
+    reading: Iterator[tuple[BatchResult, Path | None]],
+    file: PrivateFile | ParquetWriter,
+    old: Path,
     total: IngestSummary,
-    replaced: Replaced | None,
-) -> list[IngestedBatch]:
-    """Write all batches, unchanged ones from the `old` file. Returns what the manifest keeps of them."""
-    progress = _progress(logs)
-    progress.read = sum(len(earlier.files) for earlier in old if earlier is not None)
-    fresh = [batch for batch, earlier in zip(logs.batches, old, strict=True) if earlier is None]
-    reading = read_batches(fresh, job, jobs, directory, progress, report)
+    replaced: RedactionReport | None,
+) -> Iterator[IngestedBatch | None]:
+    """Copy the states of each batch into the new file, from what was read, or else from the `old` file.
+
+    Yields what the manifest keeps of each batch, None of one that must be read again the next time.
+    """
     seen: set[bytes] = set()
-    written: list[IngestedBatch] = []
-    for batch, files, earlier in zip(logs.batches, now, old, strict=True):
+    for batch, files, earlier in plan:
         if earlier is not None:
             dropped, gone = _add(total, earlier, seen), earlier.dropped
             read, source = earlier.read, None
@@ -406,14 +362,15 @@ def _write(
             dropped, gone = total.add(read, seen), b""
         if replaced:
             replaced.merge(read.places, read.unplaced)
-        at, size = writing.take(read, source, dropped)
+        at = size = 0  # offsets have no meaning in Parquet
+        if isinstance(file, PrivateFile):
+            at = file.tell()
+            size = file.copy(source or old, read.at, read.size, dropped)
+        elif read.size and source is not None:
+            file.copy(part_path(source, read.at), dropped)
         read, more = without_states(read, dropped, at, size)
-        if files is not None and not _unread(read):
-            written.append(IngestedBatch(batch.format.name, files, read, gone + more))
-        progress.written = writing.file.tell() if isinstance(writing, _JsonlOutput) else 0
-        report(progress)
-    reading.close()
-    return written
+        again = files is None or read.skipped
+        yield None if again else IngestedBatch(batch.format.name, files, read, gone + more)
 
 
 def _add(total: IngestSummary, earlier: IngestedBatch, seen: set[bytes]) -> set[int]:
@@ -455,15 +412,18 @@ def collect_to_store(
         if not fresh:
             return total
         seen: set[bytes] = set()
-        shelf = SpoolLoader(store.sessions)
         with _workplace(directory, ".reading.") as workspace:
             reading = read_batches(fresh, job, jobs, workspace, progress, report)
             for of_batch, (read, source) in zip(sources, reading, strict=True):
                 dropped = total.add(read, seen)
-                if source is not None:
-                    shelf.load(source, read.at, read.size, dropped, () if _unread(read) else of_batch)
+                # A file that could not be read may be readable the next time, so its batch is not noted as read.
+                complete = () if read.skipped else of_batch
+                spool = load_spool(store.sessions, source, read.at, read.size, dropped, complete) if source else ()
+                for changes in spool:
+                    total.new += changes.new
+                    total.changed += changes.changed
+                    total.same += changes.same
                 report(progress)
-        total.new, total.changed, total.same = shelf.summary.new, shelf.summary.changed, shelf.summary.same
         return total
 
 
@@ -485,11 +445,6 @@ def _make(directory: Path) -> None:
 
 def _progress(logs: FoundLogs) -> IngestProgress:
     return IngestProgress(files=logs.files, total=sum(len(batch.files) for batch in logs.batches))
-
-
-def _unread(read: BatchResult) -> bool:
-    """Whether a file could not be read. That may change although the file does not, so it is tried again."""
-    return bool(read.skipped)
 
 
 @contextmanager

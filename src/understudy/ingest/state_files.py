@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
+from contextlib import closing, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from understudy.errors import ConfigError
 from understudy.ingest.redaction import redact_trace
-from understudy.ingest.trace import Message, Trace, TraceOutcome, TraceParent, TraceState, TurnSignals, expand
+from understudy.ingest.trace import Message, Trace, TraceState, TurnSignals, expand
 from understudy.ingest.trace_store import TraceSource, trace_rows, traces
 from understudy.redact.redactor import Redactor
 from understudy.store.blobs import Packer
@@ -30,34 +32,10 @@ _PIECE = 1 << 20
 
 def state_record(state: TraceState, trace: Trace) -> dict[str, Any]:
     """A state as a JSON object. All keys are always there."""
-    action = state.student_action
-    return {
-        "state_id": state.state_id,
-        "trace_id": state.trace_id,
-        "session_id": state.session_id,
-        "message_id": state.message_id,
-        "messages": state.messages,
-        "student_action": {
-            "content": action.content,
-            "thinking": action.thinking,
-            "thinking_hidden": action.thinking_hidden,
-            "tool_calls": action.tool_calls,
-        },
-        "tools": state.tools,
-        "source_model": state.source_model,
-        "source_family": state.source_family,
-        "fidelity": state.fidelity,
-        "notes": state.notes,
-        "timestamp": state.timestamp,
-        "project": state.project,
-        "branch": state.branch,
-        "role": state.role,
-        "parent": state.parent,
-        "format": trace.format,
-        "source": trace.source,
-        "signals": state.signals,
-        "outcome": state.outcome,
-    }
+    record = asdict(state)
+    signals, outcome = record.pop("signals"), record.pop("outcome")
+    record["student_action"] = asdict(state.student_action)
+    return {**record, "format": trace.format, "source": trace.source, "signals": signals, "outcome": outcome}
 
 
 def state_line(state: TraceState, trace: Trace) -> bytes:
@@ -71,16 +49,28 @@ def state_line(state: TraceState, trace: Trace) -> bytes:
         return text.encode(errors="replace") + b"\n"
 
 
-def with_turns(trace: Trace, wanted: Sequence[int]) -> Trace:
-    """The trace with only the turns at the indexes `wanted`."""
-    if len(wanted) == len(trace.turns):
-        return trace
-    return msgspec.structs.replace(trace, turns=[trace.turns[index] for index in wanted])
+def _selected_states(trace: Trace, wanted: Sequence[int]) -> Iterator[TraceState]:
+    """The states of the turns at some indexes."""
+    if len(wanted) < len(trace.turns):
+        trace = replace(trace, turns=[trace.turns[index] for index in wanted])
+    return expand(trace)
 
 
-def unwritable_error(path: Path, error: OSError) -> ConfigError:
-    """The error to raise when a file cannot be written."""
-    return ConfigError(f"{path} cannot be written: {error.strerror}; free some space, or write elsewhere")
+@contextmanager
+def writing(path: Path) -> Generator[None]:
+    """Raises ConfigError that `path` cannot be written where the block raises OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}; free some space, or write elsewhere"
+        ) from error
+
+
+def _create(path: Path) -> BinaryIO:
+    """A new file that only its owner may read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    return open(descriptor, "wb", buffering=1 << 20)  # noqa: PTH123
 
 
 class PrivateFile:
@@ -89,11 +79,8 @@ class PrivateFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._at = 0
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise unwritable_error(path, error) from error
-        self._stream = open(descriptor, "wb", buffering=1 << 20)  # noqa: PTH123, SIM115
+        with writing(path):
+            self._stream = _create(path)
 
     def tell(self) -> int:
         """The number of bytes that were written."""
@@ -101,66 +88,61 @@ class PrivateFile:
 
     def write(self, line: bytes) -> None:
         """Write a line. Raises ConfigError."""
-        try:
+        with writing(self.path):
             self._at += self._stream.write(line)
-        except OSError as error:
-            raise unwritable_error(self.path, error) from error
 
     def roll_back(self, position: int) -> None:
         """Cut the file at a position that `tell` returned. Raises ConfigError."""
-        try:
+        with writing(self.path):
             self._stream.seek(position)
             self._stream.truncate()
-        except OSError as error:
-            raise unwritable_error(self.path, error) from error
         self._at = position
 
     def copy(self, source: Path, at: int, size: int, without: Set[int] = frozenset()) -> int:
         """Copy a part of another file without some of its lines. Returns the bytes written. Raises ConfigError."""
         before = self._at
-        try:
-            with source.open("rb") as stream:
-                stream.seek(at)
-                if without:
-                    for number, line in enumerate(_lines(stream, size)):
-                        if number not in without:
-                            self._at += self._stream.write(line)
-                    return self._at - before
+        with writing(self.path), source.open("rb") as stream:
+            stream.seek(at)
+            if not without:
                 while size and (piece := stream.read(min(size, _PIECE))):
                     self._at += self._stream.write(piece)
                     size -= len(piece)
-        except OSError as error:
-            raise unwritable_error(self.path, error) from error
+            number = 0
+            while without and size > 0 and (line := stream.readline()):
+                if number not in without:
+                    self._at += self._stream.write(line)
+                number += 1
+                size -= len(line)
         return self._at - before
 
     def close(self) -> None:
         """Write what is buffered, and close the file. Raises ConfigError."""
-        try:
+        with writing(self.path):
             self._stream.close()
-        except OSError as error:
-            raise unwritable_error(self.path, error) from error
 
 
 class JsonlSink(PrivateFile):
     """A file of states, one JSON line each."""
 
+    def add(self, state: TraceState, trace: Trace) -> None:
+        """Write a state. Raises ConfigError."""
+        self.write(state_line(state, trace))
+
     def write_turns(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
         """Write the turns at some indexes. Raises ConfigError."""
-        for state in expand(with_turns(trace, wanted)):
-            self.write(state_line(state, trace))
+        for state in _selected_states(trace, wanted):
+            self.add(state, trace)
             tick()
-
-
-def _lines(stream: BinaryIO, size: int) -> Iterator[bytes]:
-    """The lines of the next `size` bytes."""
-    while size > 0 and (line := stream.readline()):
-        size -= len(line)
-        yield line
 
 
 _HELD = 8 << 20  # bytes of text that are buffered before they become a table
 _GROUP = 64 << 20  # bytes of a row group
-_USUAL = frozenset({"role", "content", "tool_calls", "tool_call_id"})
+_MESSAGE_COLUMNS = ("role", "content", "tool_calls", "tool_call_id", "content_parts", "more")
+_COLUMNS = (
+    "state_id", "trace_id", "session_id", "message_id", "messages", "student_action", "tools", "source_model",
+    "source_family", "fidelity", "notes", "timestamp", "project", "branch", "role", "parent", "format", "source",
+    "signals", "outcome",
+)  # fmt: skip
 
 
 def require_pyarrow(path: str | Path) -> None:
@@ -184,21 +166,9 @@ def schema() -> Any:
     """The columns, as an Arrow schema."""
     arrow: Any = import_module("pyarrow")
     text, integer, flag = arrow.string(), arrow.int64(), arrow.bool_()
-    calls = arrow.list_(
-        arrow.struct(
-            [("id", text), ("type", text), ("function", arrow.struct([("name", text), ("arguments", text)]))]
-        )
-    )
-    messages = arrow.struct(
-        [
-            ("role", text),
-            ("content", text),
-            ("tool_calls", calls),
-            ("tool_call_id", text),
-            ("content_parts", text),
-            ("more", text),
-        ]
-    )
+    function = arrow.struct([("name", text), ("arguments", text)])
+    calls = arrow.list_(arrow.struct([("id", text), ("type", text), ("function", function)]))
+    messages = arrow.struct([(name, calls if name == "tool_calls" else text) for name in _MESSAGE_COLUMNS])
     action = [("content", text), ("thinking", text), ("thinking_hidden", flag), ("tool_calls", calls)]
     types = {"tests": text, "feedback": text, "interrupted": flag}
     signals = [(name, types.get(name, integer)) for name in TurnSignals.__struct_fields__]
@@ -222,30 +192,20 @@ def row(state: TraceState, trace: Trace) -> dict[str, Any]:
     value["tools"] = None if state.tools is None else msgspec.json.encode(state.tools).decode()
     value["notes"] = list(state.notes)
     for name in ("parent", "signals", "outcome"):
-        struct: TraceParent | TurnSignals | TraceOutcome | None = value[name]
-        value[name] = None if struct is None else msgspec.structs.asdict(struct)
+        value[name] = None if value[name] is None else asdict(value[name])
     return value
 
 
 def _message(message: Message) -> dict[str, Any]:
     content = message.get("content")
     parts = isinstance(content, list)
-    more = {key: value for key, value in message.items() if key not in _USUAL}
+    more = {key: value for key, value in message.items() if key not in _MESSAGE_COLUMNS[:4]}
     return {
-        "role": message["role"],
+        **{key: message.get(key) for key in _MESSAGE_COLUMNS[:4]},
         "content": None if parts else content,
-        "tool_calls": message.get("tool_calls"),
-        "tool_call_id": message.get("tool_call_id"),
         "content_parts": msgspec.json.encode(content).decode() if parts else None,
         "more": msgspec.json.encode(more).decode() if more else None,
     }
-
-
-_COLUMNS = (
-    "state_id", "trace_id", "session_id", "message_id", "messages", "student_action", "tools", "source_model",
-    "source_family", "fidelity", "notes", "timestamp", "project", "branch", "role", "parent", "format", "source",
-    "signals", "outcome",
-)  # fmt: skip
 
 
 class ParquetWriter:
@@ -256,14 +216,10 @@ class ParquetWriter:
         _frugal()
         self._arrow: Any = import_module("pyarrow")
         self._schema = schema()
-        try:
-            parquet: Any = import_module("pyarrow.parquet")
-            # pyarrow cannot open paths that are not valid Unicode.
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            self._sink = os.fdopen(descriptor, "wb")
+        parquet: Any = import_module("pyarrow.parquet")
+        with writing(path):
+            self._sink = _create(path)  # pyarrow cannot open paths that are not valid Unicode
             self._writer = parquet.ParquetWriter(self._sink, self._schema, compression="zstd")
-        except OSError as error:
-            raise unwritable_error(path, error) from error
         self._tables: list[Any] = []
         self._rows: list[dict[str, Any]] = []
         self._held = 0
@@ -295,11 +251,9 @@ class ParquetWriter:
         """Write what is buffered, and close the file. Raises ConfigError."""
         self._flush()
         self._write()
-        try:
+        with writing(self.path):
             self._writer.close()
             self._sink.close()
-        except OSError as error:
-            raise unwritable_error(self.path, error) from error
 
     def _flush(self) -> None:
         rows, self._rows = self._rows, []
@@ -314,12 +268,9 @@ class ParquetWriter:
 
     def _write(self) -> None:
         tables, self._tables, self._held = self._tables, [], 0
-        if not tables:
-            return
-        try:
-            self._writer.write_table(self._arrow.concat_tables(tables))
-        except OSError as error:
-            raise unwritable_error(self.path, error) from error
+        if tables:
+            with writing(self.path):
+                self._writer.write_table(self._arrow.concat_tables(tables))
 
 
 class ParquetSink:
@@ -329,10 +280,8 @@ class ParquetSink:
         self.path = path
         self._number = 0
         self._file: ParquetWriter | None = None
-        try:
+        with writing(path):
             path.mkdir(mode=0o700)
-        except OSError as error:
-            raise unwritable_error(path, error) from error
 
     def tell(self) -> int:
         """The number of the next file. Completes the current one."""
@@ -344,7 +293,7 @@ class ParquetSink:
         if self._file is None:
             self._file = ParquetWriter(part_path(self.path, self._number))
             self._number += 1
-        for state in expand(with_turns(trace, wanted)):
+        for state in _selected_states(trace, wanted):
             self._file.add(state, trace)
             tick()
 
@@ -385,7 +334,7 @@ def _unicode(value: Any) -> Any:
 
 
 _CHUNK = 4 << 20  # bytes that are stored at once
-_LENGTH = 8
+_LENGTH = 8  # bytes in front of each trace, which say how long it is
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(PackedTrace).decode
@@ -411,48 +360,31 @@ class SpoolSink(PrivateFile):
         self._packer = Packer()
 
 
-class SpoolLoader:
-    """Stores what `SpoolSink` wrote. Logs are noted as read with the last that was in them."""
+def load_spool(
+    sessions: SessionRepository, part: Path, at: int, size: int, without: Set[int], sources: Sequence[LogSource]
+) -> Iterator[TraceChanges]:
+    """Store a part of a file of `SpoolSink`, but for the turns `without`, counted through. Raises StoreError.
 
-    def __init__(self, sessions: SessionRepository) -> None:
-        self._sessions = sessions
-        self.summary = TraceChanges()
-
-    def load(self, part: Path, at: int, size: int, without: Set[int], sources: Sequence[LogSource]) -> None:
-        """Store what a part of a file holds, but for the turns `without`, counted through. Raises StoreError.
-
-        Each write is waited for: two threads that take turns at the interpreter would be slower than one.
-        """
-        items: list[PackedTrace] = []
-        held = position = 0
-        for item, length in _items(part, at, size):
-            row = item[0]
+    Yields what changed by each write. The last one notes that the logs `sources` were read. Each write is waited
+    for: two threads that take turns at the interpreter would be slower than one.
+    """
+    traces: list[PackedTrace] = []
+    held = position = 0
+    with part.open("rb") as stream:
+        stream.seek(at)
+        while stream.tell() < at + size:
+            data = stream.read(int.from_bytes(stream.read(_LENGTH), "little"))
+            row, contents = _decode(data)
             turns = row.turns
             row.turns = [turn for number, turn in enumerate(turns, position) if number not in without]
             position += len(turns)
-            items.append(item)
-            held += length
+            traces.append((row, contents))
+            held += len(data)
             if held > _CHUNK:
-                self._store(items, ())
-                items, held = [], 0
-        self._store(items, sources)
-
-    def _store(self, items: Sequence[PackedTrace], sources: Sequence[LogSource]) -> None:
-        if not items and not sources:
-            return
-        put = self._sessions.add(items, sources).result()
-        self.summary = TraceChanges(
-            self.summary.new + put.new, self.summary.changed + put.changed, self.summary.same + put.same
-        )
-
-
-def _items(part: Path, at: int, size: int) -> Iterator[tuple[PackedTrace, int]]:
-    with part.open("rb") as stream:
-        stream.seek(at)
-        while size > 0:
-            length = int.from_bytes(stream.read(_LENGTH), "little")
-            yield _decode(stream.read(length)), length
-            size -= _LENGTH + length
+                yield sessions.add(traces, ()).result()
+                traces, held = [], 0
+    if traces or sources:
+        yield sessions.add(traces, sources).result()
 
 
 def stored_states(
@@ -479,18 +411,12 @@ def extract_states(
     if output.exists() and not output.is_file():
         raise ConfigError(f"--output: {output} exists and is not a regular file; choose another file")
     number = 0
-    try:
-        with atomic_path(output) as path:
-            file = ParquetWriter(path) if parquet else PrivateFile(path)
-            try:
-                for state, trace in stored_states(library, where, limit, redactor):
-                    if isinstance(file, ParquetWriter):
-                        file.add(state, trace)
-                    else:
-                        file.write(state_line(state, trace))
-                    number += 1
-            finally:
-                file.close()
-    except OSError as error:
-        raise unwritable_error(output, error) from error
+    with (
+        writing(output),
+        atomic_path(output) as path,
+        closing(ParquetWriter(path) if parquet else JsonlSink(path)) as file,
+    ):
+        for state, trace in stored_states(library, where, limit, redactor):
+            file.add(state, trace)
+            number += 1
     return number

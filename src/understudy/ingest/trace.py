@@ -240,7 +240,10 @@ class Trace(Struct, kw_only=True, eq=False):
 
 
 class TraceState(Struct, kw_only=True):
-    """What the model saw at one turn (`messages`) and what it did then (`student_action`)."""
+    """What the model saw at one turn (`messages`) and what it did then (`student_action`).
+
+    Files of states have these fields in this order.
+    """
 
     state_id: str
     trace_id: str
@@ -251,13 +254,13 @@ class TraceState(Struct, kw_only=True):
     tools: list[dict[str, Any]] | None
     source_model: str | None
     source_family: str | None
-    timestamp: str | None
-    project: str | None
-    role: str
-    branch: Literal["active", "branch"]
-    parent: TraceParent | None
     fidelity: Fidelity
     notes: tuple[str, ...]
+    timestamp: str | None
+    project: str | None
+    branch: Literal["active", "branch"]
+    role: str
+    parent: TraceParent | None
     signals: TurnSignals | None = None
     outcome: TraceOutcome | None = None
 

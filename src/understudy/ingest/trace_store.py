@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from understudy.ingest.model_families import model_family
 from understudy.ingest.trace import (
@@ -42,11 +44,7 @@ TraceSource = Store | SessionRepository | Path | str
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
-_parent = msgspec.json.Decoder(TraceParent).decode
-_outcome = msgspec.json.Decoder(TraceOutcome).decode
-_losses = msgspec.json.Decoder(dict[str, int]).decode
-_notes = msgspec.json.Decoder(tuple[str, ...]).decode
-_SIGNALS = TurnSignals.__struct_fields__
+_decoder = cache(msgspec.json.Decoder)
 
 
 class StoredBody(Struct, frozen=True, gc=False):
@@ -76,7 +74,7 @@ class StoredRenderer:
     def action(self, bodies: Sequence[StoredBody]) -> TurnAction:
         """The action of the turn that these bodies are of."""
         body = next(body for body in reversed(bodies) if body.action is not None)
-        stored: _StoredAction = _struct(_stored_action, body.action or b"", _StoredAction)
+        stored: _StoredAction = _struct(body.action or b"", _StoredAction)
         content, calls = stored.content, stored.tool_calls
         if stored.seen:
             (message,) = _load(body.messages)
@@ -86,7 +84,6 @@ class StoredRenderer:
         )
 
 
-_stored_action = msgspec.json.Decoder(_StoredAction).decode
 _RENDERER = StoredRenderer()
 
 
@@ -107,10 +104,10 @@ def trace_rows(trace: Trace, packer: Packer, wanted: Iterable[int] | None = None
         for index in (range(len(trace.turns)) if wanted is None else wanted)
     ]
     row = TraceRow(
-        id=_storable(trace.trace_id),
-        session_id=_storable(trace.session_id),
+        id=storable(trace.trace_id),
+        session_id=storable(trace.session_id),
         format=trace.format,
-        source=_storable(trace.source),
+        source=storable(trace.source),
         role=trace.role,
         project=_storable_or_none(trace.project),
         agent=_storable_or_none(trace.agent),
@@ -135,7 +132,7 @@ def _turn_row(trace: Trace, index: int, contents: _ContentTable, nodes: _NodeTab
     return TurnRow(
         state_id=state_id(trace.trace_id, turn.message_id),
         position=index,
-        message_id=_storable(turn.message_id),
+        message_id=storable(turn.message_id),
         node=context,
         answer=answer,
         action=contents.add(_json(_stored_form(action, seen))),
@@ -147,7 +144,7 @@ def _turn_row(trace: Trace, index: int, contents: _ContentTable, nodes: _NodeTab
         timestamp=_storable_or_none(turn.timestamp),
         system=None if shape is None else contents.add(_json(shape.system)),
         tools=None if shape is None else contents.add(_json(shape.tools)),
-        **{} if turn.signals is None else _columns(turn.signals),
+        **{} if turn.signals is None else {**asdict(turn.signals), "interrupted": int(turn.signals.interrupted)},
     )
 
 
@@ -158,12 +155,6 @@ def _stored_form(action: TurnAction, seen: Sequence[Message]) -> TurnAction | _S
     if len(seen) != 1 or seen[0] != message:
         return action
     return _StoredAction(seen=True, thinking=action.thinking, thinking_hidden=action.thinking_hidden)
-
-
-def _columns(signals: TurnSignals) -> dict[str, Any]:
-    columns: dict[str, Any] = {name: getattr(signals, name) for name in _SIGNALS}
-    columns["interrupted"] = int(signals.interrupted)
-    return columns
 
 
 class _ContentTable:
@@ -279,21 +270,26 @@ def _trace(row: TraceRow, contents: Sequence[bytes]) -> Trace:
         nodes=nodes,
         turns=[_turn(turn, nodes, contents) for turn in row.turns],
         project=_text_or_none(row.project),
-        parent=None if row.parent is None else _struct(_parent, row.parent, TraceParent),
+        parent=None if row.parent is None else _struct(row.parent, TraceParent),
         role=row.role,
         agent=_text_or_none(row.agent),
         version=_text_or_none(row.version),
-        shape=RequestShape(
-            None if row.system is None else _load(contents[row.system]),
-            None if row.tools is None else _load(contents[row.tools]),
-        ),
-        outcome=None if row.outcome is None else _struct(_outcome, row.outcome, TraceOutcome),
-        losses=Counter(_struct(_losses, row.losses, dict[str, int])),
+        shape=_shape(row, contents),
+        outcome=None if row.outcome is None else _struct(row.outcome, TraceOutcome),
+        losses=Counter(_struct(row.losses, dict[str, int])),
+    )
+
+
+def _shape(row: TraceRow | TurnRow, contents: Sequence[bytes]) -> RequestShape:
+    return RequestShape(
+        None if row.system is None else _load(contents[row.system]),
+        None if row.tools is None else _load(contents[row.tools]),
     )
 
 
 def _turn(row: TurnRow, nodes: list[TraceNode], contents: Sequence[bytes]) -> TraceTurn:
-    signals: dict[str, Any] = {name: getattr(row, name) for name in _SIGNALS}
+    shaped = row.system is not None and row.tools is not None
+    signals: dict[str, Any] = {name: getattr(row, name) for name in TurnSignals.__struct_fields__}
     signals["interrupted"] = bool(row.interrupted)
     return TraceTurn(
         message_id=_text(row.message_id),
@@ -303,12 +299,8 @@ def _turn(row: TurnRow, nodes: list[TraceNode], contents: Sequence[bytes]) -> Tr
         timestamp=_text_or_none(row.timestamp),
         branch=cast(Any, row.branch),
         fidelity=cast(Any, row.fidelity),
-        notes=_struct(_notes, row.notes.encode(), tuple[str, ...]),
-        shape=(
-            None
-            if row.system is None or row.tools is None
-            else RequestShape(_load(contents[row.system]), _load(contents[row.tools]))
-        ),
+        notes=_struct(row.notes.encode(), tuple[str, ...]),
+        shape=_shape(row, contents) if shaped else None,
         signals=TurnSignals(**signals),
     )
 
@@ -334,7 +326,8 @@ def _action_nodes(row: TurnRow, nodes: list[TraceNode], action: bytes) -> tuple[
 # --- texts that may be no Unicode ----------------------------------------------------------------------
 
 
-def _storable(text: str) -> TextOrBytes:
+def storable(text: str) -> TextOrBytes:
+    """The text, as bytes where it is not valid Unicode, as names of files may be."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -343,7 +336,7 @@ def _storable(text: str) -> TextOrBytes:
 
 
 def _storable_or_none(text: str | None) -> TextOrBytes | None:
-    return None if text is None else _storable(text)
+    return None if text is None else storable(text)
 
 
 def _text(value: TextOrBytes) -> str:
@@ -368,8 +361,8 @@ def _load(data: bytes) -> Any:
         return json.loads(data)
 
 
-def _struct(decode: Any, data: bytes, kind: Any) -> Any:
+def _struct(data: bytes, kind: Any) -> Any:
     try:
-        return decode(data)
+        return _decoder(kind).decode(data)
     except msgspec.MsgspecError:
         return msgspec.convert(_load(data), kind)
