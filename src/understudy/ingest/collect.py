@@ -369,8 +369,10 @@ def _copy_states(
         elif read.size and source is not None:
             file.copy(part_path(source, read.at), dropped)
         read, more = without_states(read, dropped, at, size)
-        again = files is None or read.skipped
-        yield None if again else IngestedBatch(batch.format.name, files, read, gone + more)
+        if files is None or read.skipped:
+            yield None  # a file that could not be read may be readable the next time
+        else:
+            yield IngestedBatch(batch.format.name, files, read, gone + more)
 
 
 def _add(total: IngestSummary, earlier: IngestedBatch, seen: set[bytes]) -> set[int]:

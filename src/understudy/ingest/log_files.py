@@ -107,22 +107,20 @@ def log_file_at(path: str) -> LogFile:
 
 def read_head(file: LogFile) -> bytes:
     """The first 64 KB of a log. Raises OSError where nothing of it can be read."""
-    pieces: list[bytes] = []
-    held = 0
+    head = b""
     with file.open() as stream:
-        read = getattr(stream, "read1", stream.read)
-        while held < HEAD_BYTES:
-            try:
-                piece: bytes = read(HEAD_BYTES - held)
-            except OSError:
-                if not pieces:
-                    raise
-                break
-            if not piece:
-                break
-            pieces.append(piece)
-            held += len(piece)
-    return b"".join(pieces)
+        try:
+            while len(head) < HEAD_BYTES and (piece := read_some(stream, HEAD_BYTES - len(head))):
+                head += piece
+        except OSError:
+            if not head:
+                raise
+    return head
+
+
+def read_some(stream: BinaryIO, size: int) -> bytes:
+    """At most `size` bytes by one read, so that an error loses only what comes after it; b"" at the end."""
+    return getattr(stream, "read1", stream.read)(size)
 
 
 def _tree(top: Path, skipped: Counter[str]) -> Iterator[LogFile]:
@@ -154,7 +152,7 @@ def _file(path: str, skipped: Counter[str]) -> Iterator[LogFile]:
             skipped["unreadable_file"] += 1
         return
     try:
-        members = sorted(_archive(*_state(path)).infolist(), key=lambda info: info.filename)
+        members = sorted(_archive(path).infolist(), key=lambda info: info.filename)
     except OversizedLog:
         skipped["oversized_archive"] += 1
         return
@@ -187,25 +185,19 @@ def _refused(info: zipfile.ZipInfo, seen: set[str]) -> str | None:
 
 
 _BROKEN = (
-    zipfile.BadZipFile,
-    OSError,
-    zlib.error,
-    EOFError,
-    ValueError,
-    NotImplementedError,
-    RuntimeError,
-    KeyError,
-)
+    zipfile.BadZipFile, OSError, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError, KeyError
+)  # fmt: skip
 
 
-def _state(archive: str) -> tuple[str, int, int]:
+def _archive(archive: str) -> zipfile.ZipFile:
+    """The open zip, cached for the next member until the file changes."""
     status = Path(archive).stat()
-    return archive, status.st_size, status.st_mtime_ns
+    return _opened(archive, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=4)
-def _archive(archive: str, size: int, changed: int) -> zipfile.ZipFile:
-    """The open zip, cached for the next member. The size of its directory is checked before it is read."""
+def _opened(archive: str, size: int, changed: int) -> zipfile.ZipFile:
+    """The zip. The size of its directory is checked before it is read."""
     with Path(archive).open("rb") as stream:
         stream.seek(max(0, size - _END_SEARCHED))
         tail = stream.read()
@@ -228,7 +220,7 @@ def _archive(archive: str, size: int, changed: int) -> zipfile.ZipFile:
 
 def _member(archive: str, member: str) -> zipfile.ZipInfo:
     try:
-        return _archive(*_state(archive)).getinfo(member)
+        return _archive(archive).getinfo(member)
     except KeyError as error:
         raise FileNotFoundError(f"{archive} has no member {member!r}") from error
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
@@ -266,7 +258,7 @@ def _open_member(archive: str, member: str) -> BinaryIO:
     info = _member(archive, member)
     path = f"{archive}{INSIDE}{member}"
     try:
-        stream: BinaryIO = _archive(*_state(archive)).open(info)  # pyright: ignore[reportAssignmentType]
+        stream: BinaryIO = _archive(archive).open(info)  # pyright: ignore[reportAssignmentType]
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError) as error:
         raise OSError(f"{path} cannot be unpacked: {error}") from error
     allowed = _allowed(info.compress_size)
@@ -280,20 +272,20 @@ def _allowed(compressed: int) -> int:
 
 
 class _Bounded(RawIOBase):
-    """A stream that fails after `allowed` bytes; errors of decompression become OSErrors."""
+    """A stream that fails after `allowed` bytes, or ends there with `cut`; bad compression raises OSError."""
 
-    def __init__(self, stream: BinaryIO, allowed: int, path: str) -> None:
+    def __init__(self, stream: BinaryIO, allowed: int, path: str, *, cut: bool = False) -> None:
         self._stream = stream
         self._left = allowed
         self._path = path
+        self._cut = cut
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         try:
-            # One read at a time, so that what comes before an error is not lost.
-            data: bytes = getattr(self._stream, "read1", self._stream.read)(len(buffer))
+            data = read_some(self._stream, min(len(buffer), self._left) if self._cut else len(buffer))
         except (EOFError, zlib.error, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
             raise OSError(f"{self._path} cannot be unpacked: {error}") from error
         self._left -= len(data)
@@ -325,8 +317,7 @@ def readable_files(files: Sequence[LogFile], skipped: Counter[str], broken: Coun
         held = 0
         try:
             with file.open() as stream:
-                read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
-                while piece := read(_PIECE):
+                while piece := read_some(stream, _PIECE):
                     held += len(piece)
         except OSError:
             if not held:
@@ -339,27 +330,4 @@ def readable_files(files: Sequence[LogFile], skipped: Counter[str], broken: Coun
 
 
 def _cut(file: LogFile, size: int) -> LogFile:
-    return LogFile(file.path, size, lambda: BufferedReader(_Beginning(file.open(), size)))
-
-
-class _Beginning(RawIOBase):
-    """The first `size` bytes of a stream."""
-
-    def __init__(self, stream: BinaryIO, size: int) -> None:
-        self._stream = stream
-        self._left = size
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        read: Callable[[int], bytes] = getattr(self._stream, "read1", self._stream.read)
-        data = read(min(len(buffer), self._left)) if self._left else b""
-        self._left -= len(data)
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._stream.close()
-        super().close()
+    return LogFile(file.path, size, lambda: BufferedReader(_Bounded(file.open(), size, file.path, cut=True)))

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 
 import orjson
 
-from understudy.ingest.log_files import LogFile
+from understudy.ingest.log_files import LogFile, read_some
 
 LONGEST_LINE = 64 * 1024 * 1024
 LARGEST_DOCUMENT = 128 * 1024 * 1024
@@ -137,31 +137,23 @@ def read_lines(file: LogFile, losses: Counter[str]) -> Iterator[bytes]:
 
 
 def _whole(file: LogFile, losses: Counter[str]) -> bytes:
-    pieces: list[bytes] = []
-    held = 0
+    data = bytearray()
     with file.open() as stream:
         for chunk in _chunks(stream, losses):
-            pieces.append(chunk)
-            held += len(chunk)
-            if held > LARGEST_DOCUMENT:
+            data += chunk
+            if len(data) > LARGEST_DOCUMENT:
                 losses["large_document"] += 1
                 return b""
-    return b"".join(pieces)
+    return bytes(data)
 
 
 def _chunks(stream: BinaryIO, losses: Counter[str]) -> Iterator[bytes]:
     """The stream in chunks. Where it breaks off, as in a truncated archive, `unreadable_rest` is counted."""
-    # `read1` returns what is there, so that an error loses only what comes after it.
-    read = getattr(stream, "read1", stream.read)
-    while True:
-        try:
-            chunk: bytes = read(_CHUNK)
-        except OSError:
-            losses["unreadable_rest"] += 1
-            return
-        if not chunk:
-            return
-        yield chunk
+    try:
+        while chunk := read_some(stream, _CHUNK):
+            yield chunk
+    except OSError:
+        losses["unreadable_rest"] += 1
 
 
 def read_records(file: LogFile, losses: Counter[str]) -> Iterator[dict[str, Any]]:
@@ -189,13 +181,9 @@ class Outline:
     @cached_property
     def rows(self) -> tuple[dict[str, Any], ...]:
         """The complete objects among the first lines."""
-        rows: list[dict[str, Any]] = []
-        for line in self._start.split(b"\n", _ROWS_SEEN)[:_ROWS_SEEN]:
-            if line.startswith(b"{"):
-                value = parse_json(line, Counter())
-                if isinstance(value, dict):
-                    rows.append(cast("dict[str, Any]", value))
-        return tuple(rows)
+        lines = self._start.split(b"\n", _ROWS_SEEN)[:_ROWS_SEEN]
+        rows = (parse_json(line, Counter()) for line in lines if line.startswith(b"{"))
+        return tuple(mapping(row) for row in rows if isinstance(row, dict))
 
 
 @lru_cache(maxsize=4)

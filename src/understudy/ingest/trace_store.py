@@ -129,6 +129,9 @@ def _turn_row(trace: Trace, index: int, contents: _ContentTable, nodes: _NodeTab
     action = trace.renderer.action([trace.nodes[node].body for node in turn.action])
     context = nodes.position_of(turn.context)
     answer, seen = nodes.answer(context, turn.action)
+    signals: dict[str, Any] = {} if turn.signals is None else asdict(turn.signals)
+    if turn.signals is not None:
+        signals["interrupted"] = int(turn.signals.interrupted)
     return TurnRow(
         state_id=state_id(trace.trace_id, turn.message_id),
         position=index,
@@ -144,7 +147,7 @@ def _turn_row(trace: Trace, index: int, contents: _ContentTable, nodes: _NodeTab
         timestamp=_storable_or_none(turn.timestamp),
         system=None if shape is None else contents.add(_json(shape.system)),
         tools=None if shape is None else contents.add(_json(shape.tools)),
-        **{} if turn.signals is None else {**asdict(turn.signals), "interrupted": int(turn.signals.interrupted)},
+        **signals,
     )
 
 
