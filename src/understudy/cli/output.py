@@ -1,10 +1,19 @@
-"""What `--json` prints."""
+"""What commands print: JSON for `--json`, tables, and counts in words."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+"""The option of most commands."""
+
+_UNWRAPPED = 1 << 16
 
 
 def print_json(value: Any) -> None:
@@ -17,3 +26,47 @@ def print_json(value: Any) -> None:
         from understudy.export.files import json_bytes
 
         typer.echo(json_bytes(value))
+
+
+def console() -> Console:
+    """A console on stdout that interprets nothing in what it prints, and wraps lines on a terminal only."""
+    from rich.console import Console
+
+    result = Console(markup=False, highlight=False, emoji=False)
+    if not result.is_terminal:
+        result.width = _UNWRAPPED
+    return result
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows below their heads."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from understudy.util.text import visible
+
+    table = Table(*head, box=None)
+    for row in rows:
+        table.add_row(*(Text(visible(str(cell))) for cell in row))
+    console().print(table)
+
+
+def print_facts(title: str, facts: Iterable[tuple[str, object]]) -> None:
+    """Print a summary: a name and a value in each row."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from understudy.util.text import visible
+
+    table = Table(show_header=False, title=title, title_justify="left")
+    for name, value in facts:
+        table.add_row(name, Text(visible(str(value))))
+    Console().print(table)
+
+
+def counted(counts: Mapping[str, float]) -> str:
+    """Counts as words, the names of which may stand in a log: `3 read, 1 lost`."""
+    from understudy.util.text import visible
+
+    return ", ".join(f"{count} {visible(name)}" for name, count in counts.items())

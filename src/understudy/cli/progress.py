@@ -1,12 +1,18 @@
-"""Progress on stderr: a line that is redrawn on a terminal, plain lines now and then elsewhere."""
+"""Progress on stderr: a line that is redrawn on a terminal, plain lines now and then elsewhere.
+
+`live` draws a status from a thread, for work that does not report; a `ProgressLine` is for work that does.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TextIO, TypeVar
 
+import typer
 from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
@@ -25,7 +31,7 @@ class LiveStatus:
         self.changed = threading.Event()
 
     def line(self) -> str:
-        """Where it stands."""
+        """Where it stands; while that is empty, nothing is written elsewhere than on a terminal."""
         raise NotImplementedError
 
     def new_lines(self) -> list[str]:
@@ -73,13 +79,37 @@ def _draw_plain(status: LiveStatus, stream: TextIO, stop: threading.Event) -> No
         ending = stop.is_set()
         lines = status.new_lines()
         if not lines and not ending and (now := status.line()) != last:
-            lines, last = [now], now
+            lines, last = [now] if now else [], now
         for line in lines:
             stream.write(f"{line}\n")
         stream.flush()
         if ending:
             return
         status.changed.wait(status.plain_s)
+
+
+class ProgressLine:
+    """A line that the work itself changes: redrawn on a terminal, elsewhere written every `plain_s` seconds."""
+
+    def __init__(self, plain_s: float = LiveStatus.plain_s) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._pause_s = 0.1 if self._terminal else plain_s
+        self._next = time.monotonic() + (0 if self._terminal else plain_s)
+        self._drawn = False
+
+    def show(self, text: str, *, at_once: bool = False) -> None:
+        """Show where the work stands, unless it was shown a moment before and this need not be shown `at_once`."""
+        now = time.monotonic()
+        if now >= self._next or at_once:
+            self._next = now + self._pause_s
+            self._drawn = self._terminal
+            typer.echo(f"\r{text}\x1b[K" if self._terminal else text, err=True, nl=not self._terminal)
+
+    def end(self, *, keep: bool = True) -> None:
+        """Leave the last line standing on the terminal, or take it away."""
+        if self._drawn:
+            typer.echo("" if keep else "\r\x1b[K", err=True, nl=keep)
+            self._drawn = False
 
 
 def short(count: int) -> str:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from understudy.cli.output import counted
 from understudy.store.keys import CLIENT
 from understudy.trajectory.roles import Role
 from understudy.trajectory.samples import merge
@@ -151,14 +152,13 @@ def _exact(calls: Sequence[Call]) -> ExactFigures | None:
     if not notes:
         return None
 
-    def counted(name: str) -> dict[str, int]:
+    def count(name: str) -> dict[str, int]:
         return dict(Counter(str(note[name]) for note in notes if note.get(name)))
 
-    return ExactFigures(prompts=counted("prompt"), reasons=counted("reason"), mismatches=counted("mismatch"))
+    return ExactFigures(prompts=count("prompt"), reasons=count("reason"), mismatches=count("mismatch"))
 
 
 _LINES, _CHARACTERS = 12, 2000
-_UNWRAPPED = 1 << 16
 _PASSING = ("passed", "xfailed", "skipped")
 _PATCH_STYLES = (
     ("+++", "bold"),
@@ -186,14 +186,6 @@ class RolloutRecord(Struct, frozen=True, kw_only=True):
     calls: list[Call]
     patch: bytes | None
     verdict: Verdict | None
-
-
-def console() -> Console:
-    """A console on stdout that interprets nothing in what it prints, and wraps lines on a terminal only."""
-    result = Console(markup=False, highlight=False, emoji=False)
-    if not result.is_terminal:
-        result.width = _UNWRAPPED
-    return result
 
 
 class TranscriptPrinter:
@@ -254,11 +246,11 @@ class TranscriptPrinter:
         if figures.policy_versions:
             self._fact("policy", ", ".join(f"{version} ({n})" for version, n in figures.policy_versions.items()))
         if figures.segments:
-            self._fact("segments", _counted(figures.segments))
+            self._fact("segments", counted(figures.segments))
         if figures.exact is not None:
-            why = f"   because of {_counted(figures.exact.reasons)}" if figures.exact.reasons else ""
-            self._fact("prompts", f"{_counted(figures.exact.prompts)}{why}")
-            self._fact("audit", _counted(figures.exact.mismatches) or "no mismatch")
+            why = f"   because of {counted(figures.exact.reasons)}" if figures.exact.reasons else ""
+            self._fact("prompts", f"{counted(figures.exact.prompts)}{why}")
+            self._fact("audit", counted(figures.exact.mismatches) or "no mismatch")
 
     def _outline(self, lines: Sequence[BranchLine]) -> None:
         if lines:
@@ -462,10 +454,6 @@ def _arguments(block: Block) -> Iterator[tuple[str, str]]:
 
 def _error(error: ErrorInfo) -> str:
     return f"{error.boundary} error, {error.type}: {error.message}"
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
 def _dollars(cost: float) -> str:

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from msgspec import Struct
 
-from understudy.cli.output import print_json
+from understudy.cli.output import Json, print_json
 from understudy.errors import ConfigError
 
 
@@ -31,7 +30,7 @@ class HealthCheck(Struct, frozen=True):
 
 
 def doctor(
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+    json_: Json = False,
 ) -> None:
     """Show everything a run needs, with its state. Exits with 1 when something required is missing."""
     checks = [check() for check in _CHECKS]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 import typer
 from typer.core import TyperGroup
 
-from understudy.cli.output import print_json
+from understudy.cli.output import Json, print_json
+from understudy.cli.progress import ProgressLine
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _common(
     unredacted: Annotated[
         bool, typer.Option("--unredacted", help="Sessions as they are, with their secrets, names and paths.")
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the summary.")] = False,
+    json_: Json = False,
 ) -> None:
     """The options that every format has; the body is `_export`."""
 
@@ -325,15 +326,16 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 class ExportProgress:
-    """Keeps one line on a terminal's stderr up to date."""
+    """Shows on a terminal how far an export is."""
+
+    def __init__(self) -> None:
+        self._line = ProgressLine()
 
     def __call__(self, done: int, of: int) -> None:
         if sys.stderr.isatty():
-            typer.echo(
-                f"\rexporting {done} of {of}" if of else f"\rexported {done} rows",
-                err=True,
-                nl=bool(of) and done == of,
-            )
+            self._line.show(f"exporting {done} of {of}" if of else f"exported {done} rows", at_once=done == of)
+        if done == of:
+            self._line.end()
 
 
 def push(
@@ -344,7 +346,7 @@ def push(
         bool, typer.Option("--unredacted", help="Push sessions though they were not redacted.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be pushed.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the summary.")] = False,
+    json_: Json = False,
 ) -> None:
     """Push an export to the Hugging Face Hub as a dataset, with its card.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +17,8 @@ from understudy import plugins
 from understudy.cli import EXIT_INTERRUPTED
 from understudy.cli.interrupts import interrupted, run_stoppable
 from understudy.cli.options import command
-from understudy.cli.output import print_json
+from understudy.cli.output import Json, print_json
+from understudy.cli.progress import ProgressLine, time_left
 from understudy.cli.settings import DOCKER, LOCAL, TaskSettings, sandbox_for
 from understudy.config import cache_dir
 from understudy.errors import ConfigError
@@ -37,7 +37,6 @@ from understudy.util.locks import locked
 from understudy.util.settings import option
 from understudy.util.text import visible
 
-_PLAIN_S = 10.0
 _SHOWN = 20
 
 
@@ -87,7 +86,7 @@ class GradeSettings(Struct, frozen=True, kw_only=True):
 @command
 def grade(
     settings: GradeSettings,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+    json_: Json = False,
 ) -> None:
     """Grade predictions, several at once, and write the report files of SWE-bench's harness.
 
@@ -248,24 +247,20 @@ class _Grading:
 
 
 class _GradeProgress:
-    """One line on stderr: drawn again on a terminal, now and then elsewhere."""
+    """The progress of a grading on stderr."""
 
     def __init__(self) -> None:
-        self._started = self._reported = time.monotonic()
+        self._started = time.monotonic()
+        self._line = ProgressLine()
 
     def __call__(self, standing: GradingProgress) -> None:
-        done, now = len(standing.outcomes), time.monotonic()
-        terminal = sys.stderr.isatty()
-        if not terminal and now - self._reported < _PLAIN_S:
-            return
-        self._reported = now
-        resolved = sum(outcome.status == "resolved" for outcome in standing.outcomes.values())
-        errors = sum(outcome.status == "error" for outcome in standing.outcomes.values())
-        fresh = done - standing.reused
-        left = (now - self._started) / fresh * (standing.total - done) if fresh else 0.0
-        line = f"{done}/{standing.total} graded · {resolved} resolved · {errors} errors"
-        line += f" · {left:.0f} s left" if left else ""
-        typer.echo(f"\r\x1b[K{line}" if terminal else line, err=True, nl=not terminal or done == standing.total)
+        done, statuses = len(standing.outcomes), Counter(each.status for each in standing.outcomes.values())
+        line = f"{done}/{standing.total} graded · {statuses['resolved']} resolved · {statuses['error']} errors"
+        if fresh := done - standing.reused:
+            line += f" · {time_left((time.monotonic() - self._started) / fresh * (standing.total - done))}"
+        self._line.show(line)
+        if done == standing.total:
+            self._line.end()
 
 
 def _summary_of(standing: GradingProgress, predictions: Predictions, path: Path) -> dict[str, Any]:

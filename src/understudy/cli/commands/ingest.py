@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from understudy.cli.interrupts import interrupt_on_termination
-from understudy.cli.output import print_json
+from understudy.cli.output import Json, print_json
+from understudy.cli.progress import ProgressLine
 from understudy.errors import ConfigError
 from understudy.util.cpus import available_cpus
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 _MOST_JOBS = 8
 _STORE = "sessions"
-_PLAIN_S = 10.0
-_TERMINAL_S = 0.1
 
 _REASONS = {
     "other_project": "of other projects (--project)",
@@ -74,7 +71,7 @@ def ingest(
         typer.Option("--jobs", "-j", min=1, help="Processes that read [default: one a CPU, at most 8]."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; nothing is written.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the summary.")] = False,
+    json_: Json = False,
 ) -> None:
     """Turn session logs into training states: what the model saw at each turn, and what it did.
 
@@ -105,7 +102,12 @@ def ingest(
         typer.echo(f"reading {paths[0]}, the projects directory of Claude Code", err=True)
     jobs = jobs or min(available_cpus(), _MOST_JOBS)
     interrupt_on_termination()
-    progress = IngestDisplay()
+    shown = ProgressLine()
+
+    def progress(at: IngestProgress) -> None:
+        text = f"read {at.read} of {at.total} files, {at.written / 1e6:.0f} MB written"
+        shown.show(text if at.total else f"looking for logs: {at.files} files")
+
     if dry_run:
         output = directory = None
     elif output is None and directory is None:
@@ -128,13 +130,13 @@ def ingest(
         from understudy.cli import EXIT_INTERRUPTED
         from understudy.cli.interrupts import interrupted
 
-        progress.clear()
+        shown.end(keep=False)
         if directory is not None:
             raise interrupted() from None
         typer.echo("understudy: interrupted; nothing was written", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     finally:
-        progress.clear()
+        shown.end(keep=False)
     _print_summary(counts, output, directory, redact, json_)
 
 
@@ -237,29 +239,3 @@ def _label(kind: str) -> str:
     from understudy.util.text import visible
 
     return visible(kind.replace("_", " ").replace("-", " "))
-
-
-class IngestDisplay:
-    """The progress on stderr: a line that is kept up to date on a terminal, one now and then elsewhere."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._drawn = False
-        self._next = time.monotonic() + (0 if self._terminal else _PLAIN_S)
-
-    def __call__(self, progress: IngestProgress) -> None:
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + (_TERMINAL_S if self._terminal else _PLAIN_S)
-        text = f"looking for logs: {progress.files} files"
-        if progress.total:
-            text = f"read {progress.read} of {progress.total} files, {progress.written / 1e6:.0f} MB written"
-        typer.echo(f"\r{text}\x1b[K" if self._terminal else text, err=True, nl=not self._terminal)
-        self._drawn = self._terminal
-
-    def clear(self) -> None:
-        """Take the line away."""
-        if self._drawn:
-            typer.echo("\r\x1b[K", err=True, nl=False)
-            self._drawn = False

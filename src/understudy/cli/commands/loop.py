@@ -10,14 +10,11 @@ from typing import Annotated, ClassVar
 import msgspec
 import typer
 from msgspec import Struct, field
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from understudy.cli import EXIT_INTERRUPTED
 from understudy.cli.interrupts import raise_file_limit, run_stoppable
 from understudy.cli.options import command
-from understudy.cli.output import print_json
+from understudy.cli.output import Json, print_facts, print_json
 from understudy.cli.progress import LiveStatus, live
 from understudy.cli.settings import (
     DOCKER,
@@ -43,7 +40,6 @@ from understudy.train.options import GRPOOptions
 from understudy.train.weights import check_model, require_packages
 from understudy.types import Task
 from understudy.util.settings import option
-from understudy.util.text import visible
 
 SERVERS = ("embedded", "vllm", "sglang")
 
@@ -86,7 +82,7 @@ class LoopSettings(Struct, frozen=True, kw_only=True):
 @command
 def loop(
     settings: LoopSettings,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+    json_: Json = False,
 ) -> None:
     """Improve a model by its own work: collect with it, grade, update it, publish the weights, collect again.
 
@@ -296,31 +292,24 @@ class LoopDisplay(Watcher, LiveStatus):
 
 
 def print_loop_summary(summary: LoopSummary, as_json: bool) -> None:
-    """Print it to stdout."""
+    """Print the summary of a loop to stdout."""
     if as_json:
         print_json(summary)
         return
-    table = Table(show_header=False, title="loop", title_justify="left")
-    rows: dict[str, object] = {
-        "steps": f"{summary.steps} of {summary.of}",
-        "rollouts": f"{summary.rollouts}, {summary.solved} solved",
-        "updates": summary.updates,
-        "version": summary.version,
-        "weights": summary.weights,
-        "wall clock": f"{summary.wall_s:.1f} s",
-        "output": summary.output_dir,
-    }
-    for name, value in rows.items():
-        table.add_row(name, Text(str(value)))
+    facts: list[tuple[str, object]] = [
+        ("steps", f"{summary.steps} of {summary.of}"),
+        ("rollouts", f"{summary.rollouts}, {summary.solved} solved"),
+        ("updates", summary.updates),
+        ("version", summary.version),
+        ("weights", summary.weights),
+        ("wall clock", f"{summary.wall_s:.1f} s"),
+        ("output", summary.output_dir),
+    ]
     for each in summary.evaluations:
-        rate = each.rate
-        text = f"{rate.estimate:.3f} ({rate.low:.3f} to {rate.high:.3f}): {each.solved} of {each.total}"
-        table.add_row(f"held out, step {each.step}", Text(text))
-    if summary.gain is not None:
-        gain = summary.gain
-        table.add_row("gain", Text(f"{gain.estimate:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})"))
-    for why, count in summary.skipped.items():
-        table.add_row("skipped", Text(visible(f"{count} {why}")))
-    for task, reason in summary.refused_tasks.items():
-        table.add_row("refused task", Text(visible(f"{task}: {reason}")))
-    Console().print(table)
+        rate = f"{each.rate.estimate:.3f} ({each.rate.low:.3f} to {each.rate.high:.3f})"
+        facts.append((f"held out, step {each.step}", f"{rate}: {each.solved} of {each.total}"))
+    if (gain := summary.gain) is not None:
+        facts.append(("gain", f"{gain.estimate:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})"))
+    facts += [("skipped", f"{count} {why}") for why, count in summary.skipped.items()]
+    facts += [("refused task", f"{task}: {reason}") for task, reason in summary.refused_tasks.items()]
+    print_facts("loop", facts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -17,7 +16,8 @@ from msgspec import Struct
 from understudy.cli import EXIT_INTERRUPTED
 from understudy.cli.interrupts import interrupt_on_termination
 from understudy.cli.options import command
-from understudy.cli.output import print_json
+from understudy.cli.output import Json, print_json
+from understudy.cli.progress import LiveStatus, live
 from understudy.errors import BackendError, ConfigError
 from understudy.export.files import json_bytes
 from understudy.gateway.exact.codec import LocalCodec
@@ -31,8 +31,6 @@ from understudy.util.atomic import atomic_path
 from understudy.util.settings import option
 
 _FROM = ("replay", "rollouts", "all")
-_TERMINAL_S = 0.2
-_PLAIN_S = 10.0
 _COMPARED = {
     "replay": "states that teachers answered about",
     "rollouts": "pairs of a solved and an unsolved rollout",
@@ -74,7 +72,7 @@ def pairs(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE.jsonl", help="Where to write them, one a line.")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the summary.")] = False,
+    json_: Json = False,
 ) -> None:
     """Make preference pairs: what to do, and what not to do, behind the same messages.
 
@@ -94,7 +92,7 @@ def pairs(
         with (
             Store.open(directory, create=False) as store,
             _RenderingTemplate(settings.tokenizer) as template,
-            PairProgress(tallies),
+            live(PairProgress(tallies), sys.stderr),
         ):
             checks = Checks(limits, None if settings.tokenizer is None else template)
             found_pairs = _pairs(store, settings, redactor, checks, tallies)
@@ -154,35 +152,17 @@ def _write(pairs: Iterator[Pair], output: Path) -> None:
         raise ConfigError(f"cannot write {output}: {error}; choose another --output") from error
 
 
-class PairProgress:
-    """While it is open, what was compared so far is on stderr: on a terminal at once, elsewhere now and then.
+class PairProgress(LiveStatus):
+    """How many were compared so far. It is polled, for there may be no pair among very many that are compared."""
 
-    It looks by itself, for there may be no pair among very many that are compared.
-    """
+    def __init__(self, tallies: Mapping[str, PairCounts]) -> None:
+        super().__init__()
+        self._tallies = tallies.values()
 
-    def __init__(self, tallies: Mapping[str, PairCounts], every_s: float | None = None) -> None:
-        self._tallies = tallies
-        self._terminal = sys.stderr.isatty()
-        self._every_s = every_s or (_TERMINAL_S if self._terminal else _PLAIN_S)
-        self._shown = False
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._poll, name="pairs-progress", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._closed.set()
-        self._thread.join()
-        if self._shown:
-            typer.echo("\r\x1b[K", err=True, nl=False)
-
-    def _poll(self) -> None:
-        while not self._closed.wait(self._every_s):
-            compared = sum(each.compared for each in self._tallies.values())
-            text = f"compared {compared}, {sum(each.pairs for each in self._tallies.values())} pairs"
-            typer.echo(f"\r{text}\x1b[K" if self._terminal else text, err=True, nl=not self._terminal)
-            self._shown = self._terminal
+    def line(self) -> str:
+        """How many were compared, and the pairs so far; nothing before the first."""
+        compared, made = sum(each.compared for each in self._tallies), sum(each.pairs for each in self._tallies)
+        return f"compared {compared}, {made} pairs" if compared else ""
 
 
 class _RenderingTemplate:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,8 +14,8 @@ from msgspec.structs import replace
 
 from understudy.cli.interrupts import interrupted, run_stoppable
 from understudy.cli.options import command
-from understudy.cli.output import print_json
-from understudy.cli.progress import short, time_left
+from understudy.cli.output import Json, print_json
+from understudy.cli.progress import LiveStatus, live, short, time_left
 from understudy.errors import ConfigError
 from understudy.replay.asker import AskCounts, AskProgress
 from understudy.replay.plan import ReplaySettings, SelectionCounts, TeacherShare
@@ -27,7 +26,6 @@ from understudy.util.locks import locked
 from understudy.util.text import visible
 
 _NAME = re.compile(r"[\w.-]{1,80}")
-_PLAIN_S, _TERMINAL_S = 10.0, 0.25
 _WHY = {
     "unknown_family": "whose author's family is not known (--allow-unknown-family)",
     "no_teacher": "that no teacher may be asked about",
@@ -56,7 +54,7 @@ def replay(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only estimate what it would cost; nothing is sent.")
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the summary.")] = False,
+    json_: Json = False,
 ) -> None:
     """Ask teachers what they would have done at the turns of sessions, and keep their answers in the store.
 
@@ -96,14 +94,18 @@ def _select_teachers(teachers: Teachers, file: Path, judge: str | None, max_toke
 def _run(store: Store, work: Replay, settings: ReplaySettings, as_json: bool) -> None:
     busy = f"another process is at work on the replay {settings.name!r} of {store.directory}; wait for it to end"
     with locked(store.directory / f".replay-{settings.name}.lock", busy=busy):
-        shown = _ReplayProgress(work.progress)
 
         def print_estimate(selected: SelectionCounts, shares: dict[str, TeacherShare]) -> None:
             if not as_json:
                 _print_estimate(selected, shares, settings, as_json=False, err=True)
 
-        with shown:
-            summary = run_stoppable(work.run(print_estimate), work.stop)
+        with live(_ReplayProgress(work.progress), sys.stderr) as display:
+
+            def stop() -> bool:
+                display.changed.set()
+                return work.stop()
+
+            summary = run_stoppable(work.run(print_estimate), stop)
     _print_summary(summary, as_json)
     if summary.stopped:
         raise interrupted()
@@ -197,45 +199,24 @@ def _dollars(sum_: float) -> str:
     return f"${sum_:.2f}" if sum_ >= 1 or sum_ == 0 else f"${sum_:.4f}" if sum_ >= 0.0001 else f"${sum_:.2g}"
 
 
-class _ReplayProgress:
-    """The progress on stderr while it is open: a line kept up to date on a terminal, else one now and then."""
+class _ReplayProgress(LiveStatus):
+    """How many asks have ended, and what they have cost."""
 
     def __init__(self, progress: AskProgress) -> None:
+        super().__init__()
         self._progress = progress
-        self._terminal = sys.stderr.isatty()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
         self._started = time.monotonic()
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        if self._terminal:
-            typer.echo("\r\x1b[K", err=True, nl=False)
-
-    def _draw(self) -> None:
-        stopping, then = False, self._started + _PLAIN_S
-        while not self._ended.wait(_TERMINAL_S):
-            now = time.monotonic()
-            if not (self._progress.total or self._progress.stopping):
-                continue  # the estimate is being made and printed
-            if self._terminal:
-                typer.echo(f"\r{self._line(now)}\x1b[K", err=True, nl=False)
-            elif now >= then or self._progress.stopping != stopping:
-                typer.echo(self._line(now), err=True)
-                then = now + _PLAIN_S
-            stopping = self._progress.stopping
-
-    def _line(self, now: float) -> str:
+    def line(self) -> str:
+        """Where the replay stands; nothing while its estimate is made and printed."""
         at = self._progress
+        if not (at.total or at.stopping):
+            return ""
         parts = [f"{at.ended}/{at.total} asks", f"{at.under_way} under way", f"${at.cost_usd:.4f}"]
         if at.held_usd:
             parts.append(f"${at.held_usd:.4f} held")
         if 0 < at.ended < at.total:
-            parts.append(time_left((now - self._started) / at.ended * (at.total - at.ended)))
+            parts.append(time_left((time.monotonic() - self._started) / at.ended * (at.total - at.ended)))
         if at.stopping:
             parts.append("finishing what is under way; Ctrl-C again stops at once")
         return " · ".join(parts)

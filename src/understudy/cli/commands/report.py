@@ -70,7 +70,7 @@ def _output_directory(figures: ReportFigures, directory: Path) -> Path:
 
 def show(figures: ReportFigures) -> None:
     """Print a report's figures, as wide as the terminal is."""
-    from understudy.cli.transcript import console
+    from understudy.cli.output import console
     from understudy.report.terminal import terminal
 
     out = console()

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from understudy.cli import EXIT_INTERRUPTED
 from understudy.cli.interrupts import raise_file_limit, run_stoppable
 from understudy.cli.options import command
-from understudy.cli.output import print_json
+from understudy.cli.output import Json, print_facts, print_json
 from understudy.cli.progress import LiveStatus, live, short, time_left
 from understudy.cli.settings import (
     DOCKER,
@@ -84,7 +84,7 @@ class RunSettings(Struct, frozen=True, kw_only=True):
 @command
 def run(
     settings: RunSettings,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+    json_: Json = False,
 ) -> None:
     """Run an agent on tasks, keep every call, grade every patch.
 
@@ -326,41 +326,29 @@ class RunDisplay(RunMonitor, LiveStatus):
 
 
 def print_summary(summary: RunSummary, as_json: bool) -> None:
-    """Print it to stdout."""
+    """Print the summary of a run to stdout."""
     if as_json:
         print_json(summary)
         return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from understudy.util.text import visible
-
-    table = Table(show_header=False, title=f"run {summary.run_id}", title_justify="left")
-    rows = {
-        "rollouts": summary.rollouts,
-        "solved": summary.solved,
-        "unsolved": summary.unsolved,
-        "infrastructure failures": summary.infrastructure_failures,
-        "left queued": summary.pending,
-        "calls": summary.calls,
-        "prompt tokens": summary.prompt_tokens,
-        "completion tokens": summary.completion_tokens,
-        "wall clock": f"{summary.wall_s:.1f} s",
-        "output": summary.output_dir,
-    }
+    facts: list[tuple[str, object]] = [
+        ("rollouts", summary.rollouts),
+        ("solved", summary.solved),
+        ("unsolved", summary.unsolved),
+        ("infrastructure failures", summary.infrastructure_failures),
+        ("left queued", summary.pending),
+        ("calls", summary.calls),
+        ("prompt tokens", summary.prompt_tokens),
+        ("completion tokens", summary.completion_tokens),
+        ("wall clock", f"{summary.wall_s:.1f} s"),
+        ("output", summary.output_dir),
+    ]
     if summary.suspicious:
-        rows["suspicious patches"] = f"{summary.suspicious}, left out of exports"
+        facts.append(("suspicious patches", f"{summary.suspicious}, left out of exports"))
     if summary.cost_usd:
-        rows["cost"] = f"{summary.cost_usd:.4f} US dollars"
-    for name, value in rows.items():
-        table.add_row(name, Text(str(value)))
-    for failure, count in summary.failures.items():
-        table.add_row("failure", Text(visible(f"{count} × {failure}")))
-    for task, reason in summary.refused_tasks.items():
-        table.add_row("refused task", Text(visible(f"{task}: {reason}")))
-    for note in summary.notes:
-        table.add_row("note", Text(visible(note)))
-    Console().print(table)
+        facts.append(("cost", f"{summary.cost_usd:.4f} US dollars"))
+    facts += [("failure", f"{count} × {failure}") for failure, count in summary.failures.items()]
+    facts += [("refused task", f"{task}: {reason}") for task, reason in summary.refused_tasks.items()]
+    facts += [("note", note) for note in summary.notes]
+    print_facts(f"run {summary.run_id}", facts)
     if summary.pending:
         typer.echo("Stopped early; run the same command again to continue.", err=True)

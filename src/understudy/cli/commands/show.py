@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from understudy.cli.output import Json, console, print_table
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from understudy.cli.transcript import RolloutRecord
     from understudy.store import Store
-    from understudy.types import Attempt, Rollout, Verdict
+    from understudy.types import Attempt, Rollout
 
 
 def show(
@@ -30,7 +29,7 @@ def show(
         Path | None, typer.Option("--dir", help="A run's output directory [default: the newest in ./runs].")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: Json = False,
 ) -> None:
     """Show what a rollout was asked, did and was graded.
 
@@ -54,7 +53,7 @@ def newest_run(runs: Path) -> Path:
 
 
 def _show(record: RolloutRecord, *, full: bool, as_json: bool) -> None:
-    from understudy.cli.transcript import TranscriptPrinter, console, summary
+    from understudy.cli.transcript import TranscriptPrinter, summary
     from understudy.trajectory.tree import build
 
     trajectory = build(record.calls)
@@ -113,75 +112,60 @@ def _list(store: Store, as_json: bool) -> None:
 
     from understudy.store.keys import CLIENT
 
-    rollouts: list[tuple[Rollout, list[Attempt], Verdict | None]] = []
+    rollouts: list[dict[str, Any]] = []
     for rollout in store.runs.rollouts():
         attempts = store.runs.attempts(rollout.id)
         verdicts = [store.runs.verdict(attempt.id) for attempt in attempts]
-        graded = [verdict for verdict in verdicts if verdict is not None]
-        rollouts.append((rollout, attempts, graded[-1] if graded else None))
-    clients = [(client, store.calls.usage(client.id)) for client in store.keys.clients()]
-    if as_json:
-        of_runs = [
+        last = next((verdict for verdict in reversed(verdicts) if verdict is not None), None)
+        rollouts.append(
             {
                 **msgspec.to_builtins(rollout),
                 "attempts": len(attempts),
-                "reward": None if verdict is None else verdict.reward,
-                "integrity": None if verdict is None else verdict.integrity.status,
+                "reward": None if last is None else last.reward,
+                "integrity": None if last is None else last.integrity.status,
                 "findings": sum(len(attempt.findings) for attempt in attempts),
             }
-            for rollout, attempts, verdict in rollouts
-        ]
-        alone = [
-            {"name": client.id.removeprefix(CLIENT), "attempt_id": client.id, **msgspec.to_builtins(spent)}
-            for client, spent in clients
-        ]
-        _print_json({"rollouts": of_runs, "clients": alone})
+        )
+    clients: list[dict[str, Any]] = [
+        {
+            "name": client.id.removeprefix(CLIENT),
+            "attempt_id": client.id,
+            **msgspec.to_builtins(store.calls.usage(client.id)),
+        }
+        for client in store.keys.clients()
+    ]
+    if as_json:
+        _print_json({"rollouts": rollouts, "clients": clients})
         return
     if rollouts or not clients:
-        _table(
+        print_table(
             ("rollout", "task", "sample", "status", "reward", "integrity", "attempts", "findings", "error"),
             [
                 (
-                    rollout.id,
-                    rollout.task_id,
-                    str(rollout.sample_index),
-                    rollout.status,
-                    "" if verdict is None else f"{verdict.reward:g}",
-                    "" if verdict is None else verdict.integrity.status,
-                    str(len(attempts)),
-                    str(sum(len(attempt.findings) for attempt in attempts) or ""),
-                    "" if rollout.error is None else f"{rollout.error.boundary}: {rollout.error.message}",
+                    *(row[name] for name in ("id", "task_id", "sample_index", "status")),
+                    "" if row["reward"] is None else f"{row['reward']:g}",
+                    row["integrity"] or "",
+                    row["attempts"],
+                    row["findings"] or "",
+                    f"{row['error']['boundary']}: {row['error']['message']}" if row["error"] else "",
                 )
-                for rollout, attempts, verdict in rollouts
+                for row in rollouts
             ],
         )
     if clients:
-        _table(
+        print_table(
             ("client", "calls", "prompt tokens", "completion tokens", "cost"),
             [
                 (
-                    client.id.removeprefix(CLIENT),
-                    str(spent.calls),
-                    f"{spent.prompt_tokens:,}",
-                    f"{spent.completion_tokens:,}",
-                    f"${spent.cost_usd:,.4f}" if spent.cost_usd else "",
+                    row["name"],
+                    row["calls"],
+                    f"{row['prompt_tokens']:,}",
+                    f"{row['completion_tokens']:,}",
+                    f"${row['cost_usd']:,.4f}" if row["cost_usd"] else "",
                 )
-                for client, spent in clients
+                for row in clients
             ],
         )
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from understudy.cli.transcript import console
-    from understudy.util.text import visible
-
-    table = Table(*head, box=None)
-    for row in rows:
-        table.add_row(*(Text(visible(cell)) for cell in row))
-    console().print(table)
 
 
 def _print_json(value: Any) -> None:

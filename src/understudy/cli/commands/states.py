@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from understudy.cli.output import counted, print_table
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,71 +54,56 @@ def states(
         return
     if json_ and output is not None:
         raise ConfigError("--json prints the states and --output writes them to a file; give one of them")
+    from understudy.redact.redactor import Redactor
+
+    redactor = None if unredacted or not (json_ or output) else Redactor.from_user_key()
     with Store.open(directory, create=False) as store:
         if output is not None:
-            _write(store.sessions, output, where, limit, unredacted)
+            _write(store.sessions, output, where, limit, redactor)
         elif json_:
-            _print(store.sessions, where, limit, unredacted)
+            _print(store.sessions, where, limit, redactor)
         else:
             _table(store.sessions, where, limit or _SHOWN)
 
 
-def _redactor(unredacted: bool) -> Redactor | None:
-    if unredacted:
-        return None
-    from understudy.redact.redactor import Redactor
-
-    return Redactor.from_user_key()
-
-
 def _write(
-    sessions: SessionRepository, output: Path, where: str | None, limit: int | None, unredacted: bool
+    sessions: SessionRepository, output: Path, where: str | None, limit: int | None, redactor: Redactor | None
 ) -> None:
     from understudy.ingest.state_files import extract_states
     from understudy.redact.report import write_report_beside
 
-    redactor = _redactor(unredacted)
     number = extract_states(sessions, output, where, limit, redactor)
     report = write_report_beside(output, redactor and redactor.report)
     typer.echo(f"{number} states are in {output}")
     if redactor is None:
         typer.echo(f"nothing in {output} is redacted; keep it to yourself", err=True)
     else:
-        counts = ", ".join(f"{n} {rule}" for rule, n in redactor.report.counts.most_common())
+        counts = counted(dict(redactor.report.counts.most_common()))
         typer.echo(f"redacted: {counts or 'nothing was found'}; what and where is in {report}", err=True)
 
 
-def _print(sessions: SessionRepository, where: str | None, limit: int | None, unredacted: bool) -> None:
+def _print(sessions: SessionRepository, where: str | None, limit: int | None, redactor: Redactor | None) -> None:
     from understudy.ingest.state_files import state_line, stored_states
 
     stream = typer.get_binary_stream("stdout")
-    for state, trace in stored_states(sessions, where, limit, _redactor(unredacted)):
+    for state, trace in stored_states(sessions, where, limit, redactor):
         stream.write(state_line(state, trace))
     stream.flush()
 
 
 def _table(sessions: SessionRepository, where: str | None, limit: int) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from understudy.cli.transcript import console
-    from understudy.util.text import visible
-
-    head = ("state", "model", "project", "role", "fidelity", "calls", "signals")
-    table = Table(*head, box=None)
+    rows: list[tuple[Any, ...]] = []
     for row in sessions.table(_COLUMNS, where, limit=limit):
-        values: dict[str, Any] = dict(zip(_COLUMNS, map(_text, row), strict=True))
-        cells = (*(values[name] or "" for name in ("state_id", "model", "project", "role", "fidelity")),)
-        table.add_row(*(Text(visible(str(cell))) for cell in (*cells, values["tool_calls"], _signals(values))))
+        # A column that is no UTF-8, as SQLite allows, comes as bytes.
+        decoded = [value.decode(errors="replace") if isinstance(value, bytes) else value for value in row]
+        values: dict[str, Any] = dict(zip(_COLUMNS, decoded, strict=True))
+        names = ("state_id", "model", "project", "role", "fidelity")
+        rows.append((*(values[name] or "" for name in names), values["tool_calls"], _signals(values)))
     turns, traces = sessions.count(where)
-    if table.row_count:
-        console().print(table)
-    shown = f"the first {table.row_count} of " if table.row_count < turns else ""
+    if rows:
+        print_table(("state", "model", "project", "role", "fidelity", "calls", "signals"), rows)
+    shown = f"the first {len(rows)} of " if len(rows) < turns else ""
     typer.echo(f"{shown}{turns} states of {traces} conversations")
-
-
-def _text(value: Any) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _signals(values: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import math
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from understudy.cli.output import print_json
+from understudy.cli.output import Json, print_json
+from understudy.cli.progress import ProgressLine
 from understudy.cli.settings import LOCAL, sandbox_for
 from understudy.errors import ConfigError, TaskError
 from understudy.util.cpus import available_cpus
@@ -25,7 +26,6 @@ app = typer.Typer(
 )
 
 _Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Sandboxes at a time [default: CPUs].")]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _FUNCTIONS = "functions"
 
 
@@ -51,7 +51,7 @@ def make_tasks(
         Path | None, typer.Option("--output", "-o", help="JSONL file [default: tasks/PACKAGE-COUNT-SEED.jsonl].")
     ] = None,
     jobs: _Jobs = None,
-    json_: _Json = False,
+    json_: Json = False,
 ) -> None:
     """Make programming tasks: bugs in a package that its own tests catch, with those tests hidden.
 
@@ -129,7 +129,7 @@ def check_tasks(
     namespace: Annotated[str | None, typer.Option(help="Where instance images are taken from.")] = None,
     instance_image_tag: Annotated[str | None, typer.Option(help="Their tag.")] = None,
     jobs: _Jobs = None,
-    json_: _Json = False,
+    json_: Json = False,
 ) -> None:
     """Validate tasks: the gold patch must score 1 and the empty patch 0. Exits with 1 when one is refused."""
 
@@ -178,15 +178,11 @@ def check_tasks(
 
 def _counter(what: str) -> Callable[[int, int], None]:
     """Progress on stderr: `what` with two numbers put in; elsewhere than on a terminal when the first changed."""
-    live = sys.stderr.isatty()
-    last = -1
+    line, last = ProgressLine(plain_s=math.inf), -1
 
-    def say(first: int, second: int) -> None:
+    def show(first: int, second: int) -> None:
         nonlocal last
-        if live or first != last:
-            start, end = ("\r", "") if live else ("", "\n")
-            sys.stderr.write(f"{start}{what.format(first, second)}{end}")
-            sys.stderr.flush()
+        line.show(what.format(first, second), at_once=first != last)
         last = first
 
-    return say
+    return show

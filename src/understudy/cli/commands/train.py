@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from understudy.cli.commands.loop import loop, model_directory
 from understudy.cli.options import command
-from understudy.cli.output import print_json
+from understudy.cli.output import Json, print_json
+from understudy.cli.progress import ProgressLine
 from understudy.errors import ConfigError
 from understudy.train.options import DPOOptions, GRPOOptions, SFTOptions
 from understudy.util.settings import option
@@ -34,8 +35,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
 )
-
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the summary.")]
 
 
 class TrainingSettings(Struct, frozen=True, kw_only=True):
@@ -107,7 +106,7 @@ class GRPOSettings(_RoleSettings, frozen=True, kw_only=True):
 
 
 @command
-def sft(settings: SFTSettings, json_: _Json = False) -> None:
+def sft(settings: SFTSettings, json_: Json = False) -> None:
     """Imitate what solved the tasks: the loss is on the sampled tokens alone.
 
     From a run's output, or an export in the format trl-tokens, with the tokens as they were sampled; from an
@@ -132,7 +131,7 @@ def sft(settings: SFTSettings, json_: _Json = False) -> None:
 
 
 @command
-def dpo(settings: DPOSettings, json_: _Json = False) -> None:
+def dpo(settings: DPOSettings, json_: Json = False) -> None:
     """Prefer what solved a task to what did not, where two rollouts of it first did something else.
 
     From a run's output, or an export in the format trl-dpo, which may also hold what teachers prefer.
@@ -158,7 +157,7 @@ def dpo(settings: DPOSettings, json_: _Json = False) -> None:
 
 
 @command
-def grpo(settings: GRPOSettings, json_: _Json = False) -> None:
+def grpo(settings: GRPOSettings, json_: Json = False) -> None:
     """Make what did better than its group likelier, and what did worse unlikelier, by the exact tokens.
 
     From a run's output, or an export in the format trl-tokens, with token ids and logprobs.
@@ -359,30 +358,23 @@ def print_training(
 
 
 class StepProgress:
-    """Progress on stderr: a line that is redrawn on a terminal, a line now and then elsewhere."""
+    """The progress of a training on stderr: each step on a terminal, elsewhere every twentieth part."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._terminal = sys.stderr.isatty()
+        self._line = ProgressLine(plain_s=math.inf)
         self._reported = 0
 
     def __enter__(self) -> StepProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._terminal:
-            sys.stderr.write("\n")
+        self._line.end()
 
     def __call__(self, step: int, of: int, numbers: dict[str, float]) -> None:
         """Show a step."""
-        shown = " · ".join(
-            f"{name} {numbers[name]:.4g}" for name in ("reward", "loss", "grad_norm") if name in numbers
-        )
-        line = f"{self._name}: step {step} of {of} · {shown}"
-        if self._terminal:
-            sys.stderr.write(f"\r\x1b[K{line}")
-            sys.stderr.flush()
-        elif step == of or step * 20 // max(of, 1) > self._reported:
-            self._reported = step * 20 // max(of, 1)
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
+        shown = [f"{name} {numbers[name]:.4g}" for name in ("reward", "loss", "grad_norm") if name in numbers]
+        part = step * 20 // max(of, 1)
+        text = " · ".join([f"{self._name}: step {step} of {of}", *shown])
+        self._line.show(text, at_once=step == of or part > self._reported)
+        self._reported = part
