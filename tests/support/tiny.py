@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from understudy.gateway.exact.template import ChatTemplate
+from understudy.gateway.exact.codec import ChatTemplate
 from understudy.train.tiny import corpus, tokenizer
 
 CONVERSATIONS = 300

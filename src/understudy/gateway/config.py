@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -142,22 +141,11 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     telemetry: TelemetryCollector | None = None
 
 
-def read_config(path: Path) -> GatewayConfig:
-    """The configuration in a TOML file. Raises ConfigError naming the file, the key and what was expected.
-
-    A `tokenizer` that is a directory beside the file is found there.
-    """
-    try:
-        data = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: invalid TOML: {error}") from error
-    return parse_config(data, path)
-
-
 def parse_config(data: dict[str, Any], path: Path) -> GatewayConfig:
-    """The configuration in the content of a TOML file. Raises ConfigError as `read_config` does."""
+    """The configuration in the content of the TOML file `path`; a `tokenizer` may be a directory beside it.
+
+    Raises ConfigError naming the file, the key and what was expected.
+    """
     try:
         config = msgspec.convert(data, GatewayConfig)
         check_config(config)

@@ -52,9 +52,9 @@ class ModelRouter:
         """The backend or relay for the name that was asked for."""
         return self._table.get(requested, self._roles[HIGH])
 
-    def slots_of(self, answerer: Backend | Relay) -> FairSlots | None:
+    def slots_of(self, server: Backend | Relay) -> FairSlots | None:
         """The bound on how many requests a model answers at once; None where there is none."""
-        return self._slots.get(id(answerer))
+        return self._slots.get(id(server))
 
     def names(self) -> list[str]:
         """The names that the router maps, sorted; any other name means "high"."""

@@ -12,10 +12,11 @@ from understudy.errors import BackendError, ConfigError
 from understudy.gateway.backends.base import Relay
 from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.backends.pool import BackendPool
-from understudy.gateway.config import EMBEDDED_MODEL, GatewayConfig, config_from_flags, read_config
+from understudy.gateway.config import EMBEDDED_MODEL, GatewayConfig, config_from_flags, parse_config
 from understudy.gateway.factory import build_models
 from understudy.gateway.prices import Price
 from understudy.gateway.router import ModelRouter
+from understudy.util.settings import read_toml
 
 from fakes.vllm import FakeVLLM
 
@@ -61,7 +62,7 @@ endpoint = "http://collector:4318"
 def read(tmp_path: Path, text: str) -> GatewayConfig:
     path = tmp_path / "gateway.toml"
     path.write_text(text)
-    return read_config(path)
+    return parse_config(read_toml(path), path)
 
 
 def test_a_file_says_all_there_is(tmp_path: Path) -> None:
@@ -163,7 +164,7 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(tmp_path: Path) ->
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.toml"):
-        read_config(tmp_path / "nowhere.toml")
+        read_toml(tmp_path / "nowhere.toml")
 
 
 def test_a_tokenizer_beside_the_file_is_found(tmp_path: Path) -> None:

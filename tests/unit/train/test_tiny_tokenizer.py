@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.gateway.exact.codec import LocalCodec
-from understudy.gateway.exact.template import ChatTemplate
+from understudy.gateway.exact.codec import ChatTemplate, LocalCodec
 from understudy.model.directory import TINY, directory_of
 from understudy.model.hermes import SPECIAL_TOKENS
 from understudy.tasks.generate.functions import modules

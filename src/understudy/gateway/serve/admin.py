@@ -55,7 +55,7 @@ class AdminTarget(Protocol):
 
 
 class SingleGateway:
-    """A Target: the gateway in this process."""
+    """An AdminTarget: the gateway in this process."""
 
     def __init__(self, control: GenerationControl, metrics: GatewayMetrics) -> None:
         self._control = control
@@ -126,17 +126,15 @@ class AdminApp:
         except _AdminError as error:
             await _reply(request, error.status, {"error": {"message": str(error)}})
         except UnderstudyError as error:
-            # The operator's own errors are told in full: a worker that is gone, a store that is full.
+            # The operator gets errors in full: a worker that has ended, a store that is full.
             await _reply(request, 500, {"error": {"message": str(error), "boundary": error.boundary}})
 
     async def _answer(self, request: HttpRequest) -> None:
         if request.path == "/healthz":
             return await _reply(request, 200, {"status": "ok"})
         if not hmac.compare_digest(request.api_key().encode(), self._key):
-            raise _AdminError(
-                401,
-                "invalid admin key: expected the header `authorization: Bearer KEY`, with the key in admin.key",
-            )
+            expected = "expected the header `authorization: Bearer KEY`, with the key in admin.key"
+            raise _AdminError(401, f"invalid admin key: {expected}")
         method, handler = self._routes.get(request.path, ("", None))
         if handler is None:
             paths = ", ".join(["/healthz", *self._routes])
@@ -152,17 +150,15 @@ class AdminApp:
         await request.send_response(200, await self._target.metrics(), content_type=CONTENT_TYPE)
 
     async def _pause(self, request: HttpRequest) -> None:
-        asked = await _read(request, _Pause)
-        await _reply(request, 200, {"in_flight": await self._target.pause(asked.drain_s)})
+        order = await _read(request, _Pause)
+        await _reply(request, 200, {"in_flight": await self._target.pause(order.drain_s)})
 
     async def _resume(self, request: HttpRequest) -> None:
-        asked = await _read(request, _Resume)
-        await self._target.resume(asked.version)
+        await self._target.resume((await _read(request, _Resume)).version)
         await self._state(request)
 
     async def _publish(self, request: HttpRequest) -> None:
-        asked = await _read(request, _Publish)
-        await self._target.publish(asked.version)
+        await self._target.publish((await _read(request, _Publish)).version)
         await self._state(request)
 
 
@@ -221,11 +217,10 @@ async def send_admin_request(directory: Path, method: str, path: str, body: dict
             "understudy gateway serve"
         ) from error
     try:
+        headers = {"authorization": f"Bearer {key}"}
+        # No timeout: a drain takes as long as the request asks for.
         async with (
-            # No timeout: a drain takes as long as the request asks for.
-            aiohttp.ClientSession(
-                headers={"authorization": f"Bearer {key}"}, timeout=aiohttp.ClientTimeout(total=None)
-            ) as client,
+            aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None)) as client,
             client.request(method, address.admin_url + path, json=body) as response,
         ):
             answer = await response.text()

@@ -101,21 +101,21 @@ class StoredKeys:
         stored_key = await self._look_up(digest_of(key))
         if stored_key is None:
             return None
-        open_session = self._sessions.get(stored_key.attempt_id)
-        if open_session is None or (
-            open_session.digest != stored_key.digest and open_session.session.in_flight == 0
-        ):
-            lock = self._locks.setdefault(stored_key.attempt_id, asyncio.Lock())
-            async with lock:
-                open_session = self._sessions.get(stored_key.attempt_id)
-                if open_session is None or (
-                    open_session.digest != stored_key.digest and open_session.session.in_flight == 0
-                ):
-                    open_session = self._sessions[stored_key.attempt_id] = _OpenSession(
-                        await self._restore(stored_key), stored_key.digest
-                    )
+        open_session = self._usable_session(stored_key)
+        if open_session is None:
+            async with self._locks.setdefault(stored_key.attempt_id, asyncio.Lock()):
+                open_session = self._usable_session(stored_key)  # another request may have opened it meanwhile
+                if open_session is None:
+                    open_session = _OpenSession(await self._restore(stored_key), stored_key.digest)
+                    self._sessions[stored_key.attempt_id] = open_session
         open_session.used_at = time.monotonic()
         return open_session.session
+
+    def _usable_session(self, key: StoredKey) -> _OpenSession | None:
+        """The session of a key's attempt; None where it is idle and was opened with another key."""
+        session = self._sessions.get(key.attempt_id)
+        usable = session is not None and (session.digest == key.digest or session.session.in_flight > 0)
+        return session if usable else None
 
     async def _look_up(self, digest: bytes) -> StoredKey | None:
         checked = self._lookups.get(digest)
@@ -166,16 +166,15 @@ class StoredKeys:
         blocks = read_response(call) or ()
         sampled = sampled_calls(blocks)
         session.record_response(branch, call.id, sampled)
-        answerer = self._models.server_for(call.requested_model)
-        if call.completion_token_ids is None or not isinstance(answerer, RestorableBackend):
+        server = self._models.server_for(call.requested_model)
+        if call.completion_token_ids is None or not isinstance(server, RestorableBackend):
             return
-        text = "".join(block.text for block in blocks if block.kind == "text")
         generation = Generation(
             model=call.backend_model,
-            text=text,
+            text="".join(block.text for block in blocks if block.kind == "text"),
             tool_calls=tuple(sampled.values()),
             finish_reason=call.finish_reason or "stop",
             prompt_token_ids=call.prompt_token_ids,
             completion_token_ids=call.completion_token_ids,
         )
-        answerer.restore(DIALECTS[call.dialect].parse(call.request, session, branch).chat, generation)
+        server.restore(DIALECTS[call.dialect].parse(call.request, session, branch).chat, generation)

@@ -45,7 +45,7 @@ def owner(attempt_id: str, workers: int) -> int:
 
 
 class ForwardingApp:
-    """An ASGI application in front of a gateway: answers what is this worker's, passes on what is another's.
+    """An ASGI application in front of a gateway: answers what is this worker's, forwards what is another's.
 
     `sockets` are those of all workers, in their order, which take requests without passing them on again.
     """

@@ -116,6 +116,6 @@ def _mark_json(signal: str, body: bytes, attempt_id: str) -> bytes:
     for item in export.get(_LISTS[signal], []):
         resource = msgspec.convert(item.get("resource", {}), dict[str, Any])
         attributes = msgspec.convert(resource.get("attributes", []), list[dict[str, Any]])
-        honest = [attribute for attribute in attributes if attribute.get("key") != ATTEMPT_ID]
-        item["resource"] = resource | {"attributes": [*honest, mark]}
+        others = [attribute for attribute in attributes if attribute.get("key") != ATTEMPT_ID]
+        item["resource"] = resource | {"attributes": [*others, mark]}
     return msgspec.json.encode(export)

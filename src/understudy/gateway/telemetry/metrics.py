@@ -1,16 +1,16 @@
-"""Metrics of a gateway for Prometheus: what it was asked, what that cost, and what it is doing now."""
+"""Metrics of a gateway for Prometheus: its calls, what they cost, and what it is doing now."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from operator import attrgetter
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from understudy.gateway.control import GenerationControl
-from understudy.types import Call, Usage
+from understudy.types import Call
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 MODELS_LIMIT = 200
@@ -18,17 +18,7 @@ MODELS_LIMIT = 200
 
 _PREFIX = "understudy_gateway_"
 _SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
-_TOKENS: dict[str, Callable[[Usage], int]] = {
-    "prompt": attrgetter("prompt_tokens"),
-    "cached": attrgetter("cached_tokens"),
-    "cache_write": attrgetter("cache_write_tokens"),
-    "completion": attrgetter("completion_tokens"),
-}
-_STATE: dict[str, tuple[str, Callable[[GenerationControl], float]]] = {
-    "in_flight": ("Generations that are running.", lambda control: control.snapshot().in_flight),
-    "held": ("Requests that wait for the end of a pause.", lambda control: control.snapshot().waiting),
-    "paused": ("1 while generation is paused.", lambda control: control.snapshot().paused),
-}
+_TOKENS = ("prompt", "cached", "cache_write", "completion")
 
 
 class GatewayMetrics:
@@ -40,12 +30,8 @@ class GatewayMetrics:
         self._calls = self._counter(
             "calls", "Calls that were kept, by how they ended.", "status", "dialect", *served
         )
-        self._errors = self._counter(
-            "errors",
-            "Calls without an answer of the model; BudgetExceeded is an attempt at its end.",
-            "boundary",
-            "type",
-        )
+        without_answer = "Calls without an answer of the model; BudgetExceeded is an attempt at its end."
+        self._errors = self._counter("errors", without_answer, "boundary", "type")
         self._tokens = self._counter("tokens", "Tokens as the backends report them.", *served, "kind")
         self._cost = self._counter("cost_usd", "Cost of the calls whose price is known.", *served)
         self._seconds = Histogram(
@@ -62,13 +48,13 @@ class GatewayMetrics:
         return Counter(_PREFIX + name, help_, labels, registry=self._registry)
 
     def observe(self, call: Call, _: Mapping[bytes, bytes]) -> None:
-        """Count a call that was kept."""
+        """Count a call that was stored."""
         model = self._model(call.backend, call.backend_model)
         self._calls.labels(call.status, call.dialect, *model).inc()
         if call.error is not None:
             self._errors.labels(call.error.boundary, call.error.type).inc()
-        for kind, of in _TOKENS.items():
-            if (count := of(call.usage)) > 0:
+        for kind in _TOKENS:
+            if (count := getattr(call.usage, f"{kind}_tokens")) > 0:
                 self._tokens.labels(*model, kind).inc(count)
         if call.cost_usd is not None and call.cost_usd > 0:
             self._cost.labels(*model).inc(call.cost_usd)
@@ -87,39 +73,43 @@ class GatewayMetrics:
         return generate_latest(self._registry)
 
 
-class _ControlMetrics:
+class _ControlMetrics(Collector):
     """What a gateway is doing, read when it is asked for."""
 
     def __init__(self, control: GenerationControl) -> None:
         self._control = control
 
     def collect(self) -> Iterable[Metric]:
-        for name, (help_, read) in _STATE.items():
-            yield GaugeMetricFamily(_PREFIX + name, help_, value=read(self._control))
-        policy = GaugeMetricFamily(
-            f"{_PREFIX}policy", "1 for the policy version that generates now.", labels=["version"]
-        )
+        state = self._control.snapshot()
+        for name, help_, value in (
+            ("in_flight", "Generations that are running.", state.in_flight),
+            ("held", "Requests that wait for the end of a pause.", state.waiting),
+            ("paused", "1 while generation is paused.", state.paused),
+        ):
+            yield GaugeMetricFamily(_PREFIX + name, help_, value=value)
+        policy_help = "1 for the policy version that generates now."
+        policy = GaugeMetricFamily(f"{_PREFIX}policy", policy_help, labels=["version"])
         if self._control.version is not None:
             policy.add_metric([self._control.version], 1)
         yield policy
 
 
-class _Texts:
+class _MergedMetrics(Collector):
+    """Samples of several processes; `texts` are their metrics, by the name of each."""
+
     def __init__(self, texts: Mapping[str, bytes]) -> None:
         self._texts = texts
 
     def collect(self) -> Iterable[Metric]:
-        merged: dict[str, Metric] = {}
+        families: dict[str, Metric] = {}
         for worker, text in self._texts.items():
             for family in text_string_to_metric_families(text.decode()):
-                whole = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                whole = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for sample in family.samples:
                     whole.add_sample(sample.name, sample.labels | {"worker": worker}, sample.value)
-        return merged.values()
+        return families.values()
 
 
 def merged(texts: Mapping[str, bytes]) -> bytes:
     """The metrics of several processes, by the name of each, as one text; every sample gets a label `worker`."""
-    registry = CollectorRegistry()
-    registry.register(_Texts(texts))
-    return generate_latest(registry)
+    return generate_latest(_MergedMetrics(texts))

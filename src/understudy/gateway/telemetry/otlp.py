@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any, cast
 
@@ -47,15 +47,8 @@ Attribute = str | int | float | list[str]
 
 OPERATION = "chat"
 _STOPS = 16
-_SAMPLING = {
-    "max_tokens": "gen_ai.request.max_tokens",
-    "temperature": "gen_ai.request.temperature",
-    "top_p": "gen_ai.request.top_p",
-    "top_k": "gen_ai.request.top_k",
-    "frequency_penalty": "gen_ai.request.frequency_penalty",
-    "presence_penalty": "gen_ai.request.presence_penalty",
-    "seed": "gen_ai.request.seed",
-}
+_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
+"""Sampling parameters that the conventions have under the same names."""
 
 
 class CallSpans:
@@ -84,7 +77,7 @@ class CallSpans:
         self._parents = TraceContextTextMapPropagator()
 
     def observe(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
-        """Export a call that was kept, below the span that its request names as its parent, if it names one."""
+        """Export a call that was stored, below the span that its request names as its parent, if it names one."""
         carrier = {"traceparent": headers.get(b"traceparent", b"").decode("latin-1")}
         span = self._tracer.start_span(
             f"{OPERATION} {call.requested_model[:TEXT_LIMIT]}",
@@ -103,39 +96,27 @@ class CallSpans:
         await asyncio.to_thread(self._provider.shutdown)
 
 
+_EXPORTS: dict[str, tuple[type[Message], str]] = {
+    "traces": (ExportTraceServiceRequest, "resource_spans"),
+    "metrics": (ExportMetricsServiceRequest, "resource_metrics"),
+    "logs": (ExportLogsServiceRequest, "resource_logs"),
+}
+
+
 def mark(signal: str, body: bytes, attempt_id: str) -> bytes:
     """An export of `signal` in protobuf, with the attempt on each of its resources. Raises ValueError."""
+    kind, items = _EXPORTS[signal]
     try:
-        request, resources = _read[signal](body)
+        request: Any = kind.FromString(body)
     except DecodeError as error:
         raise ValueError(f"invalid OTLP export of {signal}: {error}") from error
-    for resource in resources:
-        honest = [attribute for attribute in resource.attributes if attribute.key != ATTEMPT_ID]
+    for item in getattr(request, items):
+        resource: ResourceMessage = item.resource
+        others = [attribute for attribute in resource.attributes if attribute.key != ATTEMPT_ID]
         del resource.attributes[:]
-        resource.attributes.extend(honest)
+        resource.attributes.extend(others)
         resource.attributes.add(key=ATTEMPT_ID).value.string_value = attempt_id
     return request.SerializeToString()
-
-
-_Read = tuple[Message, list[ResourceMessage]]
-
-
-def _traces(body: bytes) -> _Read:
-    traces = ExportTraceServiceRequest.FromString(body)
-    return traces, [item.resource for item in traces.resource_spans]
-
-
-def _metrics(body: bytes) -> _Read:
-    metrics = ExportMetricsServiceRequest.FromString(body)
-    return metrics, [item.resource for item in metrics.resource_metrics]
-
-
-def _logs(body: bytes) -> _Read:
-    logs = ExportLogsServiceRequest.FromString(body)
-    return logs, [item.resource for item in logs.resource_logs]
-
-
-_read: dict[str, Callable[[bytes], _Read]] = {"traces": _traces, "metrics": _metrics, "logs": _logs}
 
 
 # --- what the GenAI semantic conventions say of a call ----------------------------------------------------
@@ -167,13 +148,12 @@ def attributes(call: Call) -> dict[str, Attribute]:
         "understudy.policy_version": call.policy_version,
         "understudy.cost_usd": call.cost_usd,
     }
-    for name, attribute in _SAMPLING.items():
-        values[attribute] = _number(call.sampling.get(name))
+    values |= {f"gen_ai.request.{name}": _number(call.sampling.get(name)) for name in _SAMPLING}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def contents(call: Call) -> dict[str, Attribute]:
-    """What was said in a call, as the JSON text that the conventions describe; nothing when it is too deep."""
+    """The messages of a call, as the JSON text that the conventions describe; nothing when they are too deep."""
     asked, answer = read_request(call), read_response(call)
     values: dict[str, Any] = {
         "gen_ai.system_instructions": [{"type": "text", "content": asked.system}] if asked.system else None,
