@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from understudy.gateway.config import read_config
+from understudy.gateway.config import parse_config
 from understudy.types import Task
+from understudy.util.settings import read_toml
 
 from support import understudy, warm, warm_socket
 
@@ -117,4 +118,4 @@ def test_the_record_in_the_docs_is_a_task(page: str, text: str):
 def test_the_configuration_in_the_docs_is_one(page: str, text: str, tmp_path: Path):
     file = tmp_path / "models.toml"
     file.write_text(text)
-    assert read_config(file).models.high.model, page
+    assert parse_config(read_toml(file), file).models.high.model, page
