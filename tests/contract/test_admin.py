@@ -23,7 +23,7 @@ from understudy.gateway.serve.admin import AdminApp, AdminTarget, SingleGateway
 from understudy.gateway.server.app import Gateway
 from understudy.gateway.server.listen import Listener, tcp_socket
 from understudy.gateway.telemetry.metrics import MODELS_LIMIT, GatewayMetrics, merged
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.types import Call, PolicySpan, Usage
 
 from fakes.attempts import start_attempts

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from understudy.errors import TaskError
-from understudy.run.validation import ValidatedTasks, validate_tasks
+from understudy.run.runner import ValidatedTasks, validate_tasks
 from understudy.sandbox.docker.sandboxes import DockerSandboxes
 from understudy.tasks import load
 from understudy.tasks.environment import TaskEnvironment

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from understudy.run.validation import ValidatedTasks, validate_tasks
+from understudy.run.runner import ValidatedTasks, validate_tasks
 from understudy.sandbox.docker.sandboxes import DockerSandboxes
 from understudy.tasks import load
 from understudy.tasks.environment import TaskEnvironment

@@ -25,7 +25,7 @@ from understudy.gateway.server.app import Gateway
 from understudy.gateway.server.capture import CallSink
 from understudy.gateway.server.http import BODY_LIMIT, RequestLimits
 from understudy.gateway.server.listen import tcp_socket
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.trajectory.samples import merge
 from understudy.trajectory.tree import build
 from understudy.types import Call

@@ -24,7 +24,7 @@ from understudy.gateway.server import http, listen
 from understudy.gateway.server.app import Gateway
 from understudy.gateway.server.capture import CallObserver
 from understudy.gateway.server.http import BODY_LIMIT, RequestLimits
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.trajectory.tree import build
 from understudy.types import Call
 

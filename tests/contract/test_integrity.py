@@ -15,7 +15,7 @@ from alembic.migration import MigrationContext
 from understudy.errors import StoreError
 from understudy.store import Store
 from understudy.store.schema import metadata
-from understudy.store.sqlite.engine import open_engine
+from understudy.store.sqlite import open_engine
 from understudy.types import Evidence, Integrity, Verdict
 
 from support import calc_task, understudy

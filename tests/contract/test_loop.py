@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from understudy.errors import BackendError, ConfigError, TaskError
 from understudy.run.collector import RolloutCollector, RolloutSettings, TrainedModelServer
 from understudy.sandbox.base import load_sandboxes
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.tasks.records import dump
 from understudy.train.algorithms.batch import with_signal
 from understudy.train.groups import read_groups
@@ -456,7 +456,7 @@ async def test_two_loops_do_not_share_a_directory(order: Order, policy: FakePoli
         said = ""
 
         def began(self, loop: Loop) -> None:
-            from understudy.util.locks import locked
+            from understudy.util.files import locked
 
             try:
                 with locked(LoopDirectory(Path(order.root)).lock, busy="busy"):

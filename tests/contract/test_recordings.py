@@ -19,7 +19,7 @@ from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.keys import Keys
 from understudy.gateway.router import ModelRouter
 from understudy.gateway.server.app import Gateway
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.types import Call
 
 from fakes.anthropic import FakeAnthropic, Reply

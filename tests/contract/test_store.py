@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from understudy.errors import StoreError
 from understudy.store import Store
 from understudy.store.schema import metadata
-from understudy.store.sqlite.engine import open_engine
+from understudy.store.sqlite import open_engine
 from understudy.types import (
     ATTEMPT_TRANSITIONS,
     ROLLOUT_TRANSITIONS,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from understudy.store import Store
-from understudy.store.sqlite.engine import FILE
+from understudy.store.sqlite import FILE
 
 from support import UNDERSTUDY
 from support.export import put_rollouts, put_sessions, session

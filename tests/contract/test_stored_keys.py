@@ -16,8 +16,8 @@ from understudy.gateway.serve.stored_keys import StoredKeys, issue
 from understudy.gateway.serve.worker import ForwardingApp
 from understudy.gateway.server.app import Gateway
 from understudy.gateway.server.listen import Listener, tcp_socket
-from understudy.store.sqlite.engine import FILE
-from understudy.store.store import Store
+from understudy.store import Store
+from understudy.store.sqlite import FILE
 
 from fakes.vllm import FakeVLLM
 

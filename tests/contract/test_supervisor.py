@@ -17,7 +17,7 @@ from understudy.gateway.serve import supervisor as module
 from understudy.gateway.serve.supervisor import Supervisor, WorkerProcess, WorkerUnavailable, supervise
 from understudy.gateway.serve.worker import WorkerSpec
 from understudy.gateway.server.listen import tcp_socket
-from understudy.util.locks import locked
+from understudy.util.files import locked
 
 from fakes.vllm import FakeVLLM
 from support import until

@@ -26,7 +26,7 @@ from understudy.gateway.server.app import Gateway
 from understudy.gateway.telemetry import ATTEMPT_ID
 from understudy.gateway.telemetry.agent_exports import LIMIT, AgentTelemetry
 from understudy.gateway.telemetry.otlp import CallSpans, attributes, contents
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.types import Call, ErrorInfo, Usage
 
 from fakes import collector as otlp

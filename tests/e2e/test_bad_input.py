@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.tasks.records import dump
 
 from support import UNDERSTUDY, calc_task, statuses, understudy, wait_for

@@ -21,7 +21,7 @@ from understudy.gateway.keys import Keys
 from understudy.gateway.router import ModelRouter
 from understudy.gateway.server.app import Gateway
 from understudy.gateway.server.http import RequestLimits
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.types import Call
 
 from fakes.attempts import start_attempts

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.tasks.records import dump
 from understudy.types import Files, ImageTree, PytestChecks, SuiteChecks, Task
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from understudy.store.store import Store
+from understudy.store import Store
 
 from fakes.vllm import FakeVLLM, Refuse, Say
 from support import CLIENT, understudy

@@ -21,7 +21,7 @@ from understudy.gateway.keys import Keys
 from understudy.gateway.router import ModelRouter
 from understudy.gateway.server.app import Gateway
 from understudy.model.process import start_server
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.trajectory.samples import Merged, merge
 from understudy.trajectory.tree import build
 from understudy.types import Call

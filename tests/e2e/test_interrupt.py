@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.store.store import Store
+from understudy.store import Store
 
 from support import UNDERSTUDY, statuses, understudy, wait_for
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from understudy.sandbox.local.mounts import BOX
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.tasks.records import dump
 
 from support import CLIENT, UNDERSTUDY, calc_task, kills, understudy

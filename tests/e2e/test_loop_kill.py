@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.train.groups import RolloutGroup, TokenSequence, TrainingRollout, read_groups
 from understudy.train.loop.runtime import LoopSummary
 from understudy.train.loop.state import LoopDirectory, LoopState, StepState

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.tasks.records import dump
 
 from support import calc_task, understudy

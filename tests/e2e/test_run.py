@@ -10,7 +10,7 @@ import pytest
 
 from understudy.model.process import start_server
 from understudy.model.scripted.tokenizer import scripted_tokenizer
-from understudy.store.store import Store
+from understudy.store import Store
 
 from support import understudy
 

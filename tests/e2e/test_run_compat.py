@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.tasks.records import dump
 
 from fakes.openai import OpenAIModel

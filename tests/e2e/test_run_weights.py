@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from understudy.model.directory import fingerprint
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.trajectory.samples import merge
 from understudy.trajectory.tree import build
 

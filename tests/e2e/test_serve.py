@@ -16,7 +16,7 @@ import pytest
 from yarl import URL
 
 from understudy.gateway.serve.stored_keys import RECHECK_S
-from understudy.store.store import Store
+from understudy.store import Store
 
 from fakes.vllm import FakeVLLM, Hang, Say, Step
 from support import until

@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from understudy.store.store import Store
+from understudy.store import Store
 
 from fakes import sse
 from fakes.vllm import FakeVLLM, Say

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from understudy.agents.session_log import compare_session_log
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.trajectory.tree import build
 
 from support import understudy

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from understudy.gateway.session import GatewaySession
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.tasks.generate.functions import make_functions
 from understudy.tasks.records import dump
 from understudy.train.tiny import corpus

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from understudy.store.store import Store
+from understudy.store import Store
 
 from support import calc_task
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.types import Files, PytestChecks, Task
 
 from support import warm

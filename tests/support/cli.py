@@ -22,7 +22,7 @@ from understudy.gateway.keys import Keys
 from understudy.gateway.router import LOW, ModelRouter
 from understudy.gateway.server.app import Gateway
 from understudy.gateway.server.http import RequestLimits
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.trajectory.tree import Node, Trajectory, build
 from understudy.types import Call
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.train.loop.state import Evaluation, LoopConfig, LoopDirectory, LoopState, StepState, version_name
 from understudy.types import (
     Call,

@@ -18,7 +18,7 @@ from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, sandbox_spec
 from understudy.types import SuiteChecks
-from understudy.util.locks import locked
+from understudy.util.files import locked
 
 VERSION = "5.0.2"
 UNIDIFF = "1.0.1"

@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 import msgspec
 import orjson
 
-from understudy.agents import claude_sdk
 from understudy.agents.base import GATEWAY_SOCKET, AgentJob, AgentOutcome, AgentResult
-from understudy.agents.claude_install import binary_path, is_installed
+from understudy.agents.claude_install import binary_path, is_installed, sdk_command, sdk_problems, sdk_runtime
 from understudy.agents.session_log import compare_session_log
 from understudy.config import CLAUDE_CODE_VERSION, cache_dir
 from understudy.errors import ConfigError, SandboxError
@@ -108,7 +107,7 @@ class ClaudeCode:
         problems = (
             [] if is_installed(binary) else [f"Claude Code is not fetched yet ({binary}); run: understudy setup"]
         )
-        return problems + (claude_sdk.problems() if self._by_sdk else [])
+        return problems + (sdk_problems() if self._by_sdk else [])
 
     def mounts(self) -> tuple[Mount, ...]:
         """The CLI's binary, and what drives it. Raises ConfigError when it has not been fetched.
@@ -118,7 +117,7 @@ class ClaudeCode:
         if problems := self.problems():
             raise ConfigError(problems[0])
         binary = Mount(binary_path(), _BINARY)
-        return (binary, Mount(claude_sdk.runtime(cache_dir()), _RUNTIME)) if self._by_sdk else (binary,)
+        return (binary, Mount(sdk_runtime(cache_dir()), _RUNTIME)) if self._by_sdk else (binary,)
 
     async def run(self, sandbox: Sandbox, job: AgentJob) -> AgentResult:
         """Run Claude Code on the instruction to its end or the job's wall-clock limit."""
@@ -181,7 +180,7 @@ def _sdk_command(
         "extra_args": {"debug-file": debug_file} if debug_file else {},
     }
     question = {"prompt": job.instruction, "cli": sandbox.locate(_BINARY), "options": options}
-    return claude_sdk.command(sandbox.locate(_RUNTIME)), orjson.dumps(question)
+    return sdk_command(sandbox.locate(_RUNTIME)), orjson.dumps(question)
 
 
 _MODEL_VARIABLES = (

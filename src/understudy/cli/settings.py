@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from understudy.errors import ConfigError
 from understudy.tasks.recipes import ImageChoice
 from understudy.types import ImageTree, Task
-from understudy.util.cpus import available_cpus
+from understudy.util.processes import available_cpus
 from understudy.util.settings import option, read_toml
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from understudy import __version__
 from understudy.errors import ConfigError
 from understudy.export.base import ExportSummary, ProgressCallback
 from understudy.export.corpus import SPLITS, Corpus, CorpusCounts, ExportSelection, Split
-from understudy.util.atomic import atomic_path
+from understudy.util.files import atomic_path
 
 CARD_NAME = "README.md"
 

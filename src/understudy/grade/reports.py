@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from understudy.errors import ConfigError, TaskError
 from understudy.types import KEEPS, SOLVES, PytestChecks, ScriptChecks, SuiteChecks, Task, Verdict, is_solved
-from understudy.util.atomic import atomic_write
+from understudy.util.files import atomic_write
 
 LOGS = Path("logs", "run_evaluation")
 REPORT, VERDICT = "report.json", "verdict.json"

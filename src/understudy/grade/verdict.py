@@ -26,7 +26,7 @@ from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, hidden_mounts, sandbox_spec
 from understudy.types import SuiteChecks, Verdict, is_solved
-from understudy.util.atomic import atomic_write
+from understudy.util.files import atomic_write
 
 _FORMAT = "2"  # part of every digest: a change of how patches are judged validates anew
 

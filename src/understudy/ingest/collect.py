@@ -47,7 +47,7 @@ from understudy.redact.betterleaks import is_installed
 from understudy.redact.report import RedactionReport, write_report_beside
 from understudy.store import Store
 from understudy.store.sessions import LogSource, TextOrBytes
-from understudy.util.locks import locked
+from understudy.util.files import locked
 
 _READER = "2"
 """Raise it when what is read of a log changes within a release."""

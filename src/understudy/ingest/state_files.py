@@ -23,9 +23,9 @@ from understudy.ingest.redaction import redact_trace
 from understudy.ingest.trace import Message, Trace, TraceState, TurnSignals, expand
 from understudy.ingest.trace_store import TraceSource, trace_rows, traces
 from understudy.redact.redactor import Redactor
-from understudy.store.blobs import Packer
+from understudy.store.contents import Packer
 from understudy.store.sessions import LogSource, PackedTrace, SessionRepository, TraceChanges
-from understudy.util.atomic import atomic_path
+from understudy.util.files import atomic_path
 
 _PIECE = 1 << 20
 

@@ -36,7 +36,7 @@ from understudy.ingest.trace import (
     state_id,
 )
 from understudy.store import Store
-from understudy.store.blobs import Packed, Packer
+from understudy.store.contents import Packed, Packer
 from understudy.store.sessions import SessionRepository, TextOrBytes, TraceChanges, TraceRow, TurnRow
 
 TraceSource = Store | SessionRepository | Path | str
@@ -232,7 +232,7 @@ class _NodeTable:
 def traces(library: TraceSource, where: str | None = None, *, limit: int | None = None) -> Iterator[Trace]:
     """The stored traces, each with those of its turns that `where` is true of; one at a time is read.
 
-    `where` is an SQL expression over `understudy.store.sqlite.state_filter.COLUMNS`, `limit` the most turns of all
+    `where` is an SQL expression over `understudy.store.sqlite.COLUMNS`, `limit` the most turns of all
     traces together. Raises StoreError where there is no store, and ConfigError where the expression is none.
     """
     with _open_sessions(library) as sessions:

@@ -13,7 +13,7 @@ import msgspec
 
 from understudy.errors import BackendError, ConfigError
 from understudy.model.server import DEFAULT_MODEL, KEY_VARIABLE
-from understudy.util.child_process import ChildProcess
+from understudy.util.processes import ChildProcess
 
 _START_TIMEOUT_S = 60.0
 _LOAD_TIMEOUT_S = 900.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.errors import ConfigError
-from understudy.util.atomic import atomic_write
+from understudy.util.files import atomic_write
 
 ReportPlace = tuple[str, str, str, int]
 """Where something was replaced, by which rule and pseudonym, and how often."""

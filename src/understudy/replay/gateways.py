@@ -17,7 +17,7 @@ from understudy.gateway.factory import open_gateway
 from understudy.gateway.keys import digest_of, new_key
 from understudy.gateway.session import GatewaySession
 from understudy.replay.teachers import Teacher
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.types import Call
 
 _BRANCH = {"anthropic": "x-claude-code-session-id"}

@@ -10,7 +10,7 @@ from understudy.errors import ConfigError
 from understudy.report import formatting
 from understudy.report.charts import ForestChart, LineChart, loop_charts, runs_chart, training_charts
 from understudy.report.figures import ReportFigures
-from understudy.util.atomic import atomic_path
+from understudy.util.files import atomic_path
 from understudy.util.text import visible
 
 _MOODS = {"better": "#0a7d57", "worse": "#b3321f", "open": "#5d636d"}

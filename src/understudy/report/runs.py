@@ -21,8 +21,8 @@ from understudy.report.figures import (
     mean_reward,
     rate,
 )
+from understudy.store import Store
 from understudy.store.outcomes import AttemptFault, RolloutOutcome, VersionUse
-from understudy.store.store import Store
 from understudy.types import Run
 from understudy.util.statistics import mean_estimate
 

@@ -18,7 +18,7 @@ from understudy.grade.patch import extract_patch
 from understudy.grade.verdict import as_validated, grade
 from understudy.run.config import RunConfig
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
 from understudy.types import Attempt, AttemptStatus, Call, ErrorInfo, Finding, Rollout, Task, Verdict, info_of

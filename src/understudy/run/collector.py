@@ -26,8 +26,8 @@ from understudy.run.config import Purpose, RunConfig, task_digests
 from understudy.run.runner import RunMonitor, RunSummary, SharedResources, execute_run
 from understudy.run.scheduler import RunProgress, Scheduler
 from understudy.sandbox.base import Sandboxes
+from understudy.store import Store
 from understudy.store.outcomes import TaskCounts
-from understudy.store.store import Store
 from understudy.types import ErrorInfo, Task
 
 DRAIN_S = 120.0

@@ -23,11 +23,11 @@ from understudy.export.formats import hf
 from understudy.export.formats.hf import spans
 from understudy.grade import reports
 from understudy.run.config import RunConfig
+from understudy.store import Store
 from understudy.store.outcomes import GradedRollout
-from understudy.store.store import Store
 from understudy.trajectory.tree import Node, build
 from understudy.types import ErrorInfo, Rollout, Task
-from understudy.util.atomic import atomic_path
+from understudy.util.files import atomic_path
 
 _NOTE = "rollout.json"
 _DEPTH, _NAME_BYTES = 8, 200

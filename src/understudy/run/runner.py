@@ -20,23 +20,24 @@ from msgspec.structs import replace
 from understudy import plugins
 from understudy.agents.base import Agent
 from understudy.config import cache_dir
-from understudy.errors import ConfigError, StoreError, TaskError, UnderstudyError
+from understudy.errors import ConfigError, GraderError, SandboxError, StoreError, TaskError, UnderstudyError
 from understudy.gateway.config import EMBEDDED_MODEL, GatewayConfig
 from understudy.gateway.control import GenerationControl
 from understudy.gateway.factory import build_models, open_gateway
 from understudy.gateway.keys import Keys
+from understudy.grade.verdict import validate
 from understudy.model.process import start_server
 from understudy.run.attempt import RunContext, execute_attempt, prepare_rollout
 from understudy.run.config import RunConfig
 from understudy.run.rollout_files import RolloutFiles
 from understudy.run.scheduler import RunProgress, Scheduler
-from understudy.run.validation import ValidatedTasks, validate_tasks
 from understudy.sandbox.base import Sandboxes
-from understudy.store.store import Store
-from understudy.tasks.environment import environment_for
+from understudy.store import Store
+from understudy.tasks.environment import TaskEnvironment, environment_for
+from understudy.tasks.prepare import prepare
 from understudy.tasks.records import dump
 from understudy.types import AgentIdentity, Attempt, Rollout, Task, Verdict
-from understudy.util.locks import locked
+from understudy.util.files import locked
 
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
@@ -84,6 +85,61 @@ class SharedResources:
     gateway: GatewayConfig
     control: GenerationControl
     agent_slots: asyncio.Semaphore
+
+
+class ValidatedTasks(Struct, frozen=True):
+    """The tasks that may be used, in the order given, and the refused ones with the reason."""
+
+    accepted: list[Task]
+    refused: dict[str, str]
+
+
+async def validate_tasks(
+    tasks: Sequence[Task],
+    *,
+    cache: Path,
+    sandboxes: Sandboxes,
+    environment: TaskEnvironment,
+    concurrency: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> ValidatedTasks:
+    """Validate every task: its gold patch must score 1 and the empty patch 0.
+
+    A verdict reached before is remembered in the cache. `progress` is told how many are done, of how many. A task
+    that twice cannot be validated for reasons of its sandbox or its checks is refused like one that fails: what
+    one task asks for must not end the others. Raises what else goes wrong.
+    """
+    slots = asyncio.Semaphore(concurrency)
+    refused: dict[str, str] = {}
+    done = 0
+
+    async def refusal_of(task: Task) -> UnderstudyError | None:
+        """Why a task cannot be used; None when it can."""
+        try:
+            prepared = await asyncio.to_thread(prepare, task, cache, sandboxes)
+            await validate(prepared, sandboxes=sandboxes, environment=environment, cache=cache)
+        except (TaskError, SandboxError, GraderError) as error:
+            return error
+        return None
+
+    async def validate_one(task: Task) -> None:
+        nonlocal done
+        async with slots:
+            refusal = await refusal_of(task)
+            if refusal is not None and not isinstance(refusal, TaskError):
+                refusal = await refusal_of(task)
+            if refusal is not None:
+                refused[task.instance_id] = str(refusal)
+        done += 1
+        progress(done, len(tasks))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for task in tasks:
+                group.create_task(validate_one(task))
+    except* UnderstudyError as errors:
+        raise errors.exceptions[0] from None
+    return ValidatedTasks([task for task in tasks if task.instance_id not in refused], refused)
 
 
 class RunMonitor:

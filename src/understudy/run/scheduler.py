@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from understudy.errors import AgentError, StoreError, UnderstudyError
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.types import Attempt, ErrorInfo, Rollout, Verdict, info_of, is_solved
 
 MAX_ATTEMPTS = 3

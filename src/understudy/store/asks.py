@@ -10,11 +10,17 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import RowMapping, func, select
 
-from understudy.store.columns import encode, error_column, json_column, read_error
-from understudy.store.database import Repository, queued
+from understudy.store.database import (
+    Repository,
+    WriteContext,
+    encode,
+    error_column,
+    json_column,
+    queued,
+    read_error,
+)
 from understudy.store.schema import asks, calls, replays
-from understudy.store.sqlite.statements import insert
-from understudy.store.writer import WriteContext
+from understudy.store.sqlite import insert
 from understudy.types import ErrorInfo
 
 AskKind = Literal["teacher", "judge"]

@@ -10,13 +10,12 @@ from msgspec import Struct
 from sqlalchemy import ColumnElement, Connection, RowMapping, bindparam, func, select
 
 from understudy.errors import StoreError
-from understudy.store import blobs, bodies, tokens
-from understudy.store.columns import encode, error_column, read_error
-from understudy.store.database import Repository, queued
+from understudy.store import tokens
+from understudy.store.contents import blob_path, join_body, read_blobs, read_nodes, split_body, unpack
+from understudy.store.database import Repository, WriteContext, encode, error_column, queued, read_error
 from understudy.store.schema import calls
-from understudy.store.sqlite.statements import compile_hot, insert
+from understudy.store.sqlite import compile_hot, insert
 from understudy.store.tokens import Ids, RecentTokens
-from understudy.store.writer import WriteContext
 from understudy.types import Call, PolicySpan, Usage
 
 _PLAIN = (
@@ -103,7 +102,7 @@ class CallRepository(Repository):
                     f"a new id for number {call.sequence} of attempt {call.attempt_id}"
                 )
             return
-        parts = bodies.split(call.request)
+        parts = split_body(call.request)
         branch = (call.attempt_id, call.session_id, call.agent_id)
         content = (
             encode(call.sampling),
@@ -197,11 +196,11 @@ def _read(connection: Connection, condition: ColumnElement[bool]) -> Iterator[Ca
     """
     query = select(calls).where(condition).order_by(calls.c.attempt_id, calls.c.sequence)
     rows = connection.execute(query).mappings().all()
-    tree = blobs.read_nodes(connection, select(calls.c.node_id).where(condition))
+    tree = read_nodes(connection, select(calls.c.node_id).where(condition))
     wanted = {blob for _, blob in tree.values()}
     for row in rows:
         wanted.update(row[name] for name in _BLOBS if row[name] is not None)
-    contents = blobs.read_blobs(connection, wanted)
+    contents = read_blobs(connection, wanted)
     return _assemble(rows, tree, _read_links(connection, condition), contents)
 
 
@@ -235,11 +234,11 @@ def _assemble(
             error=read_error(row["error"]),
             policy_spans=_spans(row["policy_spans"]) if row["policy_spans"] else (),
             audit=_object(row["audit"]) if row["audit"] else {},
-            request=bodies.join(
+            request=join_body(
                 contents[row["skeleton_id"]],
                 contents.get(row["system_id"]),
                 contents.get(row["tools_id"]),
-                [contents[blob] for blob in blobs.path(tree, row["node_id"])],
+                [contents[blob] for blob in blob_path(tree, row["node_id"])],
             ),
             response=contents[row["response_id"]],
             prompt_token_ids=prompt,
@@ -254,10 +253,10 @@ def _unpack_tokens(
     prompt = completion = logprobs = None
     packed_completion = b""
     if row["completion"] is not None:
-        packed_completion = blobs.unpack(row["completion"])
+        packed_completion = unpack(row["completion"])
         completion = tokens.unpack_ids(packed_completion, row["completion_count"])
     if row["logprobs"] is not None:
-        logprobs = tokens.unpack_logprobs(blobs.unpack(row["logprobs"]))
+        logprobs = tokens.unpack_logprobs(unpack(row["logprobs"]))
     if row["suffix"] is not None:
         ids = _ids_of(row["key"], recent, links.__getitem__)
         prompt = tokens.unpack_ids(ids[: len(ids) - len(packed_completion)], row["prompt_count"])
@@ -279,7 +278,7 @@ def _ids_of(key: int, recent: RecentTokens, link_of: Callable[[int], Link]) -> I
         chain.append((shared, suffix, completion))
         at = base if shared else None
     for shared, suffix, completion in reversed(chain):
-        packed_completion = b"" if completion is None else blobs.unpack(completion)
-        ids = ids[:shared] + blobs.unpack(suffix) + packed_completion
+        packed_completion = b"" if completion is None else unpack(completion)
+        ids = ids[:shared] + unpack(suffix) + packed_completion
     recent.put(key, ids)
     return ids

@@ -14,12 +14,10 @@ from msgspec import Struct
 from sqlalchemy import RowMapping, and_, bindparam, delete, insert, select, update
 
 from understudy.errors import StoreError
-from understudy.store.columns import encode, json_column
-from understudy.store.database import Repository, queued
+from understudy.store.database import Repository, WriteContext, encode, json_column, queued
 from understudy.store.runs import insert_attempt, read_attempt
 from understudy.store.schema import attempts, keys
-from understudy.store.sqlite.statements import compile_hot
-from understudy.store.writer import WriteContext
+from understudy.store.sqlite import compile_hot
 from understudy.types import Attempt
 
 CLIENT = "client-"

@@ -25,11 +25,10 @@ from sqlalchemy import (
 
 from understudy.errors import ConfigError
 from understudy.store.calls import USAGE, AttemptUsage
-from understudy.store.columns import read_error
-from understudy.store.database import Repository
+from understudy.store.database import Repository, read_error
 from understudy.store.runs import read_attempt, read_rollout, read_verdicts
 from understudy.store.schema import attempts, calls, rewards, rollouts, runs
-from understudy.store.sqlite.statements import json_array_length
+from understudy.store.sqlite import json_array_length
 from understudy.types import (
     SOLVED_REWARD,
     AgentIdentity,

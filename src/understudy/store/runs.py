@@ -14,21 +14,22 @@ import msgspec
 from sqlalchemy import Connection, RowMapping, Select, Table, and_, func, insert, select, update
 
 from understudy.errors import StoreError
-from understudy.store.blobs import read_blobs
-from understudy.store.columns import (
+from understudy.store.contents import read_blobs
+from understudy.store.database import (
+    Repository,
+    WriteContext,
     canonical,
     encode,
     error_column,
     findings_column,
     json_column,
+    queued,
     read_error,
     read_findings,
 )
-from understudy.store.database import Repository, queued
 from understudy.store.schema import attempts, rewards, rollouts, runs, tasks
 from understudy.store.schema import logs as log_table
-from understudy.store.sqlite.errors import translate_errors
-from understudy.store.writer import WriteContext
+from understudy.store.sqlite import translate_errors
 from understudy.types import (
     ATTEMPT_TRANSITIONS,
     ROLLOUT_TRANSITIONS,

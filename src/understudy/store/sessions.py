@@ -15,13 +15,10 @@ from msgspec import Struct
 from sqlalchemy import Connection, RowMapping, bindparam, select, union
 
 from understudy.errors import StoreError
-from understudy.store import blobs
-from understudy.store.blobs import EMPTY, Packed
-from understudy.store.database import Repository, queued
+from understudy.store.contents import EMPTY, Packed, read_blobs, read_nodes
+from understudy.store.database import Repository, WriteContext, queued
 from understudy.store.schema import sources, traces, turns
-from understudy.store.sqlite.state_filter import COLUMNS, filter_connection, select_turns
-from understudy.store.sqlite.statements import compile_hot, insert, integers, row_id
-from understudy.store.writer import WriteContext
+from understudy.store.sqlite import COLUMNS, compile_hot, filter_connection, insert, integers, row_id, select_turns
 
 TextOrBytes = Any
 """A text; bytes, UTF-8 with surrogates passed, where it is no Unicode, as a name of a file may be."""
@@ -292,7 +289,7 @@ def _read(connection: Connection, key: int, keys: array[int]) -> tuple[TraceRow,
         select(turns.c.node_id).where(wanted),
         select(turns.c.answer_id).where(wanted, turns.c.answer_id.is_not(None)),
     )
-    tree = blobs.read_nodes(connection, ends)
+    tree = read_nodes(connection, ends)
     places = _Places()
     nodes: list[tuple[int, int]] = []
     at = {EMPTY: -1}
@@ -309,7 +306,7 @@ def _read(connection: Connection, key: int, keys: array[int]) -> tuple[TraceRow,
         nodes=nodes,
         turns=[_turn(each, at, places) for each in rows],
     )
-    contents = blobs.read_blobs(connection, places)
+    contents = read_blobs(connection, places)
     return row, [contents[content] for content in places]
 
 

@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from msgspec import Struct
 from sqlalchemy import ColumnElement, delete, func, insert, select
 
-from understudy.store.blobs import unpack
-from understudy.store.database import Repository, queued
+from understudy.store.contents import unpack
+from understudy.store.database import Repository, WriteContext, queued
 from understudy.store.schema import calls, token_values
 from understudy.store.tokens import pack_float32, unpack_float32
-from understudy.store.writer import WriteContext
 
 _SIZE: ColumnElement[int] = func.coalesce(
     func.sum(

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from understudy.errors import ConfigError
 from understudy.sandbox.base import Mount, Sandboxes
-from understudy.util.locks import locked, make_readable
+from understudy.util.files import locked, make_readable
 
 # Pure Python wheels, so that one hash serves every machine.
 _PINS = """\

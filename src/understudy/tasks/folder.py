@@ -29,7 +29,7 @@ from understudy.tasks.dockerfile import build_tree, copy_entry, describe_end
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import GIT_MOUNT, git_program, prepare, sandbox_spec
 from understudy.types import Directory, ImageTree, ScriptChecks, Task
-from understudy.util.atomic import atomic_write
+from understudy.util.files import atomic_write
 
 _FORMAT = "1"  # part of every digest: a change of what is made here remakes it
 _SOLUTION = "/solution"

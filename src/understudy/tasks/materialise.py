@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from understudy.errors import ConfigError, TaskError
 from understudy.tasks.environment import python_environment
 from understudy.types import Directory, Files, ImageTree, Sdist, Source
-from understudy.util.locks import locked
+from understudy.util.files import locked
 
 _MAX_BYTES = 2 << 30
 _MAX_MEMBERS = 200_000

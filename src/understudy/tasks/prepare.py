@@ -27,8 +27,7 @@ from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.materialise import materialise, relative_path
 from understudy.types import Directory, ImageTree, PytestChecks, ScriptChecks, Source, Task
-from understudy.util.atomic import atomic_write
-from understudy.util.locks import locked, make_readable
+from understudy.util.files import atomic_write, locked, make_readable
 
 GIT_MOUNT = "/opt/understudy/git"
 """Where the pristine git directory is in a sandbox, for runs with `reveal=True`."""

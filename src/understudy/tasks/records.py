@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from understudy.errors import ConfigError, TaskError
 from understudy.types import Directory, ImageTree, PytestChecks, ScriptChecks, Sdist, Source, SuiteChecks, Task
-from understudy.util.atomic import atomic_write
+from understudy.util.files import atomic_write
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 

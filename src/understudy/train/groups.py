@@ -21,7 +21,7 @@ from understudy.trajectory.roles import Role
 from understudy.trajectory.samples import Sample, samples
 from understudy.trajectory.tree import build
 from understudy.types import Call, group_name
-from understudy.util.atomic import atomic_path
+from understudy.util.files import atomic_path
 
 _T = TypeVar("_T")
 

@@ -15,8 +15,7 @@ import msgspec
 
 from understudy.errors import ConfigError
 from understudy.train.options import LoraOptions, TrainOptions
-from understudy.util.atomic import atomic_path
-from understudy.util.locks import locked
+from understudy.util.files import atomic_path, locked
 
 if TYPE_CHECKING:
     import torch

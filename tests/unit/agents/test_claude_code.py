@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from understudy.agents.base import GATEWAY_SOCKET, AgentJob
+from understudy.agents.base import GATEWAY_SOCKET, AgentJob, ShellAgent
 from understudy.agents.claude_code import _outcome_of, _session_logs
-from understudy.agents.shell import ShellAgent
 from understudy.errors import ConfigError
 from understudy.sandbox.base import Completed, Mount, SandboxSpec
 from understudy.sandbox.unsafe import UnsafeSandboxes

@@ -13,7 +13,7 @@ from understudy.ingest.batch_reader import RenderCache
 from understudy.ingest.signals.annotate import annotate
 from understudy.ingest.trace import Message, PlainRenderer, expand
 from understudy.ingest.trace_store import trace_rows
-from understudy.store.blobs import Packer
+from understudy.store.contents import Packer
 
 from support.ingest import DATA, read
 

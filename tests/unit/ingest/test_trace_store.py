@@ -36,7 +36,7 @@ from understudy.ingest.trace import (
 )
 from understudy.store import Store
 from understudy.store.sessions import TraceChanges
-from understudy.store.sqlite.state_filter import COLUMNS, filter_connection, select_turns
+from understudy.store.sqlite import COLUMNS, filter_connection, select_turns
 
 from support.ingest import DATA, LOGS, read
 

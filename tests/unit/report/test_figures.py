@@ -11,7 +11,7 @@ import pytest
 from understudy.errors import ConfigError, StoreError
 from understudy.report.formatting import describe_judgement, sentence
 from understudy.report.read import read_figures
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.types import PolicySpan
 from understudy.util.statistics import wilson
 

@@ -14,7 +14,7 @@ import pytest
 from understudy.gateway.config import GatewayConfig, ModelConfig, ModelsConfig
 from understudy.run.config import RunConfig
 from understudy.run.rollout_files import RolloutFiles
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.types import ErrorInfo, Integrity, Verdict
 
 from support import calc_task

@@ -11,7 +11,7 @@ import pytest
 
 from understudy.errors import BackendError, StoreError, TaskError
 from understudy.run.scheduler import MAX_ATTEMPTS, RunProgress, Scheduler
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.types import Attempt, Rollout, Verdict
 
 from support import calc_task

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError, TaskError
-from understudy.run.validation import validate_tasks
+from understudy.run.runner import validate_tasks
 from understudy.sandbox.unsafe import UnsafeSandboxes
 from understudy.tasks import load as tasks_load
 from understudy.tasks import records, rows

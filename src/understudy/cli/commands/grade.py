@@ -26,14 +26,14 @@ from understudy.grade.batch import GradingProgress, GradingSetup, grade_all
 from understudy.grade.official import run_official
 from understudy.grade.predictions import Predictions, open_predictions
 from understudy.grade.reports import LOGS, NO_MODEL, name_part, write_metadata, write_summary
-from understudy.run.validation import validate_tasks
+from understudy.run.runner import validate_tasks
 from understudy.sandbox.base import load_sandboxes
 from understudy.tasks.environment import environment_for
 from understudy.tasks.load import load_tasks
 from understudy.tasks.records import LoadedTasks
 from understudy.types import Task
-from understudy.util.cpus import available_cpus
-from understudy.util.locks import locked
+from understudy.util.files import locked
+from understudy.util.processes import available_cpus
 from understudy.util.settings import option
 from understudy.util.text import visible
 

@@ -14,7 +14,7 @@ from understudy.cli.interrupts import interrupt_on_termination
 from understudy.cli.output import Json, print_json
 from understudy.cli.progress import ProgressLine
 from understudy.errors import ConfigError
-from understudy.util.cpus import available_cpus
+from understudy.util.processes import available_cpus
 
 if TYPE_CHECKING:
     from understudy.ingest.batch_reader import IngestSummary

@@ -27,7 +27,7 @@ from understudy.preference.rollouts import rollout_pairs
 from understudy.redact.redactor import Redactor
 from understudy.redact.report import write_report_beside
 from understudy.store import Store
-from understudy.util.atomic import atomic_path
+from understudy.util.files import atomic_path
 from understudy.util.settings import option
 
 _FROM = ("replay", "rollouts", "all")

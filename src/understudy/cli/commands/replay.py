@@ -22,7 +22,7 @@ from understudy.replay.plan import ReplaySettings, SelectionCounts, TeacherShare
 from understudy.replay.replay import Replay, ReplaySummary
 from understudy.replay.teachers import Teachers, read_teachers
 from understudy.store import Store
-from understudy.util.locks import locked
+from understudy.util.files import locked
 from understudy.util.text import visible
 
 _NAME = re.compile(r"[\w.-]{1,80}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from understudy.errors import ConfigError
-from understudy.util.atomic import atomic_write
+from understudy.util.files import atomic_write
 
 if TYPE_CHECKING:
     from understudy.report.figures import ReportFigures

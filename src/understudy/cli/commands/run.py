@@ -42,7 +42,8 @@ from understudy.run.config import RunConfig, task_digests
 from understudy.run.runner import RunMonitor, RunSummary, execute_run
 from understudy.run.scheduler import Scheduler
 from understudy.sandbox.base import Sandboxes, load_sandboxes
-from understudy.store import RunCounts, Store
+from understudy.store import Store
+from understudy.store.outcomes import RunCounts
 from understudy.tasks.load import load_tasks
 from understudy.tasks.records import LoadedTasks
 from understudy.types import Task
@@ -174,10 +175,10 @@ async def _run_in(
     sandboxes: Sandboxes, config: RunConfig, tasks: list[Task], settings: RunSettings, display: RunDisplay
 ) -> RunSummary:
     if config.agent_options.get("run_method") == "python":
-        from understudy.agents.claude_sdk import runtime
+        from understudy.agents.claude_install import sdk_runtime
 
         display.stage("preparing the Python that drives Claude Code")
-        await asyncio.to_thread(runtime, cache_dir())
+        await asyncio.to_thread(sdk_runtime, cache_dir())
     model = Path(config.weights).name if config.weights else config.gateway.models.high.model or config.model
     label = config.policy or model.replace("/", "-")
     directory = (settings.output_dir or Path("runs") / f"{config.backend}-{label}-{config.run_id}").absolute()

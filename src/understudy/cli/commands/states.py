@@ -47,7 +47,7 @@ def states(
     SQL is an expression over the columns of states and their conversations: --columns lists them.
     """
     from understudy.store import Store
-    from understudy.store.sqlite.state_filter import COLUMNS
+    from understudy.store.sqlite import COLUMNS
 
     if columns:
         typer.echo("\n".join(COLUMNS))

@@ -15,7 +15,7 @@ from understudy.cli.output import Json, print_json
 from understudy.cli.progress import ProgressLine
 from understudy.cli.settings import LOCAL, sandbox_for
 from understudy.errors import ConfigError, TaskError
-from understudy.util.cpus import available_cpus
+from understudy.util.processes import available_cpus
 
 if TYPE_CHECKING:
     from understudy.sandbox.base import Sandboxes
@@ -59,7 +59,7 @@ def make_tasks(
     """
 
     from understudy.config import cache_dir
-    from understudy.run.validation import validate_tasks
+    from understudy.run.runner import validate_tasks
     from understudy.sandbox.base import load_sandboxes
     from understudy.tasks.environment import python_environment
     from understudy.tasks.records import dump
@@ -134,7 +134,7 @@ def check_tasks(
     """Validate tasks: the gold patch must score 1 and the empty patch 0. Exits with 1 when one is refused."""
 
     from understudy.config import cache_dir
-    from understudy.run.validation import ValidatedTasks, validate_tasks
+    from understudy.run.runner import ValidatedTasks, validate_tasks
     from understudy.sandbox.base import load_sandboxes
     from understudy.tasks.environment import environment_for
     from understudy.tasks.load import load_tasks

@@ -40,7 +40,7 @@ from understudy.trajectory.roles import ROLES
 from understudy.trajectory.samples import NO_TOKENS, merge, usable
 from understudy.trajectory.tree import Node
 from understudy.types import Call, Task
-from understudy.util.atomic import atomic_path
+from understudy.util.files import atomic_path
 from understudy.wire.stored import as_plain_text, response_message
 
 Decoder = Callable[[Sequence[int]], str]

@@ -23,8 +23,7 @@ from understudy.export.files import ExportWriter, JsonLinesWriter
 from understudy.export.formats import llamafactory_rows as rows
 from understudy.export.formats.llamafactory_rows import Form, Row, RowFlaw, TemplateRules, template_rules
 from understudy.preference.checks import Pair
-from understudy.util.atomic import atomic_path
-from understudy.util.locks import locked
+from understudy.util.files import atomic_path, locked
 
 CONFIG = "train.yaml"
 TOO_LONG = "rows longer than --cutoff, which LLaMA-Factory would cut"

@@ -19,7 +19,7 @@ from understudy.errors import ConfigError, GatewayError, UnderstudyError
 from understudy.gateway.control import GatewayState, GenerationControl
 from understudy.gateway.server.http import ClientGone, HttpRequest, Receive, Scope, Send
 from understudy.gateway.telemetry.metrics import CONTENT_TYPE, GatewayMetrics
-from understudy.util.atomic import atomic_write
+from understudy.util.files import atomic_write
 
 KEY_LENGTH = 16
 """The least length of an admin key, in characters."""

@@ -19,8 +19,8 @@ from understudy.gateway.budget import Budget
 from understudy.gateway.keys import digest_of, new_key
 from understudy.gateway.router import ModelRouter
 from understudy.gateway.session import GatewaySession
+from understudy.store import Store
 from understudy.store.keys import StoredKey
-from understudy.store.store import Store
 from understudy.types import Call
 from understudy.wire.dialect import Branch
 from understudy.wire.dialects import DIALECTS

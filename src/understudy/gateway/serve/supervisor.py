@@ -31,8 +31,8 @@ from understudy.gateway.serve.stored_keys import issue
 from understudy.gateway.serve.worker import READY, WorkerSpec
 from understudy.gateway.server.listen import Listener, tcp_socket, unix_socket
 from understudy.gateway.telemetry.metrics import merged
-from understudy.store.store import Store
-from understudy.util.locks import locked
+from understudy.store import Store
+from understudy.util.files import locked
 
 _log = logging.getLogger(__name__)
 

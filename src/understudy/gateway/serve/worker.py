@@ -33,7 +33,7 @@ from understudy.gateway.serve.stored_keys import StoredKeys
 from understudy.gateway.server.app import Gateway
 from understudy.gateway.server.http import ClientGone, HttpRequest, Receive, Send
 from understudy.gateway.server.listen import Listener, unix_socket
-from understudy.store.store import Store
+from understudy.store import Store
 from understudy.wire.errors import Fault
 
 _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"host"})

@@ -22,7 +22,7 @@ from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.generate import reach_plugin
 from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
 from understudy.types import PytestChecks, Sdist, Task
-from understudy.util.locks import locked
+from understudy.util.files import locked
 
 
 class Package(Struct, frozen=True):

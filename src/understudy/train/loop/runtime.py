@@ -38,8 +38,8 @@ from understudy.train.options import GRPOOptions
 from understudy.train.publish.base import PathMapping, Publisher
 from understudy.train.publish.choice import make_publisher
 from understudy.types import Task
-from understudy.util.cpus import available_cpus
-from understudy.util.locks import locked
+from understudy.util.files import locked
+from understudy.util.processes import available_cpus
 from understudy.util.settings import option
 from understudy.util.statistics import ConfidenceInterval, newcombe
 

@@ -23,7 +23,7 @@ from msgspec import Raw, Struct, field, to_builtins
 from msgspec.structs import replace
 
 from understudy.errors import ConfigError, StoreError
-from understudy.util.atomic import atomic_write, sync_tree
+from understudy.util.files import atomic_write, sync_tree
 from understudy.util.settings import option
 from understudy.util.statistics import ConfidenceInterval, check_share, wilson
 

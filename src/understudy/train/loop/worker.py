@@ -33,7 +33,7 @@ from understudy.errors import ConfigError, UnderstudyError
 from understudy.train.algorithms.updater import UpdateReport
 from understudy.train.options import GRPOOptions
 from understudy.types import ErrorInfo, info_of
-from understudy.util.child_process import ChildProcess
+from understudy.util.processes import ChildProcess
 
 _THREADS = "OMP_NUM_THREADS"
 

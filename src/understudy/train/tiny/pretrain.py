@@ -27,7 +27,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qw
 from transformers.utils import chat_template_utils
 
 from understudy.train.tiny import corpus, tokenizer
-from understudy.util.atomic import atomic_path
+from understudy.util.files import atomic_path
 
 _OTHERS_WEIGHT = 0.1
 """What a token weighs that the assistant does not say."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.util.cpus import available_cpus
+from understudy.util.processes import available_cpus
 
 
 def cpus(root: Path, membership: str, files: Mapping[str, str]) -> int:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from understudy.store.bodies import MAX_MESSAGES, Parts, join, split
+from understudy.store.contents import MAX_MESSAGES, Parts, join_body, split_body
 
 values = st.recursive(
     st.none()
@@ -26,7 +26,7 @@ objects = st.dictionaries(names, values | st.lists(values, max_size=6), max_size
 
 
 def rejoin(parts: Parts) -> bytes:
-    return join(parts.skeleton, parts.system, parts.tools, parts.messages)
+    return join_body(parts.skeleton, parts.system, parts.tools, parts.messages)
 
 
 @given(st.binary(max_size=200))
@@ -40,7 +40,7 @@ def rejoin(parts: Parts) -> bytes:
 @example(b'{"messages":' + b"[" * 100_000)
 @example(b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
 def test_any_bytes_come_back(body: bytes) -> None:
-    assert rejoin(split(body)) == body
+    assert rejoin(split_body(body)) == body
 
 
 @given(objects, st.sampled_from([(",", ":"), (", ", ": "), (" ,", " :")]), st.sampled_from([None, 1, "\t"]))
@@ -48,7 +48,7 @@ def test_any_object_in_any_spacing_comes_back(
     value: dict[str, object], separators: tuple[str, str], indent: int | str | None
 ) -> None:
     body = json.dumps(value, separators=separators, indent=indent, ensure_ascii=False)
-    assert rejoin(split(body.encode("utf-8", "surrogatepass"))) == body.encode("utf-8", "surrogatepass")
+    assert rejoin(split_body(body.encode("utf-8", "surrogatepass"))) == body.encode("utf-8", "surrogatepass")
 
 
 @pytest.mark.parametrize(("listed", "told"), [("messages", "system"), ("input", "instructions")])
@@ -57,7 +57,7 @@ def test_an_ordinary_body_is_cut_into_system_tools_and_messages(
     listed: str, told: str, messages: list[object], system: object, tools: object, separators: tuple[str, str]
 ) -> None:
     body = json.dumps({"model": "m", listed: messages, told: system, "tools": tools}, separators=separators)
-    parts = split(body.encode())
+    parts = split_body(body.encode())
     assert [json.loads(bytes(message)) for message in parts.messages] == messages
     assert parts.system is not None and json.loads(bytes(parts.system)) == system
     assert parts.tools is not None and json.loads(bytes(parts.tools)) == tools
@@ -70,14 +70,14 @@ def test_two_turns_of_a_conversation_differ_only_in_the_new_messages(separators:
         whole = {"messages": messages, "system": [{"text": "s"}], "model": "m", "stream": True}
         return json.dumps(whole, separators=separators).encode()
 
-    before, after = split(body(4)), split(body(6))
+    before, after = split_body(body(4)), split_body(body(6))
     assert before.skeleton == after.skeleton
     assert [bytes(m) for m in before.messages] == [bytes(m) for m in after.messages][:4]
 
 
 def test_an_input_that_is_one_string_stays_in_its_place() -> None:
     body = b'{"input":"do it","instructions":"you are","tools":[1]}'
-    parts = split(body)
+    parts = split_body(body)
     assert not parts.messages and parts.system is not None and parts.tools is not None
     assert (bytes(parts.system), bytes(parts.tools)) == (b'"you are"', b"[1]")
     assert rejoin(parts) == body
@@ -85,7 +85,7 @@ def test_an_input_that_is_one_string_stays_in_its_place() -> None:
 
 def test_of_two_keys_for_one_part_the_first_fills_it() -> None:
     body = b'{"input":[1],"messages":[2],"system":"a","instructions":"b"}'
-    parts = split(body)
+    parts = split_body(body)
     assert parts.system is not None
     assert ([bytes(m) for m in parts.messages], bytes(parts.system)) == ([b"1"], b'"a"')
     assert rejoin(parts) == body
@@ -93,14 +93,14 @@ def test_of_two_keys_for_one_part_the_first_fills_it() -> None:
 
 def test_more_messages_than_any_conversation_has_stay_one_part() -> None:
     body = b'{"messages":[' + b",".join([b"0"] * (MAX_MESSAGES + 1)) + b"]}"
-    parts = split(body)
+    parts = split_body(body)
     assert not parts.messages
     assert rejoin(parts) == body
 
 
 def test_parts_that_do_not_fit_together_are_refused() -> None:
-    parts = split(b'{"system":"s","messages":[1]}')
+    parts = split_body(b'{"system":"s","messages":[1]}')
     with pytest.raises(ValueError, match="do not fit together"):
-        join(parts.skeleton, None, None, parts.messages)
+        join_body(parts.skeleton, None, None, parts.messages)
     with pytest.raises(ValueError, match="do not fit together"):
-        join(b"\xc1", None, None, [])
+        join_body(b"\xc1", None, None, [])

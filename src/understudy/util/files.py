@@ -1,24 +1,17 @@
-"""Files and directories that are replaced as a whole: a reader finds the old content or the new, never half of it.
-
-What is new is written beside its target under a hidden name and renamed into place at the end.
-
-- After a kill (SIGKILL, out of memory) the target is whole, with or without `fsync`: renaming is atomic, and the
-  kernel still has what was written. At worst a hidden leftover, `.*.new` or `.*.old`, lies beside it.
-- After a power cut only what was written with `fsync=True` is sure to be there. Without it the file system may
-  have recorded the rename before the data: the target may then be empty or cut short. That is enough for what the
-  same command makes again (exports, reports, pages), not for what a run or a loop goes on from.
-- A directory cannot be exchanged in one system call. Between two renames the target is missing, and the old
-  directory lies beside it as `.*.old`; a process that is killed in that moment leaves it so.
-"""
+"""Files and directories: replaced as a whole, locked, and made readable for other users."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from understudy.errors import ConfigError
 
 
 @contextmanager
@@ -84,3 +77,45 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+_CACHE = "set UNDERSTUDY_CACHE to a directory that you can write"
+
+
+@contextmanager
+def locked(path: Path, *, busy: str = "", remedy: str = _CACHE) -> Generator[int]:
+    """Hold an exclusive lock on the file `path`, which is made when absent and stays.
+
+    Gives its descriptor: a process that inherits it holds the lock too. The kernel drops the lock when its last
+    holder dies. Waits for another holder, unless `busy` says what to tell then.
+    Raises ConfigError with `busy`, or with `remedy` when the file cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be made: {error.strerror}; {remedy}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+        except BlockingIOError:
+            raise ConfigError(busy) from None
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def make_readable(root: Path) -> None:
+    """Let every user read `root` and all below it; links are left alone.
+
+    A sandbox's user is another one than ours, and a strict umask would shut it out.
+    """
+    for directory, names, files in os.walk(root):
+        for name in (".", *names, *files):
+            path = Path(directory, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                continue
+            wanted = mode | 0o444 | (0o111 if stat.S_ISDIR(mode) or mode & 0o100 else 0)
+            if wanted != mode:
+                path.chmod(stat.S_IMODE(wanted))

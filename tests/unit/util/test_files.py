@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.util.atomic import atomic_path, atomic_write, sync_tree
+from understudy.util.files import atomic_path, atomic_write, sync_tree
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path):
