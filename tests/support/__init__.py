@@ -132,6 +132,14 @@ def understudy(
         return subprocess.CompletedProcess(command, code, *(text.result() for text in texts))
 
 
+def close_pipes(process: asyncio.subprocess.Process) -> None:
+    """Close our ends of a process that has ended: one of its children may hold the others.
+
+    Else the garbage collector finds an unclosed transport in some later test, and warns there.
+    """
+    process._transport.close()  # type: ignore[attr-defined]
+
+
 def kills(usual: int) -> int:
     """How often a test kills what it tests, at random moments; CONTRIBUTING.md says when there have to be more."""
     return int(os.environ.get("UNDERSTUDY_TEST_KILLS", usual))

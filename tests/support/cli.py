@@ -28,7 +28,7 @@ from understudy.types import Call
 
 from fakes.attempts import start_attempts
 from fakes.turns import Scripted, Step, Wire, scripted
-from support import until
+from support import close_pipes, until
 
 TIMEOUT_S = 60.0
 MODEL = "qwen3-coder"
@@ -194,6 +194,7 @@ class Process:
         if self._process.returncode is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
+        close_pipes(self._process)
 
     async def _line(self) -> Event:
         assert self._process.stdout is not None

@@ -15,7 +15,7 @@ import msgspec
 
 from understudy.gateway.serve.admin import ADDRESS, GatewayAddress
 
-from support import understudy
+from support import close_pipes, understudy
 
 _COMMAND = [sys.executable, "-c", "from understudy.cli.main import main; main()", "gateway"]
 
@@ -36,6 +36,7 @@ class Served:
         self.url = ""
         self.said = b""
         self._process: asyncio.subprocess.Process | None = None
+        self._killed: list[asyncio.subprocess.Process] = []
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -80,6 +81,7 @@ class Served:
         assert self._process is not None
         os.kill(self.pid, signal.SIGKILL)
         await self._process.wait()
+        self._killed.append(self._process)  # its workers write to its stderr as long as they live
         await self.start()
 
     async def stop(self) -> int:
@@ -88,6 +90,8 @@ class Served:
         if self._process.returncode is None:
             self._process.terminate()
         _, self.said = await self._process.communicate()
+        for process in self._killed:
+            close_pipes(process)
         assert self._process.returncode is not None
         return self._process.returncode
 

@@ -281,7 +281,9 @@ def _main_line(store: Store, member: GradedRollout) -> list[Node]:
 
 
 def _counts(node: Node) -> bool:
-    return node.parent is None and node.role == "main" and not node.superseded and node.answer is not None
+    """Whether a call begins the line that the session went on with."""
+    aside = node.superseded or node.alternative
+    return node.parent is None and node.role == "main" and not aside and node.answer is not None
 
 
 def _messages(node: Node) -> list[Message]:

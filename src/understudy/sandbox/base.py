@@ -149,7 +149,7 @@ class Sandbox(Protocol):
         larger than `file_limit` bytes refuses the whole. All that runs inside is killed. In a sandbox made of a
         container image every program is the agent's to replace, so none is asked there.
         """
-        ...
+        return None
 
     async def reset(self) -> None:
         """Drop everything written since open, in the tree, the home and /tmp."""
@@ -161,15 +161,18 @@ class Sandbox(Protocol):
 
 
 class Sandboxes(Protocol):
-    """A kind of sandbox: opens them, and says whether this machine can."""
+    """A kind of sandbox: opens them, and says whether this machine can.
+
+    What is not overridden is that of a kind whose sandboxes show this machine's programs, and run no images.
+    """
 
     name: ClassVar[str]
-    host_programs: ClassVar[bool]
+    host_programs: ClassVar[bool] = True
     """Whether commands see this machine's programs, else those of an image."""
 
     def problems(self) -> list[str]:
         """Why this kind cannot work here, each with what to do about it; empty when it can."""
-        ...
+        return []
 
     def export_tree(self, image: str, path: str, base_commit: str, into: Path) -> None:
         """Make the new directory `into` with what an image holds at `path`, without its `.git`; fetches the image.
@@ -177,36 +180,34 @@ class Sandboxes(Protocol):
         Raises TaskError when the image or the path is not there, or its repository is not at `base_commit`;
         ConfigError for kinds that run no images.
         """
-        ...
+        raise _no_images(f"the tree at {path} in the container image {image}")
 
     def image_id(self, image: str, *, fetch: bool) -> str:
         """Identify the image that has this name now; "" when it is not on this machine and `fetch` is false.
 
         Raises TaskError when it cannot be fetched; kinds that run no images return "".
         """
-        ...
+        return ""
 
     def build_image(self, context: Path, name: str, *, timeout_s: float) -> None:
         """Make the image `name` of the Dockerfile in the directory `context`, unless there is one of that name.
 
         Raises TaskError when it cannot be built; ConfigError for kinds that run no images.
         """
-        ...
+        raise _no_images(f"building an image of {context}")
 
     def workdir_of(self, image: str) -> str:
         """The directory that an image's programs start in, "" when it names none; fetches the image.
 
         Raises TaskError when there is no such image; ConfigError for kinds that run no images.
         """
-        ...
+        raise _no_images(f"the container image {image}")
 
     def expect(self, spec: SandboxSpec) -> None:
         """Announce that a sandbox on this spec is likely to be opened soon; a kind may prepare it in advance."""
-        ...
 
     async def aclose(self) -> None:
         """Drop what was prepared and not opened. Never raises; the kind can be used again afterwards."""
-        ...
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
         """Open a sandbox. Raises SandboxError."""
@@ -214,43 +215,10 @@ class Sandboxes(Protocol):
 
     def prepare_tree(self, tree: Path) -> None:
         """Give a new tree the ownership that sandboxes of this kind need. Called once for each tree."""
-        ...
 
 
-class HostProgramSandboxes:
-    """Methods shared by the kinds whose sandboxes show this machine's programs, and run no images."""
-
-    host_programs: ClassVar[bool] = True
-
-    def export_tree(self, image: str, path: str, base_commit: str, into: Path) -> None:
-        """Raises ConfigError: there are no images here."""
-        raise ConfigError(
-            f"the tree at {path} is in the container image {image}, which a sandbox of this machine's own "
-            "programs cannot open; run it with --sandbox docker"
-        )
-
-    def image_id(self, image: str, *, fetch: bool) -> str:
-        """Nothing: there are no images here."""
-        return ""
-
-    def build_image(self, context: Path, name: str, *, timeout_s: float) -> None:
-        """Raises ConfigError: there are no images here."""
-        raise ConfigError(
-            f"{context}: a sandbox of this machine's own programs builds no images; use --sandbox docker"
-        )
-
-    def workdir_of(self, image: str) -> str:
-        """Raises ConfigError: there are no images here."""
-        raise ConfigError(
-            f"the container image {image} is unsupported in a sandbox of this machine's own programs; "
-            "use --sandbox docker"
-        )
-
-    def expect(self, spec: SandboxSpec) -> None:
-        """Nothing to do: such sandboxes open at once."""
-
-    async def aclose(self) -> None:
-        """Nothing to do: nothing is prepared."""
+def _no_images(what: str) -> ConfigError:
+    return ConfigError(f"{what}: unsupported in a sandbox of this machine's own programs; use --sandbox docker")
 
 
 class IsolatedSandbox:

@@ -9,11 +9,13 @@ import asyncio
 import contextlib
 import os
 import signal
+import stat
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from understudy.errors import SandboxError
 from understudy.sandbox.base import Completed
 
 T = TypeVar("T")
@@ -23,6 +25,18 @@ GRACE_S = 1.0
 
 
 LAST_SIGNAL = 64
+
+
+def read_regular(descriptor: int, path: str, limit: int) -> bytes:
+    """The content of an open file, which is closed. Raises SandboxError unless it is regular, within `limit`."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SandboxError(f"cannot read {path} in the sandbox: expected a regular file")
+    with os.fdopen(descriptor, "rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise SandboxError(f"cannot read {path} in the sandbox: it is larger than {limit} bytes")
+    return data
 
 
 def exit_code_of_shell(code: int) -> int:

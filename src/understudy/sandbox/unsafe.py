@@ -11,22 +11,21 @@ import asyncio
 import contextlib
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
 from understudy.errors import SandboxError
-from understudy.sandbox.base import Completed, HostProgramSandboxes, IgnoreFilter, SandboxSpec, below, mount_number
-from understudy.sandbox.process import run_process, run_to_completion
+from understudy.sandbox.base import Completed, Sandbox, Sandboxes, SandboxSpec, below, mount_number
+from understudy.sandbox.process import read_regular, run_process, run_to_completion
 
 SYSTEM_PATH = os.defpath.lstrip(":")
 
 _SOCKET_NAME_BYTES = 107
 
 
-class UnsafeSandbox:
+class UnsafeSandbox(Sandbox):
     """A directory with `tree`, `home` and `tmp` in it. What is written elsewhere on the machine stays written."""
 
     def __init__(self, spec: SandboxSpec, root: Path) -> None:
@@ -130,14 +129,7 @@ class UnsafeSandbox:
             raise
         except OSError as error:
             raise SandboxError(f"cannot read {path}: {error.strerror}") from error
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise SandboxError(f"cannot read {path}: expected a regular file")
-        with os.fdopen(descriptor, "rb") as file:
-            data = await asyncio.to_thread(file.read, limit + 1)
-        if len(data) > limit:
-            raise SandboxError(f"cannot read {path}: more than {limit} bytes")
-        return data
+        return await asyncio.to_thread(read_regular, descriptor, path, limit)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Write a file in the sandbox's directory. Raises SandboxError for a path outside."""
@@ -148,9 +140,6 @@ class UnsafeSandbox:
             host_path.chmod(mode)
         except OSError as error:
             raise SandboxError(f"cannot write {path}: {error.strerror}") from error
-
-    async def read_changes(self, *, file_limit: int, ignored: IgnoreFilter) -> None:
-        """None: a revealed run reads what changed."""
 
     async def reset(self) -> None:
         """Copy the tree afresh and empty home and tmp."""
@@ -178,14 +167,10 @@ def _fill(root: Path, tree: Path) -> None:
     (root / "tmp").mkdir()
 
 
-class UnsafeSandboxes(HostProgramSandboxes):
+class UnsafeSandboxes(Sandboxes):
     """Opens directories that pretend to be sandboxes; see the warning of this module."""
 
     name: ClassVar[str] = "unsafe-local"
-
-    def problems(self) -> list[str]:
-        """Nothing is needed, so nothing is missing."""
-        return []
 
     async def open(self, spec: SandboxSpec) -> UnsafeSandbox:
         """Copy the spec's tree to a temporary directory. Raises SandboxError when that fails."""
@@ -200,6 +185,3 @@ class UnsafeSandboxes(HostProgramSandboxes):
                 raise SandboxError(f"cannot copy the tree {spec.tree} to {root}: {error}") from error
             raise
         return UnsafeSandbox(spec, root)
-
-    def prepare_tree(self, tree: Path) -> None:
-        """Nothing to do: the copy belongs to whoever runs Understudy."""

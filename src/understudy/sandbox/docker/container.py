@@ -32,6 +32,7 @@ from understudy.sandbox.docker.engine import (
     EngineRefused,
     ExecNotStarted,
     ExecStream,
+    isolated,
     start_exec,
 )
 from understudy.sandbox.docker.files import ContainerFiles, pack_tar
@@ -70,17 +71,13 @@ def user_id(spec: SandboxSpec) -> int:
 
 
 def container_config(
-    spec: SandboxSpec, prepared: PreparedImage, labels: Mapping[str, str], *, cpus: float | None, quota: bool
+    spec: SandboxSpec, prepared: PreparedImage, *, cpus: float | None, quota: bool
 ) -> dict[str, Any]:
     """The container to make. `quota`: the engine's storage can bound what a container writes."""
     limits = spec.limits
     host: dict[str, Any] = {
-        "NetworkMode": "none",
         "Init": True,
         "IpcMode": "private",
-        "CapDrop": ["ALL"],
-        "CapAdd": ROOT_CAPABILITIES if spec.as_root else [],
-        "SecurityOpt": ["no-new-privileges"],
         "PidsLimit": limits.processes,
         "Memory": limits.memory_bytes,
         "MemorySwap": limits.memory_bytes,
@@ -99,19 +96,9 @@ def container_config(
         host["NanoCpus"] = int(cpus * 1e9)
     if quota:
         host["StorageOpt"] = {"size": str(limits.disk_bytes)}
-    return {
-        "Image": prepared.id,
-        "Entrypoint": ["/bin/sh", "-c", IDLE],
-        "Cmd": [],
-        "User": "0:0",
-        "WorkingDir": "/",
-        "Hostname": "sandbox",
-        "OpenStdin": True,
-        "NetworkDisabled": True,
-        "Labels": dict(labels),
-        "Healthcheck": {"Test": ["NONE"]},
-        "HostConfig": host,
-    }
+    capabilities = ROOT_CAPABILITIES if spec.as_root else ()
+    config = isolated(prepared.id, ["/bin/sh", "-c", IDLE], (), "sandbox", capabilities=capabilities, **host)
+    return config | {"Hostname": "sandbox", "OpenStdin": True}
 
 
 def container_environment(

@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -177,6 +177,38 @@ def find_engine() -> ContainerEngine:
         "no container engine found: install Docker (Debian: apt-get install docker.io) or Podman "
         "(apt-get install podman; systemctl --user start podman.socket), or set DOCKER_HOST to its socket"
     )
+
+
+def isolated(
+    image: str,
+    command: Sequence[str],
+    args: Sequence[str],
+    what: str,
+    *,
+    capabilities: Sequence[str] = (),
+    **host: Any,
+) -> dict[str, Any]:
+    """The container to make for a command that runs as root, without a network or rights but `capabilities`.
+
+    `what` is the value of its label. `host` are further settings that the engine takes under HostConfig.
+    """
+    return {
+        "Image": image,
+        "Entrypoint": list(command),
+        "Cmd": list(args),
+        "User": "0:0",
+        "WorkingDir": "/",
+        "Labels": owner_labels(what),
+        "NetworkDisabled": True,
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": {
+            "NetworkMode": "none",
+            "CapDrop": ["ALL"],
+            "CapAdd": list(capabilities),
+            "SecurityOpt": ["no-new-privileges"],
+            **host,
+        },
+    }
 
 
 def _boot_id() -> str:

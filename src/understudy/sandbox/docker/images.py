@@ -28,7 +28,7 @@ from understudy.sandbox.docker.engine import (
     EngineRefused,
     engine_errors,
     engine_message,
-    owner_labels,
+    isolated,
     remove_container,
 )
 from understudy.sandbox.docker.files import ContainerFiles, pack_tar
@@ -302,27 +302,15 @@ class ImageStore:
             remove_container(self._engine, container)
 
     def _create(self, image: str, script: str, *args: str) -> str:
+        log = {"Type": "json-file", "Config": {"max-size": "1m"}}
+        config = isolated(
+            *(image, ["/bin/sh", "-c", script, "prepare"], args, "prepare"),
+            capabilities=PREPARE_CAPABILITIES,
+            PidsLimit=512,
+            LogConfig=log,
+        )
         with engine_errors("make a container"):
-            return self._engine.api.create_container_from_config(
-                {
-                    "Image": image,
-                    "Entrypoint": ["/bin/sh", "-c", script, "prepare"],
-                    "Cmd": list(args),
-                    "User": "0:0",
-                    "WorkingDir": "/",
-                    "Labels": owner_labels("prepare"),
-                    "NetworkDisabled": True,
-                    "Healthcheck": {"Test": ["NONE"]},
-                    "HostConfig": {
-                        "NetworkMode": "none",
-                        "CapDrop": ["ALL"],
-                        "CapAdd": PREPARE_CAPABILITIES,
-                        "SecurityOpt": ["no-new-privileges"],
-                        "PidsLimit": 512,
-                        "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
-                    },
-                }
-            )["Id"]
+            return self._engine.api.create_container_from_config(config)["Id"]
 
     def _run(self, container: str, image: str) -> tuple[int, str]:
         """Run a created container to its end; returns its exit code and the end of its output."""

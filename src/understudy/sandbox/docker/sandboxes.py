@@ -7,7 +7,6 @@ import contextlib
 import logging
 import tarfile
 import time
-from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -18,7 +17,7 @@ import urllib3.exceptions
 from msgspec.structs import replace
 
 from understudy.errors import ConfigError, SandboxError, TaskError, UnderstudyError
-from understudy.sandbox.base import SandboxSpec
+from understudy.sandbox.base import Sandboxes, SandboxSpec
 from understudy.sandbox.docker.container import (
     DockerSandbox,
     check_container_spec,
@@ -32,7 +31,7 @@ from understudy.sandbox.docker.engine import (
     engine_errors,
     engine_message,
     find_engine,
-    owner_labels,
+    isolated,
     remove_container,
     remove_orphans,
 )
@@ -121,15 +120,14 @@ class _EngineResources:
         return container
 
     def _create(self, spec: SandboxSpec, prepared: PreparedImage) -> str:
-        labels = owner_labels("sandbox")
-        config = container_config(spec, prepared, labels, cpus=self._cpus, quota=self.quota)
+        config = container_config(spec, prepared, cpus=self._cpus, quota=self.quota)
         try:
             return self.engine.api.create_container_from_config(config)["Id"]
         except EngineRefused as error:
             if not self.quota or "storage-opt" not in str(error).lower():
                 raise
         self.quota = False
-        config = container_config(spec, prepared, labels, cpus=self._cpus, quota=False)
+        config = container_config(spec, prepared, cpus=self._cpus, quota=False)
         return self.engine.api.create_container_from_config(config)["Id"]
 
     def _remove(self, container: str) -> None:
@@ -164,7 +162,7 @@ def _has_quota(engine: ContainerEngine) -> bool:
     return False
 
 
-class DockerSandboxes:
+class DockerSandboxes(Sandboxes):
     """Opens containers as sandboxes.
 
     `image` is for tasks that name none. `cache_level` other than "instance" removes, at `aclose`, the images that
@@ -289,14 +287,11 @@ class DockerSandboxes:
                 _log.warning("%s", error)
             home.engine.close()
 
-    def prepare_tree(self, tree: Path) -> None:
-        """Nothing to do: in a prepared image the tree has the owner it needs."""
-
 
 BUILT = "understudy.task"
 """The label of images that were built for task folders."""
 
-_SAID_CHARS = 2000
+_OUTPUT_CHARS = 2000
 
 
 def build_image(
@@ -304,56 +299,36 @@ def build_image(
 ) -> None:
     """Make the image `name` of the Dockerfile in the directory `context`, as `docker build` does.
 
-    Its steps have the engine's network. Raises TaskError with the end of what was said when a step fails or the
-    whole takes longer than `timeout_s`, SandboxError when the engine breaks.
+    Its steps have the engine's network. Raises TaskError with the end of its output when a step fails or the whole
+    takes longer than `timeout_s`, SandboxError when the engine breaks.
     """
-    output = ""
+    output, ends = "", time.monotonic() + timeout_s
+    options: dict[str, Any] = {"tag": name, "labels": {BUILT: "1"}, "timeout": timeout_s}
     progress(f"{name}: building it from {context}")
-    with _events(engine, context, name, timeout_s) as events:
-        ends = time.monotonic() + timeout_s
-        for event in events:
-            output = (output + str(event.get("stream") or ""))[-_SAID_CHARS:]
-            if failed := event.get("error"):
-                raise TaskError(
-                    f"{context / 'Dockerfile'}: the build failed: {failed}; the end of its output:\n{output}"
-                )
-            if time.monotonic() > ends:
-                raise _too_slow(context, timeout_s, output)
-    progress(f"{name}: built")
-
-
-@contextlib.contextmanager
-def _events(engine: ContainerEngine, context: Path, name: str, timeout_s: float) -> Generator[Any]:
-    """What the engine says, as objects; leaving early ends the build."""
-    options: Mapping[str, Any] = {
-        "path": str(context),
-        "tag": name,
-        "labels": {BUILT: "1"},
-        "rm": True,
-        "forcerm": True,
-        "decode": True,
-        "timeout": timeout_s,
-    }
     with engine_errors(f"build {context}"):
-        events = engine.api.build(**options)
-    with contextlib.closing(events):
-        try:
-            yield events
-        except EngineRefused as error:
-            raise TaskError(f"{context / 'Dockerfile'}: cannot be built: {engine_message(error)}") from error
-        except (requests.Timeout, urllib3.exceptions.TimeoutError) as error:
-            raise _too_slow(context, timeout_s, "") from error
-        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-            raise SandboxError(
-                f"cannot build {context}: the connection to the container engine was lost: {engine_message(error)}"
-            ) from error
-
-
-def _too_slow(context: Path, timeout_s: float, output: str) -> TaskError:
-    return TaskError(
-        f"{context / 'Dockerfile'}: the build timed out after {timeout_s:.0f} s (environment.build_timeout_sec of "
-        f"task.toml); the end of its output:\n{output}"
-    )
+        events = engine.api.build(path=str(context), rm=True, forcerm=True, decode=True, **options)
+    try:
+        with contextlib.closing(events):  # leaving early ends the build
+            for event in events:
+                output = (output + str(event.get("stream") or ""))[-_OUTPUT_CHARS:]
+                if failed := event.get("error"):
+                    raise TaskError(
+                        f"{context / 'Dockerfile'}: the build failed: {failed}; the end of its output:\n{output}"
+                    )
+                if time.monotonic() > ends:
+                    raise requests.Timeout
+    except EngineRefused as error:
+        raise TaskError(f"{context / 'Dockerfile'}: cannot be built: {engine_message(error)}") from error
+    except (requests.Timeout, urllib3.exceptions.TimeoutError) as error:
+        raise TaskError(
+            f"{context / 'Dockerfile'}: the build timed out after {timeout_s:.0f} s (environment."
+            f"build_timeout_sec of task.toml); the end of its output:\n{output}"
+        ) from error
+    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+        raise SandboxError(
+            f"cannot build {context}: the connection to the container engine was lost: {engine_message(error)}"
+        ) from error
+    progress(f"{name}: built")
 
 
 def export_tree(
@@ -368,16 +343,7 @@ def export_tree(
     if base_commit:
         images.check_ancestry(image, path, base_commit)
     with engine_errors(f"export {path} from the image {image}"):
-        container = engine.api.create_container_from_config(
-            {
-                "Image": image,
-                "Entrypoint": ["/bin/true"],
-                "Cmd": [],
-                "Labels": owner_labels("export"),
-                "NetworkDisabled": True,
-                "HostConfig": {"NetworkMode": "none"},
-            }
-        )["Id"]
+        container = engine.api.create_container_from_config(isolated(image, ["/bin/true"], (), "export"))["Id"]
     try:
         with engine_errors(f"export {path} from the image {image}"):
             files = ContainerFiles(engine, container)

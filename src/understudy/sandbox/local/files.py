@@ -15,6 +15,7 @@ from collections.abc import Generator
 from pathlib import PurePosixPath
 
 from understudy.errors import SandboxError
+from understudy.sandbox.process import read_regular
 
 SYS_OPENAT2 = 437  # the same number on every architecture
 RESOLVE_NO_MAGICLINKS = 0x02
@@ -82,14 +83,7 @@ def read(root: int, path: str, limit: int, user: int | None) -> bytes:
         raise FileNotFoundError(errno.ENOENT, "no such file in the sandbox", path) from error
     except OSError as error:
         raise SandboxError(f"cannot read {path} in the sandbox: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise SandboxError(f"cannot read {path} in the sandbox: expected a regular file")
-    with os.fdopen(descriptor, "rb") as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise SandboxError(f"cannot read {path} in the sandbox: it is larger than {limit} bytes")
-    return data
+    return read_regular(descriptor, path, limit)
 
 
 def _make_directory(root: int, path: PurePosixPath) -> None:

@@ -30,9 +30,9 @@ from understudy.config import SANDBOX_UID
 from understudy.errors import SandboxError
 from understudy.sandbox.base import (
     Completed,
-    HostProgramSandboxes,
-    IgnoreFilter,
     IsolatedSandbox,
+    Sandbox,
+    Sandboxes,
     SandboxSpec,
     below,
     check_no_nul,
@@ -124,7 +124,7 @@ class _SandboxRun:
             os.close(children)
 
 
-class LocalSandbox(IsolatedSandbox):
+class LocalSandbox(IsolatedSandbox, Sandbox):
     """An open sandbox: its holder process, and how to enter its namespaces."""
 
     def __init__(self, spec: SandboxSpec, kind: LocalSandboxes, holder: MountHolder) -> None:
@@ -230,9 +230,6 @@ class LocalSandbox(IsolatedSandbox):
                 os.symlink(f"{mounts.ATTIC.lstrip('/')}/{top}", top, dir_fd=self._root())
         await asyncio.to_thread(files.write, self._root(), absolute, data, mode, self._kind.user)
 
-    async def read_changes(self, *, file_limit: int, ignored: IgnoreFilter) -> None:
-        """None: a revealed run reads what changed."""
-
     async def reset(self) -> None:
         """Open anew: the fresh holder takes the place of the old one, which dies with all that was written."""
         self._root()
@@ -258,7 +255,7 @@ def _may_become(user: int) -> bool:
     return any(int(first) <= user < int(first) + int(count) for first, _, count in ranges)
 
 
-class LocalSandboxes(HostProgramSandboxes):
+class LocalSandboxes(Sandboxes):
     """Opens local sandboxes, as root with a user id of their own, else in a user namespace."""
 
     name: ClassVar[str] = "local"
