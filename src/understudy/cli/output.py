@@ -23,7 +23,7 @@ def print_json(value: Any) -> None:
     try:
         typer.echo(msgspec.json.encode(value))
     except UnicodeEncodeError:
-        from understudy.export.files import json_bytes
+        from understudy.export.parquet import json_bytes
 
         typer.echo(json_bytes(value))
 

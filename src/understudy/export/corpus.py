@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from hashlib import blake2b
-from typing import Literal
+from itertools import chain
+from typing import Any, Literal
 
 from msgspec import Struct, field
 
@@ -19,8 +20,7 @@ from understudy.export.examples import Example, TaskOrigin, attempt_examples, tr
 from understudy.ingest import trace_store
 from understudy.ingest.redaction import redact_trace
 from understudy.ingest.trace import Trace
-from understudy.preference import checks
-from understudy.preference.checks import Pair
+from understudy.preference.checks import Pair, PairCounts
 from understudy.preference.pairs import replay_pairs
 from understudy.preference.rollouts import rollout_pairs
 from understudy.redact.redactor import Redactor
@@ -83,21 +83,38 @@ class CorpusCounts(Struct, kw_only=True):
     notes: Counter[str] = field(default_factory=Counter[str])
 
     def count(self, origin: str, source: str, licence: str | None, family: str | None, times: int = 1) -> None:
-        """Count something given, or with -1 take it back."""
+        """Count something that is exported, or with -1 take it back."""
         self.total += times
         self.origins[origin] += times
         self.sources[source] += times
         self.licences[licence or "unknown"] += times
         self.families[family or "unknown"] += times
 
-    def leave_out(self, example: Example, reason: str) -> None:
-        """Count an example that was given as left out after all."""
-        self.count(example.origin, example.source, example.licence, example.family, -1)
+    def count_item(self, item: Example | Pair, times: int = 1) -> None:
+        """Count an example or a pair."""
+        if isinstance(item, Example):
+            self.count(item.origin, item.source, item.licence, item.family, times)
+        else:
+            self.count("session" if item.origin == "replay" else "rollout", item.origin, None, item.family, times)
+
+    def leave_out(self, item: Example | Pair, reason: str) -> None:
+        """Count something that was counted already as left out after all."""
+        self.count_item(item, -1)
         self.left_out[reason] += 1
+
+    def tables(self) -> dict[str, Any]:
+        """What was counted by where it came from, the most frequent first."""
+        tables = {name: getattr(self, name) for name in ("origins", "sources", "licences", "families")}
+        return {name: positive_counts(counter) for name, counter in tables.items()}
+
+
+def positive_counts(counter: Counter[str]) -> dict[str, int]:
+    """The counts that are not 0, the most frequent first."""
+    return {name: count for name, count in counter.most_common() if count}
 
 
 class Corpus:
-    """The chosen part of a store. `tally` is that of the latest iteration, filled while it goes on.
+    """The chosen part of a store. `counts` are those of the latest iteration, filled while it goes on.
 
     Raises ConfigError where session data would leave the store as it is: it needs a redactor, or `unredacted`,
     which is the user's word.
@@ -123,7 +140,7 @@ class Corpus:
             )
         if not 0 <= self.selection.test_share < 1:
             raise ConfigError(
-                f"--test-share: {self.selection.test_share} is not a share; give a number from 0 to below 1"
+                f"--test-share: expected a number from 0 to below 1, got {self.selection.test_share}"
             )
 
     def split(self, group: str) -> Split:
@@ -137,28 +154,58 @@ class Corpus:
         Turns that did nothing, or whose tool calls have arguments that are no JSON object, are left out.
         """
         tally = self._begin()
-        for example in self._examples(unit, tally):
-            tally.count(example.origin, example.source, example.licence, example.family)
+        roles = self.selection.roles
+        of_sessions = (
+            example
+            for trace in self._traces(tally)
+            for example in trace_examples(trace, unit, tally.left_out, tally.notes)
+        )
+        of_rollouts = (
+            example
+            for graded in self._rollouts(tally)
+            for example in attempt_examples(
+                self.trajectory(graded), graded, self.task_origin(graded), unit, roles, tally.left_out
+            )
+        )
+        for example in chain(of_sessions, of_rollouts):
+            tally.count_item(example)
             yield example
 
     def samples(self) -> Iterator[tuple[GradedRollout, Sample]]:
         """The token sequences of the rollouts, with the exact tokens that were sampled."""
         tally = self._begin()
+        roles = self.selection.roles
         for graded in self._rollouts(tally):
-            origin = self.task_origin(graded)
-            for sample in self._samples(graded, tally):
-                if not any(sample.segment.loss_mask) or sample.segment.superseded:
-                    tally.left_out["superseded calls" if sample.segment.superseded else "nothing sampled"] += 1
-                    continue
-                tally.count("rollout", origin.source, origin.licence, None)
-                yield graded, sample
+            origin, trajectory = self.task_origin(graded), self.trajectory(graded)
+            calls = [node.call for node in trajectory.nodes if node.role in roles]
+            if without := sum(call.status == "ok" and call.completion_token_ids is None for call in calls):
+                tally.left_out["calls without token ids"] += without
+            reward = graded.verdict.reward
+            for sample in samples(trajectory, rollout_id=graded.rollout.id, reward=reward, roles=roles):
+                if sample.segment.superseded:
+                    tally.left_out["superseded calls"] += 1
+                elif not any(sample.segment.loss_mask):
+                    tally.left_out["nothing sampled"] += 1
+                else:
+                    tally.count("rollout", origin.source, origin.licence, None)
+                    yield graded, sample
 
     def pairs(self) -> Iterator[Pair]:
         """The preference pairs: of replays where sessions are wanted, of attempts where rollouts are."""
-        tally = self._begin()
-        for pair in self._pairs(tally):
-            tally.count("session" if pair.origin == "replay" else "rollout", pair.origin, None, pair.family)
-            yield pair
+        tally, chosen = self._begin(), self.selection
+        counts = PairCounts(left_out=tally.left_out, notes=tally.notes)
+        of_replays = replay_pairs(self.store, where=chosen.where, redactor=self.redactor, tally=counts)
+        of_attempts = rollout_pairs(
+            self.store,
+            chosen.run,
+            include_suspicious=chosen.include_suspicious,
+            redactor=self.redactor,
+            tally=counts,
+        )
+        for origin, pairs in (("sessions", of_replays), ("rollouts", of_attempts)):
+            for pair in pairs if origin in chosen.origins else ():
+                tally.count_item(pair)
+                yield pair
 
     def traces(self) -> Iterator[Trace]:
         """The sessions as they are exported, with the chosen turns only, redacted."""
@@ -207,46 +254,9 @@ class Corpus:
         """How often each rule of the redactor replaced something so far."""
         return {} if self.redactor is None else dict(self.redactor.report.counts.most_common())
 
-    # --- how it is done --------------------------------------------------------------------------------
-
     def _begin(self) -> CorpusCounts:
         self.counts = CorpusCounts()
         return self.counts
-
-    def _examples(self, unit: Unit, tally: CorpusCounts) -> Iterator[Example]:
-        for trace in self._traces(tally):
-            yield from trace_examples(trace, unit, tally.left_out, tally.notes)
-        for graded in self._rollouts(tally):
-            trajectory = self.trajectory(graded)
-            yield from attempt_examples(
-                trajectory, graded, self.task_origin(graded), unit, self.selection.roles, tally.left_out
-            )
-
-    def _pairs(self, tally: CorpusCounts) -> Iterator[Pair]:
-        counted = checks.PairCounts(left_out=tally.left_out, notes=tally.notes)
-        if "sessions" in self.selection.origins:
-            yield from replay_pairs(self.store, where=self.selection.where, redactor=self.redactor, tally=counted)
-        if "rollouts" in self.selection.origins:
-            yield from rollout_pairs(
-                self.store,
-                self.selection.run,
-                include_suspicious=self.selection.include_suspicious,
-                redactor=self.redactor,
-                tally=counted,
-            )
-
-    def _samples(self, graded: GradedRollout, tally: CorpusCounts) -> Iterator[Sample]:
-        trajectory = self.trajectory(graded)
-        without = sum(
-            node.call.status == "ok" and node.call.completion_token_ids is None
-            for node in trajectory.nodes
-            if node.role in self.selection.roles
-        )
-        if without:
-            tally.left_out["calls without token ids"] += without
-        yield from samples(
-            trajectory, rollout_id=graded.rollout.id, reward=graded.verdict.reward, roles=self.selection.roles
-        )
 
     def _traces(self, tally: CorpusCounts) -> Iterator[Trace]:
         if "sessions" not in self.selection.origins:
@@ -269,8 +279,8 @@ class Corpus:
             raise ConfigError(f"the store has no run {run!r}; it has: {', '.join(run_ids) or 'none'}")
         if not run_ids and self.selection.origins == ("rollouts",):
             raise ConfigError(
-                "the store has neither runs nor, if they were asked for, sessions: nothing can be exported; calls "
-                "that a gateway kept alone belong to no task, `understudy show` has them"
+                "nothing to export: the store has no runs, and no sessions were asked for; the calls of a gateway "
+                "that ran alone belong to no task, read them with: understudy show"
             )
         decisions = {graded.rollout.id: graded for graded in self.store.outcomes.decisions(run)}
         for rollout in self.store.runs.rollouts(run):

@@ -22,7 +22,6 @@ from understudy.ingest.trace import (
     RequestShape,
     Trace,
     TraceOutcome,
-    TraceState,
     TraceTurn,
     TurnSignals,
     expand,
@@ -176,18 +175,18 @@ def attempt_examples(
             trained: list[int] = []
             missed: list[tuple[Node, Message]] = []
             position = 0
-            for earlier in answers:
-                same = earlier[0].conversation.setting == node.conversation.setting
-                index = find_answer(messages, earlier[1], position) if same else None
+            for earlier, earlier_answer in answers:
+                same_setting = earlier.conversation.setting == node.conversation.setting
+                index = find_answer(messages, earlier_answer, position) if same_setting else None
                 if index is None:
-                    missed.append(earlier)
+                    missed.append((earlier, earlier_answer))
                     continue
-                messages[index] = earlier[1]
+                messages[index] = earlier_answer
                 trained.append(index)
                 position = index + 1
             answers = missed
+            trained.append(len(messages))
             messages.append(answer)
-            trained.append(len(messages) - 1)
             yield _call_example(graded, origin, node, messages, tuple(trained), "conversation")
 
 
@@ -276,13 +275,13 @@ def group_of(trace: Trace) -> str:
 
 
 def _turns(trace: Trace, left_out: Counter[str]) -> Iterator[Example]:
-    for state in expand(trace):
+    for state, turn in zip(expand(trace), trace.turns, strict=True):
         answer = textual(message_of(state.student_action))
         if reason := flaw(answer):
             left_out[reason] += 1
             continue
         messages = [*map(textual, state.messages), answer]
-        yield _turn_example(trace, state, messages, (len(messages) - 1,), "turn", state.tools)
+        yield _turn_example(trace, turn, messages, (len(messages) - 1,), "turn", state.tools)
 
 
 def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterator[Example]:
@@ -303,7 +302,7 @@ def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterato
             continue  # trained on a newer path
         turn = remaining.pop(last)
         shape = turn.shape or trace.shape
-        path = _node_path(trace, turn.context)
+        path = node_path(trace, turn.context)
         messages, answered = _path_messages(trace, path, shape, rendered)
         positions = [position for position, _ in answered]
         trained: set[int] = set()
@@ -321,7 +320,7 @@ def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterato
         messages.append(answers[last])
         indexes = (*sorted(trained), len(messages) - 1)
         notes["paths"] += 1
-        yield _turn_example(trace, _LastTurn(trace, turn), messages, indexes, "conversation", shape.tools)
+        yield _turn_example(trace, turn, messages, indexes, "conversation", shape.tools)
 
 
 def _path_messages(
@@ -337,7 +336,8 @@ def _path_messages(
         if node not in rendered:
             rendered[node] = trace.renderer.history(trace.nodes[node].body)
         history += [{**message, _POSITION: position} for message in rendered[node]]
-        if any(message["role"] == "assistant" and _has_text_or_calls(message) for message in rendered[node]):
+        answers = [message for message in rendered[node] if message["role"] == "assistant"]
+        if any(message.get("content") or message.get("tool_calls") for message in answers):
             positions.append(position)
     system = SYSTEM_PROMPT if shape.system is None else shape.system
     messages: list[Message] = [{"role": "system", "content": system}]
@@ -350,7 +350,8 @@ def _path_messages(
     return messages, [(position, indexes.get(position)) for position in positions]
 
 
-def _node_path(trace: Trace, end: int) -> list[int]:
+def node_path(trace: Trace, end: int) -> list[int]:
+    """The nodes of a trace from the beginning of its conversation to `end`."""
     path: list[int] = []
     while end >= 0:
         path.append(end)
@@ -358,30 +359,13 @@ def _node_path(trace: Trace, end: int) -> list[int]:
     return path[::-1]
 
 
-def _has_text_or_calls(message: Message) -> bool:
-    return bool(message.get("content") or message.get("tool_calls"))
-
-
 def _same_shape(one: RequestShape, other: RequestShape) -> bool:
     return one is other or one == other
 
 
-class _LastTurn:
-    """Of a turn, what `_turn_example` needs of a state."""
-
-    def __init__(self, trace: Trace, turn: TraceTurn) -> None:
-        self.state_id = state_id(trace.trace_id, turn.message_id)
-        self.source_model = turn.model
-        self.source_family = model_family(turn.model)
-        self.fidelity = turn.fidelity
-        self.branch = turn.branch
-        self.timestamp = turn.timestamp
-        self.signals = turn.signals
-
-
 def _turn_example(
     trace: Trace,
-    state: TraceState | _LastTurn,
+    turn: TraceTurn,
     messages: list[Message],
     trained: tuple[int, ...],
     unit: Any,
@@ -392,24 +376,24 @@ def _turn_example(
     if reward is None and outcome and outcome.resolved is not None:
         reward = float(outcome.resolved)
     return Example(
-        example_id=state.state_id,
+        example_id=state_id(trace.trace_id, turn.message_id),
         origin="session",
         unit=unit,
         group=group_of(trace),
         messages=messages,
         trained=trained,
         tools=tools,
-        desirable=desirable(state.signals if unit == "turn" else None, outcome),
+        desirable=desirable(turn.signals if unit == "turn" else None, outcome),
         reward=reward,
-        model=state.source_model,
-        family=state.source_family,
+        model=turn.model,
+        family=model_family(turn.model),
         source=trace.format,
         meta={
             "session_id": trace.session_id,
             "trace_id": trace.trace_id,
             "role": trace.role,
-            "branch": state.branch,
-            "fidelity": state.fidelity,
-            "timestamp": state.timestamp,
+            "branch": turn.branch,
+            "fidelity": turn.fidelity,
+            "timestamp": turn.timestamp,
         },
     )

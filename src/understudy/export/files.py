@@ -9,20 +9,20 @@ import json
 import os
 import shlex
 import shutil
-from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path, PurePath
-from types import TracebackType
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 import msgspec
 
 from understudy import __version__
 from understudy.errors import ConfigError
 from understudy.export.base import ExportSummary, ProgressCallback
-from understudy.export.corpus import SPLITS, Corpus, CorpusCounts, ExportSelection, Split
-from understudy.util.files import atomic_path
+from understudy.export.corpus import SPLITS, Corpus, ExportSelection, Split, positive_counts
+from understudy.export.parquet import Columns, ExportParquetWriter, JsonLinesWriter
+from understudy.util.files import atomic_write
 
 CARD_NAME = "README.md"
 
@@ -78,13 +78,12 @@ def render_card(
 
 
 def _configs(data: Mapping[str, Sequence[str]]) -> list[str]:
-    paths_by_split = {
-        split: [json.dumps(glob.escape(path)) for path in paths] for split, paths in data.items() if paths
-    }
-    if not paths_by_split:
-        return []
-    splits = [f"  - split: {split}\n    path: [{', '.join(paths)}]" for split, paths in paths_by_split.items()]
-    return ["configs:\n- config_name: default\n  data_files:", *splits]
+    splits = [
+        f"  - split: {split}\n    path: [{', '.join(json.dumps(glob.escape(path)) for path in paths)}]"
+        for split, paths in data.items()
+        if paths
+    ]
+    return ["configs:\n- config_name: default\n  data_files:", *splits] if splits else []
 
 
 def _how_made(selection: ExportSelection, name: str) -> str:
@@ -145,51 +144,12 @@ STAGING = ".understudy-export"
 _REPORT_EVERY = 64
 
 
-class RowWriter(Protocol):
-    """A file of rows that is being written."""
-
-    def write(self, row: Mapping[str, Any]) -> Any:
-        """Write a row behind the last. Raises OSError."""
-        ...
-
-    def close(self) -> None:
-        """Finish the file. Raises OSError."""
-        ...
-
-
-class JsonLinesWriter:
-    """A row a line, as JSON."""
-
-    suffix = ".jsonl"
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-
-    def write(self, row: Mapping[str, Any]) -> int:
-        """Write a row; halves of surrogate pairs, which no UTF-8 can hold, become question marks.
-
-        Returns its length in bytes.
-        """
-        return self._file.write(json_bytes(row) + b"\n")
-
-    def close(self) -> None:
-        """Finish the file."""
-        self._file.close()
-
-
-def json_bytes(value: Any) -> bytes:
-    """A value as JSON; halves of surrogate pairs become question marks."""
-    try:
-        return msgspec.json.encode(value)
-    except UnicodeEncodeError:
-        text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False, separators=(",", ":"))
-        return text.encode(errors="replace")
-
-
 class ExportWriter:
     """An export to the directory `output` as format `name`, to be used as a context.
 
-    `add` writes rows to the file of the split that their group belongs to; `path` gives a place for any other
+    Rows are Parquet of the typed `columns` where there are any, else JSON lines, written by `json_lines`.
+
+    `add` writes rows to the file of the split that their group belongs to; `path` gives a path for any other
     file. `finish` writes the card and the manifest and puts everything in place; files of an earlier export there
     that this one does not have are removed, others are left alone. Without it nothing is changed.
     """
@@ -199,32 +159,31 @@ class ExportWriter:
         corpus: Corpus,
         output: Path,
         name: str,
-        rows: Callable[[Path], RowWriter],
         report: ProgressCallback,
         *,
-        suffix: str,
+        columns: Columns | None = None,
+        json_lines: type[JsonLinesWriter] = JsonLinesWriter,
     ) -> None:
         self.corpus = corpus
+        self.written: dict[Split, int] = {}
+        """How many rows there are of each split."""
         self._output = output
         self._name = name
-        self._rows = rows
+        self._new_file = json_lines if columns is None else partial(ExportParquetWriter, columns=columns)
+        self._suffix = JsonLinesWriter.suffix if columns is None else ExportParquetWriter.suffix
         self._report = report
-        self._suffix = suffix
         self._staging = output / STAGING
         self._stack = ExitStack()
-        self._open: dict[Split, RowWriter] = {}
-        self._counts: dict[Split, int] = {}
+        self._open: dict[Split, JsonLinesWriter | ExportParquetWriter] = {}
 
     def __enter__(self) -> Self:
         with write_errors(self._output):
             self._stack.enter_context(exclusive(self._output))
-            self._described = ExportDescription(self.corpus, self._output, self._name)
+            self._description = ExportDescription(self.corpus, self._output, self._name)
             self._staging.mkdir(mode=0o700)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for rows in self._open.values():
             with suppress(OSError):
                 rows.close()
@@ -236,18 +195,12 @@ class ExportWriter:
         split = self.corpus.split(group)
         with write_errors(self._output):
             if split not in self._open:
-                self._open[split] = self._rows(self._staging / f"{split}{self._suffix}")
-                self._counts[split] = 0
+                self._open[split] = self._new_file(self._staging / f"{split}{self._suffix}")
             self._open[split].write(row)
-        self._counts[split] += 1
-        done = sum(self._counts.values())
+        self.written[split] = self.written.get(split, 0) + 1
+        done = sum(self.written.values())
         if done % _REPORT_EVERY == 0:
             self._report(done, 0)
-
-    @property
-    def written(self) -> Mapping[Split, int]:
-        """How many rows there are of each split."""
-        return self._counts
 
     def path(self, name: str) -> Path:
         """Where to write a file of the export that is to be called `name`."""
@@ -264,13 +217,13 @@ class ExportWriter:
     ) -> ExportSummary:
         """Put the export in place. `about` says in Markdown what a row is, `load` how the data are loaded.
 
-        `check` is given each file before, and may raise. Files in `kept` are of this machine: they are not pushed.
+        `check` is given each file before, and may raise. `local_only` are files of this machine: not pushed.
 
         Raises ConfigError when there are no rows, or when they cannot be written.
         """
-        tally = self.corpus.counts
-        if not self._counts:
-            why = ", ".join(f"{count} {reason}" for reason, count in tally.left_out.most_common())
+        corpus, counts, written = self.corpus, self.corpus.counts, self.written
+        if not written:
+            why = ", ".join(f"{count} {reason}" for reason, count in counts.left_out.most_common())
             raise ConfigError(
                 f"there is nothing to export as {self._name}; left out: {why or 'nothing, the store has none'}"
             )
@@ -278,51 +231,39 @@ class ExportWriter:
         with write_errors(self._output):
             while self._open:
                 self._open.popitem()[1].close()
-            if "train" not in self._counts:
-                (self._staging / f"test{self._suffix}").rename(self._staging / f"train{self._suffix}")
-                self._counts = {"train": self._counts["test"]}
+            if "train" not in written:
+                self.path(f"test{self._suffix}").rename(self.path(f"train{self._suffix}"))
+                written["train"] = written.pop("test")
                 all_notes.append(
                     "all groups would have been in test: they are in train, and there is no test split"
                 )
             for path in self._staging.iterdir():
                 if check:
                     check(path)
-            if self.corpus.redactor is not None:
-                self.corpus.redactor.report.write(self._staging / REDACTION_REPORT)
+            if corpus.redactor is not None:
+                corpus.redactor.report.write(self.path(REDACTION_REPORT))
                 local_only = (*local_only, REDACTION_REPORT)
-            exported = self._exported(tally, load, all_notes)
+            exported = ExportSummary(
+                output_dir=str(self._output),
+                rows=sum(written.values()),
+                splits={split: written[split] for split in SPLITS if split in written},
+                files=sorted([*(path.name for path in self._staging.iterdir()), CARD_NAME]),
+                left_out=positive_counts(counts.left_out),
+                **counts.tables(),
+                redaction=corpus.redaction,
+                unredacted=corpus.unredacted and "sessions" in corpus.selection.origins,
+                notes=all_notes,
+                load=fill_load(load, self._output),
+            )
             data = {split: [f"{split}{self._suffix}"] for split in exported.splits}
-            self._described.write(exported, about, load, data, staged=self._staging, local_only=local_only)
+            self._description.write(exported, about, load, data, staged=self._staging, local_only=local_only)
         self._report(exported.rows, exported.rows)
         return exported
-
-    def _exported(self, tally: CorpusCounts, load: str, notes: list[str]) -> ExportSummary:
-        corpus = self.corpus
-        unredacted = corpus.unredacted and "sessions" in corpus.selection.origins
-        return ExportSummary(
-            output_dir=str(self._output),
-            rows=sum(self._counts.values()),
-            splits={split: self._counts[split] for split in SPLITS if split in self._counts},
-            files=sorted([*(path.name for path in self._staging.iterdir()), CARD_NAME]),
-            left_out=_count_table(tally.left_out),
-            origins=_count_table(tally.origins),
-            sources=_count_table(tally.sources),
-            licences=_count_table(tally.licences),
-            families=_count_table(tally.families),
-            redaction=corpus.redaction,
-            unredacted=unredacted,
-            notes=notes,
-            load=fill_load(load, self._output),
-        )
 
 
 def fill_load(load: str, output: Path) -> str:
     """How an export is loaded: `load` with {output} for its directory, and {quoted} for that in a shell's line."""
     return load.format(output=output, quoted=shlex.quote(str(output)))
-
-
-def _count_table(counter: Counter[str]) -> dict[str, int]:
-    return {name: count for name, count in counter.most_common() if count}
 
 
 class ExportDescription:
@@ -363,24 +304,18 @@ class ExportDescription:
         if selection.where and self._corpus.redactor:  # It may name a project.
             where = self._corpus.redactor.text(selection.where)
             selection = msgspec.structs.replace(selection, where=where)
-        with ExitStack() as stack:
-            if exported.files:
-                # Only the last part of the path: what is above it names a person's home.
-                load_text = fill_load(load, Path(self._output.resolve().name))
-                text = render_card(exported, selection, self._name, about, load_text, data)
-                fresh = source / CARD_NAME if staged else stack.enter_context(atomic_path(source / CARD_NAME))
-                fresh.write_text(text, encoding="utf-8")
         if exported.files:
+            # Only the last part of the path: what is above it names a person's home.
+            load_text = fill_load(load, Path(self._output.resolve().name))
+            text = render_card(exported, selection, self._name, about, load_text, data)
+            atomic_write(source / CARD_NAME, text.encode())
             manifest = _manifest(exported, selection, self._name, source, local_only)
-            with atomic_path(self._output / MANIFEST) as fresh:
-                fresh.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
-                if exported.unredacted:
-                    fresh.chmod(0o600)
-        if staged:
-            for name in exported.files:
-                if exported.unredacted:
-                    (staged / name).chmod(0o600)
-                (staged / name).replace(self._output / name)
+            formatted = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+            atomic_write(self._output / MANIFEST, formatted, mode=0o600 if exported.unredacted else None)
+        for name in exported.files if staged else ():
+            if exported.unredacted:
+                (source / name).chmod(0o600)
+            (source / name).replace(self._output / name)
         for name in self._earlier - {*exported.files, MANIFEST}:
             (self._output / name).unlink(missing_ok=True)
             if "/" in name:
@@ -393,20 +328,18 @@ class ExportDescription:
 def _manifest(
     exported: ExportSummary, selection: ExportSelection, name: str, source: Path, local_only: Collection[str]
 ) -> dict[str, Any]:
-    """What an export says of itself, with the size and hash of each of its files, which are in `place`."""
-    summary = msgspec.structs.asdict(exported)
+    """What an export says of itself, with the size and hash of each of its files, which are in `source`."""
     keys = ("rows", "splits", "origins", "sources", "licences", "families", "left_out", "redaction", "unredacted")
-    files: dict[str, dict[str, Any]] = {}
-    for each in exported.files:
-        files[each] = {"bytes": (source / each).stat().st_size, "sha256": sha256_of(source / each)}
-        if each in local_only:
-            files[each]["kept"] = True
     return {
         "format": name,
         "made_with": f"understudy {__version__}",
-        **{key: summary[key] for key in keys},
+        **{key: getattr(exported, key) for key in keys},
         "selection": msgspec.structs.asdict(selection),
-        "files": files,
+        "files": {
+            each: {"bytes": (source / each).stat().st_size, "sha256": sha256_of(source / each)}
+            | ({"kept": True} if each in local_only else {})
+            for each in exported.files
+        },
     }
 
 
@@ -425,7 +358,7 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (msgspec.MsgspecError, OSError) as error:
-        raise ConfigError(f"{path}: is no manifest of an export ({error}); export again") from error
+        raise ConfigError(f"{path}: invalid manifest of an export: {error}; export again") from error
 
 
 def sha256_of(path: Path) -> str:
@@ -454,19 +387,10 @@ def exclusive(output: Path) -> Generator[None]:
         os.close(descriptor)
 
 
-class write_errors:
-    """Makes what goes wrong in writing a ConfigError."""
-
-    def __init__(self, output: Path) -> None:
-        self._output = output
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, OSError):
-            raise ConfigError(
-                f"cannot write the export to {self._output}: {error}; choose another --output"
-            ) from error
+@contextmanager
+def write_errors(output: Path) -> Generator[None]:
+    """Makes an OSError of the block a ConfigError."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot write the export to {output}: {error}; choose another --output") from error

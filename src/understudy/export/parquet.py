@@ -1,4 +1,4 @@
-"""Tables of typed columns as `datasets` wants them, and the Parquet files of exports."""
+"""The files that the rows of exports are written to: JSON lines, Parquet, and what `datasets` saves."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+import msgspec
+
 from understudy.errors import ConfigError
-from understudy.export.files import json_bytes
 
 Columns = Mapping[str, Any]
 """Names of columns to their types.
@@ -18,8 +19,46 @@ A type is the name of a scalar, `[type]` for a list, `{name: type}` for a struct
 back X
 """
 
+CHAT_MESSAGE: dict[str, Any] = {
+    "role": "string",
+    "content": "string",
+    "reasoning_content": "string",
+    "tool_calls": [{"id": "string", "type": "string", "function": {"name": "string", "arguments": "string"}}],
+    "tool_call_id": "string",
+}
+"""The columns of a chat message; the arguments of its tool calls are JSON text."""
+
 _BATCH_BYTES = 8 << 20
 _ARROW = {"bool": "bool_", "json": "json_"}
+
+
+class JsonLinesWriter:
+    """A row a line, as JSON."""
+
+    suffix = ".jsonl"
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+
+    def write(self, row: Mapping[str, Any]) -> int:
+        """Write a row; halves of surrogate pairs, which no UTF-8 can hold, become question marks.
+
+        Returns its length in bytes.
+        """
+        return self._file.write(json_bytes(row) + b"\n")
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+
+def json_bytes(value: Any) -> bytes:
+    """A value as JSON; halves of surrogate pairs become question marks."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False, separators=(",", ":"))
+        return text.encode(errors="replace")
 
 
 class _BatchWriter:

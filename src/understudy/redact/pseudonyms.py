@@ -16,6 +16,7 @@ from typing import Literal
 
 from understudy.errors import ConfigError
 from understudy.redact.forms import pseudonym_label
+from understudy.util.files import atomic_write
 
 SIZE = 32
 """Bytes of a key; the file holds them as hex digits."""
@@ -36,27 +37,19 @@ def load_key(path: Path | None = None) -> bytes:
     """
     path = path or key_path()
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return _create(path)
-    except OSError as error:
-        raise _trouble(path, "read", error) from error
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        raise ConfigError(f"{path}: expected a file with the redaction key; move away what is there")
-    with os.fdopen(descriptor, encoding="ascii", errors="replace") as file:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise ConfigError(f"{path}: expected a file with the redaction key; move away what is there")
         if mode & 0o077:
             raise ConfigError(
                 f"{path}: the redaction key can be read by others (mode {stat.S_IMODE(mode):o}); "
                 f"run: chmod 600 {path}"
             )
-        try:
-            text = file.read(4 * SIZE).strip()
-        except OSError as error:
-            raise _trouble(path, "read", error) from error
-    try:
-        key = bytes.fromhex(text)
+        key = bytes.fromhex(path.read_text("ascii"))
+    except FileNotFoundError:
+        return _create(path)
+    except OSError as error:
+        raise _key_error(path, "read", error) from error
     except ValueError:
         key = b""
     if len(key) != SIZE:
@@ -72,22 +65,19 @@ def _create(path: Path) -> bytes:
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.write(secrets.token_hex(SIZE) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            atomic_write(draft, f"{secrets.token_hex(SIZE)}\n".encode(), fsync=True, mode=0o600)
+            # Unlike a rename, a link leaves a key alone that is there by now.
             with suppress(FileExistsError):
                 os.link(draft, path)
         finally:
             draft.unlink(missing_ok=True)
     except OSError as error:
-        raise _trouble(path, "created", error) from error
+        raise _key_error(path, "created", error) from error
     return load_key(path)
 
 
-def _trouble(path: Path, done: str, error: OSError) -> ConfigError:
+def _key_error(path: Path, done: str, error: OSError) -> ConfigError:
     return ConfigError(
         f"{path}: the redaction key cannot be {done}: {error.strerror}; "
         "set XDG_DATA_HOME to a directory that you may write in"
@@ -106,21 +96,16 @@ class Pseudonyms:
 
     def name(self, kind: SecretKind, value: str) -> str:
         """The pseudonym of a value: `[GITHUB_TOKEN_3f2a91]`, `user_1c2d3e`, `user_1c2d3e@example.com`."""
-        pseudonym = self._cached.get((kind, value))
-        if pseudonym is None:
-            pseudonym = self._make(kind, value)
-            if len(self._cached) < 100_000:
-                self._cached[kind, value] = pseudonym
+        pseudonym = self._cached.get((kind, value)) or self._make(kind, value)
+        if len(self._cached) < 100_000:
+            self._cached[kind, value] = pseudonym
         return pseudonym
 
     def _make(self, kind: SecretKind, value: str) -> str:
-        if kind == "email":
-            value = value.lower()
-        sort = "secret" if kind == "private-key" else kind
-        message = f"understudy redaction 1\0{sort}\0{value}".encode(errors="surrogatepass")
+        hashed_kind = "secret" if kind == "private-key" else kind
+        hashed_value = value.lower() if kind == "email" else value
+        message = f"understudy redaction 1\0{hashed_kind}\0{hashed_value}".encode(errors="surrogatepass")
         digits = hmac.digest(self._key, message, "sha256").hex()[:6]
-        if kind == "user":
-            return f"user_{digits}"
-        if kind == "email":
-            return f"user_{digits}@example.com"
+        if kind in ("user", "email"):
+            return f"user_{digits}" + ("@example.com" if kind == "email" else "")
         return f"[{'PRIVATE_KEY' if kind == 'private-key' else pseudonym_label(value)}_{digits}]"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -27,51 +27,75 @@ from understudy.redact.heuristics import (
 )
 from understudy.redact.pseudonyms import SecretKind
 
+
+class SecretMatch(NamedTuple):
+    """A secret in a text: its span, the rule, the kind of its pseudonym, and its value."""
+
+    start: int
+    end: int
+    rule: str
+    kind: SecretKind
+    value: str
+
+
+class RedactionRule(NamedTuple):
+    """A rule that is tried wherever one of its needles (in lower case) occurs; `look` gets text and position."""
+
+    needles: tuple[bytes, ...]
+    look: Callable[[str, int], Iterable[SecretMatch]]
+
+
+Hits = Sequence[SecretMatch]
+_NONE: Hits = ()
+
+
+def _secret(rule: str, text: str, start: int, end: int, kind: SecretKind = "secret") -> SecretMatch:
+    """The match of the characters from `start` to `end`, whose value is what is written there."""
+    return SecretMatch(start, end, rule, kind, text[start:end])
+
+
 # --- HTTP headers, cookies, signed URLs ------------------------------------------------------------------
 
 _AUTHORIZATION = re.compile(
     r"uthorization\\{0,7}[\"']?[ \t]{0,4}[:=,][ \t]{0,4}[fb]?(?:\\{0,7}[\"'`])?(?:" + ANSI + r")?"
-    r"(?P<said>[^\"'`\n\r\\\0]{16,4500})"
+    r"(?P<value>[^\"'`\n\r\\\0]{16,4500})"
 )
 _DIGEST = re.compile(r"uthorization[^\n\0]{1,400}?\bresponse=\\{0,7}\"([0-9a-f]{32})")
 _PART = re.compile(r"[\w~+/.-]{16,4096}={0,2}", re.ASCII)
 _HEX = re.compile(r"(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{20,}")
-_COOKIES = re.compile(r"ookies?\\{0,7}[\"'`\]]?[ \t]{0,4}[:=(]?[ \t]{0,4}(?P<said>[^\n\r\0]{16,8000})")
+_COOKIES = re.compile(r"ookies?\\{0,7}[\"'`\]]?[ \t]{0,4}[:=(]?[ \t]{0,4}(?P<value>[^\n\r\0]{16,8000})")
 _COOKIE_PAIR = re.compile(
     r"[\w.$%-]{1,80}\\{0,7}[\"']?(?:=|:[ ]?)\\{0,7}[\"']?([\w.~+/%:!|-]{16,4096}={0,2})(?![\w(\[])", re.ASCII
 )
 _JAR = re.compile(r"\ttrue\t\d{1,12}\t[^\t\n]{1,100}\t([^\s\0]{16,4096})", re.I)
 _SIGNED = re.compile(r"[?&]sig=([A-Za-z0-9%+/_-]{40,200}=?)")
-_JOINED = re.compile(r"[A-Za-z0-9_.~-]{3}\dQ~[A-Za-z0-9_.~-]{31,34}(?![\w~-])", re.ASCII)
+_AZURE = re.compile(r"[A-Za-z0-9_.~-]{3}\dQ~[A-Za-z0-9_.~-]{31,34}(?![\w~-])", re.ASCII)
 _ESCAPED = re.compile(r"%[0-9A-Fa-f]{2}")
 
 
-def find_authorization(text: str, position: int) -> Iterator[tuple[int, int]]:
-    """Where the credentials lie of the header whose name, but for its first letter, stands at `position`."""
+def _authorization(text: str, position: int) -> Iterator[SecretMatch]:
     match = _AUTHORIZATION.match(text, position)
     if match is not None:
-        start, end = match.span("said")
+        start, end = match.span("value")
         for part in _PART.finditer(text, start, _up_to(text, "uthorization", start, end)):
             value = part.group()
             if not is_reference(value) and (looks_random(value) or _HEX.fullmatch(value)):
-                yield part.span()
+                yield _secret("authorization", text, *part.span())
     digest = _DIGEST.match(text, position)
     if digest is not None:
-        yield digest.span(1)
+        yield _secret("authorization", text, *digest.span(1))
 
 
-def find_cookies(text: str, position: int) -> Iterator[tuple[int, int]]:
-    """Where the values of cookies lie that look drawn by lot; `ookie` stands at `position`."""
+def _cookies(text: str, position: int) -> Iterator[SecretMatch]:
     match = _COOKIES.match(text, position)
-    if match is not None:
-        yield from cookie_pairs(text, match.start("said"), match.end("said"), "ookie")
+    return _cookie_pairs(text, *match.span("value"), "ookie") if match else iter(())
 
 
-def cookie_pairs(text: str, start: int, end: int, needle: str) -> Iterator[tuple[int, int]]:
-    """Where values that look drawn by lot stand behind a name, as far as the next needle, which looks itself."""
+def _cookie_pairs(text: str, start: int, end: int, needle: str) -> Iterator[SecretMatch]:
+    """Values behind a name that look random, as far as the next needle, which is looked at by itself."""
     for pair in _COOKIE_PAIR.finditer(text, start, _up_to(text, needle, start, end)):
         if not is_reference(pair[1]) and looks_random(_ESCAPED.sub("-", pair[1])):
-            yield pair.span(1)
+            yield _secret("cookie", text, *pair.span(1))
 
 
 def _up_to(text: str, needle: str, start: int, end: int) -> int:
@@ -79,25 +103,24 @@ def _up_to(text: str, needle: str, start: int, end: int) -> int:
     return end if at < 0 else at
 
 
-def find_jar_cookie(text: str, position: int) -> Iterator[tuple[int, int]]:
-    """Where the value of a cookie lies in a line of a cookie file, which has a tab and TRUE at `position`."""
+def _jar_cookie(text: str, position: int) -> Iterator[SecretMatch]:
+    """The value in a line of a cookie file."""
     match = _JAR.match(text, position)
     if match is not None and looks_random(match[1]):
-        yield match.span(1)
+        yield _secret("cookie", text, *match.span(1))
 
 
-def find_url_signature(text: str, position: int) -> Iterator[tuple[int, int]]:
-    """Where the signature of an address lies that `sig=` stands in, at `position`."""
+def _signature(text: str, position: int) -> Iterator[SecretMatch]:
     match = _SIGNED.match(text, max(position - 1, 0))
     if match is not None and looks_random(_ESCAPED.sub("-", match[1])):
-        yield match.span(1)
+        yield _secret("signed-url", text, *match.span(1))
 
 
-def find_azure_secret(text: str, position: int) -> Iterator[tuple[int, int]]:
-    """Where the secret of an application of Azure lies, in which `Q~` stands at `position`."""
-    match = _JOINED.match(text, position - 4) if position >= 4 else None
+def _azure_secret(text: str, position: int) -> Iterator[SecretMatch]:
+    """The secret of an application of Azure, whose fifth and sixth characters the needle is."""
+    match = _AZURE.match(text, position - 4) if position >= 4 else None
     if match is not None and (position < 5 or not text[position - 5].isalnum()):
-        yield match.span()
+        yield _secret("azure-secret", text, *match.span())
 
 
 # --- command lines, .pgpass, calls that take a user and a password ---------------------------------------
@@ -105,7 +128,7 @@ def find_azure_secret(text: str, position: int) -> Iterator[tuple[int, int]]:
 _VALUE = r"""\\{0,7}["']?([^\s"'\\;|&<>\0\x1b]{6,256})"""
 _OF = r"[^\n|;&]{0,160}?[ \t]"
 
-AFTER = {
+_ARGUMENTS = {
     b"sshpass": re.compile(rf"sshpass[ \t]{{1,4}}-p[ \t]{{0,2}}{_VALUE}"),
     b"mysql": re.compile(rf"mysql(?:dump|admin|import|sh)?{_OF}-p{_VALUE}"),
     b" login ": re.compile(rf" login{_OF}-p[ \t]{{1,4}}{_VALUE}"),
@@ -115,31 +138,30 @@ AFTER = {
     b":543": re.compile(r"""():543\d(?::[\w*-]{1,64}){2}:([^\s"':\\\0\x1b]{6,128})"""),
     b":*:": re.compile(r"""():\*(?::[\w*-]{1,64}){2}:([^\s"':\\\0\x1b]{6,128})"""),
 }
-"""What leads to a password, its last group, by the needle (in small letters) at which it begins."""
+"""Patterns whose last group is a password, by the needle (in lower case) at which they begin."""
 
 _PIPED = re.compile(
     r"""[\w.-]{1,32}:([^\s"'\\|:\0]{6,128})\\{0,7}["']?[ \t]{0,4}\|[ \t]{0,4}(?:sudo[ \t]{1,4})?$"""
 )
 
 
-def find_argument(text: str, position: int, needle: bytes) -> tuple[int, int] | None:
-    """Where the password lies that is given to a program whose needle stands at `position`."""
-    match = AFTER[needle].match(text, position)
-    return None if match is None else _judged(*match.span(match.re.groups), text)
+def _argument(needle: bytes, text: str, position: int) -> Hits:
+    match = _ARGUMENTS[needle].match(text, position)
+    return _password(text, *match.span(match.re.groups)) if match else _NONE
 
 
-def find_piped(text: str, position: int) -> tuple[int, int] | None:
-    """Where the password lies that is piped into `chpasswd`, which stands at `position`."""
+def _piped(text: str, position: int) -> Hits:
+    """The password that is piped into `chpasswd`."""
     left = max(position - 240, 0)
     match = _PIPED.search(text[left:position])
-    return None if match is None else _judged(left + match.start(1), left + match.end(1), text)
+    return _password(text, left + match.start(1), left + match.end(1)) if match else _NONE
 
 
-def _judged(start: int, end: int, text: str) -> tuple[int, int] | None:
+def _password(text: str, start: int, end: int) -> Hits:
     value = text[start:end].rstrip(",.)]}")
     if len(value) < 6 or is_reference(value) or not is_password(value, quoted=False):
-        return None
-    return start, start + len(value)
+        return _NONE
+    return (_secret("command-line", text, start, start + len(value)),)
 
 
 # --- what names a person ---------------------------------------------------------------------------------
@@ -200,16 +222,16 @@ dashboard node_modules dist staging
 _HOMES = frozenset(_HOMES_TEXT.split())
 
 
-def find_email(text: str, position: int) -> tuple[int, int] | None:
-    """Where the address lies whose `@` is at `position`; None where there is none, or one that names nobody."""
+def _email(text: str, position: int) -> Hits:
+    """The address whose `@` is at `position`, unless it names nobody."""
     domain = _DOMAIN.match(text, position)
     if domain is None or _NOWHERE.search(domain[1]):
-        return None
+        return _NONE
     if domain[2].lower() not in _TLDS and not domain[2].startswith("xn--"):
-        return None
+        return _NONE
     local = _LOCAL.match(text[max(position - 64, 0) : position][::-1])
     if local is None:
-        return None
+        return _NONE
     start = position - local.end()
     # The end of an escape, as in `\nme@…`, is no part of the name.
     if start > 0 and text[start - 1] == "\\" and text[start] in "nrt":
@@ -223,24 +245,26 @@ def find_email(text: str, position: int) -> tuple[int, int] | None:
     name = text[start:position].rpartition("=")[2]
     start = position - len(name)
     if not name or name.lower() in _NOBODY or PSEUDONYM.fullmatch(name):
-        return None
+        return _NONE
     if _IN_URL.search(text[max(start - 256, 0) : start]):
-        return None
-    return start, domain.end()
+        return _NONE
+    return (_secret("email", text, start, domain.end(), "email"),)
 
 
-def find_home_user(text: str, position: int) -> tuple[int, int] | None:
-    """Where the user's name lies in the path of a home directory in which `home` or `Users` stands at `position`.
+def _home_user(text: str, position: int) -> Hits:
+    """The user's name in the path of a home directory in which `home` or `Users` stands at `position`.
 
     Also as Claude Code writes a directory into the name of another, `-home-NAME-project`, and as URLs do.
     """
+    if not position:
+        return _NONE
     sign = text[position - 1]
     if sign in "/\\" and (
         _inner(text, position - 1) or (text[position] == "u" and not _windows(text, position - 1))
     ):
-        return None
+        return _NONE
     if sign == "-" and position > 1 and (text[position - 2].isalnum() or text[position - 2] in "_.~)}]-"):
-        return None
+        return _NONE
     if sign == "-":
         match = _ENCODED.match(text, position - 1)
     elif sign in "/\\":
@@ -248,13 +272,13 @@ def find_home_user(text: str, position: int) -> tuple[int, int] | None:
     else:
         match = _ESCAPED_HOME.match(text, position - 3) if position >= 3 else None
     if match is None:
-        return None
+        return _NONE
     name = match[1].rstrip(".")
     if not name or name.lower() in _HOMES or PSEUDONYM.fullmatch(name) or not any(one.isalnum() for one in name):
-        return None
+        return _NONE
     if name[0] == "." or _FILE.search(name):
-        return None
-    return match.start(1), match.start(1) + len(name)
+        return _NONE
+    return (_secret("home-path", text, match.start(1), match.start(1) + len(name), "user"),)
 
 
 def _inner(text: str, position: int) -> bool:
@@ -272,24 +296,6 @@ def _windows(text: str, position: int) -> bool:
 
 
 # --- the rules -------------------------------------------------------------------------------------------
-
-
-class SecretMatch(NamedTuple):
-    """A secret in a text: its span, the rule, the kind of its pseudonym, and its value."""
-
-    start: int
-    end: int
-    rule: str
-    kind: SecretKind
-    value: str
-
-
-class RedactionRule(NamedTuple):
-    """A rule that is tried wherever one of its needles (in lower case) occurs; `look` gets text and position."""
-
-    needles: tuple[bytes, ...]
-    look: Callable[[str, int], Sequence[SecretMatch]]
-
 
 _URL = re.compile(r"""://([^\s/?#@:"'<>`\\\0]{0,128})(?::([^\s/"'<>`\\\0]{1,256}))?@(?=[\w\[.$%{-])""")
 _SCHEME = re.compile(
@@ -325,10 +331,6 @@ default sa dbuser db database test api token git oauth2 x-access-token x-token-a
 myuser dbadmin service rabbitmq
 """
 GENERIC_USERS = frozenset(_GENERIC_USERS_TEXT.split())
-
-
-Hits = Sequence[SecretMatch]
-_NONE: Hits = ()
 
 
 def _pem(text: str, position: int) -> Hits:
@@ -379,7 +381,7 @@ def _bearer(text: str, position: int) -> Hits:
     match = _BEARER.match(text, position)
     if match is None or is_reference(match[1]) or not looks_random(match[1]):
         return _NONE
-    return (SecretMatch(*match.span(1), "bearer", "secret", match[1]),)
+    return (_secret("bearer", text, *match.span(1)),)
 
 
 def _basic(text: str, position: int) -> Hits:
@@ -392,7 +394,7 @@ def _basic(text: str, position: int) -> Hits:
         return _NONE
     if b":" not in decoded[1:] or not all(32 <= byte < 127 for byte in decoded):
         return _NONE
-    return (SecretMatch(*match.span(1), "basic-auth", "secret", match[1]),)
+    return (_secret("basic-auth", text, *match.span(1)),)
 
 
 def _curl(text: str, position: int) -> Hits:
@@ -402,12 +404,11 @@ def _curl(text: str, position: int) -> Hits:
         for group in (1, 2):
             value = match[group]
             if value and not is_reference(value) and (group == 2 or looks_random(value)):
-                hits.append(SecretMatch(*match.span(group), "basic-auth", "secret", value))
+                hits.append(_secret("basic-auth", text, *match.span(group)))
     match = _CURL_COOKIES.search(text, position, position + 600)
     if match is not None:
-        end = text.find("\n", match.end(), match.end() + 4096)
-        end = match.end() + 4096 if end < 0 else end
-        hits += _secrets(text, cookie_pairs(text, match.end(), end, "curl"), "cookie")
+        end = _up_to(text, "\n", match.end(), match.end() + 4096)
+        hits += _cookie_pairs(text, match.end(), end, "curl")
     return hits
 
 
@@ -416,40 +417,12 @@ def _webhook(text: str, position: int) -> Hits:
     value = match and (match[1] or match[2])
     if not match or not value or is_reference(value) or not looks_random(value):
         return _NONE
-    return (SecretMatch(*match.span(1 if match[1] else 2), "webhook", "secret", value),)
+    return (_secret("webhook", text, *match.span(1 if match[1] else 2)),)
 
 
 def _assigned(text: str, position: int) -> Hits:
     span = find_assigned(text, position)
-    return (SecretMatch(*span, "assignment", "secret", text[slice(*span)]),) if span else _NONE
-
-
-def _secrets(text: str, spans: Iterator[tuple[int, int]], rule: str) -> Hits:
-    return [SecretMatch(start, end, rule, "secret", text[start:end]) for start, end in spans]
-
-
-def _spans(look: Callable[[str, int], Iterator[tuple[int, int]]], rule: str) -> Callable[[str, int], Hits]:
-    return lambda text, position: _secrets(text, look(text, position), rule)
-
-
-def _argument(needle: bytes, text: str, position: int) -> Hits:
-    span = find_argument(text, position, needle)
-    return (SecretMatch(*span, "command-line", "secret", text[slice(*span)]),) if span else _NONE
-
-
-def _piped(text: str, position: int) -> Hits:
-    span = find_piped(text, position)
-    return (SecretMatch(*span, "command-line", "secret", text[slice(*span)]),) if span else _NONE
-
-
-def _email(text: str, position: int) -> Hits:
-    span = find_email(text, position)
-    return (SecretMatch(*span, "email", "email", text[slice(*span)]),) if span else _NONE
-
-
-def _home(text: str, position: int) -> Hits:
-    span = find_home_user(text, position) if position else None
-    return (SecretMatch(*span, "home-path", "user", text[slice(*span)]),) if span else _NONE
+    return (_secret("assignment", text, *span),) if span else _NONE
 
 
 RULES = (
@@ -459,19 +432,19 @@ RULES = (
     RedactionRule((b"basic ",), _basic),
     RedactionRule((b"curl",), _curl),
     RedactionRule((b"hooks",), _webhook),
-    RedactionRule((b"uthorization",), _spans(find_authorization, "authorization")),
-    RedactionRule((b"ookie",), _spans(find_cookies, "cookie")),
-    RedactionRule((b"\ttrue\t",), _spans(find_jar_cookie, "cookie")),
-    RedactionRule((b"sig=",), _spans(find_url_signature, "signed-url")),
-    RedactionRule((b"q~",), _spans(find_azure_secret, "azure-secret")),
-    *(RedactionRule((needle,), partial(_argument, needle)) for needle in AFTER),
+    RedactionRule((b"uthorization",), _authorization),
+    RedactionRule((b"ookie",), _cookies),
+    RedactionRule((b"\ttrue\t",), _jar_cookie),
+    RedactionRule((b"sig=",), _signature),
+    RedactionRule((b"q~",), _azure_secret),
+    *(RedactionRule((needle,), partial(_argument, needle)) for needle in _ARGUMENTS),
     RedactionRule((b"chpasswd",), _piped),
     RedactionRule(
         (b"pass", b"pwd", b"secret", b"token", b"key", b"credential", b"auth", b"identified by", b"dockerc"),
         _assigned,
     ),
     RedactionRule((b"@", b"%40"), _email),
-    RedactionRule((b"home", b"users"), _home),
+    RedactionRule((b"home", b"users"), _home_user),
 )
 """What is looked for by its surroundings; what has a form is looked for in `forms`."""
 
@@ -501,10 +474,7 @@ def find_secrets(text: str) -> list[SecretMatch]:
     while start >= 0:
         end = runs.find(b".", start)
         end = len(runs) if end < 0 else end
-        hits += [
-            SecretMatch(one, two, rule, "secret", text[one:two])
-            for one, two, rule in tokens_in_run(text, start, end)
-        ]
+        hits += [_secret(rule, text, first, last) for first, last, rule in tokens_in_run(text, start, end)]
         start = runs.find(_LONG, end)
     if hits:
         hits += _beside_ids(text, hits)
@@ -520,6 +490,6 @@ def _beside_ids(text: str, hits: list[SecretMatch]) -> list[SecretMatch]:
             begin = max(hit.start - around, reached)
             for match in pattern.finditer(text, begin, min(hit.end + around, len(text))):
                 if looks_random(match.group()):
-                    near.append(SecretMatch(match.start(), match.end(), rule, "secret", match.group()))
+                    near.append(_secret(rule, text, *match.span()))
             reached = max(reached, hit.end)
     return near

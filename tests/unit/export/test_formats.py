@@ -22,11 +22,11 @@ from understudy.cli.commands.export import app, shortened_list
 from understudy.errors import ConfigError
 from understudy.export.base import ExportSummary, traits_of
 from understudy.export.corpus import Corpus, ExportSelection
-from understudy.export.files import MANIFEST, JsonLinesWriter, json_bytes
+from understudy.export.files import MANIFEST
 from understudy.export.formats import trl
 from understudy.export.formats.openai import refusal_reason
 from understudy.export.formats.trl import message_rows
-from understudy.export.parquet import ExportParquetWriter
+from understudy.export.parquet import ExportParquetWriter, JsonLinesWriter, json_bytes
 from understudy.export.push import plan_push
 from understudy.preference.rollouts import _main_line as main_line  # pyright: ignore[reportPrivateUsage]
 from understudy.redact.redactor import Redactor

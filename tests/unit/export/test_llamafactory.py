@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,16 @@ def example(messages: list[Message], trained: tuple[int, ...] | None = None, **m
     )
 
 
+def row_or_flaw(make: Callable[..., made.Row], *arguments: Any) -> made.Row | made.RowFlaw:
+    try:
+        return make(*arguments)
+    except made.RowFlaw as flaw:
+        return flaw
+
+
 def reason(row: made.Row | made.RowFlaw) -> str:
     assert isinstance(row, made.RowFlaw)
-    return row.reason
+    return str(row)
 
 
 def turns(row: made.Row | made.RowFlaw) -> list[tuple[str, str]]:
@@ -84,7 +92,7 @@ def test_turns_alternate_and_nothing_that_was_said_is_lost():
         {"role": "tool", "tool_call_id": "c", "content": "three"},
         DONE,
     ]
-    row = made.sft(example(conversation, (3, 7, 9)), QWEN, "sharegpt")
+    row = row_or_flaw(made.sft, example(conversation, (3, 7, 9)), QWEN, "sharegpt")
     assert not isinstance(row, made.RowFlaw) and row["system"] == "You work."
     calls = '[{"name":"Read","arguments":{"path":"x"}},{"name":"Bash","arguments":{"command":"ls"}}]'
     assert turns(row) == [
@@ -99,37 +107,39 @@ def test_turns_alternate_and_nothing_that_was_said_is_lost():
 
 def test_words_that_a_template_looks_for_are_escaped_in_calls_and_refused_in_text():
     command = "grep '</tool_call>' <think>"
-    (_, said) = turns(made.sft(example([USER, says(None, ("a", "Bash", {"command": command}))]), QWEN, "sharegpt"))
+    (_, said) = turns(
+        row_or_flaw(made.sft, example([USER, says(None, ("a", "Bash", {"command": command}))]), QWEN, "sharegpt")
+    )
     assert "<" not in said[1] and json.loads(said[1])[0]["arguments"] == {"command": command}
     for text in ("I write <tool_call> now.", "<think>\nno\n</think>\n\n"):
-        row = made.sft(example([USER, says(text, ("a", "Bash", {}))]), QWEN, "sharegpt")
+        row = row_or_flaw(made.sft, example([USER, says(text, ("a", "Bash", {}))]), QWEN, "sharegpt")
         assert reason(row) == made.MARKERS
-    assert turns(made.sft(example([USER, says("I write <tool_call> now.")]), QWEN, "sharegpt"))
+    assert turns(row_or_flaw(made.sft, example([USER, says("I write <tool_call> now.")]), QWEN, "sharegpt"))
 
 
 def test_pictures_and_parallel_calls_are_refused_where_a_template_cannot_have_them():
     html = [{"role": "user", "content": "Add a <video> tag."}, DONE]
-    assert reason(made.sft(example(html), template_rules("qwen3_5"), "sharegpt")) == made.PICTURES
-    assert turns(made.sft(example(html), QWEN, "sharegpt"))
+    assert reason(row_or_flaw(made.sft, example(html), template_rules("qwen3_5"), "sharegpt")) == made.PICTURES
+    assert turns(row_or_flaw(made.sft, example(html), QWEN, "sharegpt"))
     called = [USER, says(None, ("a", "Bash", {"command": "<video>"}))]
-    assert turns(made.sft(example(called), template_rules("qwen3_5"), "sharegpt"))
+    assert turns(row_or_flaw(made.sft, example(called), template_rules("qwen3_5"), "sharegpt"))
     both = [USER, says(None, ("a", "Bash", {}), ("b", "Bash", {}))]
-    assert reason(made.sft(example(both), template_rules("glm4"), "sharegpt")) == made.PARALLEL
+    assert reason(row_or_flaw(made.sft, example(both), template_rules("glm4"), "sharegpt")) == made.PARALLEL
 
 
 def test_rows_that_would_be_dropped_or_learned_wrongly_are_told():
-    assert reason(made.sft(example([DONE]), QWEN, "sharegpt")) == made.NO_TURNS
-    assert reason(made.sft(example([USER, DONE, USER], (1,)), QWEN, "sharegpt")) == made.NO_TURNS
-    assert reason(made.sft(example([USER, DONE, USER, DONE], (3,)), QWEN, "sharegpt")) == made.PARTLY
-    assert reason(made.sft(example([USER, DONE, DONE], (2,)), QWEN, "sharegpt")) == made.MIXED
-    assert reason(made.kto(example([USER, DONE]), QWEN, "sharegpt")) == made.UNDECIDED
-    assert reason(made.kto(example([USER, says("")], desirable=True), QWEN, "sharegpt")) == made.EMPTY
+    assert reason(row_or_flaw(made.sft, example([DONE]), QWEN, "sharegpt")) == made.NO_TURNS
+    assert reason(row_or_flaw(made.sft, example([USER, DONE, USER], (1,)), QWEN, "sharegpt")) == made.NO_TURNS
+    assert reason(row_or_flaw(made.sft, example([USER, DONE, USER, DONE], (3,)), QWEN, "sharegpt")) == made.PARTLY
+    assert reason(row_or_flaw(made.sft, example([USER, DONE, DONE], (2,)), QWEN, "sharegpt")) == made.MIXED
+    assert reason(row_or_flaw(made.kto, example([USER, DONE]), QWEN, "sharegpt")) == made.UNDECIDED
+    assert reason(row_or_flaw(made.kto, example([USER, says("")], desirable=True), QWEN, "sharegpt")) == made.EMPTY
 
 
 def test_a_call_of_the_past_that_is_no_json_is_shown_as_it_was_written():
     past = says(None, ("a", "Bash", "{oops"))
     result = {"role": "tool", "tool_call_id": "a", "content": "No JSON."}
-    assert turns(made.sft(example([USER, past, result, DONE]), QWEN, "sharegpt"))[1:3] == [
+    assert turns(row_or_flaw(made.sft, example([USER, past, result, DONE]), QWEN, "sharegpt"))[1:3] == [
         ("gpt", '<tool_call>\n{"name":"Bash","arguments":"{oops"}\n</tool_call>'),
         ("observation", "No JSON."),
     ]
@@ -138,7 +148,7 @@ def test_a_call_of_the_past_that_is_no_json_is_shown_as_it_was_written():
 def test_alpaca_has_the_conversation_before_as_history():
     past = says("I look.", ("a", "Bash", {"command": "ls"}))
     result = {"role": "tool", "tool_call_id": "a", "content": "x"}
-    row = made.sft(example([USER, past, result, DONE]), QWEN, "alpaca")
+    row = row_or_flaw(made.sft, example([USER, past, result, DONE]), QWEN, "alpaca")
     called = '<tool_call>\n{"name":"Bash","arguments":{"command":"ls"}}\n</tool_call>'
     assert row == {
         "id": "e",
@@ -164,18 +174,18 @@ def test_pairs_have_an_odd_number_of_turns():
             rejected=TurnAction(content="No."),
         )
 
-    row = made.dpo(pair([USER, DONE, USER]), QWEN, "sharegpt")
+    row = row_or_flaw(made.dpo, pair([USER, DONE, USER]), QWEN, "sharegpt")
     assert len(turns(row)) == 3 and not isinstance(row, made.RowFlaw)
     assert row["rejected"] == {"from": "gpt", "value": "No."}
     assert row["chosen"]["from"] == "function_call" and row["chosen"]["value"].startswith(
         "<think>\nB\n</think>\n\nA\n"
     )
-    assert reason(made.dpo(pair([USER, DONE]), QWEN, "sharegpt")) == made.NO_TURNS
+    assert reason(row_or_flaw(made.dpo, pair([USER, DONE]), QWEN, "sharegpt")) == made.NO_TURNS
 
 
 def test_tools_have_the_properties_that_the_plainest_template_reads():
     tools = [{"type": "function", "function": {"name": "Now", "parameters": {}}}]
-    row = made.sft(example([USER, DONE], tools=tools), QWEN, "sharegpt")
+    row = row_or_flaw(made.sft, example([USER, DONE], tools=tools), QWEN, "sharegpt")
     assert not isinstance(row, made.RowFlaw)
     (tool,) = json.loads(row["tools"])
     assert tool["function"] == {"name": "Now", "parameters": {"type": "object", "properties": {}}}
@@ -192,9 +202,9 @@ MESSAGE = st.one_of(
 
 @given(st.lists(MESSAGE, max_size=8), st.sampled_from(["sharegpt", "alpaca"]))
 def test_every_row_is_one_that_llamafactory_keeps(messages: list[Message], form: made.Form):
-    row = made.sft(example([*messages, DONE]), QWEN, form)
+    row = row_or_flaw(made.sft, example([*messages, DONE]), QWEN, form)
     if isinstance(row, made.RowFlaw):
-        assert row.reason in (made.NO_TURNS, made.MIXED)
+        assert str(row) in (made.NO_TURNS, made.MIXED)
         return
     if form == "alpaca":
         assert all(len(pair) == 2 for pair in row["history"]) and row["output"].endswith("Done.")
@@ -296,7 +306,7 @@ def test_a_broken_list_is_an_error_that_says_where_and_what_to_do(full: Path, tm
     path = tmp_path / "out" / "dataset_info.json"
     path.parent.mkdir()
     path.write_bytes(broken.encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"dataset_info\.json is no JSON object .* mend or move it away"):
+    with pytest.raises(ConfigError, match=r"dataset_info\.json: expected a JSON object .* repair the file"):
         exported(full, tmp_path / "out")
     assert path.read_bytes() == broken.encode("latin-1") and not (tmp_path / "out" / "understudy").exists()
 
@@ -322,7 +332,7 @@ def test_a_tokenizer_at_hand_counts(full: Path, tmp_path: Path):
     told = exported(full, tmp_path / "out", model=str(tmp_path / "model"))
     assert any("cutoff_len" in note and "about" not in note for note in told.notes)
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match="is no tokenizer"):
+    with pytest.raises(ConfigError, match="invalid tokenizer"):
         exported(full, tmp_path / "out", model=str(tmp_path / "model"))
 
 

@@ -19,7 +19,7 @@ from understudy.cli.options import command
 from understudy.cli.output import Json, print_json
 from understudy.cli.progress import LiveStatus, live
 from understudy.errors import BackendError, ConfigError
-from understudy.export.files import json_bytes
+from understudy.export.parquet import json_bytes
 from understudy.gateway.exact.codec import LocalCodec
 from understudy.preference.checks import Checks, Limits, Pair, PairCounts
 from understudy.preference.pairs import replay_pairs

@@ -12,26 +12,29 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from understudy import __version__
 from understudy.errors import ConfigError
 from understudy.export.base import ExportSummary, FormatTraits, ProgressCallback, exporter, no_progress
 from understudy.export.corpus import Corpus, CorpusCounts
-from understudy.export.examples import group_of
-from understudy.export.files import ExportWriter, JsonLinesWriter, json_bytes
-from understudy.export.formats.atif_steps import ModelTurn, instant, plain, steps, totals
-from understudy.ingest.trace import Message, RequestShape, Trace, TraceTurn, TurnAction, state_id
+from understudy.export.examples import arguments_of, group_of, is_valid_call, node_path
+from understudy.export.files import ExportWriter
+from understudy.export.parquet import json_bytes
+from understudy.ingest.trace import Message, RequestShape, Trace, TraceTurn, state_id
+from understudy.preference.checks import message_of
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import Role
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Call, is_solved
+from understudy.wire.arguments import unwrapped
 from understudy.wire.model import Block
 from understudy.wire.stored import response_message, shown_messages
 
@@ -67,46 +70,48 @@ def export(
 
     Raises ConfigError when there is nothing to write, or it cannot be written.
     """
-    agents = {run.id: {"name": str(run.config.get("agent") or "unknown")} for run in corpus.store.runs.all()}
-    with ExportWriter(corpus, output, "atif", JsonLinesWriter, report, suffix=JsonLinesWriter.suffix) as writing:
+    agents = {run.id: str(run.config.get("agent") or "unknown") for run in corpus.store.runs.all()}
+    roles = corpus.selection.roles
+    with ExportWriter(corpus, output, "atif", report) as writing:
         subagents = _subagents(corpus)
         for trace in corpus.traces():
             for name, document in session_documents(trace, subagents.get(trace.session_id, {})).items():
                 _write_document(writing, group_of(trace), name, document)
         sessions = corpus.counts
         for graded in corpus.rollouts():
-            agent = {
-                **agents[graded.rollout.run_id],
-                "version": agent_version(corpus.store.runs.logs(graded.attempt.id)),
-            }
-            roles = corpus.selection.roles
-            documents = rollout_documents(
-                corpus.trajectory(graded), graded, roles, agent, safe_file_name(graded.rollout.id)
-            )
+            version = agent_version(corpus.store.runs.logs(graded.attempt.id))
+            agent = {"name": agents[graded.rollout.run_id], "version": version}
+            base = safe_file_name(graded.rollout.id)
+            documents = rollout_documents(corpus.trajectory(graded), graded, roles, agent, base)
             for name, document in documents.items():
                 if not tokens:
                     without_tokens(document)
                 _write_document(writing, graded.rollout.task_id, name, document)
-        corpus.counts = _sum_counts(sessions, corpus.counts)
+        for name in CorpusCounts.__struct_fields__:
+            setattr(corpus.counts, name, getattr(sessions, name) + getattr(corpus.counts, name))
         return writing.finish(_ABOUT, _LOAD)
 
 
 def session_documents(trace: Trace, started: Mapping[str, str]) -> dict[str, Document]:
-    """The trajectories of a trace by the name of their file."""
+    """The trajectories of a trace by the name of their file.
+
+    `started` maps tool calls to the files of the agents that they started.
+    """
     paths = session_paths(trace)
     base = safe_file_name(trace.trace_id)
-    names = [f"{base}.json", *(f"{base}.branch-{number}.json" for number in range(1, len(paths)))]
-    successors = continuations(trace, paths)
-    return {
-        names[index]: session_document(
-            trace,
-            path,
-            names[index].removesuffix(".json"),
-            started,
-            names[successors[index]] if index in successors else None,
-        )
-        for index, path in enumerate(paths)
+    names = [base, *(f"{base}.branch-{number}" for number in range(1, len(paths)))]
+    documents = {
+        f"{name}.json": session_document(trace, path, name, started)
+        for name, path in zip(names, paths, strict=True)
     }
+    # The turns that led to the session's end are of the active branch. Where they lie on several paths, a
+    # compaction ended each of these but the newest, which comes first.
+    active = [
+        name for name, path in zip(names, paths, strict=True) if trace.turns[path.turns[-1]].branch == "active"
+    ]
+    for newer, older in pairwise(active):
+        documents[f"{older}.json"]["continued_trajectory_ref"] = f"{newer}.json"
+    return documents
 
 
 def safe_file_name(identity: str) -> str:
@@ -129,25 +134,18 @@ def without_tokens(document: Document) -> None:
 
 def _subagents(corpus: Corpus) -> dict[str, dict[str, str]]:
     """The files of the agents that sessions started, by session and tool call."""
-    by_session: dict[str, list[tuple[str | None, str]]] = {}
+    by_session: dict[str, dict[str, str]] = {}
     for trace in corpus.traces():
-        if trace.parent is not None:
-            entry = (trace.parent.tool_use_id, f"{safe_file_name(trace.trace_id)}.json")
-            by_session.setdefault(trace.parent.session_id, []).append(entry)
-    return {session: callers(places) for session, places in by_session.items()}
+        if trace.parent is not None and trace.parent.tool_use_id is not None:
+            files = by_session.setdefault(trace.parent.session_id, {})
+            files[trace.parent.tool_use_id] = f"{safe_file_name(trace.trace_id)}.json"
+    return by_session
 
 
 def agent_version(logs: Mapping[str, bytes]) -> str:
     """The version of the agent, which Claude Code tells at the beginning of its stream; the format demands one."""
     matches = (_VERSION.search(log, 0, _BEGINNING) for log in logs.values())
     return next((match[1].decode() for match in matches if match), "unknown")
-
-
-def _sum_counts(one: CorpusCounts, other: CorpusCounts) -> CorpusCounts:
-    joined: dict[str, Any] = {}
-    for name in CorpusCounts.__struct_fields__:
-        joined[name] = getattr(one, name) + getattr(other, name)
-    return CorpusCounts(**joined)
 
 
 def _write_document(writing: ExportWriter, group: str, name: str, document: Document) -> None:
@@ -158,6 +156,141 @@ def _write_document(writing: ExportWriter, group: str, name: str, document: Docu
     extra: dict[str, Any] = document["extra"]
     row = {"file": name, "group": group, "reward": extra.get("reward"), "steps": len(document["steps"])}
     writing.add(group, row)
+
+
+# --- Steps -------------------------------------------------------------------------------------
+
+Step = dict[str, Any]
+
+_MEDIA = {"jpg": "image/jpeg", "jpeg": "image/jpeg", "png": "image/png", "gif": "image/gif", "webp": "image/webp"}
+
+
+class ModelTurn(Struct, frozen=True, kw_only=True):
+    """What the model did in one turn: `message` is the assistant's, thinking in `reasoning_content`.
+
+    `copied`: it stands in another trajectory too, which it is to be learned from.
+    """
+
+    message: Message
+    model: str | None = None
+    timestamp: str | None = None
+    metrics: dict[str, Any] = field(default_factory=dict[str, Any])
+    extra: dict[str, Any] = field(default_factory=dict[str, Any])
+    copied: bool = False
+
+
+def steps(items: Sequence[Message | ModelTurn], agents: Mapping[str, str] | None = None) -> list[Step]:
+    """The steps of a conversation, numbered from 1.
+
+    An assistant's message that is no `ModelTurn` was not the model's turn here, so it is copied context. Tool
+    results are in the step that asked for them; one that nothing asked for is the user's words. `agents` maps the
+    ids of tool calls to the trajectories that they started.
+    """
+    result: list[Step] = []
+    callers: dict[Any, Step] = {}
+    for item in items:
+        message = item.message if isinstance(item, ModelTurn) else item
+        role: str = message["role"]
+        caller = callers.pop(message.get("tool_call_id"), None) if role == "tool" else None
+        if caller is not None:
+            _add_observation(caller, message, agents or {})
+            continue
+        if role == "assistant":
+            turn = item if isinstance(item, ModelTurn) else ModelTurn(message=message, copied=True)
+            step = _agent_step(turn)
+        else:
+            source = "system" if role == "system" else "user"
+            step = {"source": source, "message": _content(message.get("content"))}
+        result.append(step)
+        callers |= {call["tool_call_id"]: step for call in step.get("tool_calls", ())}
+    return [{"step_id": number, **step} for number, step in enumerate(result, 1)]
+
+
+def totals(all_steps: Sequence[Step]) -> dict[str, Any]:
+    """The sums over steps, without those that are copied; what no step tells is not there."""
+    metrics_list = [step["metrics"] for step in all_steps if "metrics" in step and "is_copied_context" not in step]
+    sums: dict[str, Any] = {}
+    for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd"):
+        values = [metrics[name] for metrics in metrics_list if name in metrics]
+        if values:
+            sums[f"total_{name}"] = sum(values)
+    return {**sums, "total_steps": len(all_steps)}
+
+
+def _agent_step(turn: ModelTurn) -> Step:
+    message = turn.message
+    step: Step = {"source": "agent", "message": _content(message.get("content"))}
+    extra = dict(turn.extra)
+    if turn.timestamp is not None:
+        if _is_instant(turn.timestamp):
+            step["timestamp"] = turn.timestamp
+        else:
+            extra["timestamp"] = turn.timestamp
+    fields = {
+        "model_name": turn.model,
+        "reasoning_content": message.get("reasoning_content"),
+        "tool_calls": [_call(call) for call in message.get("tool_calls") or ()],
+        **({"is_copied_context": True} if turn.copied else {"llm_call_count": 1}),
+        "metrics": turn.metrics,
+        "extra": extra,
+    }
+    return step | {name: value for name, value in fields.items() if value}
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    function = cast(dict[str, Any], call["function"])
+    step = {"tool_call_id": call["id"], "function_name": function["name"]}
+    if is_valid_call(call):
+        return {**step, "arguments": arguments_of(call) or {}}
+    # ATIF has objects only: what the model wrote in their place is kept beside.
+    raw = function.get("arguments")
+    return {**step, "arguments": {}, "extra": {"arguments": unwrapped(raw) if isinstance(raw, str) else raw}}
+
+
+def _add_observation(step: Step, message: Message, agents: Mapping[str, str]) -> None:
+    call_id = message["tool_call_id"]
+    result: dict[str, Any] = {"source_call_id": call_id, "content": _content(message.get("content"))}
+    if call_id in agents:
+        key = "trajectory_path" if agents[call_id].endswith(".json") else "trajectory_id"
+        result["subagent_trajectory_ref"] = [{key: agents[call_id]}]
+    if message.get("is_error"):
+        result["extra"] = {"is_error": True}
+    step.setdefault("observation", {"results": []})["results"].append(result)
+
+
+def _content(content: Any) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    parts = [_part(part) for part in cast(list[Any], content)] if isinstance(content, list) else []
+    return parts or ""
+
+
+def _part(part: Any) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    fields = cast(dict[str, Any], part) if isinstance(part, dict) else {}
+    if "text" in fields:
+        return {"type": "text", "text": str(fields["text"] or "")}
+    address: Any = fields.get("image_url")
+    url = cast(dict[str, Any], address).get("url") if isinstance(address, dict) else address
+    if isinstance(url, str) and url:
+        return {"type": "image", "source": {"media_type": _media_type(url), "path": url}}
+    return {"type": "text", "text": f"[{fields.get('type', 'other')}]"}
+
+
+def _media_type(url: str) -> str:
+    if url.startswith("data:"):
+        media_type = url[5:].partition(";")[0].partition(",")[0]
+        return media_type if media_type in _MEDIA.values() else "image/png"
+    return _MEDIA.get(url.partition("?")[0].rpartition(".")[2].lower(), "image/png")
+
+
+def _is_instant(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        return False
+    return True
 
 
 # --- Sessions ----------------------------------------------------------------------------------
@@ -175,65 +308,67 @@ def session_paths(trace: Trace) -> list[SessionPath]:
     """The paths of a trace, so that each of its turns is new on one: the newest turn's first."""
     owners = {node: index for index, turn in enumerate(trace.turns) for node in turn.action}
     remaining = set(range(len(trace.turns)))
-    found: list[SessionPath] = []
+    paths: list[SessionPath] = []
     for last in reversed(range(len(trace.turns))):
         if last not in remaining:
             continue
         turn = trace.turns[last]
-        nodes = [*_node_path(trace, turn.context), *turn.action]
+        nodes = [*node_path(trace, turn.context), *turn.action]
         on = set(nodes)
         turns = list(dict.fromkeys(owners[node] for node in nodes if node in owners))
         complete = [index for index in turns if on.issuperset(trace.turns[index].action)]
-        found.append(SessionPath(nodes, complete, frozenset(remaining.intersection(complete))))
+        paths.append(SessionPath(nodes, complete, frozenset(remaining.intersection(complete))))
         remaining.difference_update(complete)
-    return found
+    return paths
 
 
-def session_document(
-    trace: Trace, path: SessionPath, identity: str, started: Mapping[str, str], continued: str | None
-) -> Document:
-    """The trajectory of a path. `started` maps tool calls to the files of the agents they started; `continued` is
-    the file of the path that goes on from it."""
+def session_document(trace: Trace, path: SessionPath, identity: str, started: Mapping[str, str]) -> Document:
+    """The trajectory of a path."""
     last = trace.turns[path.turns[-1]]
     shape = last.shape or trace.shape
-    all_steps = steps(_session_items(trace, path, shape), started)
     outcome = trace.outcome
     extra: dict[str, Any] = {
-        "reward": None if outcome is None else outcome.reward,
-        "resolved": None if outcome is None else outcome.resolved,
-        "task": None if outcome is None else outcome.task,
-        "exit_status": None if outcome is None else outcome.exit_status,
+        "reward": outcome and outcome.reward,
+        "resolved": outcome and outcome.resolved,
+        "task": outcome and outcome.task,
+        "exit_status": outcome and outcome.exit_status,
         "format": trace.format,
         "project": trace.project,
         "role": trace.role,
-        "parent": None if trace.parent is None else plain(trace.parent),
+        "parent": msgspec.to_builtins(trace.parent),
         "branch": last.branch,
         "fidelity": last.fidelity,
-        "written_by": f"understudy {__version__}",
     }
-    agent: dict[str, Any] = {"name": trace.agent or trace.format, "version": trace.version or "unknown"}
-    if last.model:
-        agent["model_name"] = last.model
-    if shape.tools:
-        agent["tool_definitions"] = shape.tools
-    result: Document = {
+    return _document(
+        trace.session_id,
+        identity,
+        {"name": trace.agent or trace.format, "version": trace.version or "unknown"},
+        last.model,
+        shape.tools,
+        steps(_session_items(trace, path, shape), started),
+        {key: value for key, value in extra.items() if value is not None},
+    )
+
+
+def _document(
+    session_id: str,
+    identity: str,
+    agent: Mapping[str, str],
+    model: str | None,
+    tools: list[dict[str, Any]] | None,
+    steps: list[Step],
+    extra: dict[str, Any],
+) -> Document:
+    named = ({"model_name": model} if model else {}) | ({"tool_definitions": tools} if tools else {})
+    return {
         "schema_version": VERSION,
-        "session_id": trace.session_id,
+        "session_id": session_id,
         "trajectory_id": identity,
-        "agent": agent,
-        "steps": all_steps,
-        "final_metrics": totals(all_steps),
-        "extra": {key: value for key, value in extra.items() if value is not None},
+        "agent": {**agent, **named},
+        "steps": steps,
+        "final_metrics": totals(steps),
+        "extra": {**extra, "written_by": f"understudy {__version__}"},
     }
-    return result if continued is None else {**result, "continued_trajectory_ref": continued}
-
-
-def _node_path(trace: Trace, end: int) -> list[int]:
-    path: list[int] = []
-    while end >= 0:
-        path.append(end)
-        end = trace.nodes[end].parent
-    return path[::-1]
 
 
 def _session_items(trace: Trace, path: SessionPath, shape: RequestShape) -> list[Message | ModelTurn]:
@@ -252,12 +387,7 @@ def _session_items(trace: Trace, path: SessionPath, shape: RequestShape) -> list
 
 
 def _session_turn(trace: Trace, turn: TraceTurn, *, copied: bool) -> ModelTurn:
-    action: TurnAction = trace.renderer.action([trace.nodes[node].body for node in turn.action])
-    message: Message = {"role": "assistant", "content": action.content or ""}
-    if action.thinking:
-        message["reasoning_content"] = action.thinking
-    if action.tool_calls:
-        message["tool_calls"] = action.tool_calls
+    action = trace.renderer.action([trace.nodes[node].body for node in turn.action])
     extra: dict[str, Any] = {
         "message_id": turn.message_id,
         "state_id": state_id(trace.trace_id, turn.message_id),
@@ -268,30 +398,16 @@ def _session_turn(trace: Trace, turn: TraceTurn, *, copied: bool) -> ModelTurn:
     if action.thinking_hidden:
         extra["thinking_hidden"] = True
     if turn.signals is not None:
-        extra["signals"] = plain(turn.signals)
+        extra["signals"] = msgspec.to_builtins(turn.signals)
+    message = message_of(action)
     return ModelTurn(message=message, model=turn.model, timestamp=turn.timestamp, extra=extra, copied=copied)
-
-
-def continuations(trace: Trace, paths: Sequence[SessionPath]) -> dict[int, int]:
-    """Of paths that a compaction ended, by place: the place of the path that goes on from each.
-
-    All turns that led to the session's end are of the active branch; those that lie on several paths stand in the
-    order in which they were taken.
-    """
-    active = [at for at, path in enumerate(paths) if trace.turns[path.turns[-1]].branch == "active"]
-    return {older: newer for newer, older in pairwise(active)}
-
-
-def callers(parents: Collection[tuple[str | None, str]]) -> dict[str, str]:
-    """Tool calls to the files of the agents that they started."""
-    return {call: file for call, file in parents if call is not None}
 
 
 # --- Rollouts ----------------------------------------------------------------------------------
 
 
 class AtifBranch(Struct, eq=False, kw_only=True):
-    """A branch of calls that one trajectory tells.
+    """A line of calls that has a trajectory of its own.
 
     `host` is the line whose trajectory it is put into, `before` the one that it goes on from; without a host it
     has a file of its own.
@@ -326,7 +442,7 @@ def rollout_documents(
     for line in lines:
         if line.before is not None:
             by_branch[line.before.branch]["continued_trajectory_ref"] = names[line.branch]
-    # The innermost first, so that what is put into another is whole.
+    # The innermost first, so that what is put into another is complete.
     for line in reversed(lines):
         if line.host is not None:
             by_branch[line.host.branch].setdefault("subagent_trajectories", []).insert(0, by_branch[line.branch])
@@ -355,16 +471,13 @@ def _lines(trajectory: Trajectory, roles: Collection[Role]) -> list[AtifBranch]:
 
 def _before(head: Node, lines: Sequence[AtifBranch]) -> AtifBranch | None:
     """The line that a compaction ended: the last one of the same agent that nothing goes on from yet."""
-    key = (head.call.session_id, head.call.agent_id)
+    key = (head.call.session_id, head.call.agent_id, head.role)
     taken = [line.before for line in lines]
-    same = [
-        line
-        for line in lines
-        if (line.nodes[0].call.session_id, line.nodes[0].call.agent_id) == key
-        and line.nodes[0].role == head.role
-        and line not in taken
-    ]
-    return same[-1] if same else None
+    for line in reversed(lines):
+        first = line.nodes[0]
+        if (first.call.session_id, first.call.agent_id, first.role) == key and line not in taken:
+            return line
+    return None
 
 
 def _host(head: Node, line_of_call: dict[str, AtifBranch], lines: Sequence[AtifBranch]) -> AtifBranch | None:
@@ -382,38 +495,30 @@ def _rollout_document(
     agent: dict[str, Any],
     names: dict[str, str],
 ) -> Document:
-    head, last = line.nodes[0], line.nodes[-1]
-    all_steps = steps(_rollout_items(line.nodes), _started(line, lines, names))
-    verdict = graded.verdict
-    policies = sorted({node.call.policy_version for node in line.nodes if node.call.policy_version})
+    head, attempt, verdict = line.nodes[0], graded.attempt, graded.verdict
     extra: dict[str, Any] = {
         "reward": verdict.reward,
         "resolved": is_solved(verdict.reward),
         "task": graded.rollout.task_id,
-        "exit_status": graded.attempt.status,
+        "exit_status": attempt.status,
         "integrity": verdict.integrity.status,
         "run_id": graded.rollout.run_id,
         "rollout_id": graded.rollout.id,
-        "attempt_id": graded.attempt.id,
+        "attempt_id": attempt.id,
         "sample_index": graded.rollout.sample_index,
         "branch": line.branch,
         "role": head.role,
-        "policy_versions": policies,
-        "written_by": f"understudy {__version__}",
+        "policy_versions": sorted({node.call.policy_version for node in line.nodes if node.call.policy_version}),
     }
-    agent_fields: dict[str, Any] = {**agent, "model_name": last.call.backend_model}
-    tools = head.conversation.tools
-    if tools:
-        agent_fields["tool_definitions"] = tools
-    return {
-        "schema_version": VERSION,
-        "session_id": head.call.session_id or graded.attempt.id,
-        "trajectory_id": f"{graded.attempt.id}.{line.branch}" if line.host is None else line.branch,
-        "agent": agent_fields,
-        "steps": all_steps,
-        "final_metrics": totals(all_steps),
-        "extra": extra,
-    }
+    return _document(
+        head.call.session_id or attempt.id,
+        f"{attempt.id}.{line.branch}" if line.host is None else line.branch,
+        agent,
+        line.nodes[-1].call.backend_model,
+        head.conversation.tools,
+        steps(_rollout_items(line.nodes), _started(line, lines, names)),
+        extra,
+    )
 
 
 def _started(line: AtifBranch, lines: Sequence[AtifBranch], names: dict[str, str]) -> dict[str, str]:
@@ -465,7 +570,7 @@ def _rollout_turn(node: Node, answer: tuple[Block, ...]) -> ModelTurn:
     extra: dict[str, Any] = {"call_id": call.id, "finish_reason": call.finish_reason}
     if call.policy_version is not None or call.policy_spans:
         extra["policy_version"] = call.policy_version
-        extra["policy_spans"] = plain(call.policy_spans)
+        extra["policy_spans"] = msgspec.to_builtins(call.policy_spans)
     if call.completion_token_ids is not None:
         extra["loss_mask"] = [0 if node.superseded else 1] * len(call.completion_token_ids)
     if node.superseded:
@@ -473,7 +578,7 @@ def _rollout_turn(node: Node, answer: tuple[Block, ...]) -> ModelTurn:
     return ModelTurn(
         message=response_message(answer),
         model=call.backend_model,
-        timestamp=instant(call.ended_at),
+        timestamp=datetime.fromtimestamp(call.ended_at, UTC).isoformat().replace("+00:00", "Z"),
         metrics=_metrics(call),
         extra=extra,
     )
@@ -493,11 +598,8 @@ def _metrics(call: Call) -> dict[str, Any]:
     if call.completion_token_ids is not None:
         metrics["completion_token_ids"] = list(call.completion_token_ids)
         logprobs = call.logprobs
-        if (
-            logprobs is not None
-            and len(logprobs) == len(call.completion_token_ids)
-            and all(map(math.isfinite, logprobs))
-        ):
+        complete = logprobs is not None and len(logprobs) == len(call.completion_token_ids)
+        if logprobs is not None and complete and all(map(math.isfinite, logprobs)):
             metrics["logprobs"] = list(logprobs)
     if usage.cache_write_tokens:
         metrics["extra"] = {"cache_write_tokens": usage.cache_write_tokens}

@@ -13,13 +13,13 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import field
 
 from understudy import __version__
 from understudy.errors import TaskError
@@ -30,10 +30,10 @@ from understudy.export.base import (
     exporter,
     no_progress,
 )
-from understudy.export.corpus import Corpus
+from understudy.export.corpus import Corpus, CorpusCounts
 from understudy.export.examples import textual
 from understudy.export.files import CARD_NAME, ExportDescription, exclusive, fill_load, write_errors
-from understudy.export.parquet import SavedDatasetWriter, schema
+from understudy.export.parquet import CHAT_MESSAGE, SavedDatasetWriter, schema
 from understudy.ingest.model_families import model_family
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import ROLES
@@ -45,13 +45,6 @@ from understudy.wire.stored import as_plain_text, response_message
 
 Decoder = Callable[[Sequence[int]], str]
 
-_MESSAGE: dict[str, Any] = {
-    "role": "string",
-    "content": "string",
-    "reasoning_content": "string",
-    "tool_calls": [{"id": "string", "type": "string", "function": {"name": "string", "arguments": "string"}}],
-    "tool_call_id": "string",
-}
 COLUMNS: dict[str, Any] = {
     "repo": "string",
     "instance_id": "string",
@@ -62,13 +55,8 @@ COLUMNS: dict[str, Any] = {
     "reward": "float64",
     "prompt": "string",
     "prompt_source": "string",
-    "messages": [_MESSAGE],
-    "rollout_id": "string",
-    "attempt_id": "string",
-    "branch": "string",
-    "role": "string",
-    "policy_version": "string",
-    "integrity": "string",
+    "messages": [CHAT_MESSAGE],
+    **dict.fromkeys(("rollout_id", "attempt_id", "branch", "role", "policy_version", "integrity"), "string"),
 }
 """The columns and their types.
 
@@ -127,7 +115,7 @@ def export(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progre
         report(len(chosen), len(chosen))
         exported = ExportSummary(
             output_dir=str(output),
-            rows=counts.rows,
+            rows=counts.total,
             instances=len(chosen),
             rollouts=sum(map(len, chosen.values())),
             spans=counts.spans,
@@ -136,31 +124,24 @@ def export(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progre
             roles=dict(counts.roles),
             left_out=selection.left_out,
             suspicious=sum(selection.suspicious.values()),
-            splits={"train": counts.rows} if counts.rows else {},
+            splits={"train": counts.total} if counts.total else {},
             files=sorted([*counts.files, CARD_NAME]) if counts.files else [],
-            origins={"rollout": counts.rows} if counts.rows else {},
-            sources=dict(counts.sources),
-            licences=dict(counts.licences),
-            families=dict(counts.families),
-            load=fill_load(_LOAD, output) if counts.rows else "",
+            load=fill_load(_LOAD, output) if counts.total else "",
+            **counts.tables(),
         )
         description.write(exported, _ABOUT, _LOAD, {"train": counts.data})
     return exported
 
 
-class _HfCounts(Struct, kw_only=True):
-    """What an export has written so far; sources, licences and families count rows."""
+class _HfCounts(CorpusCounts, kw_only=True):
+    """What an export has written so far, rows counted by where they came from."""
 
-    rows: int = 0
     spans: int = 0
     without_tokens: int = 0
     files: list[str] = field(default_factory=list[str])
     data: list[str] = field(default_factory=list[str])
     segments: Counter[str] = field(default_factory=Counter[str])
     roles: Counter[str] = field(default_factory=Counter[str])
-    sources: Counter[str] = field(default_factory=Counter[str])
-    licences: Counter[str] = field(default_factory=Counter[str])
-    families: Counter[str] = field(default_factory=Counter[str])
 
 
 def _write(
@@ -181,18 +162,12 @@ def _write(
                 file.write(msgspec.json.encode(span) + b"\n")
                 counts.spans += 1
             origin = corpus.task_origin(member)
-            for row in rows_of(
-                corpus.store.runs.task(member.rollout.run_id, member.rollout.task_id), member, nodes
-            ):
+            task = corpus.store.runs.task(member.rollout.run_id, member.rollout.task_id)
+            for row, node in zip(rows_of(task, member, nodes), filter(usable, nodes), strict=True):
                 if saved is None:
                     saved = SavedDatasetWriter(stack.enter_context(atomic_path(output / dataset)), COLUMNS)
                 saved.write(row)
-                counts.rows += 1
-                counts.sources[origin.source] += 1
-                counts.licences[origin.licence or "unknown"] += 1
-            counts.families.update(
-                model_family(node.call.backend_model) or "unknown" for node in nodes if usable(node)
-            )
+                counts.count("rollout", origin.source, origin.licence, model_family(node.call.backend_model))
         if saved is not None:
             saved.close()
     counts.files.append(stream)
@@ -205,8 +180,7 @@ def _write(
 
 def rows_of(task: Task, graded: GradedRollout, nodes: Sequence[Node]) -> Iterator[dict[str, Any]]:
     """The rows of one rollout, in the order of its calls."""
-    answered = [node for node in nodes if usable(node)]
-    for turn, node in enumerate(answered):
+    for turn, node in enumerate(filter(usable, nodes)):
         call = node.call
         prompt_ids = list(call.prompt_token_ids or ())
         decode = _decoder(call)
@@ -262,10 +236,9 @@ def dataset_saver() -> Callable[[Iterable[dict[str, Any]], Path], None]:
     schema(COLUMNS)
 
     def save(rows: Iterable[dict[str, Any]], path: Path) -> None:
-        saved = SavedDatasetWriter(path, COLUMNS)
-        for row in rows:
-            saved.write(row)
-        saved.close()
+        with closing(SavedDatasetWriter(path, COLUMNS)) as saved:
+            for row in rows:
+                saved.write(row)
 
     return save
 
@@ -279,115 +252,62 @@ def remove_dataset(dataset: Path) -> None:
 PREFIX = "llm.hosted_vllm."
 
 
-class SpanStatus(Struct, frozen=True):
-    """OK or ERROR, and what went wrong."""
+def spans(graded: GradedRollout, nodes: Sequence[Node]) -> Iterator[dict[str, Any]]:
+    """The spans of the deciding attempt: its calls in order, then its reward.
 
-    status_code: str
-    description: str | None = None
-
-
-class HfSpanContext(Struct, frozen=True):
-    """The identity of a span."""
-
-    trace_id: str
-    span_id: str
-    is_remote: bool = False
-    trace_state: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-
-
-class Resource(Struct, frozen=True):
-    """Who emitted a span."""
-
-    attributes: dict[str, str]
-    schema_url: str = ""
-
-
-class Span(Struct, frozen=True, kw_only=True):
-    """One line of a stream. Times are Unix seconds; `sequence_id` counts from 1 within the attempt."""
-
-    rollout_id: str
-    attempt_id: str
-    sequence_id: int
-    trace_id: str
-    span_id: str
-    parent_id: str | None = None
-    name: str
-    status: SpanStatus
-    attributes: dict[str, str | int | float]
-    events: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
-    links: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
-    start_time: float | None
-    end_time: float | None
-    context: HfSpanContext
-    parent: HfSpanContext | None = None
-    resource: Resource
-
-
-def spans(graded: GradedRollout, nodes: Sequence[Node]) -> Iterator[Span]:
-    """The spans of the deciding attempt: its calls in order, then its reward."""
+    Times are Unix seconds; `sequence_id` counts from 1 within the attempt.
+    """
     for node in nodes:
         call = node.call
-        failure = call.error.message if call.error else None
-        status = SpanStatus("OK") if call.status == "ok" else SpanStatus("ERROR", failure or call.status)
         yield _span(
             graded,
-            sequence=call.sequence + 1,
             key=call.id,
+            sequence_id=call.sequence + 1,
             name="raw_gen_ai_request",
-            status=status,
+            error=None if call.status == "ok" else (call.error and call.error.message) or call.status,
             attributes=_attributes(node),
-            times=(call.started_at, call.ended_at),
+            start_time=call.started_at,
+            end_time=call.ended_at,
         )
     end = graded.attempt.ended_at or max((node.call.ended_at for node in nodes), default=None)
     yield _span(
         graded,
-        sequence=max((node.call.sequence for node in nodes), default=-1) + 2,
         key="reward",
+        sequence_id=max((node.call.sequence for node in nodes), default=-1) + 2,
         name="agentlightning.annotation",
-        status=SpanStatus("OK"),
+        error=None,
         attributes={
             "agentlightning.reward.0.name": "primary",
             "agentlightning.reward.0.value": graded.verdict.reward,
             "understudy.integrity": graded.verdict.integrity.status,
         },
-        times=(end, end),
+        start_time=end,
+        end_time=end,
     )
 
 
-def _span(
-    graded: GradedRollout,
-    *,
-    sequence: int,
-    key: str,
-    name: str,
-    status: SpanStatus,
-    attributes: dict[str, str | int | float],
-    times: tuple[float | None, float | None],
-) -> Span:
-    rollout_id, attempt_id = graded.rollout.id, graded.attempt.id
-    trace_id = _hex(32, attempt_id)
-    span_id = _hex(16, attempt_id, key)
-    return Span(
-        rollout_id=rollout_id,
-        attempt_id=attempt_id,
-        sequence_id=sequence,
-        trace_id=trace_id,
-        span_id=span_id,
-        name=name,
-        status=status,
-        attributes=attributes,
-        start_time=times[0],
-        end_time=times[1],
-        context=HfSpanContext(trace_id, span_id),
-        resource=Resource(
-            {
-                "service.name": "understudy",
-                "service.version": __version__,
-                "agentlightning.rollout_id": rollout_id,
-                "agentlightning.attempt_id": attempt_id,
-            }
-        ),
-    )
+def _span(graded: GradedRollout, *, key: str, error: str | None, **fields: Any) -> dict[str, Any]:
+    """A line of a stream. Its ids follow from the attempt and `key`, so that an export can be repeated."""
+    attempt = {"rollout_id": graded.rollout.id, "attempt_id": graded.attempt.id}
+    ids = {"trace_id": _hex(32, graded.attempt.id), "span_id": _hex(16, graded.attempt.id, key)}
+    service = {"service.name": "understudy", "service.version": __version__}
+    named = {f"agentlightning.{name}": value for name, value in attempt.items()}
+    return {
+        **attempt,
+        "sequence_id": fields["sequence_id"],
+        **ids,
+        "parent_id": None,
+        "name": fields["name"],
+        "status": {"status_code": "ERROR" if error else "OK", "description": error},
+        "attributes": fields["attributes"],
+        "events": [],
+        "links": [],
+        "start_time": fields["start_time"],
+        "end_time": fields["end_time"],
+        "context": {**ids, "is_remote": False, "trace_state": {}},
+        "parent": None,
+        "resource": {"attributes": service | named, "schema_url": ""},
+    }
 
 
 def _attributes(node: Node) -> dict[str, str | int | float]:
@@ -421,5 +341,4 @@ def _choice_fields(call: Call, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hex(digits: int, *parts: str) -> str:
-    """An identifier that follows from its parts, so that an export can be repeated."""
     return sha256("\0".join(parts).encode()).hexdigest()[:digits]

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -17,11 +17,12 @@ import msgspec
 
 from understudy.errors import ConfigError
 from understudy.export.base import ExportSummary, FormatTraits, ProgressCallback, exporter, no_progress
-from understudy.export.corpus import Corpus, CorpusCounts, Unit
+from understudy.export.corpus import Corpus, Unit
 from understudy.export.examples import Example
-from understudy.export.files import ExportWriter, JsonLinesWriter
+from understudy.export.files import ExportWriter
 from understudy.export.formats import llamafactory_rows as rows
 from understudy.export.formats.llamafactory_rows import Form, Row, RowFlaw, TemplateRules, template_rules
+from understudy.export.parquet import JsonLinesWriter
 from understudy.preference.checks import Pair
 from understudy.util.files import atomic_path, locked
 
@@ -72,7 +73,7 @@ def export(
     """
     name, test = _check_name(name), f"{name}_test"
     if cutoff is not None and cutoff < 1:
-        raise ConfigError(f"--cutoff: {cutoff} is no number of tokens; give one of at least 1")
+        raise ConfigError(f"--cutoff: expected at least 1 token, got {cutoff}")
     check_names(output, {name: f"{name}/", test: f"{name}/"})
     rules = template_rules(template)
     count_tokens = RowLengthCounter(model)
@@ -82,23 +83,22 @@ def export(
         both_ends = msgspec.structs.replace(corpus.selection, solved_only=False)
         corpus = Corpus(corpus.store, both_ends, corpus.redactor, unredacted=corpus.unredacted)
     longest = 0
-    splits: set[str] = set()
     about = _ABOUT.format(stage=stage, form=form, template=template, name=name)
-    writer_type = AlpacaWriter if form == "alpaca" else JsonLinesWriter
-    with ExportWriter(
-        corpus, directory, "llamafactory", writer_type, report, suffix=JsonLinesWriter.suffix
-    ) as writing:
-        for item, row in _rows(corpus, stage, unit, rules, form):
-            length = 0 if isinstance(row, RowFlaw) else count_tokens(row)
-            if cutoff is not None and length > cutoff:
-                row = RowFlaw(TOO_LONG)
-            if isinstance(row, RowFlaw):
-                _leave_out(corpus.counts, item, row.reason)
+    json_lines = AlpacaWriter if form == "alpaca" else JsonLinesWriter
+    with ExportWriter(corpus, directory, "llamafactory", report, json_lines=json_lines) as writing:
+        items: Iterable[Example | Pair] = corpus.pairs() if stage == "dpo" else corpus.examples(unit)
+        for item in items:
+            try:
+                row = _row(item, stage, rules, form)
+                length = count_tokens(row)
+                if cutoff is not None and length > cutoff:
+                    raise RowFlaw(TOO_LONG)
+            except RowFlaw as flaw:
+                corpus.counts.leave_out(item, str(flaw))
                 continue
             longest = max(longest, length)
-            splits.add(corpus.split(item.group))
             writing.add(item.group, row)
-        both = len(splits) > 1
+        both = len(writing.written) > 1
         room = cutoff or -(-longest // _ROUND) * _ROUND
         written = training_config(
             stage=stage,
@@ -124,24 +124,11 @@ def export(
     return exported
 
 
-def _rows(
-    corpus: Corpus, stage: Stage, unit: Unit, rules: TemplateRules, form: Form
-) -> Iterator[tuple[Example | Pair, Row | RowFlaw]]:
-    if stage == "dpo":
-        for pair in corpus.pairs():
-            yield pair, rows.dpo(pair, rules, form)
-        return
-    make: Callable[..., Row | RowFlaw] = rows.sft if stage == "sft" else rows.kto
-    for example in corpus.examples(unit):
-        yield example, make(example, rules, form)
-
-
-def _leave_out(tally: CorpusCounts, item: Example | Pair, reason: str) -> None:
-    if isinstance(item, Example):
-        tally.leave_out(item, reason)
-        return
-    tally.count("session" if item.origin == "replay" else "rollout", item.origin, None, item.family, -1)
-    tally.left_out[reason] += 1
+def _row(item: Example | Pair, stage: Stage, rules: TemplateRules, form: Form) -> Row:
+    """The row of an example or a pair. Raises RowFlaw."""
+    if isinstance(item, Pair):
+        return rows.dpo(item, rules, form)
+    return rows.sft(item, rules, form) if stage == "sft" else rows.kto(item, rules, form)
 
 
 class RowLengthCounter:
@@ -156,7 +143,7 @@ class RowLengthCounter:
             try:
                 self._tokenizer = Tokenizer.from_file(str(path))
             except Exception as error:
-                raise ConfigError(f"{path} is no tokenizer ({error}); give another --model") from error
+                raise ConfigError(f"{path}: invalid tokenizer: {error}; give another --model") from error
 
     @property
     def exact(self) -> bool:
@@ -193,15 +180,7 @@ Finetuning = Literal["lora", "full"]
 INFO = "dataset_info.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
-_COLUMNS: dict[tuple[Form, Stage], dict[str, str]] = {
-    ("sharegpt", "sft"): {},
-    ("sharegpt", "kto"): {"kto_tag": "kto_tag"},
-    ("sharegpt", "dpo"): {"chosen": "chosen", "rejected": "rejected"},
-    ("alpaca", "sft"): {"response": "output"},
-    ("alpaca", "kto"): {"response": "output", "kto_tag": "kto_tag"},
-    ("alpaca", "dpo"): {"chosen": "chosen", "rejected": "rejected"},
-}
-_FORM_COLUMNS: dict[Form, dict[str, str]] = {
+_COLUMNS: dict[Form, dict[str, str]] = {
     "sharegpt": {"messages": "conversations"},
     "alpaca": {"prompt": "instruction", "query": "input", "history": "history"},
 }
@@ -266,7 +245,12 @@ def _check_name(name: str) -> str:
 
 def dataset_entry(file: str, form: Form, stage: Stage) -> dict[str, Any]:
     """What `dataset_info.json` says of a file of rows. A list of columns must name all: the others are none."""
-    columns = {**_FORM_COLUMNS[form], **_COLUMNS[form, stage], "system": "system", "tools": "tools"}
+    columns = dict(_COLUMNS[form])
+    if form == "alpaca" and stage != "dpo":
+        columns["response"] = "output"
+    for own in {"sft": (), "kto": ("kto_tag",), "dpo": ("chosen", "rejected")}[stage]:
+        columns[own] = own
+    columns |= {"system": "system", "tools": "tools"}
     fields: dict[str, Any] = {"file_name": file, "formatting": form, "columns": columns}
     return {**fields, "ranking": True} if stage == "dpo" else fields
 
@@ -281,7 +265,7 @@ def check_names(directory: Path, names: Mapping[str, str]) -> None:
         existing = entries.get(name)
         if existing is not None and not _is_ours(existing, own):
             raise ConfigError(
-                f"{directory / INFO} has a data set {name!r} already, which is none of ours; choose another --name"
+                f"{directory / INFO} has a data set {name!r} that no export made; choose another --name"
             )
 
 
@@ -317,39 +301,30 @@ def training_config(
     output: Path,
 ) -> str:
     """A training config, as YAML."""
-    method: dict[str, Any] = {"stage": stage, "do_train": True, "finetuning_type": finetuning}
-    if finetuning == "lora":
-        method |= {"lora_rank": 16, "lora_target": "all"}
-    if stage != "sft":
-        method["pref_beta"] = 0.1
-    if stage == "dpo":
-        method["pref_loss"] = "sigmoid"
-    data: dict[str, Any] = {"dataset_dir": str(dataset_dir), "dataset": name}
-    if test is not None:
-        data["eval_dataset"] = test
-    data |= {"template": template, "cutoff_len": cutoff}
-    if stage == "sft":
-        data["mask_history"] = mask_history
-    # Null leaves answers with thinking and answers without as they are.
-    data |= {"enable_thinking": None, "overwrite_cache": True}
-    train: dict[str, Any] = {
-        "per_device_train_batch_size": 1,
-        "gradient_accumulation_steps": 8,
-        "learning_rate": _RATES[stage, finetuning],
-        "num_train_epochs": 1.0 if stage != "sft" else 3.0,
-        "lr_scheduler_type": "cosine",
-        "warmup_ratio": 0.1,
-        "bf16": True,
-        "gradient_checkpointing": True,
-    }
-    if test is not None:
-        train |= {"per_device_eval_batch_size": 1, "eval_strategy": "epoch"}
     parts: dict[str, dict[str, Any]] = {
         "model": {"model_name_or_path": model},
-        "method": method,
-        "dataset": data,
+        "method": {"stage": stage, "do_train": True, "finetuning_type": finetuning}
+        | ({"lora_rank": 16, "lora_target": "all"} if finetuning == "lora" else {})
+        | ({"pref_beta": 0.1} if stage != "sft" else {})
+        | ({"pref_loss": "sigmoid"} if stage == "dpo" else {}),
+        "dataset": {"dataset_dir": str(dataset_dir), "dataset": name}
+        | ({} if test is None else {"eval_dataset": test})
+        | {"template": template, "cutoff_len": cutoff}
+        | ({"mask_history": mask_history} if stage == "sft" else {})
+        # Null leaves answers with thinking and answers without as they are.
+        | {"enable_thinking": None, "overwrite_cache": True},
         "output": {"output_dir": str(output), "logging_steps": 10, "save_strategy": "epoch", "report_to": "none"},
-        "train": train,
+        "train": {
+            "per_device_train_batch_size": 1,
+            "gradient_accumulation_steps": 8,
+            "learning_rate": _RATES[stage, finetuning],
+            "num_train_epochs": 1.0 if stage != "sft" else 3.0,
+            "lr_scheduler_type": "cosine",
+            "warmup_ratio": 0.1,
+            "bf16": True,
+            "gradient_checkpointing": True,
+        }
+        | ({} if test is None else {"per_device_eval_batch_size": 1, "eval_strategy": "epoch"}),
     }
     lines: list[str] = []
     for title, settings in parts.items():
@@ -374,8 +349,8 @@ def _read_info(path: Path) -> dict[str, msgspec.Raw]:
         return msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
-            f"{path} is no JSON object of data sets ({error}), so LLaMA-Factory cannot read it and nothing can be "
-            "added; mend or move it away, or choose another --output"
+            f"{path}: expected a JSON object of data sets: {error}; repair the file or move it away, or choose "
+            "another --output"
         ) from error
 
 

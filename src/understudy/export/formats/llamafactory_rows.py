@@ -1,7 +1,7 @@
 """Rows of LLaMA-Factory: examples and pairs in its sharegpt form, with tools, and in the form of Alpaca.
 
 LLaMA-Factory drops a row in which user and model do not alternate, and fails on one that contains a marker of its
-chat template. Such rows are not written; the functions return the reason. LLaMA-Factory ignores the `id` of a row.
+chat template. Such rows are not written: the functions raise `RowFlaw`. LLaMA-Factory ignores the `id` of a row.
 
 What its chat templates do to a row is read from LLaMA-Factory 0.9.5. A template that is not in the tables below is
 taken to have the markers that most have.
@@ -95,10 +95,8 @@ UNDECIDED = "examples of which nothing tells whether they are good (KTO needs it
 EMPTY = "answers without text"
 
 
-class RowFlaw(Struct, frozen=True):
-    """Why something cannot be a row."""
-
-    reason: str
+class RowFlaw(Exception):
+    """Something cannot be a row of LLaMA-Factory; `str` says why."""
 
 
 class SharegptTurn(Struct, frozen=True):
@@ -113,87 +111,65 @@ class SharegptTurn(Struct, frozen=True):
         return {"from": self.tag, "value": self.value}
 
 
-class AlternatingTurns(Struct, frozen=True):
-    """A conversation that LLaMA-Factory takes: turns that alternate, the answers at odd places."""
-
-    system: str
-    turns: list[SharegptTurn]
-
-
-def sft(example: Example, template: TemplateRules, form: Form) -> Row | RowFlaw:
+def sft(example: Example, template: TemplateRules, form: Form) -> Row:
     """A row to learn an example by. Of a "conversation" every answer is learned, of a "turn" the last
-    (`mask_history`)."""
-    conversation = read_turns(example.messages, example.trained, template, form)
-    if isinstance(conversation, RowFlaw):
-        return conversation
-    answers = conversation.turns[1::2]
-    if len(conversation.turns) % 2 or not answers[-1].trained:
-        return RowFlaw(NO_TURNS)
+    (`mask_history`). Raises RowFlaw."""
+    system, turns = read_turns(example.messages, example.trained, template, form)
+    answers = turns[1::2]
+    if len(turns) % 2 or not answers[-1].trained:
+        raise RowFlaw(NO_TURNS)
     if example.unit == "conversation" and not all(answer.trained for answer in answers):
-        return RowFlaw(PARTLY)
-    return _row(example.example_id, conversation, example.tools, template, form)
+        raise RowFlaw(PARTLY)
+    return _row(example.example_id, system, turns, example.tools, template, form)
 
 
-def kto(example: Example, template: TemplateRules, form: Form) -> Row | RowFlaw:
-    """The same with `kto_tag`, whether the last answer is good."""
+def kto(example: Example, template: TemplateRules, form: Form) -> Row:
+    """The same with `kto_tag`, whether the last answer is good. Raises RowFlaw."""
     if example.desirable is None:
-        return RowFlaw(UNDECIDED)
-    conversation = read_turns(example.messages, example.trained, template, form)
-    if isinstance(conversation, RowFlaw):
-        return conversation
-    if len(conversation.turns) % 2 or not conversation.turns[-1].trained:
-        return RowFlaw(NO_TURNS)
-    if not conversation.turns[-1].value:
-        return RowFlaw(EMPTY)
-    row = _row(example.example_id, conversation, example.tools, template, form)
-    return row if isinstance(row, RowFlaw) else {**row, "kto_tag": example.desirable}
+        raise RowFlaw(UNDECIDED)
+    system, turns = read_turns(example.messages, example.trained, template, form)
+    if len(turns) % 2 or not turns[-1].trained:
+        raise RowFlaw(NO_TURNS)
+    if not turns[-1].value:
+        raise RowFlaw(EMPTY)
+    row = _row(example.example_id, system, turns, example.tools, template, form)
+    return {**row, "kto_tag": example.desirable}
 
 
-def dpo(pair: Pair, template: TemplateRules, form: Form) -> Row | RowFlaw:
-    """A row with two answers, the better one first."""
-    conversation = read_turns(pair.messages, (), template, form)
-    if isinstance(conversation, RowFlaw):
-        return conversation
-    if len(conversation.turns) % 2 == 0:
-        return RowFlaw(NO_TURNS)
-    answers: list[SharegptTurn] = []
-    for action in (pair.chosen, pair.rejected):
-        turn = _answer_turn([message_of(action)], True, template, form)
-        if isinstance(turn, RowFlaw):
-            return turn
-        answers.append(turn)
+def dpo(pair: Pair, template: TemplateRules, form: Form) -> Row:
+    """A row with two answers, the better one first. Raises RowFlaw."""
+    system, turns = read_turns(pair.messages, (), template, form)
+    if len(turns) % 2 == 0:
+        raise RowFlaw(NO_TURNS)
+    answers = [_answer_turn([message_of(each)], True, template, form) for each in (pair.chosen, pair.rejected)]
     if not all(answer.value for answer in answers):
-        return RowFlaw(EMPTY)
-    return _row(pair.pair_id, conversation, pair.tools, template, form, answers)
+        raise RowFlaw(EMPTY)
+    return _row(pair.pair_id, system, turns, pair.tools, template, form, answers)
 
 
 def read_turns(
     messages: Sequence[Message], trained: Collection[int], template: TemplateRules, form: Form
-) -> AlternatingTurns | RowFlaw:
-    """A conversation as turns that alternate, beginning with the user's.
+) -> tuple[str, list[SharegptTurn]]:
+    """The system prompt of a conversation, and its turns, which alternate and begin with the user's.
 
     Results of parallel calls are joined, as are the user's words with the results before them. A system message
-    behind the first ones is the user's. Thinking is only in the answers that are `trained`.
+    behind the first ones is the user's. Thinking is only in the answers that are `trained`. Raises RowFlaw.
     """
     numbered = [(index, textual(message)) for index, message in enumerate(messages)]
     first = next((at for at, (_, message) in enumerate(numbered) if message["role"] != "system"), len(numbered))
-    system = "\n\n".join(message["content"] for _, message in numbered[:first])
     turns: list[SharegptTurn] = []
     for answering, group in groupby(numbered[first:], key=lambda each: each[1]["role"] == "assistant"):
-        members = list(group)
+        indexes, members = zip(*group, strict=True)
         if not answering:
-            turns.append(_question_turn([message for _, message in members], template, form))
+            turns.append(_question_turn(members, template, form))
             continue
-        trained_flags = {index in trained for index, _ in members}
+        trained_flags = {index in trained for index in indexes}
         if len(trained_flags) > 1:
-            return RowFlaw(MIXED)
-        answer = _answer_turn([message for _, message in members], trained_flags.pop(), template, form)
-        if isinstance(answer, RowFlaw):
-            return answer
-        turns.append(answer)
+            raise RowFlaw(MIXED)
+        turns.append(_answer_turn(members, trained_flags.pop(), template, form))
     if not turns or turns[0].tag not in ("human", "observation"):
-        return RowFlaw(NO_TURNS)
-    return AlternatingTurns(system, turns)
+        raise RowFlaw(NO_TURNS)
+    return "\n\n".join(message["content"] for _, message in numbered[:first]), turns
 
 
 def _question_turn(messages: Sequence[Message], template: TemplateRules, form: Form) -> SharegptTurn:
@@ -207,24 +183,22 @@ def _question_turn(messages: Sequence[Message], template: TemplateRules, form: F
     return SharegptTurn("observation", "\n\n".join([template.results.join(results), *texts]))
 
 
-def _answer_turn(
-    messages: Sequence[Message], trained: bool, template: TemplateRules, form: Form
-) -> SharegptTurn | RowFlaw:
-    text = "\n\n".join(said for message in messages if (said := message.get("content")))
-    thinking = "\n\n".join(said for message in messages if trained and (said := message.get("reasoning_content")))
+def _answer_turn(messages: Sequence[Message], trained: bool, template: TemplateRules, form: Form) -> SharegptTurn:
+    text = "\n\n".join(filter(None, (message.get("content") for message in messages)))
+    thinking = "\n\n".join(filter(None, (message.get("reasoning_content") for message in messages if trained)))
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     opening, closing = (word.strip() for word in template.thought)
     if closing in thinking or (opening in text and closing in text):
-        return RowFlaw(MARKERS)
+        raise RowFlaw(MARKERS)
     thought = f"{template.thought[0]}{thinking}{template.thought[1]}" if thinking else ""
     structured = [_call(call) for call in calls]
     if not calls or form == "alpaca" or any(call is None for call in structured):
         # A call of the history whose arguments are no JSON object can only be shown as it was written.
         return SharegptTurn("gpt", thought + "\n".join([*([text] if text else []), *map(_shown, calls)]), trained)
     if len(calls) > 1 and not template.parallel:
-        return RowFlaw(PARALLEL)
+        raise RowFlaw(PARALLEL)
     if template.call[0] in text + thinking:
-        return RowFlaw(MARKERS)
+        raise RowFlaw(MARKERS)
     written = msgspec.json.encode(structured).decode()
     for word in (*template.call, opening, closing, *template.placeholders):
         if word in written:  # In JSON it is only ever in a string, which can have it escaped.
@@ -252,28 +226,25 @@ def _shown(call: dict[str, Any]) -> str:
 
 def _row(
     row_id: str,
-    conversation: AlternatingTurns,
+    system: str,
+    turns: list[SharegptTurn],
     tools: list[dict[str, Any]] | None,
     template: TemplateRules,
     form: Form,
     pair: Sequence[SharegptTurn] = (),
-) -> Row | RowFlaw:
-    turns = [*conversation.turns, *pair]
-    texts = [turn.value for turn in turns]
-    if any(word in text for word in template.placeholders for text in texts):
-        return RowFlaw(PICTURES)
-    row: Row = {"id": row_id, "system": conversation.system, "tools": _tools(tools)}
+) -> Row:
+    if any(word in turn.value for word in template.placeholders for turn in (*turns, *pair)):
+        raise RowFlaw(PICTURES)
+    row: Row = {"id": row_id, "system": system, "tools": _tools(tools)}
     if form == "sharegpt":
-        row["conversations"] = [turn.plain() for turn in conversation.turns]
+        row["conversations"] = [turn.plain() for turn in turns]
         return {**row, "chosen": pair[0].plain(), "rejected": pair[1].plain()} if pair else row
-    answers = 0 if pair else 1
-    last_question = conversation.turns[len(conversation.turns) - 1 - answers]
-    earlier = [turn.value for turn in conversation.turns[: len(conversation.turns) - 1 - answers]]
-    row |= {"history": [list(exchange) for exchange in zip(earlier[::2], earlier[1::2], strict=True)]}
-    row |= {"instruction": last_question.value, "input": ""}
+    *earlier, question = (turn.value for turn in (turns if pair else turns[:-1]))
+    row["history"] = [list(exchange) for exchange in zip(earlier[::2], earlier[1::2], strict=True)]
+    row |= {"instruction": question, "input": ""}
     if pair:
         return {**row, "chosen": pair[0].value, "rejected": pair[1].value}
-    return {**row, "output": conversation.turns[-1].value}
+    return {**row, "output": turns[-1].value}
 
 
 def _tools(tools: list[dict[str, Any]] | None) -> str:

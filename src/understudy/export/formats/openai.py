@@ -11,7 +11,8 @@ from understudy.errors import ConfigError
 from understudy.export.base import ExportSummary, FormatTraits, ProgressCallback, exporter, no_progress
 from understudy.export.corpus import Corpus, Unit
 from understudy.export.examples import Example
-from understudy.export.files import ExportWriter, JsonLinesWriter, json_bytes
+from understudy.export.files import ExportWriter
+from understudy.export.parquet import JsonLinesWriter, json_bytes
 from understudy.ingest.trace import Message
 
 FEWEST_ROWS = 10
@@ -56,7 +57,7 @@ def export(
 
     Raises ConfigError when there is nothing to write, it cannot be written, or a file is larger than OpenAI takes.
     """
-    with ExportWriter(corpus, output, "openai", JsonLinesWriter, report, suffix=JsonLinesWriter.suffix) as writing:
+    with ExportWriter(corpus, output, "openai", report) as writing:
         for example in corpus.examples(unit):
             row = row_of(example)
             if reason := refusal_reason(row, max_tokens):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +12,6 @@ from understudy.export.base import ExportSummary, FormatTraits, ProgressCallback
 from understudy.export.corpus import Corpus, Unit
 from understudy.export.examples import INVALID_CALLS, Example, arguments_of, textual
 from understudy.export.files import ExportWriter
-from understudy.export.parquet import ExportParquetWriter
 from understudy.ingest.trace import Message
 from understudy.preference.checks import Pair, message_of
 from understudy.store.outcomes import GradedRollout
@@ -124,7 +122,7 @@ def export_sft(
     Raises ConfigError when there is nothing to write, or it cannot be written.
     """
     form: SftForm = "completion" if exact or unit == "turn" else "messages"
-    with _writing(corpus, output, "trl-sft", SFT_COLUMNS[form], report) as writing:
+    with ExportWriter(corpus, output, "trl-sft", report, columns=SFT_COLUMNS[form]) as writing:
         for example in corpus.examples(unit):
             for row in sft_rows(example, form):
                 writing.add(example.group, row)
@@ -139,16 +137,16 @@ def export_tokens(corpus: Corpus, output: Path, *, report: ProgressCallback = no
     """
     # Only where it is needed: the rows of other exports stay as they were.
     columns = TOKEN_COLUMNS | ({"group": _TEXT} if corpus.shared_tasks else {})
-    with _writing(corpus, output, "trl-tokens", columns, report) as writing:
+    with ExportWriter(corpus, output, "trl-tokens", report, columns=columns) as writing:
         for graded, sample in corpus.samples():
-            row = token_row(graded, sample)
-            if corpus.shared_tasks:
-                row["group"] = corpus.group_name(graded)
-            if any(row["assistant_masks"]):
-                writing.add(graded.rollout.task_id, row)
+            if any(sample.segment.target_mask):
+                # A row has what the columns name; other keys are not written.
+                writing.add(
+                    graded.rollout.task_id, token_row(graded, sample) | {"group": corpus.group_name(graded)}
+                )
             else:
-                told = corpus.task_origin(graded)
-                corpus.counts.count("rollout", told.source, told.licence, None, -1)
+                origin = corpus.task_origin(graded)
+                corpus.counts.count("rollout", origin.source, origin.licence, None, -1)
                 corpus.counts.left_out[INVALID_CALLS] += 1
         notes = (_GROUP_NOTE,) if corpus.shared_tasks else ()
         return writing.finish(_TOKENS_ABOUT, _load("SFT"), notes=notes)
@@ -160,7 +158,7 @@ def export_dpo(corpus: Corpus, output: Path, *, report: ProgressCallback = no_pr
 
     Raises ConfigError when there is nothing to write, or it cannot be written.
     """
-    with _writing(corpus, output, "trl-dpo", DPO_COLUMNS, report) as writing:
+    with ExportWriter(corpus, output, "trl-dpo", report, columns=DPO_COLUMNS) as writing:
         for pair in corpus.pairs():
             writing.add(pair.group, dpo_row(pair))
         return writing.finish(_DPO_ABOUT, _load("DPO"))
@@ -173,7 +171,7 @@ def export_kto(corpus: Corpus, output: Path, *, report: ProgressCallback = no_pr
     Raises ConfigError when there is nothing to write, or it cannot be written.
     """
     labels: Counter[bool] = Counter()
-    with _writing(corpus, output, "trl-kto", KTO_COLUMNS, report) as writing:
+    with ExportWriter(corpus, output, "trl-kto", report, columns=KTO_COLUMNS) as writing:
         for example in corpus.examples("turn"):
             if example.desirable is None:
                 corpus.counts.leave_out(example, "turns of which nothing tells whether they were good")
@@ -184,19 +182,6 @@ def export_kto(corpus: Corpus, output: Path, *, report: ProgressCallback = no_pr
             writing.add(example.group, row | _example_fields(example))
         note = f"{labels[True]} rows are desirable, {labels[False]} are not."
         return writing.finish(_KTO_ABOUT, _load("KTO"), notes=(note,))
-
-
-def _writing(
-    corpus: Corpus, output: Path, name: str, columns: dict[str, Any], report: ProgressCallback
-) -> ExportWriter:
-    return ExportWriter(
-        corpus,
-        output,
-        name,
-        partial(ExportParquetWriter, columns=columns),
-        report,
-        suffix=ExportParquetWriter.suffix,
-    )
 
 
 # --- Rows ---------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from understudy.export.base import ExportSummary, FormatTraits, ProgressCallback
 from understudy.export.corpus import Corpus, Unit
 from understudy.export.examples import Example
 from understudy.export.files import ExportWriter
-from understudy.export.parquet import ExportParquetWriter
+from understudy.export.parquet import CHAT_MESSAGE
 from understudy.ingest.trace import Message
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.samples import Sample
@@ -30,15 +30,7 @@ LOADER = "verl_loader.py"
 _TEXT = "string"
 COLUMNS: dict[Form, dict[str, Any]] = {
     "sft": {
-        "messages": [
-            {
-                "role": _TEXT,
-                "content": _TEXT,
-                "reasoning_content": _TEXT,
-                "tool_calls": [{"id": _TEXT, "type": _TEXT, "function": {"name": _TEXT, "arguments": _TEXT}}],
-                "tool_call_id": _TEXT,
-            }
-        ],
+        "messages": [CHAT_MESSAGE],
         "tools": [{"type": _TEXT, "function": {"name": _TEXT, "description": _TEXT, "parameters": _TEXT}}],
         "trained": ["int32"],
         **dict.fromkeys(("example_id", "origin", "group", "model"), _TEXT),
@@ -114,14 +106,7 @@ def export(
         "rl": partial(_task_rows, corpus),
         "tokens": partial(_token_rows, corpus),
     }
-    with ExportWriter(
-        corpus,
-        output,
-        f"verl-{form}",
-        partial(ExportParquetWriter, columns=COLUMNS[form]),
-        report,
-        suffix=ExportParquetWriter.suffix,
-    ) as writing:
+    with ExportWriter(corpus, output, f"verl-{form}", report, columns=COLUMNS[form]) as writing:
         for group, row in rows_by_form[form]():
             writing.add(group, row)
         if form == "sft":
