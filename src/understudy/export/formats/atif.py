@@ -197,7 +197,7 @@ def steps(items: Sequence[Message | ModelTurn], agents: Mapping[str, str] | None
             continue
         if role == "assistant":
             turn = item if isinstance(item, ModelTurn) else ModelTurn(message=message, copied=True)
-            step = _agent_step(turn)
+            step: Step = _agent_step(turn)
         else:
             source = "system" if role == "system" else "user"
             step = {"source": source, "message": _content(message.get("content"))}
@@ -222,9 +222,10 @@ def _agent_step(turn: ModelTurn) -> Step:
     step: Step = {"source": "agent", "message": _content(message.get("content"))}
     extra = dict(turn.extra)
     if turn.timestamp is not None:
-        if _is_instant(turn.timestamp):
+        try:
+            datetime.fromisoformat(turn.timestamp.replace("Z", "+00:00"))
             step["timestamp"] = turn.timestamp
-        else:
+        except ValueError:  # ATIF takes ISO 8601 only; logs may have anything.
             extra["timestamp"] = turn.timestamp
     fields = {
         "model_name": turn.model,
@@ -283,14 +284,6 @@ def _media_type(url: str) -> str:
         media_type = url[5:].partition(";")[0].partition(",")[0]
         return media_type if media_type in _MEDIA.values() else "image/png"
     return _MEDIA.get(url.partition("?")[0].rpartition(".")[2].lower(), "image/png")
-
-
-def _is_instant(text: str) -> bool:
-    try:
-        datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        return False
-    return True
 
 
 # --- Sessions ----------------------------------------------------------------------------------
