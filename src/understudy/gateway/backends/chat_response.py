@@ -1,4 +1,4 @@
-"""Chat-completions answers, whole or in chunks, put together as one generation.
+"""Chat completions, whole or in chunks, put together as one generation.
 
 The fields are those of vLLM, SGLang and the providers that follow OpenAI; what a server does not have is absent.
 """
@@ -15,7 +15,14 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.fields import Count, NegativeLog, TokenId, VersionSpan, policy_spans
+from understudy.gateway.backends.fields import (
+    NegativeLog,
+    PromptTokenDetails,
+    ServerUsage,
+    TokenId,
+    VersionSpan,
+    policy_spans,
+)
 from understudy.store.tokens import TokenIds, pack_ids, shared_bytes
 from understudy.types import PolicySpan, Usage
 from understudy.wire.model import ConversationHandle, Delta, Emit, Generation, ToolCall
@@ -95,7 +102,7 @@ class ToolPiece(Struct, gc=False):
 
 
 class _ToolCallBuilder:
-    """A tool call in the making. Once it is opened, its id and its name are said and no longer change."""
+    """A tool call while its pieces arrive. Once it was opened, its id and name were emitted and cannot change."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -165,7 +172,7 @@ class ToolCallAssembly:
 
 
 def _starts_new_call(call: _ToolCallBuilder, id_: str | None, name: str | None, arguments: str) -> bool:
-    """Whether a piece begins another call, though its index is that of one that has begun.
+    """Whether a piece begins another call, though it has the index of the call before it.
 
     Some providers give every call the index 0; others repeat id and name with every piece.
     """
@@ -173,7 +180,7 @@ def _starts_new_call(call: _ToolCallBuilder, id_: str | None, name: str | None, 
         return False
     if id_ and call.id:
         return id_ != call.id
-    # What never has ids and indices comes whole, each call in one piece.
+    # Servers that send neither ids nor indices send each call whole, in one piece.
     return bool(arguments.strip()) and len(call.arguments) == 1 and _is_json(call.arguments[0])
 
 
@@ -189,11 +196,10 @@ def _text(arguments: str | dict[str, Any] | None) -> str:
 
 
 def _is_json(text: str) -> bool:
-    try:
+    with suppress(msgspec.DecodeError, RecursionError):
         msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return True
+        return True
+    return False
 
 
 _ABSENT = Raw()
@@ -220,7 +226,7 @@ class _Logprobs(Struct, gc=False):
 class _ResponseChoice(Struct, gc=False):
     """`message` of a whole answer, `delta` of a chunk. The ids are `token_ids` for vLLM, the rest for SGLang.
 
-    Prompt ids are read later, by `Prompts`.
+    The ids of the prompt are read later (see PromptIdCache).
     """
 
     index: int = 0
@@ -234,18 +240,6 @@ class _ResponseChoice(Struct, gc=False):
     response_token_ids: list[TokenId] | None = None
     prompt_token_ids: Raw = _ABSENT
     weight_versions: list[VersionSpan] | None = None
-
-
-class _PromptDetails(Struct, gc=False):
-    cached_tokens: Count | None = None
-    created_cache_tokens: Count | None = None
-    cache_write_tokens: Count | None = None
-
-
-class _ChatUsage(Struct, gc=False):
-    prompt_tokens: Count | None = None
-    completion_tokens: Count | None = None
-    prompt_tokens_details: _PromptDetails | None = None
 
 
 class _SglExt(Struct):
@@ -268,7 +262,7 @@ class ChatResponse(Struct, gc=False):
 
     choices: list[_ResponseChoice] = field(default_factory=list[_ResponseChoice])
     model: str | None = None
-    usage: _ChatUsage | None = None
+    usage: ServerUsage | None = None
     prompt_token_ids: Raw = _ABSENT
     sglext: _SglExt | None = None
     metadata: _Metadata | None = None
@@ -293,7 +287,7 @@ def read_answer(data: bytes, decode: Callable[[bytes], ChatResponse]) -> ChatRes
     start = data.find(_PROMPT) + len(_PROMPT)
     end = data.find(b"]", start)
     if start >= len(_PROMPT) and end > start:
-        with suppress(msgspec.DecodeError, BackendError):  # whatever it is, it is said of the whole
+        with suppress(msgspec.DecodeError, BackendError):  # the error is raised below, for the whole answer
             answer = decode(data[:start] + data[end:])
             if bytes(answer.prompt_token_ids) == b"[]":
                 answer.prompt_token_ids = Raw(data[start - 1 : end + 1])
@@ -336,7 +330,7 @@ class _DeltaJoiner:
 
 
 class ResponseAssembly:
-    """One answer in the making. With `emit`, what was added is passed on at each `flush`.
+    """One response while its parts arrive. With `emit`, what was added is passed on at each `flush`.
 
     `read_prompt` makes token ids of the JSON array of a prompt's.
     """
@@ -352,7 +346,7 @@ class ResponseAssembly:
         self._has_reasoning = False
         self._finish: str | None = None
         self._stop: str | None = None
-        self._usage = _ChatUsage()
+        self._usage = ServerUsage()
         self._prompt: bytes | None = None
         self._ids: list[int] | None = None
         self._in_chunks = False
@@ -386,7 +380,7 @@ class ResponseAssembly:
 
     def generation(self, model: str, sampling: dict[str, Any]) -> Generation:
         """All that was added, as one answer. Raises BackendError where its parts contradict each other."""
-        details = self._usage.prompt_tokens_details or _PromptDetails()
+        details = self._usage.prompt_tokens_details or PromptTokenDetails()
         text, calls = "".join(self._text), self._calls.whole()
         self.flush()
         if self._ids == [] and (text or calls):

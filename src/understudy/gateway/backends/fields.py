@@ -24,6 +24,20 @@ class VersionSpan(Struct, gc=False):
     end: Count
 
 
+class PromptTokenDetails(Struct, gc=False):
+    cached_tokens: Count | None = None
+    created_cache_tokens: Count | None = None
+    cache_write_tokens: Count | None = None
+
+
+class ServerUsage(Struct, gc=False):
+    """Token counts of a response; a server may leave out any of them."""
+
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    prompt_tokens_details: PromptTokenDetails | None = None
+
+
 def policy_spans(spans: Sequence[VersionSpan] | None, version: str | int | None = None) -> tuple[PolicySpan, ...]:
     """The versions that sampled an answer: of its parts where the server tells them, else the one of all of it."""
     if spans:

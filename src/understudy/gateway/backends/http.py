@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import aiohttp
 import msgspec
@@ -243,8 +243,25 @@ class HttpClient:
         headers: Mapping[str, str] | None,
         stall_s: float | None = None,
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """A response with status 200 whose body is still to be read. Raises BackendError for any other."""
-        response = await self._request(method, url, data, headers, stall_s)
+        """A response with status 200 whose body is still to be read. Raises BackendError for any other.
+
+        The request is sent again only while no byte of a response has come.
+        """
+        timeouts = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S, sock_read=stall_s)
+        retries: Any = {"retry_pauses_s": RETRY_PAUSES_S, "may_retry": self._may_resend}
+        try:
+            response = await self._connection.open(
+                method, url, data, timeouts=timeouts, headers=headers, **retries
+            )
+        except (aiohttp.ClientError, OSError) as error:
+            kind = NotServedError
+            if was_not_sent(error):
+                kind = NotConnectedError
+            elif isinstance(error, TimeoutError):
+                # After a long wait for its response, the request must not be generated a second time elsewhere.
+                kind = BackendError
+            why = f"no response: {self._detail(error)}; is the model server running?"
+            raise kind(f"{method} {url}: {why}") from error
         async with response:
             request = f"{method} {response.url}"
             try:
@@ -255,32 +272,6 @@ class HttpClient:
                 raise BackendError(f"{request}: {error}") from error
             except (aiohttp.ClientError, OSError) as error:
                 raise BackendError(f"{request}: the response broke off: {self._detail(error)}") from error
-
-    async def _request(
-        self, method: str, url: str, data: bytes | None, headers: Mapping[str, str] | None, stall_s: float | None
-    ) -> aiohttp.ClientResponse:
-        """Send until a response comes; tried again only while no byte of one has come."""
-        timeouts = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S, sock_read=stall_s)
-        try:
-            return await self._connection.open(
-                method,
-                url,
-                data,
-                timeouts=timeouts,
-                headers=headers,
-                retry_pauses_s=RETRY_PAUSES_S,
-                may_retry=self._may_resend,
-            )
-        except (aiohttp.ClientError, OSError) as error:
-            kind = NotServedError
-            if was_not_sent(error):
-                kind = NotConnectedError
-            elif isinstance(error, TimeoutError):
-                # After a long wait for its response, the request must not be generated a second time elsewhere.
-                kind = BackendError
-            raise kind(
-                f"{method} {url}: no response: {self._detail(error)}; is the model server running?"
-            ) from error
 
     def _may_resend(self, error: Exception) -> bool:
         if isinstance(error, TimeoutError | aiohttp.InvalidURL):

@@ -1,18 +1,19 @@
 """Servers that take a prompt as token ids and answer with token ids.
 
-What a logprob is of is the server's affair. vLLM gives those before temperature and cut-offs are applied unless it
-is served with `--logprobs-mode processed_logprobs`; only then are they the behaviour policy's.
+Which distribution a logprob is of depends on the server. vLLM gives those before temperature and cut-offs are
+applied unless it is served with `--logprobs-mode processed_logprobs`; only then are they the behaviour policy's.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from msgspec import Struct, json
 
 from understudy.errors import BackendError
-from understudy.gateway.backends.fields import Count, NegativeLog, TokenId, VersionSpan, policy_spans
+from understudy.gateway.backends.fields import Count, NegativeLog, ServerUsage, TokenId, VersionSpan, policy_spans
 from understudy.gateway.backends.http import HttpClient
 from understudy.types import PolicySpan
 
@@ -30,13 +31,22 @@ class SampledTokens(Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
 
 
-class TokenServer(Protocol):
-    """A server of one model, without its answers' meaning. `parameters` are the sampling parameters it takes."""
+class TokenServer(ABC):
+    """A server of one model that `client` calls; it knows nothing of chat.
 
-    model: str
-    client: HttpClient
-    parameters: Mapping[str, str]
+    `parameters` are the sampling parameters that it takes, by OpenAI's names, with its own names for them.
+    """
 
+    path: ClassVar[str]
+    parameters: ClassVar[Mapping[str, str]]
+
+    def __init__(self, client: HttpClient, model: str) -> None:
+        self.client = client
+        self.model = model
+        # Servers have these paths beside /v1, not below it.
+        self._url = f"{client.base.removesuffix('/v1')}/{self.path}"
+
+    @abstractmethod
     async def generate(
         self, prompt: Sequence[int], sampling: Mapping[str, Any], schema: dict[str, Any] | None
     ) -> SampledTokens:
@@ -45,7 +55,6 @@ class TokenServer(Protocol):
         `sampling` has names of OpenAI's, all of them among `parameters`. Raises BackendError, also for an answer
         whose numbers contradict each other.
         """
-        ...
 
 
 _COMMON = ("temperature", "top_p", "top_k", "min_p", "stop", "logit_bias")
@@ -73,28 +82,16 @@ class _VLLMChoice(Struct):
     weight_versions: list[VersionSpan] | None = None
 
 
-class _VLLMDetails(Struct):
-    cached_tokens: Count | None = None
-
-
-class _VLLMUsage(Struct):
-    prompt_tokens_details: _VLLMDetails | None = None
-
-
 class _VLLMAnswer(Struct):
     choices: list[_VLLMChoice]
-    usage: _VLLMUsage | None = None
+    usage: ServerUsage | None = None
 
 
-class VLLMTokens:
+class VLLMTokens(TokenServer):
     """vLLM, served with `--enable-scale-out`, and our own server of the embedded model (see TokenServer)."""
 
-    parameters: Mapping[str, str] = _SAME_NAMES | {"max_tokens": "max_tokens", "seed": "seed"}
-
-    def __init__(self, client: HttpClient, model: str) -> None:
-        self.client = client
-        self.model = model
-        self._url = f"{client.base.removesuffix('/v1')}/inference/v1/generate"
+    path = "inference/v1/generate"
+    parameters = _SAME_NAMES | {"max_tokens": "max_tokens", "seed": "seed"}
 
     async def generate(
         self, prompt: Sequence[int], sampling: Mapping[str, Any], schema: dict[str, Any] | None
@@ -114,16 +111,13 @@ class VLLMTokens:
         }
         answer = await self.client.call("POST", self._url, body, _VLLMAnswer)
         if len(answer.choices) != 1:
-            raise BackendError(
-                f"{self._url}: invalid response: expected 1 choice, got {len(answer.choices)}", status=200
-            )
+            why = f"invalid response: expected 1 choice, got {len(answer.choices)}"
+            raise BackendError(f"{self._url}: {why}", status=200)
         choice = answer.choices[0]
         entries = choice.logprobs.content if choice.logprobs else None
         if entries is not None:
-            named = [
-                id_ if entry.token_id is None else entry.token_id
-                for id_, entry in zip(choice.token_ids, entries, strict=False)
-            ]
+            pairs = zip(choice.token_ids, entries, strict=False)
+            named = [id_ if entry.token_id is None else entry.token_id for id_, entry in pairs]
             _check(self._url, choice.token_ids, named, len(entries))
         details = answer.usage.prompt_tokens_details if answer.usage else None
         return SampledTokens(
@@ -159,15 +153,14 @@ class _SGLangAnswer(Struct):
     meta_info: _SGLangMeta
 
 
-class SGLangTokens:
+class SGLangTokens(TokenServer):
     """SGLang's native `/generate` (see TokenServer). A model named `lora:NAME` is the adapter of that name."""
 
-    parameters: Mapping[str, str] = _SAME_NAMES | {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
+    path = "generate"
+    parameters = _SAME_NAMES | {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
 
     def __init__(self, client: HttpClient, model: str) -> None:
-        self.client = client
-        self.model = model
-        self._url = f"{client.base.removesuffix('/v1')}/generate"
+        super().__init__(client, model)
         # As in SGLang's chat completions, where what stands before the colon may be anything.
         self._adapter = {"lora_path": model.removeprefix("lora:")} if model.startswith("lora:") else {}
 
@@ -197,11 +190,7 @@ class SGLangTokens:
         )
 
 
-SERVERS: dict[str, type[VLLMTokens] | type[SGLangTokens]] = {
-    "vllm": VLLMTokens,
-    "embedded": VLLMTokens,
-    "sglang": SGLangTokens,
-}
+SERVERS: dict[str, type[TokenServer]] = {"vllm": VLLMTokens, "embedded": VLLMTokens, "sglang": SGLangTokens}
 """Token servers by the kind of backend."""
 
 

@@ -19,12 +19,14 @@ from understudy.gateway.server.http import (
     HttpRequest,
     Receive,
     RequestLimits,
+    RequestRefused,
     Send,
     Subscriber,
     UnreadBodies,
 )
 from understudy.gateway.server.listen import Listener, tcp_socket, unix_socket
 from understudy.gateway.server.request import AgentRequest, PreparedRequest
+from understudy.gateway.session import GatewaySession
 from understudy.gateway.telemetry.agent_exports import PATHS, AgentTelemetry
 from understudy.wire.anthropic import Anthropic
 from understudy.wire.chat import OpenAIChat
@@ -110,6 +112,8 @@ class Gateway:
             await handler(request, dialect)
         except ClientGone:
             return
+        except RequestRefused as refused:
+            await request.send_fault(dialect, refused.fault)
         except UnderstudyError as error:
             await request.send_fault(dialect, fault_of(error))
         finally:
@@ -127,8 +131,6 @@ class Gateway:
 
     async def _generate(self, request: HttpRequest, dialect: Dialect) -> None:
         agent_request = await self._read(request, dialect)
-        if isinstance(agent_request, Fault):
-            return await request.send_fault(dialect, agent_request)
         try:
             prepared = self._capture.prepare(agent_request)
         except InvalidRequest as error:
@@ -171,8 +173,6 @@ class Gateway:
 
     async def _count_tokens(self, request: HttpRequest, dialect: Dialect) -> None:
         agent_request = await self._read(request, dialect)
-        if isinstance(agent_request, Fault):
-            return await request.send_fault(dialect, agent_request)
         try:
             response = await self._capture.prepare(agent_request).count()
         except RecursionError as error:
@@ -181,32 +181,31 @@ class Gateway:
 
     async def _take_telemetry(self, request: HttpRequest, dialect: Dialect) -> None:
         agent_request = await self._read(request, dialect)
-        if isinstance(agent_request, Fault):
-            return await request.send_fault(dialect, agent_request)
         attempt_id = agent_request.session.attempt_id
         reply = await self._agent_telemetry.take(request.path, request.headers, agent_request.body, attempt_id)
         await request.send_response(reply.status, reply.body, content_type=reply.content_type)
 
     async def _list_models(self, request: HttpRequest, dialect: Dialect) -> None:
-        if await self._keys.find_session(request.api_key()) is None:
-            return await request.send_fault(dialect, _invalid_key())
+        await self._session(request)
         await request.send_response(200, dialect.models(self._models.names()))
 
-    async def _read(self, request: HttpRequest, dialect: Dialect) -> AgentRequest | Fault:
-        """A request with its session and its body, or why it is refused."""
+    async def _session(self, request: HttpRequest) -> GatewaySession:
+        """The session that the request's key opens. Raises RequestRefused."""
         session = await self._keys.find_session(request.api_key())
         if session is None:
-            return _invalid_key()
-        body = await request.read_body(self._unread, session)
-        if isinstance(body, Fault):
-            return body
+            message = "invalid API key: no active attempt has it; check the key, or start a new attempt"
+            raise RequestRefused(Fault(kind="permission", message=message))
+        return session
+
+    async def _read(self, request: HttpRequest, dialect: Dialect) -> AgentRequest:
+        """A request with its session and its body. Raises ClientGone and RequestRefused."""
+        body = await request.read_body(self._unread, await self._session(request))
         # Checked again: no call may start for an attempt that ended while the body was on its way, nor once `stop`
         # has waited for the calls in flight.
-        session = await self._keys.find_session(request.api_key())
-        if session is None:
-            return _invalid_key()
+        session = await self._session(request)
         if self._stopping:
-            return Fault(kind="overloaded", message="the gateway is stopping; retry when it runs again")
+            message = "the gateway is stopping; retry when it runs again"
+            raise RequestRefused(Fault(kind="overloaded", message=message))
         return AgentRequest(
             session=session,
             branch=dialect.branch(request.headers),
@@ -215,11 +214,6 @@ class Gateway:
             target=request.target,
             headers=request.headers,
         )
-
-
-def _invalid_key() -> Fault:
-    message = "invalid API key: no active attempt has it; check the key, or start a new attempt"
-    return Fault(kind="permission", message=message)
 
 
 async def _alive(request: HttpRequest, dialect: Dialect) -> None:

@@ -52,6 +52,14 @@ class ClientGone(Exception):
     """The client disconnected before its request was read: there is nobody to answer, and nothing to store."""
 
 
+class RequestRefused(Exception):
+    """A request that gets a fault in place of a call: it is not stored."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
 class UnreadBodies:
     """The memory that bodies on their way take, over all requests of a gateway, its limit and their timeout."""
 
@@ -87,13 +95,13 @@ class HttpRequest:
         key = token.strip() if scheme.lower() == b"bearer" else self.headers.get(b"x-api-key", b"")
         return key.decode("latin-1")
 
-    async def read_body(self, unread: UnreadBodies, session: GatewaySession) -> bytes | Fault:
-        """The whole body of a session's request, or why it is refused. Raises ClientGone.
+    async def read_body(self, unread: UnreadBodies, session: GatewaySession) -> bytes:
+        """The whole body of a session's request. Raises ClientGone and RequestRefused.
 
         It counts towards the session's `body_bytes` until `release_body`.
         """
         if int(self.headers.get(b"content-length", b"0")) > BODY_LIMIT:
-            return _TOO_LARGE
+            raise RequestRefused(_TOO_LARGE)
         chunks: list[bytes] = []
         self._session = session
         try:
@@ -104,25 +112,18 @@ class HttpRequest:
                     session.body_bytes += len(chunk)
                     unread.total_bytes += len(chunk)
                     if self._size > BODY_LIMIT:
-                        return _TOO_LARGE
+                        raise RequestRefused(_TOO_LARGE)
                     if unread.total_bytes > unread.limit_bytes or session.body_bytes > ATTEMPT_LIMIT:
-                        return Fault(
-                            kind="overloaded",
-                            message="overloaded: too many large requests at once; retry later",
-                        )
+                        raise RequestRefused(_OVERLOADED)
             body = b"".join(chunks)
         except TimeoutError:
-            return Fault(
-                kind="timeout",
-                message=f"timeout: the request body did not arrive within {unread.timeout_s:g} s; retry",
-            )
+            message = f"timeout: the request body did not arrive within {unread.timeout_s:g} s; retry"
+            raise RequestRefused(Fault(kind="timeout", message=message)) from None
         finally:
             unread.total_bytes -= self._size
         if len(body) > VALUES_LIMIT and body.count(b",") > VALUES_LIMIT:
-            return Fault(
-                kind="too_large",
-                message=f"request body too large: it has more than {VALUES_LIMIT} JSON values; send fewer",
-            )
+            message = f"request body too large: it has more than {VALUES_LIMIT} JSON values; send fewer"
+            raise RequestRefused(Fault(kind="too_large", message=message))
         return body
 
     def release_body(self) -> None:
@@ -172,6 +173,7 @@ class HttpRequest:
         await self.send_response(error.status, error.body, error.headers)
 
 
+_OVERLOADED = Fault(kind="overloaded", message="overloaded: too many large requests at once; retry later")
 _TOO_LARGE = Fault(
     kind="too_large",
     message=f"request body too large: it has more than {BODY_LIMIT} bytes; send a shorter conversation",
