@@ -21,12 +21,12 @@ from msgspec.structs import replace
 
 from understudy.checks.base import GradingOptions
 from understudy.errors import SandboxError, TaskError
-from understudy.grade.patch import NO_PATCH, PristineRepository, extract_patch
 from understudy.sandbox.base import Mount, Sandbox, SandboxLimits, SandboxSpec
 from understudy.sandbox.docker.engine import find_engine
 from understudy.sandbox.docker.images import ImageStore
 from understudy.sandbox.docker.sandboxes import DockerSandboxes
 from understudy.tasks.environment import TaskEnvironment
+from understudy.tasks.patch import NO_PATCH, PristineRepository, extract_patch
 from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
 from understudy.types import ImageTree, SuiteChecks, Task
 from understudy.util.diffs import parse_diff

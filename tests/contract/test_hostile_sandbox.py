@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from understudy.grade.patch import NO_PATCH, extract_patch
 from understudy.plugins import load
 from understudy.sandbox.base import Sandboxes, SandboxSpec
 from understudy.tasks.environment import TaskEnvironment
+from understudy.tasks.patch import NO_PATCH, extract_patch
 from understudy.tasks.prepare import prepare, sandbox_spec
 from understudy.types import Files, PytestChecks, Task
 

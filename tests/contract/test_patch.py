@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from understudy.grade.gate import gate
-from understudy.grade.patch import MAX_PATCH_BYTES, NO_PATCH, extract_patch
 from understudy.plugins import load
 from understudy.sandbox.base import Sandbox, Sandboxes, SandboxLimits
 from understudy.sandbox.docker.container import DockerSandbox
 from understudy.tasks.environment import TaskEnvironment
+from understudy.tasks.patch import MAX_PATCH_BYTES, NO_PATCH, extract_patch
 from understudy.tasks.prepare import GIT_MOUNT, PreparedTask, prepare, sandbox_spec
 from understudy.types import Directory, PytestChecks, Task
 from understudy.util.diffs import parse_diff

@@ -9,7 +9,6 @@ from __future__ import annotations
 import posixpath
 import re
 import secrets
-from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
@@ -21,11 +20,6 @@ from understudy.checks.log_parsers import (
     ParsedLog,
     Parser,
     django,
-    pytest_matplotlib,
-    pytest_options,
-    pytest_seaborn,
-    pytest_summary,
-    pytest_verbose,
     sympy,
 )
 from understudy.types import SuiteChecks
@@ -139,36 +133,26 @@ def {failing[3]}():
     raise AssertionError
 """
 
-_FORMS: dict[Parser, str] = {
-    pytest_summary: _PYTEST,
-    pytest_options: _PYTEST,
-    pytest_verbose: _PYTEST,
-    pytest_seaborn: _PYTEST,
-    pytest_matplotlib: _PYTEST,
-    django: _UNITTEST,
-    sympy: _SYMPY,
-}
+_FORMS: dict[Parser, str] = {django: _UNITTEST, sympy: _SYMPY}
+"""The tests of ours, by what reads their runner's output; all other parsers read pytest's."""
+
 _SHELL = re.compile(r"[|;&<>\n]")
 
 
 def plant_canaries(checks: SuiteChecks) -> Canaries | None:
     """Canaries for a suite; None where we know no form of test that its runner would run and its parser read."""
     parser = PARSERS.get(checks.parser)
-    siblings = [file for file in checks.files if file.endswith(".py")] or sorted(_files_of_ids(checks))
+    ids = (*checks.fail_to_pass, *checks.pass_to_pass)
+    of_ids = {file for id in ids if (file := id.partition("::")[0]).endswith(".py") and " " not in file}
+    siblings = [file for file in checks.files if file.endswith(".py")] or sorted(of_ids)
     if parser is None or not siblings:
         return None
     token = secrets.token_hex(8)
     passing = tuple(f"test_{token}{secrets.token_hex(2)}_{n}" for n in range(2))
     failing = tuple(f"test_{token}{secrets.token_hex(2)}_{n}" for n in range(2, 6))
     name, command = _target(checks.command, siblings, token)
-    return Canaries(
-        token=token,
-        path=name,
-        text=_FORMS[parser].format(token=token, passing=passing, failing=failing),
-        command=command,
-        passing=passing,
-        failing=failing,
-    )
+    text = _FORMS.get(parser, _PYTEST).format(token=token, passing=passing, failing=failing)
+    return Canaries(token, name, text, command, passing, failing)
 
 
 def canary_problem(canaries: Canaries, reading: ParsedLog) -> str:
@@ -182,11 +166,6 @@ def canary_problem(canaries: Canaries, reading: ParsedLog) -> str:
             if not statuses or not statuses <= expected:
                 wrong.append(f"{min(expected)} expected, {' and '.join(sorted(statuses)) or 'nothing'} seen")
     return f"{len(wrong)} of {len(canaries.passing + canaries.failing)} canaries: {wrong[0]}" if wrong else ""
-
-
-def _files_of_ids(checks: SuiteChecks) -> Iterable[str]:
-    ids = (*checks.fail_to_pass, *checks.pass_to_pass)
-    return {file for id in ids if (file := id.partition("::")[0]).endswith(".py") and " " not in file}
 
 
 def _target(command: str, siblings: list[str], token: str) -> tuple[str, str]:
@@ -204,14 +183,13 @@ def _target(command: str, siblings: list[str], token: str) -> tuple[str, str]:
         return _beside(siblings[-1], token), command
     end, sibling, name = last
     command = command.rstrip()
-    if _SHELL.search(command[end:]):
-        return _beside(sibling, token), f"{command[:end]} {name}{command[end:]}"
-    return _beside(sibling, token), f"{command} {name}"
+    end = end if _SHELL.search(command[end:]) else len(command)
+    return _beside(sibling, token), f"{command[:end]} {name}{command[end:]}"
 
 
 def _same_form(word: str, sibling: str, canary: str) -> str:
     """The name of the canaries' file, in the form in which `word` names the sibling; empty when it does not."""
-    for form in _NAMES:
+    for form in (_as_path, _as_module):
         target = form(word)
         name = form(sibling)
         if target and (name == target or name.endswith(("/" + target, "." + target))):
@@ -230,9 +208,6 @@ def _as_module(name: str) -> str:
     """`tests/app/test_x.py` and `app.test_x` as dotted names."""
     name = name.removesuffix(".py").replace("/", ".") if "/" in name or name.endswith(".py") else name
     return name if re.fullmatch(r"\w+(\.\w+)*", name) else ""
-
-
-_NAMES: tuple[Callable[[str], str], ...] = (_as_path, _as_module)
 
 
 def _beside(sibling: str, token: str) -> str:

@@ -48,22 +48,20 @@ _CONTROLS = dict.fromkeys(range(1, 32))
 def pytest_summary(log: str) -> Iterator[tuple[str, str]]:
     """`STATUS id` lines, where an id ends at the first space."""
     for line in lines(log):
-        if fields := _summary_fields(line):
-            yield fields[1], fields[0]
+        if line.startswith(STATUSES):
+            fields = (line.replace(" - ", " ") if line.startswith(FAILED) else line).split(None, 2)
+            if len(fields) >= 2 and not _counts_skips(fields):
+                yield fields[1], fields[0]
 
 
 def pytest_matplotlib(log: str) -> Iterator[tuple[str, str]]:
     """`summary`, with the mouse buttons as numbers: how they are shown depends on the version of Python."""
-    for line in lines(log):
-        if fields := _summary_fields(line.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3")):
-            yield fields[1], fields[0]
+    yield from pytest_summary(log.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3"))
 
 
 def pytest_options(log: str) -> Iterator[tuple[str, str]]:
     """`summary`, with a parameter that is an absolute path reduced to its last part: it differs by machine."""
-    for line in lines(log):
-        if fields := _summary_fields(line):
-            yield _without_path(fields[1]), fields[0]
+    yield from ((_without_path(id), status) for id, status in pytest_summary(log))
 
 
 def pytest_verbose(log: str) -> Iterator[tuple[str, str]]:
@@ -95,16 +93,6 @@ def pytest_seaborn(log: str) -> Iterator[tuple[str, str]]:
                 yield fields[0], PASSED
         elif line.startswith(PASSED):
             yield fields[1], PASSED
-
-
-def _summary_fields(line: str) -> list[str]:
-    """The status and the first word after it; nothing for another line."""
-    if not line.startswith(STATUSES):
-        return []
-    if line.startswith(FAILED):
-        line = line.replace(" - ", " ")
-    fields = line.split(None, 2)
-    return fields if len(fields) >= 2 and not _counts_skips(fields) else []
 
 
 def _counts_skips(fields: list[str]) -> bool:
@@ -292,28 +280,16 @@ def _run_swebench(order: str, name: str, instance: str, log: bytes) -> _ParserRe
 
 # --- by name -------------------------------------------------------------------------------------------
 
-PARSERS: dict[str, Parser] = {
-    "parse_log_pytest": pytest_summary,
-    "parse_log_pytest_options": pytest_options,
-    "parse_log_pytest_v2": pytest_verbose,
-    "parse_log_seaborn": pytest_seaborn,
-    "parse_log_matplotlib": pytest_matplotlib,
-    "parse_log_django": django,
-    "parse_log_sympy": sympy,
-    "parse_log_astroid": pytest_summary,
-    "parse_log_flask": pytest_summary,
-    "parse_log_marshmallow": pytest_summary,
-    "parse_log_pvlib": pytest_summary,
-    "parse_log_pyvista": pytest_summary,
-    "parse_log_sqlfluff": pytest_summary,
-    "parse_log_xarray": pytest_summary,
-    "parse_log_pydicom": pytest_options,
-    "parse_log_requests": pytest_options,
-    "parse_log_pylint": pytest_options,
-    "parse_log_astropy": pytest_verbose,
-    "parse_log_scikit": pytest_verbose,
-    "parse_log_sphinx": pytest_verbose,
+_REPOSITORIES: dict[Parser, tuple[str, ...]] = {
+    pytest_summary: ("pytest", "astroid", "flask", "marshmallow", "pvlib", "pyvista", "sqlfluff", "xarray"),
+    pytest_options: ("pytest_options", "pydicom", "requests", "pylint"),
+    pytest_verbose: ("pytest_v2", "astropy", "scikit", "sphinx"),
+    pytest_seaborn: ("seaborn",),
+    pytest_matplotlib: ("matplotlib",),
+    django: ("django",),
+    sympy: ("sympy",),
 }
+PARSERS = {f"parse_log_{name}": parser for parser, names in _REPOSITORIES.items() for name in names}
 """Our own parsers. What is not here is read by the `swebench` package, where that is installed."""
 
 

@@ -6,6 +6,7 @@ import posixpath
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import msgspec
 from msgspec import Struct, field
@@ -108,13 +109,7 @@ def _outcomes(raw: bytes) -> tuple[dict[str, TestOutcome], dict[str, str], int |
     return outcomes, {id: seen.message for id, seen in phases.items() if seen.message}, end
 
 
-_BY_CALL: dict[str, TestOutcome] = {
-    "passed": "passed",
-    "failed": "failed",
-    "skipped": "skipped",
-    "xfailed": "xfailed",
-    "xpassed": "xpassed",
-}
+_BY_CALL = frozenset({"passed", "failed", "skipped", "xfailed", "xpassed"})
 
 
 def _outcome(phases: dict[str, set[str]]) -> TestOutcome | None:
@@ -128,7 +123,9 @@ def _outcome(phases: dict[str, set[str]]) -> TestOutcome | None:
     setup, call, teardown = (next(iter(phases.get(phase, {""}))) for phase in ("setup", "call", "teardown"))
     if teardown != "passed" or setup == "failed":
         return "error"
-    return _BY_CALL.get(call or setup, "error") if call or setup != "passed" else None
+    if not call and setup == "passed":
+        return None
+    return cast("TestOutcome", call or setup) if (call or setup) in _BY_CALL else "error"
 
 
 def judge_pytest(checks: PytestChecks, report: PytestReport) -> CheckResult:

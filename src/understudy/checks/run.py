@@ -54,9 +54,7 @@ async def _run_script(sandbox: Sandbox, checks: ScriptChecks) -> CheckResult:
     done = await sandbox.run(checks.command, timeout_s=checks.timeout_s, cwd=sandbox.workdir)
     log = output_tail(done)
     if done.exit_code in (126, 127):
-        raise GraderError(
-            f"the check {checks.command} could not be started (exit code {done.exit_code}):\n{log[-2000:]}"
-        )
+        raise GraderError(f"the check {checks.command} did not start (exit code {done.exit_code}):\n{log[-2000:]}")
     if done.timed_out:
         return failed_result(f"the checks did not end in {checks.timeout_s:g} s", log)
     text = await read_result_file(sandbox, checks.reward_file, _REWARD_BYTES)

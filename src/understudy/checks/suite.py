@@ -34,13 +34,7 @@ from understudy.sandbox.base import Sandbox
 from understudy.types import Evidence, Integrity, SuiteChecks, Task, TestOutcome, Verdict
 from understudy.util.diffs import parse_diff
 
-_OUTCOMES: dict[str, TestOutcome] = {
-    PASSED: "passed",
-    FAILED: "failed",
-    ERROR: "error",
-    SKIPPED: "skipped",
-    XFAIL: "xfailed",
-}
+_OUTCOMES: dict[str, TestOutcome] = {PASSED: "passed", ERROR: "error", SKIPPED: "skipped", XFAIL: "xfailed"}
 _SOLVES = frozenset({PASSED, XFAIL})
 _KEEPS = _SOLVES | {SKIPPED}
 _FAILS = frozenset({FAILED, ERROR})
@@ -149,10 +143,9 @@ def judge_suite(
     checks = _suite_of(task)
     ids = (*checks.fail_to_pass, *checks.pass_to_pass)
     instance = f"{task.instance_id} {task.meta.get('version', '')}"
+    token = canaries.token if canaries else ""
     try:
-        parsed = parse_log(
-            checks.parser, run.log, ids, containing=canaries.token if canaries else "", instance=instance
-        )
+        parsed = parse_log(checks.parser, run.log, ids, containing=token, instance=instance)
     except UnreadableLog as error:
         return failed_result(f"the output of the tests cannot be parsed: {error}", run.log)
     logged = {id: find_test(id, parsed.tests) for id in ids}
@@ -161,12 +154,14 @@ def judge_suite(
     cut = "the output was cut, because it exceeds the sandbox's limit; " if run.truncated else ""
     if reason := cut + _unsolved_reason(checks, parsed, logged, tests):
         return CheckResult(replace(verdict, reason=reason.removesuffix("; ")))
-    counts = {id: count for id, test in logged.items() if test and (count := _failures(test))}
+    failed = {id: sum(test.counts.get(status, 0) for status in _FAILS) for id, test in logged.items() if test}
+    counts = {id: count for id, count in failed.items() if count}
     conflicts = {id: count for id, count in counts.items() if count > (allowed or {}).get(id, 0)}
+    both = f"{len(conflicts)} tests both passed and failed in the output: {', '.join(list(conflicts)[:3])}"
     # By the log alone the task is solved. The rest checks whether the log can be believed: each entry is the
     # name of a rule and the problem that it found. Add further defences here.
     problems = (
-        ("conflict", _contradiction(conflicts) or _unloaded(run.log, [id for id in ids if logged[id]])),
+        ("conflict", both if conflicts else _unloaded(run.log, [id for id in ids if logged[id]])),
         ("canary", canary_problem(canaries, parsed) if canaries else ""),
         ("exit-code", _disagreement(run, parsed, canaries)),
     )
@@ -178,9 +173,8 @@ def judge_suite(
             integrity = Integrity() if honest else Integrity("suspicious", problem, evidence)
             tests.update(dict.fromkeys(conflicts, "failed"))
             return CheckResult(replace(verdict, reason=problem, tests=tests, integrity=integrity), counts)
-    note = (
-        "" if canaries or checks.parser not in PARSERS else " (without canaries: the gold patch fails with them)"
-    )
+    without = " (without canaries: the gold patch fails with them)"
+    note = without if checks.parser in PARSERS and not canaries else ""
     return CheckResult(replace(verdict, reward=1.0, reason=f"all {len(ids)} tests pass{note}"), counts)
 
 
@@ -211,11 +205,6 @@ def _unsolved_reason(
     return outcome_reason(checks, not_fixed, _not_in(_KEEPS, checks.pass_to_pass, logged), tests)
 
 
-def _contradiction(conflicts: Collection[str]) -> str:
-    some = ", ".join(list(conflicts)[:3])
-    return f"{len(conflicts)} tests both passed and failed in the output: {some}" if conflicts else ""
-
-
 def _unloaded(log: str, ids: Collection[str]) -> str:
     """The problem when tests passed by the output whose module unittest could not import; else empty."""
     modules = {match[1] for match in _NOT_LOADED.finditer(log)}
@@ -232,10 +221,6 @@ def _disagreement(run: SuiteRun, parsed: ParsedLog, canaries: Canaries | None) -
     if canaries is None and run.exit_code != 0 and parsed.any_test and not parsed.failures:
         return f"the tests ended with exit code {run.exit_code}, but none failed by their output"
     return ""
-
-
-def _failures(test: LoggedTest) -> int:
-    return sum(test.counts.get(status, 0) for status in _FAILS)
 
 
 def _not_in(statuses: Collection[str], ids: Collection[str], logged: Mapping[str, LoggedTest | None]) -> list[str]:

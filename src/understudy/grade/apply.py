@@ -12,8 +12,8 @@ import tarfile
 
 from understudy.errors import GraderError, TaskError
 from understudy.grade.gate import paths_of
-from understudy.grade.patch import scratch_name
 from understudy.sandbox.base import Sandbox
+from understudy.tasks.patch import scratch_name
 from understudy.tasks.prepare import GIT_MOUNT, git_program
 from understudy.types import PytestChecks, SuiteChecks, Task
 from understudy.util.diffs import FileDiff, parse_diff
@@ -103,14 +103,14 @@ async def apply_patch(sandbox: Sandbox, task: Task, patch: bytes, *, host_progra
     if done.exit_code == _TEST_PATCH:
         raise TaskError(f"task {task.instance_id}: checks.test_patch does not apply to the task's tree: {message}")
     if done.exit_code == _NO_GIT:
-        raise GraderError(
-            f"the image {task.image} has no git, which is needed to apply patches; install git in the image"
-        )
+        raise GraderError(f"the image {task.image} has no git, which applies patches; install git in the image")
     if done.exit_code != 0:
         raise GraderError(f"the patch could not be applied (exit code {done.exit_code}): {message}")
     expected = {path for file in changed for path in file.paths}
     beside = {path + suffix for path in expected for suffix in (b".orig", b".rej")}  # which `patch` leaves
-    if not _numstat_paths(done.stdout) <= expected | beside:
+    # `git apply --numstat -z` prints records `added TAB deleted TAB path`; a rename has two paths more.
+    applied = {path for record in done.stdout.split(b"\0") if (path := record.split(b"\t", 2)[-1])}
+    if not applied <= expected | beside:
         return "patch refused: git and the gate read different files in it"
     return ""
 
@@ -123,11 +123,6 @@ def _members(patch: bytes, changed: list[FileDiff], test_patch: str, files: dict
         for name, text in (("test_patch", test_patch), ("new", new)):
             members[name] = text.encode(errors="surrogateescape")
     return members | {f"files/{name}": text.encode() for name, text in files.items()}
-
-
-def _numstat_paths(numstat: bytes) -> set[bytes]:
-    """The paths in `git apply --numstat -z`: records `added TAB deleted TAB path`; a rename has two paths more."""
-    return {path for record in numstat.split(b"\0") if (path := record.split(b"\t", 2)[-1])}
 
 
 def _tar(top: str, members: dict[str, bytes]) -> bytes:

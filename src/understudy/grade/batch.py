@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -40,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class GradingProgress:
-    """How far grading has come. `outcomes` has what ended, by instance id; `found` counts reports of before."""
+    """How far grading has come. `outcomes` has what ended, by instance id; `reused` counts reports of before."""
 
     total: int
     outcomes: dict[str, GradingOutcome] = field(default_factory=dict[str, GradingOutcome])
@@ -84,8 +85,7 @@ async def grade_all(
 
     async def worker() -> None:
         while not stop.is_set() and (row := next(rows, None)) is not None:
-            outcome = await _grade_prediction(bench, predictions, row, standing, slots, stop)
-            if outcome is not None:
+            if outcome := await _grade_prediction(bench, predictions, row, standing, slots, stop):
                 standing.outcomes[row.instance_id] = outcome
                 progress(standing)
 
@@ -164,16 +164,16 @@ async def _grade_with_doubt(bench: GradingSetup, prepared: PreparedTask, patch: 
             prepared, sandboxes=bench.sandboxes, environment=bench.environment, cache=bench.cache
         )
     except TaskError as error:
-        why = str(error).splitlines()[0]
-        return replace(verdict, reason=f"{verdict.reason} ({UNSURE}: {why})")
+        return replace(verdict, reason=f"{verdict.reason} ({UNSURE}: {str(error).splitlines()[0]})")
     return verdict if validated == prepared else await _grade_retrying(bench, validated, patch)
 
 
 async def _grade_retrying(bench: GradingSetup, prepared: PreparedTask, patch: PredictedPatch) -> Verdict:
+    attempt = partial(grade, prepared, patch.data, sandboxes=bench.sandboxes, environment=bench.environment)
     try:
-        return await grade(prepared, patch.data, sandboxes=bench.sandboxes, environment=bench.environment)
+        return await attempt()
     except (SandboxError, GraderError):
-        return await grade(prepared, patch.data, sandboxes=bench.sandboxes, environment=bench.environment)
+        return await attempt()
 
 
 def _key(bench: GradingSetup, task: Task, patch: PredictedPatch) -> str:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from understudy.checks.pytest_checks import deciding_files
 from understudy.errors import TaskError
-from understudy.grade.patch import MAX_PATCH_BYTES, NO_PATCH, show_path
+from understudy.tasks.patch import MAX_PATCH_BYTES, NO_PATCH, show_path
 from understudy.types import PytestChecks, SuiteChecks, Task
 from understudy.util.diffs import DiffError, FileDiff, parse_diff
 
@@ -59,9 +59,8 @@ def gate(patch: bytes, task: Task) -> GatedPatch:
     if patch.strip() and not files:
         return GatedPatch(b"", refused="the patch cannot be read: no file is changed in it")
     allowed = gold_paths(task)
-    checks = _check_files(task)
+    checks, tests = _check_files(task)
     programs = _programs(task) - allowed
-    tests = _test_directories(task)
     parts: list[bytes] = []
     dropped: list[str] = []
     steering: list[str] = []
@@ -110,31 +109,22 @@ def _shadows(path: str, file: FileDiff, allowed: frozenset[str]) -> bool:
     return file.is_new and not own and _SHADOWS.fullmatch(path) is not None
 
 
-def _check_files(task: Task) -> frozenset[str]:
-    """The files of the hidden tests, whether copied over the tree or part of it."""
+def _check_files(task: Task) -> tuple[frozenset[str], tuple[str, ...]]:
+    """The files of the hidden tests, and the directories of tests that the deciding ones are in.
+
+    The files are copied over the tree or part of it; the directories are the innermost, with a slash at the end.
+    """
     match task.checks:
-        case PytestChecks():
-            return frozenset(map(posixpath.normpath, (*task.checks.files, *deciding_files(task.checks))))
-        case SuiteChecks():
-            patched = paths_of(task.checks.test_patch, f"task {task.instance_id}: checks.test_patch")
-            return frozenset(map(posixpath.normpath, {*task.checks.files, *patched}))
-        case _:
-            return frozenset()
-
-
-def _test_directories(task: Task) -> tuple[str, ...]:
-    """The directories of tests that the deciding tests are in, each with a slash at its end: the innermost."""
-    checks = task.checks
-    match checks:
-        case PytestChecks():
-            files = {*checks.files, *deciding_files(checks)}
-        case SuiteChecks():
+        case PytestChecks() as checks:
+            files = tests = {*checks.files, *deciding_files(checks)}
+        case SuiteChecks() as checks:
             ids = (*checks.fail_to_pass, *checks.pass_to_pass)
-            files = {*checks.files, *(file for id in ids if (file := id.partition("::")[0]).endswith(".py"))}
+            files = {*checks.files, *paths_of(checks.test_patch, f"task {task.instance_id}: checks.test_patch")}
+            tests = {*checks.files, *(file for id in ids if (file := id.partition("::")[0]).endswith(".py"))}
         case _:
-            return ()
-    matches = (_TEST_DIRECTORY.fullmatch(posixpath.normpath(file)) for file in files)
-    return tuple(sorted({match[1] for match in matches if match}))
+            return frozenset(), ()
+    matches = (_TEST_DIRECTORY.fullmatch(posixpath.normpath(file)) for file in tests)
+    return frozenset(map(posixpath.normpath, files)), tuple({match[1] for match in matches if match})
 
 
 def _programs(task: Task) -> frozenset[str]:

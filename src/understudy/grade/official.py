@@ -21,10 +21,10 @@ from typing import Any, cast
 from msgspec import Struct
 
 from understudy.errors import ConfigError, GraderError, TaskError
-from understudy.grade.patch import NO_PATCH
 from understudy.grade.predictions import Prediction, Predictions
 from understudy.grade.reports import LOGS, REPORT, VERDICT, instance_dir, name_part
 from understudy.tasks import eval_script
+from understudy.tasks.patch import NO_PATCH
 from understudy.tasks.row_formats import WORKDIR
 from understudy.types import ImageTree, SuiteChecks, Task
 from understudy.util.diffs import DiffError, parse_diff
@@ -83,10 +83,13 @@ def run_official(
     containers that end while it lists them. Raises ConfigError when the harness or a container engine is not
     there, GraderError when it fails twice.
     """
+    from understudy.sandbox.docker.engine import find_engine
+
     python = interpreter()
     if missing := problems(python):
         raise ConfigError("\n".join(missing))
-    engine = _engine()
+    with contextlib.closing(find_engine()) as engine:
+        env = {**os.environ, "DOCKER_HOST": engine.url}
     directory = output / LOGS / name_part(run_id)
     if any(directory.glob(f"*/*/{VERDICT}")):
         raise ConfigError(
@@ -99,22 +102,14 @@ def run_official(
         gradable = _write_dataset(directory / DATASET, tasks, skipped)
         first = _write_predictions(directory / PREDICTIONS, predictions, gradable, output, run_id, skipped)
     except OSError as error:
-        raise ConfigError(
-            f"{directory}: cannot be written: {error.strerror}; choose another --output-dir"
-        ) from error
+        raise ConfigError(f"{directory}: cannot be written: {error.strerror}; change --output-dir") from error
     if first is None:
         reasons = "; ".join(list(skipped.values())[:3]) or "there are none"
         raise ConfigError(f"no prediction can be graded by the harness: {reasons}")
-    arguments = {
-        "--dataset_name": directory / DATASET,
-        "--predictions_path": directory / PREDICTIONS,
-        "--max_workers": jobs,
-        "--run_id": run_id,
-        "--report_dir": output,
-        "--timeout": round(timeout_s or _longest(tasks)),
-    }
-    command = [python, "-m", MODULE, *(str(part) for pair in arguments.items() for part in pair)]
-    env = {**os.environ, "DOCKER_HOST": engine}
+    timeout_s = timeout_s or max((task.checks.timeout_s for task in tasks), default=1800.0)
+    command = [python, "-m", MODULE, "--run_id", run_id, "--report_dir", str(output)]
+    command += ["--dataset_name", str(directory / DATASET), "--predictions_path", str(directory / PREDICTIONS)]
+    command += ["--max_workers", str(jobs), "--timeout", str(round(timeout_s))]
     if _run(command, output, env) and (code := _run(command, output, env)):
         raise GraderError(f"SWE-bench's harness twice ended with exit code {code}; what it said is above")
     path = output / f"{name_part(first.model)}.{name_part(run_id)}.json"
@@ -172,7 +167,11 @@ def _write_predictions(
                 continue
             first = first or row
             text = patch.decode(errors="replace")
-            _forget_other(instance_dir(output, run_id, row.model, row.instance_id), text)
+            reports = instance_dir(output, run_id, row.model, row.instance_id)
+            before = reports / "patch.diff"
+            if before.is_file() and before.read_text(encoding="utf-8", errors="replace") != text:
+                # The harness would take the report of another patch for one of this.
+                (reports / REPORT).unlink(missing_ok=True)
             prediction = {
                 "instance_id": row.instance_id,
                 "model_name_or_path": row.model,
@@ -180,25 +179,6 @@ def _write_predictions(
             }
             file.write(json.dumps(prediction) + "\n")
     return first
-
-
-def _forget_other(directory: Path, patch: str) -> None:
-    """Remove the report of another patch: the harness would take it for one of this."""
-    before = directory / "patch.diff"
-    if before.is_file() and before.read_text(encoding="utf-8", errors="replace") != patch:
-        (directory / REPORT).unlink(missing_ok=True)
-
-
-def _longest(tasks: Sequence[Task]) -> float:
-    return max((task.checks.timeout_s for task in tasks), default=1800.0)
-
-
-def _engine() -> str:
-    """The container engine's address in the form of DOCKER_HOST. Raises ConfigError when there is none."""
-    from understudy.sandbox.docker.engine import find_engine
-
-    with contextlib.closing(find_engine()) as engine:
-        return engine.url
 
 
 def _run(command: Sequence[str], directory: Path, env: Mapping[str, str]) -> int:
@@ -209,17 +189,12 @@ def _run(command: Sequence[str], directory: Path, env: Mapping[str, str]) -> int
     try:
         return process.wait()
     except BaseException:
-        _end(process)
+        for number in (signal.SIGINT, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.wait(_GRACE_S)
+                break
         raise
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGINT, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
-            return
 
 
 # --- rows for the harness ------------------------------------------------------------------------------
@@ -237,9 +212,7 @@ def as_harness_row(task: Task) -> dict[str, Any]:
     if not isinstance(checks, SuiteChecks):
         raise TaskError(f"{where}: is not graded by a suite, so SWE-bench's harness cannot grade it")
     if task.setup_patch.strip():
-        raise TaskError(
-            f"{where}: begins with a bug that is not in its image, so SWE-bench's harness cannot grade it"
-        )
+        raise TaskError(f"{where}: its bug is not in its image, so SWE-bench's harness cannot grade it")
     if task.workdir != WORKDIR:
         raise TaskError(f"{where}: its tree is at {task.workdir}; SWE-bench's harness expects {WORKDIR}")
     row = cast("dict[str, Any]", task.meta.get("row", {}))
@@ -279,11 +252,10 @@ def _script(stored: str | list[str] | None, task: Task, checks: SuiteChecks, com
         raise TaskError(f"task {task.instance_id}: test_patch is not a unified diff: {error}") from error
     changed = [shlex.quote(os.fsdecode(file.old_path)) for file in files if file.old_path is not None]
     reset = f"git checkout {commit} {' '.join(changed)}" if changed else "echo 'No test files to reset'"
-    activate = [line for line in checks.activate.split("\n") if line != eval_script.PIPEFAIL]
     lines = [
         "#!/bin/bash",
         "set -uxo pipefail",
-        *activate,
+        *(line for line in checks.activate.split("\n") if line != eval_script.PIPEFAIL),
         f"cd {task.workdir}",
         *checks.before.split("\n"),
         f"git config --global --add safe.directory {task.workdir}",

@@ -8,17 +8,17 @@ in memory, nor any patch that the gate would refuse for its size.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct, field
 
 from understudy.errors import ConfigError, TaskError
-from understudy.grade.patch import MAX_PATCH_BYTES, NO_PATCH
 from understudy.grade.reports import NO_MODEL, name_part
+from understudy.tasks.patch import MAX_PATCH_BYTES, NO_PATCH
 from understudy.types import Task
 
 GOLD = "gold"
@@ -59,17 +59,6 @@ class RejectedPredictions(Struct):
             self.messages.append(message)
 
 
-class Predictions(Protocol):
-    """What is to be graded: its rows, in order, and their patches. May be read from any thread."""
-
-    rows: dict[str, Prediction]
-    rejected: RejectedPredictions
-
-    def patch(self, row: Prediction) -> PredictedPatch:
-        """The patch of a row. Raises ConfigError when it can no longer be read."""
-        ...
-
-
 class _PredictionRow(Struct):
     instance_id: str
     model_patch: msgspec.Raw
@@ -78,9 +67,8 @@ class _PredictionRow(Struct):
 
 _row = msgspec.json.Decoder(_PredictionRow).decode
 _text = msgspec.json.Decoder(str).decode
-_document: Callable[[bytes], list[msgspec.Raw] | dict[str, msgspec.Raw]] = msgspec.json.Decoder(
-    list[msgspec.Raw] | dict[str, msgspec.Raw]
-).decode
+_Rows = list[msgspec.Raw] | dict[str, msgspec.Raw]
+_document: Callable[[bytes], _Rows] = msgspec.json.Decoder(_Rows).decode
 
 
 def open_predictions(name: str, tasks: Iterable[Task], wanted: Collection[str] | None = None) -> Predictions:
@@ -104,30 +92,34 @@ def open_predictions(name: str, tasks: Iterable[Task], wanted: Collection[str] |
     return predictions
 
 
-class _GoldPredictions:
-    """The gold patches of tasks, as predictions of a model called "gold"."""
+class Predictions:
+    """What is to be graded: its rows, in order, and their patches. May be read from any thread.
 
-    def __init__(self, tasks: Iterable[Task]) -> None:
-        self._patches = {task.instance_id: task.gold_patch for task in tasks}
-        self.rejected = RejectedPredictions()
-        self.rows = {id: Prediction(id, GOLD, GOLD, not patch) for id, patch in self._patches.items()}
+    Each row of a file is read far enough to know what it is about; `_raw` reads its patch, as JSON, when it is
+    asked for.
+    """
 
-    def patch(self, row: Prediction) -> PredictedPatch:
-        """The gold patch."""
-        data = self._patches[row.instance_id].encode(errors="surrogateescape")
-        return PredictedPatch(data, hashlib.sha256(data).hexdigest())
-
-
-class _FilePredictions:
-    """Rows as they are found: each read far enough to know what it is about."""
-
-    def __init__(self, path: Path, wanted: Collection[str] | None) -> None:
+    def __init__(self, wanted: Collection[str] | None = None) -> None:
         self.rows: dict[str, Prediction] = {}
         self.rejected = RejectedPredictions()
-        self._path = path
         self._wanted = wanted
 
-    def _take(self, content: bytes | msgspec.Raw, where: str, start: int = 0) -> _PredictionRow | None:
+    def patch(self, row: Prediction) -> PredictedPatch:
+        """The patch of a row. Raises ConfigError when it can no longer be read."""
+        raw = self._raw(row)
+        digest = hashlib.sha256(raw).hexdigest()
+        if _shortest(raw) > MAX_PATCH_BYTES:
+            return PredictedPatch(NO_PATCH + b"the patch is larger than %d bytes" % MAX_PATCH_BYTES, digest)
+        try:
+            data = b"" if row.empty else _text(raw).encode()
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            return PredictedPatch(NO_PATCH + f"it is not valid text: {error}".encode(errors="replace"), digest)
+        return PredictedPatch(data, digest)
+
+    def _raw(self, row: Prediction) -> memoryview:
+        raise NotImplementedError
+
+    def _add(self, content: bytes | msgspec.Raw, where: str, start: int = 0) -> _PredictionRow | None:
         """Note the row in `content`; what it holds, or None when it is not one of those that are wanted."""
         try:
             row = _row(content)
@@ -149,38 +141,47 @@ class _FilePredictions:
         self.rows[row.instance_id] = Prediction(row.instance_id, model, where, empty, start, size)
         return row
 
-    def _decoded(self, row: Prediction, raw: memoryview) -> PredictedPatch:
-        digest = hashlib.sha256(raw).hexdigest()
-        if _shortest(raw) > MAX_PATCH_BYTES:
-            return PredictedPatch(NO_PATCH + b"the patch is larger than %d bytes" % MAX_PATCH_BYTES, digest)
-        try:
-            data = b"" if row.empty else _text(raw).encode()
-        except (msgspec.MsgspecError, UnicodeError) as error:
-            return PredictedPatch(NO_PATCH + f"it is not valid text: {error}".encode(errors="replace"), digest)
-        return PredictedPatch(data, digest)
+
+class _GoldPredictions(Predictions):
+    """The gold patches of tasks, as predictions of a model called "gold"."""
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        super().__init__()
+        self._patches = {task.instance_id: task.gold_patch for task in tasks}
+        self.rows = {id: Prediction(id, GOLD, GOLD, not patch) for id, patch in self._patches.items()}
+
+    def patch(self, row: Prediction) -> PredictedPatch:
+        """The gold patch."""
+        data = self._patches[row.instance_id].encode(errors="surrogateescape")
+        return PredictedPatch(data, hashlib.sha256(data).hexdigest())
 
 
-class _JsonlPredictions(_FilePredictions):
+class _JsonlPredictions(Predictions):
     """A JSONL file. Its rows are read anew when their patch is asked for, one at a time."""
 
     def __init__(self, path: Path, wanted: Collection[str] | None) -> None:
-        super().__init__(path, wanted)
+        super().__init__(wanted)
+        self._path = path
         self._reading = threading.Lock()
         for number, start, line in _lines(path):
             where = f"{path}:{number}"
             if line is None:
                 self.rejected.add(f"{where}: not a prediction: the line is longer than {MAX_ROW_BYTES} bytes")
             elif line.strip():
-                self._take(line, where, start)
+                self._add(line, where, start)
 
     def patch(self, row: Prediction) -> PredictedPatch:
         """The patch in a row of the file, which must be what it was."""
+        with self._reading:  # one row at a time is in memory
+            return super().patch(row)
+
+    def _raw(self, row: Prediction) -> memoryview:
         try:
-            with self._reading, self._path.open("rb") as file:
+            with self._path.open("rb") as file:
                 file.seek(row.start)
                 again = _row(file.read(row.size))
                 if again.instance_id == row.instance_id:
-                    return self._decoded(row, memoryview(again.model_patch))
+                    return memoryview(again.model_patch)
         except OSError as error:
             raise ConfigError(f"{row.where}: can no longer be read: {error.strerror}") from error
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -188,11 +189,11 @@ class _JsonlPredictions(_FilePredictions):
         raise ConfigError(f"{row.where}: the file changed while it was graded; run the same command again")
 
 
-class _JsonPredictions(_FilePredictions):
-    """A JSON file, whole in memory once: its rows are views of it."""
+class _JsonPredictions(Predictions):
+    """A JSON file, whole in memory once: its rows are views of it as it was when it was opened."""
 
     def __init__(self, path: Path, wanted: Collection[str] | None) -> None:
-        super().__init__(path, wanted)
+        super().__init__(wanted)
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ConfigError(
                 f"{path}: larger than {MAX_JSON_BYTES} bytes; convert it to one prediction a line in a "
@@ -200,12 +201,11 @@ class _JsonPredictions(_FilePredictions):
             )
         self._patches: dict[str, msgspec.Raw] = {}
         for number, content in enumerate(_items(path), start=1):
-            if row := self._take(content, f"{path}: prediction {number}"):
+            if row := self._add(content, f"{path}: prediction {number}"):
                 self._patches[row.instance_id] = row.model_patch
 
-    def patch(self, row: Prediction) -> PredictedPatch:
-        """The patch in a row of the file as it was when it was opened."""
-        return self._decoded(row, memoryview(self._patches[row.instance_id]))
+    def _raw(self, row: Prediction) -> memoryview:
+        return memoryview(self._patches[row.instance_id])
 
 
 def _items(path: Path) -> Sequence[msgspec.Raw]:
@@ -222,19 +222,18 @@ def _items(path: Path) -> Sequence[msgspec.Raw]:
 def _lines(path: Path) -> Iterator[tuple[int, int, bytes | None]]:
     """(number from 1, start, content) of each line of a file; no content where it is too long to be a row."""
     with path.open("rb") as file:
-        number = start = 0
-        while line := file.readline(MAX_ROW_BYTES + 1):
-            number += 1
-            size = len(line)
-            if size <= MAX_ROW_BYTES:
+        start = 0
+        for number in itertools.count(1):
+            line = file.readline(MAX_ROW_BYTES + 1)
+            if not line:
+                return
+            if len(line) <= MAX_ROW_BYTES:
                 yield number, start, line
             else:
-                tail, line = line[-1:], b""
-                while tail and not tail.endswith(b"\n"):
-                    tail = file.readline(_CHUNK)
-                    size += len(tail)
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(_CHUNK)
                 yield number, start, None
-            start += size
+            start = file.tell()
 
 
 def _shortest(raw: memoryview) -> int:

@@ -39,6 +39,24 @@ _SIGNS: tuple[tuple[str, Tier, re.Pattern[str]], ...] = (
     ("missing_module", "ambiguous", re.compile(r"ModuleNotFoundError|MODULE_NOT_FOUND|Cannot find module")),
     ("no_tests_collected", "ambiguous", re.compile(r"no tests ran|collected 0 items")),
 )
+# The groups of the harness's summary, by the statuses or the tier of the outcomes in them.
+_GROUPS: dict[str, set[str]] = {
+    "completed": {"resolved", "unresolved"},
+    "resolved": {"resolved"},
+    "unresolved": {"unresolved"},
+    "infra_failure": {"environment"},
+    "ambiguous_failure": {"ambiguous"},
+    "empty_patch": {"empty"},
+    "error": {"error"},
+}
+_REWORDED = {
+    " tests to mend still fail": " tests to fix still fail",
+    " tests are said to have passed and failed: ": " tests both passed and failed in the output: ",
+    ", where canaries fail it is 1": ", expected 1 because canaries fail",
+    ", but none is said to have failed": ", but none failed by their output",
+    "git reads other files in it than the gate": "git and the gate read different files in it",
+    "the output of the tests cannot be read: ": "the output of the tests cannot be parsed: ",
+}
 _FAULTS: dict[str, str] = {"sandbox": "container_unavailable", "grader": "grader_error"}
 
 
@@ -68,6 +86,13 @@ def outcome_of(verdict: Verdict) -> GradingOutcome:
         return GradingOutcome("resolved", verdict.reason, suspicious=suspicious)
     cause, tier = _cause(verdict)
     return GradingOutcome("unresolved", verdict.reason, cause, tier, suspicious)
+
+
+def current_reason(reason: str) -> str:
+    """A verdict's reason as it is worded now. Stores of 0.1 say the same in other words."""
+    for old, new in _REWORDED.items():
+        reason = reason.replace(old, new)
+    return reason
 
 
 def failed_outcome(boundary: str, message: str) -> GradingOutcome:
@@ -190,28 +215,16 @@ def summary(
 ) -> dict[str, Any]:
     """The harness's summary of a run (schema version 2)."""
 
-    def ids(*statuses: str) -> list[str]:
-        return sorted(id for id, outcome in outcomes.items() if outcome.status in statuses)
-
-    def by_tier(tier: str) -> list[str]:
-        return sorted(id for id, outcome in outcomes.items() if outcome.tier == tier)
-
-    incomplete = sorted(set(tasks) - outcomes.keys())
     groups = {
-        "completed": ids("resolved", "unresolved"),
-        "resolved": ids("resolved"),
-        "unresolved": ids("unresolved"),
-        "infra_failure": by_tier("environment"),
-        "ambiguous_failure": by_tier("ambiguous"),
-        "empty_patch": ids("empty"),
-        "error": ids("error"),
+        name: sorted(id for id, outcome in outcomes.items() if {outcome.status, outcome.tier} & members)
+        for name, members in _GROUPS.items()
     }
     return {
         "total_instances": len(tasks),
         "submitted_instances": len(outcomes),
-        **{f"{name}_instances": len(members) for name, members in groups.items()},
+        **{f"{name}_instances": len(ids) for name, ids in groups.items()},
         "completed_ids": groups["completed"],
-        "incomplete_ids": incomplete,
+        "incomplete_ids": sorted(set(tasks) - outcomes.keys()),
         "empty_patch_ids": groups["empty_patch"],
         "submitted_ids": sorted(outcomes),
         "resolved_ids": groups["resolved"],
@@ -241,26 +254,20 @@ def _cause(verdict: Verdict) -> tuple[str, Tier | Literal[""]]:
 
 
 def _tests_status(task: Task, verdict: Verdict) -> dict[str, dict[str, list[str]]]:
+    """How the deciding tests ended, under the harness's names; it knows two groups that no task has."""
     checks = task.checks
-    empty: dict[str, dict[str, list[str]]] = {
-        name: {"success": [], "failure": []}
-        for name in ("FAIL_TO_PASS", "PASS_TO_PASS", "FAIL_TO_FAIL", "PASS_TO_FAIL")
-    }
-    if isinstance(checks, ScriptChecks):
-        return empty
-    absent = {"missing"} if isinstance(checks, SuiteChecks) and checks.only_failures_count else set[str]()
-    to_mend, to_keep = SOLVES | absent, KEEPS | absent
-    return empty | {
-        "FAIL_TO_PASS": _split(checks.fail_to_pass, verdict, to_mend),
-        "PASS_TO_PASS": _split(checks.pass_to_pass, verdict, to_keep),
-    }
-
-
-def _split(ids: Sequence[str], verdict: Verdict, good: Collection[str]) -> dict[str, list[str]]:
-    parts: dict[str, list[str]] = {"success": [], "failure": []}
-    for id in ids:
-        parts["success" if verdict.tests.get(id, "missing") in good else "failure"].append(id)
-    return parts
+    groups: dict[str, tuple[Sequence[str], Collection[str]]] = {}
+    if not isinstance(checks, ScriptChecks):
+        absent = {"missing"} if isinstance(checks, SuiteChecks) and checks.only_failures_count else set[str]()
+        groups["FAIL_TO_PASS"] = checks.fail_to_pass, SOLVES | absent
+        groups["PASS_TO_PASS"] = checks.pass_to_pass, KEEPS | absent
+    status: dict[str, dict[str, list[str]]] = {}
+    for name in ("FAIL_TO_PASS", "PASS_TO_PASS", "FAIL_TO_FAIL", "PASS_TO_FAIL"):
+        ids, good = groups.get(name, ((), ()))
+        status[name] = {"success": [], "failure": []}
+        for id in ids:
+            status[name]["success" if verdict.tests.get(id, "missing") in good else "failure"].append(id)
+    return status
 
 
 def _inputs(task: Task, patch: bytes | None, log: Sequence[str]) -> dict[str, bytes]:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from msgspec import Struct, structs
 
+from understudy.grade.reports import current_reason
 from understudy.report.figures import (
     BoundaryRow,
     Headline,
@@ -99,7 +100,9 @@ def read_run_figures(
         strict={task: _tried(outcomes, _solves_cleanly) for task, outcomes in _by_task(graded)},
         turns={task: fmean(outcome.turns for outcome in outcomes) for task, outcomes in _by_task(graded)},
         faults=faults,
-        unsolved=Counter(outcome.reason or "no reason given" for outcome in graded if not _solves(outcome)),
+        unsolved=Counter(
+            current_reason(outcome.reason or "no reason given") for outcome in graded if not _solves(outcome)
+        ),
         versions=versions,
         notes=tuple(notes),
     )

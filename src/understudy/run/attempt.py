@@ -14,12 +14,12 @@ from understudy.errors import AgentError, BackendError, GatewayError, Understudy
 from understudy.gateway.backends.fields import is_overflow
 from understudy.gateway.keys import Keys
 from understudy.gateway.session import GatewaySession
-from understudy.grade.patch import extract_patch
 from understudy.grade.verdict import as_validated, grade
 from understudy.run.config import RunConfig
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
 from understudy.store import Store
 from understudy.tasks.environment import TaskEnvironment
+from understudy.tasks.patch import extract_patch
 from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
 from understudy.types import Attempt, AttemptStatus, Call, ErrorInfo, Finding, Rollout, Task, Verdict, info_of
 from understudy.wire.errors import ContextOverflow

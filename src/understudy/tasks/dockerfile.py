@@ -15,6 +15,7 @@ import shutil
 import stat
 import tarfile
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from msgspec import Struct, field
@@ -22,7 +23,7 @@ from msgspec import Struct, field
 from understudy.errors import TaskError
 from understudy.sandbox.base import Completed, Sandboxes, SandboxLimits, SandboxSpec
 from understudy.tasks.environment import TaskEnvironment
-from understudy.tasks.materialise import extract
+from understudy.tasks.materialise import extract, read_text
 
 _HINT = "unsupported in a local sandbox; use --sandbox docker"
 
@@ -55,8 +56,9 @@ Step = CopyStep | RunStep | WorkdirStep
 
 
 class DockerfileRecipe(Struct):
-    """What a Dockerfile says: the image it starts from, its last WORKDIR, all variables, and its steps."""
+    """What the Dockerfile at `path` says: its base image, its last WORKDIR, all variables, and its steps."""
 
+    path: Path
     image: str = ""
     workdir: str = ""
     env: dict[str, str] = field(default_factory=dict[str, str])
@@ -65,14 +67,8 @@ class DockerfileRecipe(Struct):
 
 def read_dockerfile(path: Path) -> DockerfileRecipe:
     """The recipe of a Dockerfile. Raises TaskError, naming file and line, for whatever cannot be honoured."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise TaskError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{path}: is not UTF-8: {error}") from error
-    recipe = DockerfileRecipe()
-    for line, instruction in _instructions(text):
+    recipe = DockerfileRecipe(path)
+    for line, instruction in _instructions(read_text(path, "a Dockerfile")):
         word, _, rest = instruction.partition(" ")
         handler = _HANDLERS.get(word.upper())
         try:
@@ -87,7 +83,7 @@ def read_dockerfile(path: Path) -> DockerfileRecipe:
         raise TaskError(f"{path}: no FROM; expected a Dockerfile")
     if recipe.workdir in ("", "/"):
         raise TaskError(f"{path}: no WORKDIR below /; the task's tree is its content; add one")
-    _check_paths(recipe, path)
+    _check_paths(recipe)
     return recipe
 
 
@@ -134,22 +130,18 @@ def _workdir(recipe: DockerfileRecipe, line: int, rest: str) -> None:
 
 def _env(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     name, space, value = rest.partition(" ")
-    pairs = [(name, value.strip())] if space and "=" not in name else None
-    if pairs is None:
-        split = [word.partition("=") for word in _arguments(recipe, rest)]
-        if not all(name and equals for name, equals, _ in split):
-            raise _UnsupportedInstruction(f"ENV {rest}: expected NAME=value")
-        pairs = [(name, value) for name, _, value in split]
-    for name, value in pairs:
+    old_form = space and "=" not in name
+    pairs = [(name, " ", value.strip())] if old_form else [w.partition("=") for w in _arguments(recipe, rest)]
+    if not all(name and separator for name, separator, _ in pairs):
+        raise _UnsupportedInstruction(f"ENV {rest}: expected NAME=value")
+    for name, _, value in pairs:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in ("PATH", "HOME"):
             raise _UnsupportedInstruction(f"ENV {name}: the sandbox sets it itself, or it is not a name: {_HINT}")
         recipe.env[name] = value
 
 
 def _copy(recipe: DockerfileRecipe, line: int, rest: str) -> None:
-    arguments = _arguments(recipe, rest)
-    if rest.startswith("["):
-        arguments = _json_arguments(rest)
+    arguments = _json_arguments(rest) if rest.startswith("[") else _arguments(recipe, rest)
     if arguments and arguments[0].startswith("--"):
         raise _UnsupportedInstruction(f"{arguments[0]}: {_HINT}")
     *sources, target = arguments
@@ -167,9 +159,7 @@ def _copy(recipe: DockerfileRecipe, line: int, rest: str) -> None:
 
 def _add(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     if re.search(r"\.(tar|tgz|tbz2?|txz|zip|gz|bz2|xz|zst)\b", rest):
-        raise _UnsupportedInstruction(
-            f"ADD of an archive, which unpacks it: use COPY, or unpack it beforehand; {_HINT}"
-        )
+        raise _UnsupportedInstruction(f"ADD of an archive: use COPY, or unpack it beforehand; {_HINT}")
     _copy(recipe, line, rest)
 
 
@@ -182,8 +172,8 @@ def _run(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     recipe.steps.append(RunStep(line, argv, recipe.workdir or "/", dict(recipe.env)))
 
 
-def _nothing(recipe: DockerfileRecipe, line: int, rest: str) -> None:
-    pass
+def _no_effect(recipe: DockerfileRecipe, line: int, rest: str) -> None:
+    """What is said about the image, or done when a container of it starts by itself: nothing for the tree."""
 
 
 _HANDLERS: dict[str, Callable[[DockerfileRecipe, int, str], None]] = {
@@ -193,8 +183,7 @@ _HANDLERS: dict[str, Callable[[DockerfileRecipe, int, str], None]] = {
     "ADD": _add,
     "ENV": _env,
     "RUN": _run,
-    # What is said about the image, or done when a container of it starts by itself: nothing for the tree.
-    **dict.fromkeys(("LABEL", "MAINTAINER", "EXPOSE", "CMD", "STOPSIGNAL"), _nothing),
+    **dict.fromkeys(("LABEL", "MAINTAINER", "EXPOSE", "CMD", "STOPSIGNAL"), _no_effect),
 }
 
 
@@ -226,7 +215,7 @@ def _json_arguments(text: str) -> list[str]:
     return [str(word) for word in tokens]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
 
 
-def _check_paths(recipe: DockerfileRecipe, path: Path) -> None:
+def _check_paths(recipe: DockerfileRecipe) -> None:
     """Everything must happen below the last WORKDIR: it is all that a task's tree holds."""
     for step in recipe.steps:
         match step:
@@ -239,7 +228,8 @@ def _check_paths(recipe: DockerfileRecipe, path: Path) -> None:
                 continue
         if posixpath.commonpath([directory, recipe.workdir]) != recipe.workdir:
             raise TaskError(
-                f"{path}:{step.line}: {what} {directory}, outside the last WORKDIR {recipe.workdir}: {_HINT}"
+                f"{recipe.path}:{step.line}: {what} {directory}, outside the last WORKDIR {recipe.workdir}: "
+                f"{_HINT}"
             )
 
 
@@ -249,13 +239,7 @@ _ARCHIVE_BYTES = 256 << 20
 
 
 async def build_tree(
-    recipe: DockerfileRecipe,
-    dockerfile: Path,
-    tree: Path,
-    *,
-    sandboxes: Sandboxes,
-    environment: TaskEnvironment,
-    timeout_s: float,
+    recipe: DockerfileRecipe, tree: Path, sandboxes: Sandboxes, environment: TaskEnvironment, *, timeout_s: float
 ) -> None:
     """Make the directory `tree` as the recipe says, with the Dockerfile's own directory as build context.
 
@@ -263,20 +247,16 @@ async def build_tree(
     TaskError, naming file and line, when a step fails.
     """
     await asyncio.to_thread(tree.mkdir)
-    runs: list[RunStep] = []
-    for step in [*recipe.steps, None]:
-        if isinstance(step, RunStep):
-            runs.append(step)
-            continue
-        if runs:
-            await _execute_runs(runs, recipe, dockerfile, tree, sandboxes, environment, timeout_s)
-            runs = []
-        if isinstance(step, CopyStep):
-            await asyncio.to_thread(_apply_copy, step, recipe, dockerfile, tree)
-        elif isinstance(step, WorkdirStep) and PurePosixPath(step.path).is_relative_to(recipe.workdir):
-            await asyncio.to_thread(
-                _directory, _inside(tree, recipe, step.path), tree, f"{dockerfile}:{step.line}"
-            )
+    for _, group in groupby(recipe.steps, key=type):
+        steps = list(group)
+        if runs := [step for step in steps if isinstance(step, RunStep)]:
+            await _execute_runs(runs, recipe, tree, sandboxes, environment, timeout_s)
+        for step in steps:
+            if isinstance(step, CopyStep):
+                await asyncio.to_thread(_apply_copy, step, recipe, tree)
+            elif isinstance(step, WorkdirStep) and PurePosixPath(step.path).is_relative_to(recipe.workdir):
+                directory = _inside(tree, recipe, step.path)
+                await asyncio.to_thread(_make_directory, directory, tree, f"{recipe.path}:{step.line}")
 
 
 def copy_entry(source: Path, target: Path) -> None:
@@ -312,7 +292,7 @@ def _inside(tree: Path, recipe: DockerfileRecipe, path: str) -> Path:
     return tree / PurePosixPath(path).relative_to(recipe.workdir)
 
 
-def _directory(path: Path, tree: Path, where: str) -> None:
+def _make_directory(path: Path, tree: Path, where: str) -> None:
     """Make a directory below the tree; no link on the way may lead out of it."""
     if not path.resolve().is_relative_to(tree.resolve()):
         raise TaskError(f"{where}: {path.relative_to(tree)} leads outside of the working directory through a link")
@@ -322,9 +302,9 @@ def _directory(path: Path, tree: Path, where: str) -> None:
         raise TaskError(f"{where}: {path.relative_to(tree)}: {error.strerror}") from error
 
 
-def _apply_copy(step: CopyStep, recipe: DockerfileRecipe, dockerfile: Path, tree: Path) -> None:
-    where = f"{dockerfile}:{step.line}"
-    context = dockerfile.parent.resolve()
+def _apply_copy(step: CopyStep, recipe: DockerfileRecipe, tree: Path) -> None:
+    where = f"{recipe.path}:{step.line}"
+    context = recipe.path.parent.resolve()
     if (context / ".dockerignore").exists():
         raise TaskError(f"{where}: .dockerignore is unsupported here; remove it from {context}")
     target = _inside(tree, recipe, step.target)
@@ -342,19 +322,18 @@ def _apply_copy(step: CopyStep, recipe: DockerfileRecipe, dockerfile: Path, tree
                 raise TaskError(f"{where}: {source} is outside of the build context")
             into = step.target.endswith("/") or len(matches) > 1 or target.is_dir()
             if real.is_dir():
-                _directory(target, tree, where)
+                _make_directory(target, tree, where)
                 for entry in sorted(real.iterdir()):
                     copy_entry(entry, target / entry.name)
             else:
                 destination = target / source.name if into else target
-                _directory(destination.parent, tree, where)
+                _make_directory(destination.parent, tree, where)
                 copy_entry(real, destination)
 
 
 async def _execute_runs(
     runs: Sequence[RunStep],
     recipe: DockerfileRecipe,
-    dockerfile: Path,
     tree: Path,
     sandboxes: Sandboxes,
     environment: TaskEnvironment,
@@ -376,7 +355,7 @@ async def _execute_runs(
             done = await sandbox.run(run.argv, timeout_s=timeout_s, env=run.env, cwd=run.cwd)
             if done.exit_code != 0:
                 raise TaskError(
-                    f"{dockerfile}:{run.line}: RUN {describe_end(done)}\nHere it has no network and may write to "
+                    f"{recipe.path}:{run.line}: RUN {describe_end(done)}\nHere it has no network and may write to "
                     f"{recipe.workdir}, its home and /tmp only; if it needs more, run it with "
                     f"--sandbox docker"
                 )
@@ -384,7 +363,7 @@ async def _execute_runs(
         packed = await sandbox.run(argv, timeout_s=timeout_s, cwd=recipe.workdir)
     finally:
         await sandbox.close()
-    where = f"{dockerfile}:{runs[-1].line}"
+    where = f"{recipe.path}:{runs[-1].line}"
     if packed.exit_code != 0 or packed.truncated:
         raise TaskError(
             f"{where}: the result of RUN cannot be read, or is above {_ARCHIVE_BYTES} bytes: "

@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import dropwhile
 from typing import Literal
 
 from msgspec import Struct
@@ -29,15 +30,8 @@ _MAX_CHARS = 16_384  # of one statement, without its here-document
 _HEREDOC = re.compile(r"(?<!<)<<-?\s*(?P<quote>['\"]?)(?P<word>\w+)(?P=quote)(?!<)")
 _SEPARATOR = re.compile(r"[();&|]*[;&|][();&|]*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
-_KEYWORDS = {
-    "if": "fi",
-    "for": "done",
-    "while": "done",
-    "until": "done",
-    "case": "esac",
-    "{": "}",
-    "function": "}",
-}
+_LOOPS = dict.fromkeys(("for", "while", "until"), "done")
+_KEYWORDS = {"if": "fi", "case": "esac", "{": "}", "function": "}", **_LOOPS}
 
 Part = Literal["environment", "nothing", "bookkeeping", "patch", "install", "other", "forbidden"]
 
@@ -92,7 +86,8 @@ def split_script(script: str, workdir: str) -> ScriptPhases:
     cwd = workdir
     for statement in _statements(lines):
         if START in statement.text:
-            _check_marker(statement)
+            if _commands(statement.text) not in ([[":", START]], [["echo", START]]):
+                raise _cannot(statement, "says where the tests start and does something else as well")
             command = _command(lines[statement.last + 1 :])
             moved = [f"cd {shlex.quote(cwd)}"] if cwd != workdir else []
             return ScriptPhases(
@@ -143,15 +138,12 @@ def _statements(lines: Sequence[str]) -> Iterator[_Statement]:
             continue
         count += 1
         if count > _MAX_STATEMENTS:
-            raise TaskError(
-                f"eval_script: has more than {_MAX_STATEMENTS} statements; expected a script of SWE-bench"
-            )
+            raise TaskError(f"eval_script: more than {_MAX_STATEMENTS} statements; expected a script of SWE-bench")
         while text.endswith("\\") or len(text) > _MAX_CHARS or _open(text):
             if index == len(lines) or index - first > 500 or len(text) > _MAX_CHARS:
-                raise TaskError(
-                    f"eval_script: line {first + 1} starts a statement that never ends: {text[:120]!r}"
-                )
-            text = _joined(text, lines[index].strip())
+                raise TaskError(f"eval_script: line {first + 1} starts a statement without an end: {text[:120]!r}")
+            more = lines[index].strip()
+            text = f"{text[:-1]} {more}" if text.endswith("\\") else f"{text}\n{more}"
             index += 1
         document = None
         if match := _HEREDOC.search(text):
@@ -163,10 +155,6 @@ def _statements(lines: Sequence[str]) -> Iterator[_Statement]:
             document = "\n".join(lines[start:index])
             index += 1
         yield _Statement(text, document, first, index - 1)
-
-
-def _joined(text: str, more: str) -> str:
-    return f"{text[:-1]} {more}" if text.endswith("\\") else f"{text}\n{more}"
 
 
 def _open(text: str) -> bool:
@@ -220,9 +208,7 @@ def _part(statement: _Statement, workdir: str, *, patched: bool) -> Part:
 
 
 def _part_of(command: list[str], statement: _Statement) -> Part:
-    tokens = list(command)
-    while tokens and _ASSIGNMENT.match(tokens[0]):
-        tokens.pop(0)
+    tokens = list(dropwhile(_ASSIGNMENT.match, command))
     if not tokens:
         return "environment"
     while len(tokens) > 1 and (tokens[0] in _PREFIXES or _ASSIGNMENT.match(tokens[0])):
@@ -231,10 +217,8 @@ def _part_of(command: list[str], statement: _Statement) -> Part:
     for pattern, part in _PARTS:
         if pattern.match(text):
             return part
-    saying = (
-        _SAYING.match(text) and not any(word.startswith(">") for word in tokens) and statement.document is None
-    )
-    return "nothing" if saying else "other"
+    writes = statement.document is not None or any(word.startswith(">") for word in tokens)
+    return "nothing" if _SAYING.match(text) and not writes else "other"
 
 
 def _destination(statement: _Statement, cwd: str) -> str | None:
@@ -250,12 +234,6 @@ def _destination(statement: _Statement, cwd: str) -> str | None:
 
 def _whole(statement: _Statement, lines: Sequence[str]) -> str:
     return "\n".join(lines[statement.first : statement.last + 1])
-
-
-def _check_marker(statement: _Statement) -> None:
-    commands = _commands(statement.text)
-    if len(commands) != 1 or commands[0] not in ([":", START], ["echo", START]):
-        raise _cannot(statement, "says where the tests start and does something else as well")
 
 
 def _command(lines: Sequence[str]) -> str:

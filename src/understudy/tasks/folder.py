@@ -17,17 +17,19 @@ import shutil
 import tempfile
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from understudy.errors import ConfigError, TaskError
+from understudy.errors import ConfigError, GraderError, TaskError
 from understudy.sandbox.base import Mount, Sandboxes
-from understudy.tasks import dockerfile, records
-from understudy.tasks.dockerfile import build_tree, copy_entry, describe_end
+from understudy.tasks import records
+from understudy.tasks.dockerfile import DockerfileRecipe, build_tree, copy_entry, describe_end, read_dockerfile
 from understudy.tasks.environment import TaskEnvironment
-from understudy.tasks.prepare import GIT_MOUNT, git_program, prepare, sandbox_spec
+from understudy.tasks.materialise import read_text
+from understudy.tasks.patch import NO_PATCH, extract_patch
+from understudy.tasks.prepare import prepare, sandbox_spec
 from understudy.types import Directory, ImageTree, ScriptChecks, Task
 from understudy.util.files import atomic_write
 
@@ -37,33 +39,21 @@ _BUILT = "understudy/task"
 _DEFAULT_WORKDIR = "/workspace"
 _MAX_FILES = 100_000
 
-_TAKE_DIFF = r"""
-set -eu
-work=$1 git=$2 pristine=$3
-scratch=$(mktemp -d)
-mkdir "$scratch/objects"
-cp "$pristine/index" "$scratch/index"
-export GIT_DIR="$pristine" GIT_WORK_TREE="$work" GIT_INDEX_FILE="$scratch/index"
-export GIT_OBJECT_DIRECTORY="$scratch/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$pristine/objects"
-export GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null HOME=/nonexistent
-cd "$work"
-"$git" -c core.excludesFile="$pristine/info/ignored" add --all
-"$git" diff --cached --binary --full-index --no-renames --no-color --src-prefix=a/ --dst-prefix=b/ HEAD --
-"""
+_Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 
 
 class _VerifierSection(Struct, frozen=True):
-    timeout_sec: float = 300.0
+    timeout_sec: _Seconds = 300.0
     env: dict[str, str] = {}
     environment_mode: str | None = None
 
 
 class _AgentSection(Struct, frozen=True):
-    timeout_sec: float | None = None
+    timeout_sec: _Seconds | None = None
 
 
 class _EnvironmentSection(Struct, frozen=True):
-    build_timeout_sec: float = 600.0
+    build_timeout_sec: _Seconds = 600.0
     env: dict[str, str] = {}
     docker_image: str | None = None
     gpus: int | None = None
@@ -90,16 +80,6 @@ class _FolderSettings(Struct, frozen=True):
     steps: list[Any] = []
 
 
-class _TaskFolder(Struct, frozen=True):
-    """A folder as it was read; `cached` is its task when it was loaded before."""
-
-    path: Path
-    settings: _FolderSettings
-    instruction: str
-    home: Path
-    cached: Task | None
-
-
 def is_task(path: Path) -> bool:
     """Whether a directory means to be one task."""
     return (path / "task.toml").is_file() or (path / "instruction.md").is_file()
@@ -110,20 +90,24 @@ async def load_folder(folder: Path, *, sandboxes: Sandboxes, environment: TaskEn
 
     Raises TaskError, naming the file, for whatever is missing, malformed or asks for more than a sandbox has.
     """
-    read = await asyncio.to_thread(_read_folder, folder, sandboxes, cache)
-    folder, settings, home = read.path, read.settings, read.home
+    settings, instruction, home, cached = await asyncio.to_thread(_read_folder, folder, sandboxes, cache)
     image = "" if sandboxes.host_programs else await asyncio.to_thread(_image, folder, settings, sandboxes)
-    if read.cached:
-        return read.cached
-    if image:
-        await _keep_tests(folder, home)
-        workdir, env = await asyncio.to_thread(_workdir, folder, image, sandboxes), dict[str, str]()
-    else:
-        workdir, env = await _make_home(folder, settings, home, sandboxes, environment)
+    if cached:
+        return cached
+    recipe = None if image else await asyncio.to_thread(_recipe, folder)
+    if aside := await asyncio.to_thread(_new_directory, home):
+        try:
+            if recipe:
+                timeout_s = settings.environment.build_timeout_sec
+                await build_tree(recipe, aside / "tree", sandboxes, environment, timeout_s=timeout_s)
+            await asyncio.to_thread(_complete, aside, home, folder, tree=not image and not recipe)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    workdir = recipe.workdir if recipe else _DEFAULT_WORKDIR
     task = Task(
         instance_id=instance_id(folder),
         repo=settings.task.name or folder.name,
-        instruction=read.instruction,
+        instruction=instruction,
         source=ImageTree() if image else Directory(str(home / "tree")),
         image=image,
         checks=ScriptChecks(
@@ -132,14 +116,14 @@ async def load_folder(folder: Path, *, sandboxes: Sandboxes, environment: TaskEn
             timeout_s=settings.verifier.timeout_sec,
         ),
         gold_patch="",
-        workdir=workdir,
-        env={**env, **settings.environment.env},
+        workdir=await asyncio.to_thread(_workdir, folder, image, sandboxes) if image else workdir,
+        env={**(recipe.env if recipe else {}), **settings.environment.env},
         meta=_meta(settings),
     )
     gold = await _gold(folder, settings, task, sandboxes, environment, cache)
     task = msgspec.structs.replace(task, gold_patch=gold)
     records.check(task, str(folder))
-    await asyncio.to_thread(_remember, task, home)
+    await asyncio.to_thread(atomic_write, home / "task.json", msgspec.json.encode(task), mode=0o600)
     return task
 
 
@@ -158,55 +142,40 @@ def _image(folder: Path, settings: _FolderSettings, sandboxes: Sandboxes) -> str
 def _workdir(folder: Path, image: str, sandboxes: Sandboxes) -> str:
     workdir = sandboxes.workdir_of(image)
     if workdir in ("", "/"):
-        raise TaskError(
-            f"{folder}: its image {image} has no WORKDIR below /, whose content is the task's tree; set one"
-        )
+        raise TaskError(f"{folder}: its image {image} has no WORKDIR below /, which holds the tree; set one")
     return workdir
 
 
-async def _keep_tests(folder: Path, home: Path) -> None:
-    """Create `home` with `tests` unless it exists."""
-    _text(folder / "tests" / "test.sh", "the script that decides")
-    aside = await asyncio.to_thread(_aside, home)
-    if aside is None:
-        return
-    try:
-        await asyncio.to_thread(copy_entry, folder / "tests", aside / "tests")
-        await asyncio.to_thread(_settle, aside, home)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-async def _make_home(
-    folder: Path, settings: _FolderSettings, home: Path, sandboxes: Sandboxes, environment: TaskEnvironment
-) -> tuple[str, dict[str, str]]:
-    """Create `home` with `tree` and `tests` unless it exists; returns the working directory and variables."""
-    recipe_path, tree = folder / "environment" / "Dockerfile", folder / "tree"
-    if recipe_path.is_file() == tree.is_dir():
+def _recipe(folder: Path) -> DockerfileRecipe | None:
+    """What the folder's Dockerfile says; None for a folder with `tree/`."""
+    path = folder / "environment" / "Dockerfile"
+    if path.is_file() == (folder / "tree").is_dir():
         raise TaskError(f"{folder}: expected either environment/Dockerfile or tree/, one of them")
-    _text(folder / "tests" / "test.sh", "the script that decides")
-    recipe = await asyncio.to_thread(dockerfile.read_dockerfile, recipe_path) if recipe_path.is_file() else None
-    result = (recipe.workdir, recipe.env) if recipe else (_DEFAULT_WORKDIR, dict[str, str]())
-    aside = await asyncio.to_thread(_aside, home)
-    if aside is None:
-        return result
+    return read_dockerfile(path) if path.is_file() else None
+
+
+def _new_directory(home: Path) -> Path | None:
+    """A new directory beside `home` to make its content in; None when `home` exists."""
+    if home.is_dir():
+        return None
     try:
-        if recipe:
-            await build_tree(
-                recipe,
-                recipe_path,
-                aside / "tree",
-                sandboxes=sandboxes,
-                environment=environment,
-                timeout_s=settings.environment.build_timeout_sec,
-            )
-        else:
-            await asyncio.to_thread(copy_entry, tree, aside / "tree")
-        await asyncio.to_thread(copy_entry, folder / "tests", aside / "tests")
-        await asyncio.to_thread(_settle, aside, home)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return result
+        home.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(dir=home.parent, prefix=f"{home.name}-"))
+    except OSError as error:
+        raise ConfigError(f"{home.parent}: the cache cannot be written: {error.strerror}") from error
+
+
+def _complete(aside: Path, home: Path, folder: Path, *, tree: bool) -> None:
+    """Copy the folder's tests, and its `tree` where it has one, and move all of it to `home`."""
+    if tree:
+        copy_entry(folder / "tree", aside / "tree")
+    copy_entry(folder / "tests", aside / "tests")
+    aside.chmod(0o755)
+    try:
+        aside.rename(home)
+    except OSError:
+        if not home.is_dir():  # else another process was first, with the same content
+            raise
 
 
 async def _gold(
@@ -220,12 +189,9 @@ async def _gold(
     """The folder's gold.patch, or what its solve.sh changes."""
     patch, script = folder / "gold.patch", folder / "solution" / "solve.sh"
     if patch.is_file():
-        return _text(patch, "a unified diff")
+        return read_text(patch, "a unified diff")
     if not script.is_file():
-        raise TaskError(
-            f"{folder}: neither gold.patch nor solution/solve.sh; add one: the solution validates the task"
-        )
-    git = git_program() if sandboxes.host_programs else "git"  # in an image that no agent has been in yet
+        raise TaskError(f"{folder}: neither gold.patch nor solution/solve.sh; add one, to validate the task")
     prepared = await asyncio.to_thread(prepare, task, cache, sandboxes)
     with tempfile.TemporaryDirectory() as directory:
         await asyncio.to_thread(os.chmod, directory, 0o755)
@@ -241,66 +207,38 @@ async def _gold(
             )
             if done.exit_code != 0:
                 raise TaskError(f"{script}: {describe_end(done)}")
-            taken = await sandbox.run(
-                ["/bin/sh", "-c", _TAKE_DIFF, "sh", sandbox.workdir, git, sandbox.locate(GIT_MOUNT)],
-                timeout_s=settings.verifier.timeout_sec,
-                cwd="/",
-                reveal=True,
-            )
+            taken = await extract_patch(sandbox, prepared.git)
+        except GraderError as error:
+            raise TaskError(f"{script}: its changes cannot be read: {error}") from error
         finally:
             await sandbox.close()
-    if taken.exit_code != 0 or taken.truncated:
-        raise TaskError(f"{script}: its changes cannot be read: git {describe_end(taken)}")
+    if taken.startswith(NO_PATCH):
+        reason = taken.removeprefix(NO_PATCH).decode().strip()
+        raise TaskError(f"{script}: its changes cannot be the solution: {reason}")
     try:
-        return taken.stdout.decode()
+        return taken.decode()
     except UnicodeDecodeError as error:
-        raise TaskError(
-            f"{script}: it changes a text file that is not UTF-8, which a record cannot hold"
-        ) from error
-
-
-# --- the cache ------------------------------------------------------------------------------------------
-
-
-def _read_folder(folder: Path, sandboxes: Sandboxes, cache: Path) -> _TaskFolder:
-    folder = folder.absolute()
-    settings = _settings(folder, images=not sandboxes.host_programs)
-    instruction = _text(folder / "instruction.md", "what the agent is told")
-    digest = _digest(folder, f"{_FORMAT} {folder.name} {sandboxes.name} {os.geteuid()}")
-    home = cache.absolute() / "folders" / digest
-    record = home / "task.json"
-    cached = msgspec.json.decode(record.read_bytes(), type=Task) if record.is_file() else None
-    return _TaskFolder(folder, settings, instruction, home, cached)
-
-
-def _aside(home: Path) -> Path | None:
-    """A new directory beside `home` to build its content in; None when `home` exists."""
-    if home.is_dir():
-        return None
-    try:
-        home.parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(dir=home.parent, prefix=f"{home.name}-"))
-    except OSError as error:
-        raise ConfigError(f"{home.parent}: the cache cannot be written: {error.strerror}") from error
-
-
-def _settle(aside: Path, home: Path) -> None:
-    aside.chmod(0o755)
-    try:
-        aside.rename(home)
-    except OSError:
-        if not home.is_dir():  # else another process was first, with the same content
-            raise
-
-
-def _remember(task: Task, home: Path) -> None:
-    atomic_write(home / "task.json", msgspec.json.encode(task), mode=0o600)
+        raise TaskError(f"{script}: it changes a text that is not UTF-8, which a record cannot hold") from error
 
 
 # --- reading the files ---------------------------------------------------------------------------------
 
 
-def _settings(folder: Path, *, images: bool) -> _FolderSettings:
+def _read_folder(
+    folder: Path, sandboxes: Sandboxes, cache: Path
+) -> tuple[_FolderSettings, str, Path, Task | None]:
+    """A folder's settings and instruction, where its parts are cached, and its task when it was loaded before."""
+    settings = _read_settings(folder, images=not sandboxes.host_programs)
+    instruction = read_text(folder / "instruction.md", "what the agent is told")
+    read_text(folder / "tests" / "test.sh", "the script that decides")
+    digest = _digest(folder, f"{_FORMAT} {folder.name} {sandboxes.name} {os.geteuid()}")
+    home = cache.absolute() / "folders" / digest
+    record = home / "task.json"
+    cached = msgspec.json.decode(record.read_bytes(), type=Task) if record.is_file() else None
+    return settings, instruction, home, cached
+
+
+def _read_settings(folder: Path, *, images: bool) -> _FolderSettings:
     path = folder / "task.toml"
     if not folder.is_dir():
         raise TaskError(f"{folder}: no such directory; expected a task folder")
@@ -309,7 +247,7 @@ def _settings(folder: Path, *, images: bool) -> _FolderSettings:
             raise TaskError(f"{path}: missing; a folder with environment/ needs it")
         return _FolderSettings()
     try:
-        settings = msgspec.convert(tomllib.loads(_text(path, "settings")), _FolderSettings)
+        settings = msgspec.convert(tomllib.loads(read_text(path, "settings")), _FolderSettings)
     except tomllib.TOMLDecodeError as error:
         raise TaskError(f"{path}: not TOML: {error}") from error
     except msgspec.ValidationError as error:
@@ -329,13 +267,6 @@ def _settings(folder: Path, *, images: bool) -> _FolderSettings:
     for key, refused in refusals.items():
         if refused:
             raise TaskError(f"{path}: {key}: unsupported in a {'docker' if images else 'local'} sandbox")
-    for seconds, key in (
-        (settings.verifier.timeout_sec, "verifier.timeout_sec"),
-        (settings.agent.timeout_sec, "agent.timeout_sec"),
-        (asked.build_timeout_sec, "environment.build_timeout_sec"),
-    ):
-        if seconds is not None and not 0 < seconds < float("inf"):
-            raise TaskError(f"{path}: {key}: expected a number of seconds above 0, got {seconds}")
     for key, env in (
         ("verifier", settings.verifier.env),
         ("solution", settings.solution.env),
@@ -364,18 +295,6 @@ def _env_command(env: dict[str, str]) -> tuple[str, ...]:
 def instance_id(folder: Path) -> str:
     """The id of the task of a folder, from its name."""
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", folder.name).strip("-.") or "task"
-
-
-def _text(path: Path, what: str) -> str:
-    try:
-        text = path.read_bytes().decode()
-    except OSError as error:
-        raise TaskError(f"{path}: {error.strerror}; expected {what}") from error
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{path}: is not UTF-8: {error}") from error
-    if not text.strip():
-        raise TaskError(f"{path}: is empty; expected {what}")
-    return text
 
 
 def _digest(folder: Path, salt: str) -> str:

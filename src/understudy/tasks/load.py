@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-
-from msgspec import Struct
 
 from understudy.errors import TaskError
 from understudy.sandbox.base import Sandboxes
-from understudy.tasks import folder, row_formats, rows
+from understudy.tasks import folder, rows
 from understudy.tasks.environment import environment_for
 from understudy.tasks.recipes import ImageChoice
 from understudy.tasks.records import LoadedTasks, RefusedRow
+from understudy.tasks.row_formats import load_rows
 from understudy.types import Task
 
 SMOKE = "smoke"
@@ -24,15 +24,6 @@ _EXPECTED = (
     f"folder (with instruction.md), a directory of task folders, a dataset of the hub as ORG/NAME, or {SMOKE!r}"
 )
 _FILES = (".jsonl", ".json", ".parquet", ".ndjson", ".csv", ".toml", ".txt")
-
-
-class _LoadRequest(Struct, frozen=True):
-    path: Path
-    split: str
-    sandboxes: Sandboxes
-    cache: Path
-    images: ImageChoice
-    wanted: frozenset[str] | None
 
 
 async def load_source(
@@ -51,17 +42,29 @@ async def load_source(
     wanted = None if instance_ids is None else frozenset(instance_ids)
     located = await asyncio.to_thread(_locate, spec)
     if isinstance(located, rows.HubName):
-        return await asyncio.to_thread(
-            lambda: row_formats.load_rows(
-                rows.hub_rows(located), source=spec, base=Path(), choice=images, wanted=wanted
-            )
-        )
+        read = partial(load_rows, rows.hub_rows(located), source=spec, base=Path(), choice=images, wanted=wanted)
+        return await asyncio.to_thread(read)
     path, split = located
-    request = _LoadRequest(path, split, sandboxes, cache, images, wanted)
-    for is_kind, read_it in _KINDS:
-        if is_kind(path):
-            return await read_it(request)
+    folders = await asyncio.to_thread(_task_folders, path.absolute())
+    if folders:
+        return LoadedTasks(await _load_folders(folders, sandboxes, cache, wanted))
+    if path.is_file() or rows.is_dataset(path):
+        return await asyncio.to_thread(load_file, path, split, images, wanted)
     raise TaskError(f"{spec}: is unsupported; expected {_EXPECTED}")
+
+
+def load_file(
+    path: Path,
+    split: str = "",
+    images: ImageChoice = ImageChoice(),  # noqa: B008
+    wanted: Collection[str] | None = None,
+) -> LoadedTasks:
+    """The tasks of a file of records or rows, or of a directory that is a dataset; with `wanted` these only.
+
+    Raises TaskError with file, line and key, ConfigError for a split that is missing.
+    """
+    located_rows, base = rows.read_rows(path, split), path.absolute().parent
+    return load_rows(located_rows, source=str(path), base=base, choice=images, wanted=wanted)
 
 
 def _locate(spec: str) -> tuple[Path, str] | rows.HubName:
@@ -102,9 +105,7 @@ async def load_tasks(
         refused += loaded.refused
         for task in loaded.tasks:
             if other := origins.get(task.instance_id):
-                raise TaskError(
-                    f"task {task.instance_id} is in {other} and in {spec}; name it in one of them only"
-                )
+                raise TaskError(f"task {task.instance_id} is in {other} and in {spec}; name it in one of them")
             origins[task.instance_id] = spec
             tasks.append(task)
     existing = {*origins, *(refusal.instance_id for refusal in refused)}
@@ -117,54 +118,23 @@ def smoke_file() -> Path:
     return Path(__file__).parents[1] / "data" / "smoke.jsonl"
 
 
-async def _rows(request: _LoadRequest) -> LoadedTasks:
-    base = request.path.absolute().parent
-    return await asyncio.to_thread(
-        lambda: row_formats.load_rows(
-            rows.read_rows(request.path, request.split),
-            source=str(request.path),
-            base=base,
-            choice=request.images,
-            wanted=request.wanted,
-        )
-    )
-
-
-async def _folder(request: _LoadRequest) -> LoadedTasks:
-    environment = await asyncio.to_thread(environment_for, request.sandboxes, request.cache)
-    task = await folder.load_folder(
-        request.path, sandboxes=request.sandboxes, environment=environment, cache=request.cache
-    )
-    return LoadedTasks([task] if request.wanted is None or task.instance_id in request.wanted else [])
-
-
-async def _folders(request: _LoadRequest) -> LoadedTasks:
-    tasks: dict[str, Task] = {}
-    for path in _task_folders(request.path):
-        if request.wanted is not None and folder.instance_id(path) not in request.wanted:
-            continue
-        for task in (
-            await _folder(_LoadRequest(path, "", request.sandboxes, request.cache, request.images, None))
-        ).tasks:
-            if task.instance_id in tasks:
-                raise TaskError(
-                    f"{path}: its name gives the id {task.instance_id!r}, which another folder has; rename one"
-                )
-            tasks[task.instance_id] = task
-    return LoadedTasks(list(tasks.values()))
-
-
 def _task_folders(path: Path) -> list[Path]:
+    """The directory itself where it is one task, else the tasks in it."""
+    if folder.is_task(path):
+        return [path]
     return sorted(entry for entry in path.iterdir() if folder.is_task(entry)) if path.is_dir() else []
 
 
-def _is_dataset(path: Path) -> bool:
-    return path.is_dir() and (rows.is_saved(path) or bool(rows.parquet_files(path)))
-
-
-_KINDS: tuple[tuple[Callable[[Path], bool], Callable[[_LoadRequest], Awaitable[LoadedTasks]]], ...] = (
-    (Path.is_file, _rows),
-    (folder.is_task, _folder),
-    (lambda path: bool(_task_folders(path)), _folders),
-    (_is_dataset, _rows),
-)
+async def _load_folders(
+    paths: Sequence[Path], sandboxes: Sandboxes, cache: Path, wanted: Collection[str] | None
+) -> list[Task]:
+    environment = await asyncio.to_thread(environment_for, sandboxes, cache)
+    tasks: dict[str, Task] = {}
+    for path in paths:
+        id = folder.instance_id(path)
+        if wanted is not None and id not in wanted:
+            continue
+        if id in tasks:
+            raise TaskError(f"{path}: its name gives the id {id!r}, which another folder has; rename one")
+        tasks[id] = await folder.load_folder(path, sandboxes=sandboxes, environment=environment, cache=cache)
+    return list(tasks.values())

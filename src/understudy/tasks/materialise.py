@@ -48,14 +48,25 @@ if sys.orig_argv[1:3] != ["-m", "pip"]:
 """
 
 
+def read_text(path: Path, what: str) -> str:
+    """The text of a task's file. Raises TaskError, saying `what` was expected, when it has none."""
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise TaskError(f"{path}: {error.strerror}; expected {what}") from error
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path}: is not UTF-8: {error}") from error
+    if not text.strip():
+        raise TaskError(f"{path}: is empty; expected {what}")
+    return text
+
+
 def relative_path(name: str, where: str) -> PurePosixPath:
     """`name` as a path inside a tree. Raises TaskError, naming `where`, when it leads elsewhere or into `.git`."""
     path = PurePosixPath(name)
     bad = path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name
     if bad or any(part.lower() == ".git" for part in path.parts):
-        raise TaskError(
-            f"{where}: {name!r} is not a path inside the tree; give a relative one without '..' and '.git'"
-        )
+        raise TaskError(f"{where}: {name!r} is not inside the tree; give a relative path without '..' and '.git'")
     return path
 
 
@@ -72,9 +83,7 @@ def materialise(source: Source, into: Path, cache: Path) -> None:
         case Files():
             _write(source.files, into)
         case ImageTree():
-            raise TaskError(
-                "a container image can be the source of a task, but not of its checks; use files or a directory"
-            )
+            raise TaskError("the source of checks cannot be a container image; use files or a directory")
 
 
 def fetch(sdist: Sdist, cache: Path) -> Path:

@@ -14,6 +14,7 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -88,12 +89,8 @@ def prepare(task: Task, cache: Path, sandboxes: Sandboxes) -> PreparedTask:
             lambda aside: _make_hidden(task, checks, aside, cache),
         )
     kind = f"{sandboxes.name} {os.geteuid()}"  # who owns the tree depends on both
-    home = _make_once(
-        cache.absolute()
-        / "trees"
-        / _digest(task.source, *_image_identity(task, cache, sandboxes), task.setup_patch, kind),
-        lambda aside: _make_tree(task, aside, cache, sandboxes),
-    )
+    digest = _digest(task.source, *_image_identity(task, cache, sandboxes), task.setup_patch, kind)
+    home = _make_once(cache.absolute() / "trees" / digest, lambda aside: _make_tree(task, aside, cache, sandboxes))
     return PreparedTask(task, home / "tree", home / "git", hidden / "files" if hidden else None)
 
 
@@ -126,6 +123,26 @@ def git_program() -> str:
     return git
 
 
+def git_environment(git_dir: Path, tree: Path) -> dict[str, str]:
+    """The variables for git with a directory and a tree of its own, and no configuration of this machine."""
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": "/nonexistent",
+        "LC_ALL": "C",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_AUTHOR_NAME": "Understudy",
+        "GIT_AUTHOR_EMAIL": "understudy@localhost",
+        "GIT_AUTHOR_DATE": "2000-01-01T00:00:00Z",
+        "GIT_COMMITTER_NAME": "Understudy",
+        "GIT_COMMITTER_EMAIL": "understudy@localhost",
+        "GIT_COMMITTER_DATE": "2000-01-01T00:00:00Z",
+        "GIT_DIR": str(git_dir),
+        "GIT_WORK_TREE": str(tree),
+    }
+
+
 def _check_paths(task: Task) -> None:
     where = f"task {task.instance_id}"
     if not task.workdir.startswith("/") or task.workdir == "/" or ".." in task.workdir.split("/"):
@@ -147,9 +164,9 @@ def hidden_mounts(prepared: PreparedTask) -> tuple[Mount, ...]:
 
 
 def _needs_link(task: Task, checks: ScriptChecks) -> bool:
-    return not Path(checks.reward_file).is_relative_to(task.workdir) and not Path(
-        checks.reward_file
-    ).is_relative_to("/tmp")
+    """Whether the script may not write where its reward goes: only its tree and /tmp are writable."""
+    reward = Path(checks.reward_file)
+    return not (reward.is_relative_to(task.workdir) or reward.is_relative_to("/tmp"))
 
 
 def _make_once(home: Path, make: Callable[[Path], None]) -> Path:
@@ -209,36 +226,28 @@ def _make_tree(task: Task, aside: Path, cache: Path, sandboxes: Sandboxes) -> No
         sandboxes.export_tree(task.image, task.workdir, task.source.base_commit, tree)
     else:
         materialise(task.source, tree, cache)
-    _git(tree, "init", "--quiet", "--template=", "--initial-branch=main", git_dir=pristine)
+    git = partial(_git, tree, pristine)
+    git("init", "--quiet", "--template=", "--initial-branch=main")
     (pristine / "config").write_text(_CONFIG, encoding="utf-8")
     (pristine / "info").mkdir(exist_ok=True)
     (pristine / "info" / "attributes").write_text(_ATTRIBUTES, encoding="utf-8")
-    _git(tree, *_PACKED, "add", "--all", "--force", ".", git_dir=pristine)
+    git(*_PACKED, "add", "--all", "--force", ".")
     if task.setup_patch.strip():
-        applied = _git(
-            tree,
-            *("apply", "--index", "--whitespace=nowarn", "-"),
-            git_dir=pristine,
-            stdin=task.setup_patch.encode(errors="surrogateescape"),
-            check=False,
-        )
+        patch = task.setup_patch.encode(errors="surrogateescape")
+        applied = git("apply", "--index", "--whitespace=nowarn", "-", stdin=patch, check=False)
         if applied.returncode:
             message = applied.stderr.decode(errors="replace").strip()
-            raise TaskError(
-                f"task {task.instance_id}: setup_patch does not apply to its source: {message[-2000:]}"
-            )
-    _git(tree, "commit", "--quiet", "--allow-empty", "--no-verify", "--message=Initial commit", git_dir=pristine)
-    _git(tree, *_PACKED, "repack", "-a", "-d", "-q", git_dir=pristine)
+            raise TaskError(f"task {task.instance_id}: setup_patch does not apply to its source: {message[-999:]}")
+    git("commit", "--quiet", "--allow-empty", "--no-verify", "--message=Initial commit")
+    git(*_PACKED, "repack", "-a", "-d", "-q")
     for name in ("COMMIT_EDITMSG", "logs"):
         shutil.rmtree(pristine / name, ignore_errors=True)
         (pristine / name).unlink(missing_ok=True)
     shutil.copytree(pristine, tree / ".git")
-    (pristine / "info" / "ignored").write_bytes(
-        ignore_rules(tree, _git(tree, "ls-files", "-z", git_dir=pristine).stdout)
-    )
+    (pristine / "info" / "ignored").write_bytes(ignore_rules(tree, git("ls-files", "-z").stdout))
     # Without remembered times and inodes git compares contents, which are the same in every sandbox.
     (pristine / "index").unlink()
-    _git(tree, "read-tree", "HEAD", git_dir=pristine)
+    git("read-tree", "HEAD")
     # What a patch is taken with: copied whole at the start, for git must not write to the pristine directory.
     (pristine / "scratch" / "objects").mkdir(parents=True)
     shutil.copy2(pristine / "index", pristine / "scratch" / "index")
@@ -304,28 +313,12 @@ def _directory_digest(root: Path) -> bytes:
 
 
 def _git(
-    cwd: Path, *args: str, git_dir: Path | None = None, stdin: bytes = b"", check: bool = True
+    tree: Path, pristine: Path, *args: str, stdin: bytes = b"", check: bool = True
 ) -> subprocess.CompletedProcess[bytes]:
     """Run git with no configuration but the pristine one."""
-    env = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": "/nonexistent",
-        "LC_ALL": "C",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_GLOBAL": "/dev/null",
-        "GIT_ATTR_NOSYSTEM": "1",
-        "GIT_AUTHOR_NAME": "Understudy",
-        "GIT_AUTHOR_EMAIL": "understudy@localhost",
-        "GIT_AUTHOR_DATE": "2000-01-01T00:00:00Z",
-        "GIT_COMMITTER_NAME": "Understudy",
-        "GIT_COMMITTER_EMAIL": "understudy@localhost",
-        "GIT_COMMITTER_DATE": "2000-01-01T00:00:00Z",
-    }
-    if git_dir:
-        env |= {"GIT_DIR": str(git_dir), "GIT_WORK_TREE": str(cwd)}
-    command = [git_program(), *args]
-    done = subprocess.run(command, cwd=cwd, env=env, input=stdin, capture_output=True, check=False)
+    env, command = git_environment(pristine, tree), [git_program(), *args]
+    done = subprocess.run(command, cwd=tree, env=env, input=stdin, capture_output=True, check=False)
     if check and done.returncode:
         message = done.stderr.decode(errors="replace").strip()
-        raise TaskError(f"{cwd}: git {args[0]} failed while a task was prepared: {message[-2000:]}")
+        raise TaskError(f"{tree}: git {args[0]} failed while a task was prepared: {message[-2000:]}")
     return done

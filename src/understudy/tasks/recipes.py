@@ -35,9 +35,7 @@ class ImageChoice(Struct, frozen=True):
                 "digits and ._-/ as in swebench or registry.example:5000/swebench"
             )
         if self.instance_image_tag is not None and not _TAG.fullmatch(self.instance_image_tag):
-            raise ConfigError(
-                f"instance image tag {self.instance_image_tag!r} is invalid; expected letters, digits and ._-"
-            )
+            raise ConfigError(f"instance image tag {self.instance_image_tag!r}: expected letters, digits and ._-")
 
 
 def instance_image(instance_id: str, choice: ImageChoice, namespace: str = "swebench") -> str:
@@ -51,9 +49,7 @@ def instance_image(instance_id: str, choice: ImageChoice, namespace: str = "sweb
 def named_image(image: str, choice: ImageChoice) -> str:
     """An image that a row names, with another namespace and tag where these were chosen. Raises TaskError."""
     if not _IMAGE.fullmatch(image):
-        raise TaskError(
-            f"image: invalid name of a container image: {image[:80]!r}; expected as in registry/name:tag"
-        )
+        raise TaskError(f"image: invalid image name: {image[:80]!r}; expected as in registry/name:tag")
     if choice.namespace is None and choice.instance_image_tag is None:
         return image
     registry, slash, name = image.partition("@")[0].rpartition("/")

@@ -9,31 +9,19 @@ from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from understudy.errors import ConfigError, TaskError
-from understudy.types import Directory, ImageTree, PytestChecks, ScriptChecks, Sdist, Source, SuiteChecks, Task
+from understudy.types import Directory, ImageTree, PytestChecks, ScriptChecks, Sdist, SuiteChecks, Task
 from understudy.util.files import atomic_write
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWN_VARIABLES = ("PATH", "HOME")
-_SYSTEM_NAMES = (
-    "bin",
-    "boot",
-    "dev",
-    "etc",
-    "lib",
-    "lib32",
-    "lib64",
-    "libx32",
-    "proc",
-    "run",
-    "sbin",
-    "sys",
-    "usr",
+_SYSTEM = frozenset(
+    ("", "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr")
 )
-_SYSTEM = frozenset(("/", *(f"/{name}" for name in _SYSTEM_NAMES)))
 
 
 def _is_seconds(value: object) -> bool:
@@ -66,7 +54,7 @@ _RULES: tuple[tuple[str, Callable[[Task], bool], str], ...] = (
         lambda task: (
             task.workdir.startswith("/")
             and ".." not in task.workdir.split("/")
-            and "/" + task.workdir.strip("/").split("/")[0] not in _SYSTEM
+            and task.workdir.strip("/").split("/")[0] not in _SYSTEM
         ),
         "an absolute path below / and outside of the system's directories, as /workspace",
     ),
@@ -134,36 +122,12 @@ def record(data: object, where: str, base: Path) -> Task:
     except (msgspec.ValidationError, RecursionError) as error:
         raise TaskError(f"{where}: not a task record: {error}") from error
     check(task, where)
-    return _resolved(task, base)
-
-
-def load(path: Path) -> list[Task]:
-    """The tasks of a JSONL file, in order; relative directories are taken from the file's own.
-
-    Raises TaskError, with file, line and key, for anything malformed, a repeated id, or a file without tasks.
-    """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TaskError(f"{path}: cannot be read: {error.strerror}; give a file of task records") from error
-    tasks: dict[str, Task] = {}
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            decoded = msgspec.json.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise TaskError(f"{where}: not a task record: {error}") from error
-        task = record(decoded, where, path.absolute().parent)
-        if task.instance_id in tasks:
-            raise TaskError(
-                f"{where}: instance_id: {task.instance_id!r} is duplicate; give each task an id of its own"
-            )
-        tasks[task.instance_id] = task
-    if not tasks:
-        raise TaskError(f"{path}: no task found; expected one JSON object a line")
-    return list(tasks.values())
+    checks, source = task.checks, task.source
+    if isinstance(source, Directory):
+        source = Directory(str(base / source.path))
+    if isinstance(checks, ScriptChecks) and isinstance(checks.source, Directory):
+        checks = replace(checks, source=Directory(str(base / checks.source.path)))
+    return replace(task, source=source, checks=checks)
 
 
 def dump(tasks: Iterable[Task], path: Path) -> None:
@@ -173,17 +137,6 @@ def dump(tasks: Iterable[Task], path: Path) -> None:
         atomic_write(path, content, fsync=True, mode=0o644)
     except OSError as error:
         raise ConfigError(f"{path}: tasks cannot be written: {error.strerror}") from error
-
-
-def _resolved(task: Task, base: Path) -> Task:
-    checks = task.checks
-    if isinstance(checks, ScriptChecks) and isinstance(checks.source, Directory):
-        moved = Directory(str(base / checks.source.path))
-        checks = msgspec.structs.replace(checks, source=moved)
-    source: Source = task.source
-    if isinstance(source, Directory):
-        source = Directory(str(base / source.path))
-    return msgspec.structs.replace(task, source=source, checks=checks)
 
 
 class RefusedRow(Struct, frozen=True):

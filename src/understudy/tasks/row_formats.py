@@ -221,9 +221,7 @@ def _swe_bench_live(row: DatasetRow, choice: ImageChoice) -> Task:
     """Its rows name images of their own, and the commands that rebuild, test and print."""
     parser = row.text("log_parser").strip()
     if "\n" in parser:
-        raise TaskError(
-            "log_parser: is a program, which is not run here; expected the name of a parser, as pytest"
-        )
+        raise TaskError("log_parser: is a program, which is not run; expected the name of a parser, as pytest")
     tests, prints = row.lines("test_cmds"), row.lines("print_cmds")
     if not tests:
         raise TaskError("test_cmds: is empty; expected at least one command")

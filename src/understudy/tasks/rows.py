@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
@@ -31,7 +33,8 @@ def read_rows(path: Path, split: str = "") -> Iterator[LocatedRow]:
     """
     if path.is_dir():
         if is_saved(path):
-            yield from saved_rows(path, split)
+            remedy = "save it anew with save_to_disk, or give the path of a JSONL file"
+            yield from _rows_by_library(str(path), split, lambda library: library.load_from_disk(path), remedy)
             return
         for file in _files_of_split(path, split):
             yield from _parquet(file)
@@ -43,6 +46,11 @@ def read_rows(path: Path, split: str = "") -> Iterator[LocatedRow]:
         yield from _lines(path)
 
 
+def is_dataset(path: Path) -> bool:
+    """Whether a directory is a dataset: one that `datasets` saved, or with Parquet files."""
+    return is_saved(path) or bool(parquet_files(path))
+
+
 def is_saved(path: Path) -> bool:
     """Whether a directory is a dataset that `datasets` saved."""
     return any((path / name).is_file() for name in _SAVED)
@@ -50,9 +58,7 @@ def is_saved(path: Path) -> bool:
 
 def parquet_files(path: Path) -> list[Path]:
     """The Parquet files of a directory and of those in it, sorted."""
-    return sorted(
-        file for pattern in ("*.parquet", "*/*.parquet") for file in path.glob(pattern) if file.is_file()
-    )
+    return sorted(file for glob in ("*.parquet", "*/*.parquet") for file in path.glob(glob) if file.is_file())
 
 
 def choose_split(name: str, splits: list[str], asked: str) -> str:
@@ -80,24 +86,22 @@ def _files_of_split(path: Path, asked: str) -> list[Path]:
 
 
 def _lines(path: Path) -> Iterator[LocatedRow]:
+    with _readable(path), path.open("rb") as file:
+        lines = iter(partial(file.readline, _LINE_BYTES + 1), b"")
+        for number, line in enumerate(lines, start=1):
+            where = f"{path}:{number}"
+            if len(line) > _LINE_BYTES:
+                raise TaskError(f"{where}: longer than {_LINE_BYTES >> 20} MiB; expected one JSON object a line")
+            if line.strip():
+                yield where, _decoded(line, where)
+
+
+@contextmanager
+def _readable(path: Path) -> Generator[None]:
     try:
-        with path.open("rb") as file:
-            number = 0
-            while line := file.readline(_LINE_BYTES + 1):
-                number += 1
-                where = f"{path}:{number}"
-                if len(line) > _LINE_BYTES:
-                    raise TaskError(
-                        f"{where}: longer than {_LINE_BYTES >> 20} MiB; expected one JSON object a line"
-                    )
-                if line.strip():
-                    yield where, _decoded(line, where)
+        yield
     except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> TaskError:
-    return TaskError(f"{path}: cannot be read: {error.strerror}; give a file of task records or rows")
+        raise TaskError(f"{path}: cannot be read: {error.strerror}; give a file of tasks or rows") from error
 
 
 def _decoded(data: bytes, where: str) -> Any:
@@ -108,16 +112,13 @@ def _decoded(data: bytes, where: str) -> Any:
 
 
 def _list(path: Path) -> Iterator[LocatedRow]:
-    try:
+    with _readable(path):
         if path.stat().st_size > _FILE_BYTES:
             raise TaskError(f"{path}: larger than {_FILE_BYTES >> 30} GiB; give it as JSONL, one object a line")
         document = _decoded(path.read_bytes(), str(path))
-    except OSError as error:
-        raise _unreadable(path, error) from error
     if not isinstance(document, list):
         raise TaskError(f"{path}: expected a list of objects, got {json_type(document)}")
-    entries: list[Any] = document  # pyright: ignore[reportUnknownVariableType]
-    for number, row in enumerate(entries, start=1):
+    for number, row in enumerate(cast("list[Any]", document), start=1):
         yield f"{path}[{number}]", row
 
 
@@ -135,10 +136,9 @@ def _parquet(path: Path) -> Iterator[LocatedRow]:
     number = 0
     try:
         with path.open("rb") as opened, library.ParquetFile(opened) as file:
-            for batch in file.iter_batches(batch_size=_BATCH_ROWS):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}: row {number}", row
+            batches = file.iter_batches(batch_size=_BATCH_ROWS)
+            for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
+                yield f"{path}: row {number}", row
     except failures as error:
         raise TaskError(f"{path}: cannot be read as Parquet after row {number}: {error}") from error
 
@@ -165,29 +165,16 @@ def parse_hub_name(spec: str) -> HubName | None:
 
 def hub_rows(wanted: HubName) -> Iterator[LocatedRow]:
     """The rows of a dataset. Raises ConfigError when it cannot be had."""
-    library = _library(wanted.name)
-    revision = wanted.revision or None
-    try:
-        dataset = library.load_dataset(wanted.name, revision=revision)
-    except _failures(library) as error:
-        raise ConfigError(
-            f"{wanted.name}: the dataset cannot be loaded: {str(error).strip() or type(error).__name__}; "
-            "check the name, the network and HF_ENDPOINT, or give the path of a downloaded file"
-        ) from error
-    yield from _rows_of_split(wanted.name, dataset, wanted.split)
+    yield from _rows_by_library(
+        wanted.name,
+        wanted.split,
+        lambda library: library.load_dataset(wanted.name, revision=wanted.revision or None),
+        "check the name, the network and HF_ENDPOINT, or give the path of a downloaded file",
+    )
 
 
-def saved_rows(path: Path, split: str) -> Iterator[LocatedRow]:
-    """The rows of a directory written by `save_to_disk`. Raises ConfigError when it cannot be read."""
-    library = _library(str(path))
-    try:
-        dataset = library.load_from_disk(str(path))
-    except _failures(library) as error:
-        raise ConfigError(f"{path}: the saved dataset cannot be read: {error}") from error
-    yield from _rows_of_split(str(path), dataset, split)
-
-
-def _library(name: str) -> Any:
+def _rows_by_library(name: str, split: str, load: Callable[[Any], Any], remedy: str) -> Iterator[LocatedRow]:
+    """The rows of what `load` gets of the library `datasets`. Raises ConfigError with the remedy."""
     try:
         import datasets
     except ImportError as error:
@@ -195,11 +182,14 @@ def _library(name: str) -> Any:
             f"{name}: the library datasets is missing; install it: pip install "
             "'understudy[hf]', or give the path of a JSONL file"
         ) from error
-    return datasets
-
-
-def _failures(library: Any) -> tuple[type[Exception], ...]:
-    return (OSError, ValueError, RuntimeError, library.exceptions.DatasetsError)
+    library: Any = datasets
+    failures: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError, library.exceptions.DatasetsError)
+    try:
+        dataset = load(library)
+    except failures as error:
+        message = str(error).strip() or type(error).__name__
+        raise ConfigError(f"{name}: the dataset cannot be loaded: {message}; {remedy}") from error
+    yield from _rows_of_split(name, dataset, split)
 
 
 def _rows_of_split(name: str, dataset: Any, split: str) -> Iterator[LocatedRow]:
@@ -256,16 +246,11 @@ class DatasetRow:
         value = self.data.get(key)
         if value is None or value == "":
             return ()
-        if isinstance(value, str):
-            try:
-                return tuple(msgspec.json.decode(value, type=list[str]))
-            except (msgspec.MsgspecError, RecursionError) as error:
-                raise TaskError(
-                    f"{key}: expected a list of texts, or one as JSON, got a text that is not"
-                ) from error
         try:
+            if isinstance(value, str):
+                value = msgspec.json.decode(value)
             return tuple(msgspec.convert(value, list[str]))
-        except (msgspec.ValidationError, RecursionError) as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise TaskError(f"{key}: expected a list of texts, got {json_type(value)}: {error}") from error
 
     def lines(self, key: str) -> tuple[str, ...]:
@@ -276,21 +261,17 @@ class DatasetRow:
     def object(self, key: str) -> DatasetRow:
         """An object, or the JSON text of one; without keys where the key is absent or null."""
         value = self.data.get(key)
-        if isinstance(value, str) and value:
-            try:
-                value = msgspec.json.decode(value)
-            except (msgspec.MsgspecError, RecursionError) as error:
-                raise TaskError(f"{key}: expected an object, or one as JSON, got neither") from error
         if value is None or value == "":
             return DatasetRow({})
-        if not isinstance(value, Mapping):
-            raise TaskError(f"{key}: expected an object, got {json_type(value)}")
-        return DatasetRow({str(name): entry for name, entry in value.items()})  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+        try:
+            if isinstance(value, str):
+                value = msgspec.json.decode(value)
+            return DatasetRow(msgspec.convert(value, dict[str, Any]))
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise TaskError(f"{key}: expected an object, or one as JSON, got {json_type(value)}") from error
 
     def metadata(self, *keys: str) -> dict[str, Any]:
         """Those of the keys that have a value, as what JSON can hold."""
-        return {key: _plain(self.data[key]) for key in keys if self.has(key)}
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, datetime.date | bytes) else value
+        values = {key: self.data[key] for key in keys if self.has(key)}
+        odd = datetime.date | bytes  # which Parquet has and JSON has not
+        return {key: str(value) if isinstance(value, odd) else value for key, value in values.items()}

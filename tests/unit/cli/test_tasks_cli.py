@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from understudy.tasks.generate.functions import make_functions
-from understudy.tasks.records import load
+from understudy.tasks.load import load_file
 
 from support import understudy
 
@@ -16,13 +16,13 @@ def test_functions_are_made_of_the_split_that_was_asked_for(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["path"] == "tasks/functions-train-2-5.jsonl"
-    assert load(tmp_path / report["path"]) == make_functions(2, 5, "train")
+    assert load_file(tmp_path / report["path"]).tasks == make_functions(2, 5, "train")
     way = ("tasks", "make", "functions", "-n", "2", "--seed", "5", "--split", "held-out")
     done = understudy(*way, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 of 2 tasks validated" in done.stderr
     assert "next: understudy run --tasks tasks/functions-held-out-2-5.jsonl" in done.stdout
-    held_out = load(tmp_path / "tasks/functions-held-out-2-5.jsonl")
+    held_out = load_file(tmp_path / "tasks/functions-held-out-2-5.jsonl").tasks
     assert held_out == make_functions(2, 5, "held-out")
     assert not {task.instance_id for task in held_out} & set(report["tasks"])
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
 from understudy.grade.gate import gate
-from understudy.grade.patch import MAX_PATCH_BYTES
 from understudy.grade.predictions import MAX_ROW_BYTES, open_predictions
+from understudy.tasks.patch import MAX_PATCH_BYTES
 
 from support import calc_task
 

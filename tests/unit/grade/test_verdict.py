@@ -15,12 +15,12 @@ from msgspec.structs import replace
 from understudy.checks.pytest_checks import PytestReport, judge_pytest
 from understudy.errors import GraderError, SandboxError, TaskError
 from understudy.grade.gate import gate
-from understudy.grade.patch import NO_PATCH
 from understudy.grade.verdict import grade, validate
 from understudy.plugins import load
 from understudy.sandbox.base import Mount, Sandbox, Sandboxes, SandboxLimits, SandboxSpec
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.tasks.environment import TaskEnvironment
+from understudy.tasks.patch import NO_PATCH
 from understudy.tasks.prepare import PreparedTask, prepare
 from understudy.types import Files, PytestChecks, ScriptChecks, Task, TestOutcome
 from understudy.util.diffs import parse_diff

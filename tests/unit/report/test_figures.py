@@ -21,6 +21,12 @@ WORSE = solved({f"t{n}": (n < 2, 1) for n in range(20)})
 BETTER = solved({f"t{n}": (n < 16, 1) for n in range(20)})
 
 
+def test_reasons_count_together_whether_0_1_worded_them_or_we_do(tmp_path: Path):
+    texts = ("2 of 3 tests to mend still fail: t", "2 of 3 tests to fix still fail: t")
+    ends = {"a": [End(0.0, reason=reason) for reason in texts]}
+    assert read_figures([put_run(tmp_path / "run", ends)]).unsolved == {texts[1]: 2}
+
+
 def test_a_run(tmp_path: Path):
     ends = {
         "a": [End(1.0, turns=3), End(0.0, turns=1)],

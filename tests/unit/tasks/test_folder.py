@@ -159,8 +159,11 @@ async def test_simple_layout(simple: Path, tmp_path: Path) -> None:
         ({"task.toml": None}, r"task\.toml: missing"),
         ({"task.toml": "[verifier\n"}, r"task\.toml: not TOML: .*line 1"),
         ({"task.toml": "[verifier]\ntimeout_sec = 'long'"}, r"task\.toml: .*\$\.verifier\.timeout_sec"),
-        ({"task.toml": "[verifier]\ntimeout_sec = -1"}, r"verifier\.timeout_sec: expected"),
-        ({"task.toml": "[verifier]\ntimeout_sec = nan"}, r"verifier\.timeout_sec: expected"),
+        (
+            {"task.toml": "[verifier]\ntimeout_sec = -1"},
+            r"Expected `float` > 0\.0 - at `\$\.verifier\.timeout_sec",
+        ),
+        ({"task.toml": "[verifier]\ntimeout_sec = nan"}, r"Expected `float` .* - at `\$\.verifier\.timeout_sec"),
         ({"task.toml": "[verifier.env]\nK = '${OPENAI_KEY}'"}, r"verifier\.env\.K: expected a plain value"),
         ({"task.toml": "[verifier.env]\n'-i' = 'x'"}, r"verifier\.env\.-i: expected a plain value"),
         ({"task.toml": "[environment]\ngpus = 1"}, r"environment\.gpus: unsupported in a local sandbox"),
@@ -214,7 +217,8 @@ def test_dockerfile_refusals_name_the_line(tmp_path: Path, text: str, line: int,
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("", "no FROM"), ("FROM a\n", "no WORKDIR"), ("FROM a\nWORKDIR /\n", "no WORKDIR")]
+    ("text", "said"),
+    [("", "empty; expected a Dockerfile"), ("FROM a\n", "no WORKDIR"), ("FROM a\nWORKDIR /\n", "no WORKDIR")],
 )
 def test_dockerfile_without_what_is_needed(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "Dockerfile").write_text(text)

@@ -262,7 +262,7 @@ def test_a_marker_inside_the_test_patch_is_not_one():
         (script("if true; then", "pip install x", "fi"), "construct of several lines"),
         (script(tests="x").replace("apply -v", "status"), "does not apply the test patch"),
         (script("echo 'open"), "does not apply the test patch"),
-        ("echo 'open", "starts a statement that never ends"),
+        ("echo 'open", "starts a statement without an end"),
         (script("cat <<NEVER\nx"), "here-document without its end NEVER"),
         (script().replace("+it's", "+its"), "applies another test patch"),
         ("\n".join(["true"] * 3000), "more than 2000 statements"),
@@ -279,7 +279,7 @@ def test_scripts_that_cannot_be_taken_apart(text: str, said: str):
         ({"eval_type": "best_of"}, "eval_type: expected pass_and_fail or fail_only"),
         ({"log_parser": "os.system"}, "log_parser: expected the name of a parser"),
         ({"log_parser": ...}, "log_parser: expected a text"),
-        ({"image": "--privileged"}, "image: invalid name of a container image: '--privileged'"),
+        ({"image": "--privileged"}, "image: invalid image name: '--privileged'"),
     ],
 )
 def test_wrong_keys_of_new_rows(changes: dict[str, Any], said: str):
@@ -319,5 +319,5 @@ def test_what_the_harness_cannot_grade():
         "FAIL_TO_PASS": ["t.py::a"],
         "PASS_TO_PASS": [],
     }
-    with pytest.raises(TaskError, match="bug that is not in its image"):
+    with pytest.raises(TaskError, match="its bug is not in its image"):
         as_harness_row(task_of(smith))

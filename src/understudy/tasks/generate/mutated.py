@@ -191,8 +191,9 @@ async def _try(
     report = await _test(mutant, measured, sandbox)
     if report is None or not (broken := _broken(report, relevant)):
         return None
+    failures = _failures(report, broken, sandbox)
     try:
-        task = _task(mutant, package, seed, tree, relevant, _failures(report, broken, sandbox))
+        task = _task(mutant, package, seed, tree, relevant, failures)
     except TaskError:
         return None  # a failing test that cannot be taken out of its file
     if leaks_fault(task.instruction, _faulty_lines(mutant)):
@@ -200,8 +201,7 @@ async def _try(
     again = await _test(mutant, measured, sandbox)
     if again is None or _broken(again, relevant) != broken:
         return None
-    same_messages = _failures(again, broken, sandbox) == _failures(report, broken, sandbox)
-    return task if same_messages else None
+    return task if _failures(again, broken, sandbox) == failures else None
 
 
 def _failures(report: PytestReport, broken: list[str], sandbox: Sandbox) -> list[FailedCheck]:
@@ -264,8 +264,7 @@ def _task(
         file: hide_tests(tests[file], [node_id for node_id in broken if node_id.partition("::")[0] == file])
         for file in hidden_in
     }
-    original = {mutant.module: mutant.original}
-    changed = {mutant.module: mutant.changed}
+    original, changed = {mutant.module: mutant.original}, {mutant.module: mutant.changed}
     gold = unified(changed, original)
     digest = hashlib.sha256(f"{package.sdist.sha256}\n{gold}".encode()).hexdigest()
     return Task(
@@ -322,14 +321,18 @@ def compose(package: str, version: str, module: str, failures: Sequence[FailedCh
     for failure in failures:
         by_function.setdefault(failure.node_id.partition("[")[0], failure)
     shown = list(by_function.values())[:_MAX_EXAMPLES]
+    number = len(by_function)
+    broken = "One check that passed before fails" if number == 1 else f"{number} checks that passed before fail"
     parts = [
         f"# {package}: `{module}` misbehaves",
         f"This is the source of {package} {version}. Code in `{module}` used to work and no longer does. "
-        f"{_count(len(by_function))}:",
+        f"{broken}:",
         *(_example(number, failure) for number, failure in enumerate(shown, start=1)),
     ]
-    if rest := len(by_function) - len(shown):
-        parts.append(f"{_things(rest, 'further check')} on the same code {'fails' if rest == 1 else 'fail'} too.")
+    if rest := number - len(shown):
+        parts.append(
+            f"{rest} further check{' on' if rest == 1 else 's on'} the same code fail{'s' * (rest == 1)} too."
+        )
     parts.append(
         "Find the cause in the package's source and correct it there, so that the checks hold again and all "
         "that works now goes on working. The checks themselves are not in this tree; tests and public interfaces "
@@ -355,23 +358,11 @@ def normalise_message(message: str, workdir: str) -> str:
     return re.sub(r"/(?:tmp|home|root|mnt|media|srv|opt|run|var)/[^\s'\",)\]]*", "/…", message)
 
 
-def _count(number: int) -> str:
-    return "One check that passed before fails" if number == 1 else f"{number} checks that passed before fail"
-
-
-def _things(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
 def _example(number: int, failure: FailedCheck) -> str:
     name = failure.node_id.split("::")[-1].partition("[")[0]
     source, error = _parts(failure.message)
-    text = f"{number}. `{name}`"
-    if source:
-        text += " runs\n\n" + _fenced("python", source) + "\n\nand gets"
-    else:
-        text += " gets"
-    return text + "\n\n" + _fenced("text", error or "an error without a message")
+    runs = f" runs\n\n{_fenced('python', source)}\n\nand" if source else ""
+    return f"{number}. `{name}`{runs} gets\n\n{_fenced('text', error or 'an error without a message')}"
 
 
 def _parts(message: str) -> tuple[str, str]:
@@ -390,11 +381,8 @@ def _parts(message: str) -> tuple[str, str]:
     code = textwrap.dedent("\n".join(source[-_CONTEXT_LINES:])).strip("\n")
     if len(error_lines) > _SAID_LINES:
         error_lines = [*error_lines[:_SAID_LINES], "…"]
-    return code, textwrap.dedent("\n".join(_short(line) for line in error_lines)).strip("\n")
-
-
-def _short(line: str) -> str:
-    return line if len(line) <= _LINE_CHARS else line[:_LINE_CHARS] + "…"
+    short = (line if len(line) <= _LINE_CHARS else line[:_LINE_CHARS] + "…" for line in error_lines)
+    return code, textwrap.dedent("\n".join(short)).strip("\n")
 
 
 def _fenced(language: str, text: str) -> str:

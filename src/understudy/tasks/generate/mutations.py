@@ -174,24 +174,12 @@ _ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
     ast.LShift: ("<<", ">>"),
     ast.RShift: (">>", "<<"),
 }
-_SIBLINGS = {
-    name: other
-    for pair in (
-        ("min", "max"),
-        ("any", "all"),
-        ("startswith", "endswith"),
-        ("lstrip", "rstrip"),
-        ("find", "rfind"),
-        ("split", "rsplit"),
-        ("partition", "rpartition"),
-        ("lower", "upper"),
-        ("keys", "values"),
-        ("append", "extend"),
-        ("union", "intersection"),
-        ("floor", "ceil"),
-    )
-    for name, other in (pair, pair[::-1])
-}
+_PAIRS = (
+    *(("min", "max"), ("any", "all"), ("startswith", "endswith"), ("lstrip", "rstrip"), ("find", "rfind")),
+    *(("split", "rsplit"), ("partition", "rpartition"), ("lower", "upper"), ("keys", "values")),
+    *(("append", "extend"), ("union", "intersection"), ("floor", "ceil")),
+)
+_SIBLINGS = dict(_PAIRS) | {other: name for name, other in _PAIRS}
 
 
 def _changes(module: ParsedModule, node: ast.AST) -> Iterator[Change]:
@@ -328,14 +316,12 @@ def _removals(module: ParsedModule, parent: ast.AST) -> Iterator[Change]:
 
 def _removable(statement: ast.stmt) -> bool:
     match statement:
-        case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Delete():
-            return True
-        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+        case ast.Expr(value=ast.Call()) | ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
             return True
         case ast.If(body=[ast.Return() | ast.Raise() | ast.Continue() | ast.Break()], orelse=[]):
             return True
         case _:
-            return False
+            return isinstance(statement, ast.AugAssign | ast.Delete)
 
 
 def _ends_line(module: ParsedModule, statement: ast.stmt) -> bool:
@@ -445,31 +431,22 @@ def _add_callers(tree: ast.Module, definitions: list[_Definition], doomed: dict[
 def _used(root: ast.AST, without: Collection[int] = ()) -> set[str]:
     """The names and attributes that the code below `root` uses."""
     nodes = [node for node in ast.walk(root) if id(node) not in without]
-    return {node.id for node in nodes if isinstance(node, ast.Name)} | {
-        node.attr for node in nodes if isinstance(node, ast.Attribute)
-    }
-
-
-def _first_line(test: _Test) -> int:
-    return min([test.lineno, *(decorator.lineno for decorator in test.decorator_list)])
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return attributes | {node.id for node in nodes if isinstance(node, ast.Name)}
 
 
 def _extent(module: ParsedModule, test: _Test) -> tuple[int, int]:
     """The lines of a test, with the comments right above it and the blank lines behind it."""
     assert test.end_lineno is not None
-    first, last = _first_line(test), test.end_lineno
+    first, last = min([test.lineno, *(decorator.lineno for decorator in test.decorator_list)]), test.end_lineno
     while first > 1 and _line(module, first - 1).strip().startswith("#"):
         first -= 1
     while last < module.count and not _line(module, last + 1).strip():
         last += 1
-    start, end = module.lines(first, last)
-    own_start = module.offset(test.lineno, test.col_offset)
-    own_end = module.span(test)[1]
-    before = module.text[module.lines(test.lineno, test.lineno)[0] : own_start].strip()
-    behind = module.text[own_end : module.lines(test.end_lineno, test.end_lineno)[1]].strip()
-    if before not in ("", "async") or (behind and not behind.startswith("#")):
+    before = module.text[module.lines(test.lineno, test.lineno)[0] : module.span(test)[0]].strip()
+    if before not in ("", "async") or not _ends_line(module, test):
         raise TaskError(f"line {test.lineno}: the test shares a line with other code and cannot be removed")
-    return start, end
+    return module.lines(first, last)
 
 
 def _line(module: ParsedModule, number: int) -> str:

@@ -22,7 +22,7 @@ from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.generate import reach_plugin
 from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
 from understudy.types import PytestChecks, Sdist, Task
-from understudy.util.files import locked
+from understudy.util.files import atomic_write
 
 
 class Package(Struct, frozen=True):
@@ -140,10 +140,8 @@ async def measure_baseline(
     stored = cache / "baselines" / f"{key.hexdigest()[:24]}.json"
     if not stored.exists():
         result = await _measure(package, prepared, sandboxes, environment)
-        with locked(stored.with_suffix(".lock")):
-            aside = stored.with_suffix(".new")
-            aside.write_bytes(msgspec.json.encode(result))
-            aside.rename(stored)
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(stored, msgspec.json.encode(result))
     return prepared, msgspec.json.decode(stored.read_bytes(), type=Baseline)
 
 
@@ -199,9 +197,7 @@ def modules(package: Package, tree: Path) -> list[str]:
 
 
 def _python_files(tree: Path, starts: tuple[str, ...], skip: tuple[str, ...], pattern: str) -> list[str]:
-    files: list[str] = []
-    for start in starts:
-        root = tree / start
-        paths = [root] if root.is_file() else sorted(root.rglob(pattern))
-        files += [path.relative_to(tree).as_posix() for path in paths if path.is_file() and not path.is_symlink()]
-    return sorted(path for path in files if not any(path == out or path.startswith(f"{out}/") for out in skip))
+    roots = [tree / start for start in starts]
+    paths = [path for root in roots for path in ([root] if root.is_file() else root.rglob(pattern))]
+    files = (path.relative_to(tree) for path in paths if path.is_file() and not path.is_symlink())
+    return sorted(file.as_posix() for file in files if not any(file.is_relative_to(out) for out in skip))

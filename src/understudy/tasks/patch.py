@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import secrets
 import subprocess
 import tempfile
-import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
 from understudy.errors import GraderError
 from understudy.sandbox.base import Sandbox, TreeChanges
-from understudy.tasks.prepare import GIT_MOUNT, git_program
+from understudy.tasks.prepare import GIT_MOUNT, git_environment, git_program
 
 MAX_PATCH_BYTES = 16 << 20
 """The size limit of a patch, and of each changed file."""
@@ -166,15 +165,11 @@ class PristineRepository:
         new = [path for path in paths if path not in self.base]
         if not new:
             return frozenset()
-        with tempfile.TemporaryDirectory() as nowhere:
-            rules = ("-c", f"core.excludesFile={self._git}/info/ignored")
-            output = self._run(
-                *rules,
-                *("check-ignore", "--no-index", "-z", "--stdin"),
-                stdin=b"".join(b"./" + path + b"\0" for path in new),
-                tree=nowhere,
-                fine=(0, 1),
-            )
+        rules = f"core.excludesFile={self._git}/info/ignored"
+        command = ("-c", rules, "check-ignore", "--no-index", "-z", "--stdin")
+        stdin = b"".join(b"./" + path + b"\0" for path in new)
+        with tempfile.TemporaryDirectory() as nowhere:  # 1 is what it exits with when it ignores nothing
+            output = self._run(*command, stdin=stdin, tree=Path(nowhere), exit_codes=(0, 1))
         return frozenset(path.removeprefix(b"./") for path in output.split(b"\0") if path)
 
     def patch(self, delta: TreeChanges, *, limit: int) -> bytes:
@@ -201,7 +196,7 @@ class PristineRepository:
             (scratch / "tree").mkdir()
             (scratch / "index").write_bytes((self._git / "scratch" / "index").read_bytes())
             for name, data in {now[path][1]: delta.files[path].data for path in changed}.items():
-                _write_blob(scratch / "objects", name, data)
+                _write_blob(scratch / "objects", name.decode(), data)
             lines = [_NOTHING + b"\t" + path for path in gone]
             lines += [now[path][0] + b" " + now[path][1] + b"\t" + path for path in changed]
             env = {
@@ -209,78 +204,42 @@ class PristineRepository:
                 "GIT_OBJECT_DIRECTORY": str(scratch / "objects"),
                 "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(self._git / "objects"),
             }
-            tree = str(scratch / "tree")
+            tree = scratch / "tree"
             self._run("update-index", "-z", "--index-info", stdin=b"\0".join((*lines, b"")), tree=tree, env=env)
-            return self._run(*_DIFF, tree=tree, env=env, limit=limit + 1)
+            with (scratch / "patch").open("w+b") as file:  # it may be much larger than what is wanted of it
+                self._run(*_DIFF, stdout=file, tree=tree, env=env)
+                file.seek(0)
+                return file.read(limit + 1)
 
     def _run(
         self,
         *args: str,
         stdin: bytes = b"",
-        tree: str = "/nonexistent",
+        stdout: BinaryIO | int = subprocess.PIPE,
+        tree: Path = Path("/nonexistent"),
         env: Mapping[str, str] | None = None,
-        fine: tuple[int, ...] = (0,),
-        limit: int | None = None,
+        exit_codes: tuple[int, ...] = (0,),
     ) -> bytes:
-        """What git says; with `limit` no more of it than so many bytes, after which git is ended."""
-        environment = {
-            "PATH": os.environ.get("PATH", os.defpath),
-            "HOME": "/nonexistent",
-            "LC_ALL": "C",
-            "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_CONFIG_GLOBAL": "/dev/null",
-            "GIT_ATTR_NOSYSTEM": "1",
-            "GIT_DIR": str(self._git),
-            "GIT_WORK_TREE": tree,
-            **(env or {}),
-        }
-        command = [git_program(), *args]
+        """What git prints, unless it goes to `stdout`. Raises GitTimeout, GraderError for other exit codes."""
         try:
-            with subprocess.Popen(
-                command,
-                cwd=tree if Path(tree).is_dir() else "/",
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+            done = subprocess.run(
+                [git_program(), *args],
+                cwd=tree if tree.is_dir() else "/",
+                env={**git_environment(self._git, tree), **(env or {})},
+                input=stdin,
+                stdout=stdout,
                 stderr=subprocess.PIPE,
-            ) as git:
-                return _output_of(git, stdin, fine, limit)
+                timeout=_EXTRACT_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise GitTimeout(f"git did not end in {_EXTRACT_TIMEOUT_S:.0f} s") from error
         except OSError as error:
             raise GraderError(f"the patch could not be extracted: git does not start: {error}") from error
-
-
-def _output_of(git: subprocess.Popen[bytes], stdin: bytes, fine: tuple[int, ...], limit: int | None) -> bytes:
-    """What a started git says. Raises TooSlow, GraderError."""
-    late = threading.Event()
-
-    def end() -> None:
-        late.set()
-        git.kill()
-
-    timer = threading.Timer(_EXTRACT_TIMEOUT_S, end)
-    timer.start()
-    try:
-        if limit is None:
-            output, errors = git.communicate(stdin)
-        else:
-            assert git.stdin and git.stdout and git.stderr
-            git.stdin.close()
-            output = git.stdout.read(limit)
-            if len(output) == limit:
-                git.kill()
-                return output
-            errors = git.stderr.read()
-            git.wait()
-    finally:
-        timer.cancel()
-    if late.is_set():
-        raise GitTimeout(f"git did not end in {_EXTRACT_TIMEOUT_S:.0f} s")
-    if git.returncode not in fine:
-        message = errors.decode(errors="replace").strip()
-        raise GraderError(
-            f"the patch could not be extracted (git's exit code {git.returncode}): {message[-2000:]}"
-        )
-    return output
+        if done.returncode not in exit_codes:
+            message = done.stderr.decode(errors="replace").strip()[-2000:]
+            raise GraderError(f"the patch could not be extracted (git exited with {done.returncode}): {message}")
+        return done.stdout
 
 
 _DIFF = (
@@ -291,13 +250,12 @@ _DIFF = (
 
 
 def _is_gone(path: bytes, delta: TreeChanges) -> bool:
-    return (
-        path in delta.directories or b"" in delta.deleted or path in delta.deleted or _below(path, delta.deleted)
-    )
+    gone = delta.deleted
+    return path in delta.directories or path in gone or b"" in gone or _below(path, gone)
 
 
 def _below(path: bytes, directories: frozenset[bytes] | Mapping[bytes, object]) -> bool:
-    """Whether one of the directories that `path` is in is among `places`."""
+    """Whether one of the directories that `path` is in is among `directories`."""
     while path := path.rpartition(b"/")[0]:
         if path in directories:
             return True
@@ -322,8 +280,7 @@ def _blob_id(data: bytes) -> bytes:
     return hashlib.sha1(_blob(data), usedforsecurity=False).hexdigest().encode()
 
 
-def _write_blob(objects: Path, name: bytes, data: bytes) -> None:
+def _write_blob(objects: Path, name: str, data: bytes) -> None:
     """Write a loose object as git does."""
-    hexadecimal = name.decode()
-    (objects / hexadecimal[:2]).mkdir(exist_ok=True)
-    (objects / hexadecimal[:2] / hexadecimal[2:]).write_bytes(zlib.compress(_blob(data), 1))
+    (objects / name[:2]).mkdir(exist_ok=True)
+    (objects / name[:2] / name[2:]).write_bytes(zlib.compress(_blob(data), 1))
