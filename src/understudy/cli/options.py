@@ -15,6 +15,12 @@ from msgspec import Struct
 from understudy.util.settings import Option, build, options_of, read_toml, require_table
 
 
+def command_group(help_text: str, **more: Any) -> typer.Typer:
+    """A command that has commands of its own."""
+    # Rich's markup would take [default: …] in a help text for a style, and drop it.
+    return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None, add_completion=False, **more)
+
+
 def command(body: Callable[..., None]) -> Callable[..., None]:
     """A command with the parameters of `body`, of which the one that is a settings struct becomes its options.
 

@@ -17,6 +17,7 @@ from understudy.util.settings import option, read_toml
 
 if TYPE_CHECKING:
     from understudy.gateway.config import GatewayConfig, ModelRole
+    from understudy.trajectory.roles import Role
 
 
 BACKENDS = ("embedded", "vllm", "sglang", "openai", "anthropic")
@@ -361,6 +362,18 @@ class SandboxSettings(Struct, frozen=True, kw_only=True):
         """The options of sandboxes that run container images, as far as they were given."""
         options = {name: getattr(self, name) for name in ("image", "cache_level", "clean", "force_rebuild")}
         return {name: value for name, value in options.items() if value}
+
+
+def roles_of(names: str | None, usual: tuple[Role, ...]) -> tuple[Role, ...]:
+    """The roles of calls that an option names, in their own order. Raises ConfigError for an unknown one."""
+    from understudy.trajectory.roles import ROLES
+
+    if names is None:
+        return usual
+    chosen = {name.strip() for name in names.split(",") if name.strip()}
+    if unknown := chosen.difference(ROLES):
+        raise ConfigError(f"--roles: unknown role {min(unknown)!r}; expected some of: {', '.join(ROLES)}")
+    return tuple(role for role in ROLES if role in chosen)
 
 
 def default_concurrency() -> int:

@@ -142,22 +142,12 @@ def between(a: ActionEffect, b: ActionEffect) -> Difference | None:
         return Difference(
             kind=kind, a=_done(a.doings) or _words_or_effects(a), b=_done(b.doings) or _words_or_effects(b)
         )
-    only_a, only_b = _only(a.doings, b.doings), _only(b.doings, a.doings)
+    only_a, only_b = _without(a.doings, b.doings), _without(b.doings, a.doings)
     same_tools = Counter(each.name for each in only_a) == Counter(each.name for each in only_b)
     names = _changed(only_a[0], only_b[0]) if same_tools and len(only_a) == 1 else ()
     return Difference(
         kind="arguments" if same_tools else "tools", a=_done(only_a), b=_done(only_b), arguments=names
     )
-
-
-def _only(some: Sequence[Doing], others: Sequence[Doing]) -> list[Doing]:
-    left = Counter(each.key for each in others)
-    only: list[Doing] = []
-    for each in some:
-        left[each.key] -= 1
-        if left[each.key] < 0:
-            only.append(each)
-    return only
 
 
 def _changed(a: Doing, b: Doing) -> tuple[str, ...]:
@@ -268,14 +258,13 @@ def _same_doings(a: tuple[Doing, ...], b: tuple[Doing, ...]) -> bool:
     return _matched(rest_a, rest_b) or _matched(rest_b, rest_a)
 
 
-def _without(some: tuple[Doing, ...], others: tuple[Doing, ...]) -> list[Doing]:
-    """The calls that are not among the others."""
+def _without(some: Sequence[Doing], others: Sequence[Doing]) -> list[Doing]:
+    """The calls that are not among the others; one that is made twice counts twice."""
     left = Counter(each.key for each in others)
     rest: list[Doing] = []
     for each in some:
-        if left[each.key]:
-            left[each.key] -= 1
-        else:
+        left[each.key] -= 1
+        if left[each.key] < 0:
             rest.append(each)
     return rest
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, field, structs
 
 from understudy.errors import ConfigError
 from understudy.gateway.config import TIMEOUT_S, GatewayConfig, ModelConfig, ModelsConfig, check_config
@@ -25,6 +25,8 @@ _Above0 = Annotated[int, Meta(ge=1)]
 _NAME = re.compile(r"[\w.+-]{1,80}")
 _NO_MEMBER = re.compile(r"Object contains unknown field `(.*)`")
 _MODEL = "models.high."
+_OF_MODEL = ("backend", "model", "base_url", "api_key_env", "template_args", "price", "timeout_s")
+"""The fields of a teacher that the gateway's configuration of a model has too."""
 
 
 class TeacherConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -58,17 +60,8 @@ class Teacher(Struct, frozen=True, kw_only=True):
     @property
     def model(self) -> ModelConfig:
         """What the gateway is told: it sends a request once, for each time may be billed."""
-        config = self.config
-        return ModelConfig(
-            backend=config.backend,
-            model=config.model,
-            base_url=config.base_url,
-            api_key_env=config.api_key_env,
-            template_args=config.template_args,
-            price=config.price,
-            timeout_s=config.timeout_s,
-            resend=False,
-        )
+        fields = structs.asdict(self.config)
+        return ModelConfig(**{name: fields[name] for name in _OF_MODEL}, resend=False)
 
     @property
     def price(self) -> Price | None:

@@ -106,59 +106,50 @@ _SHOWN = (
 """What of a loop's configuration is shown as it is; of its manner and its trainer, all plain values."""
 
 
-class LoopFigures(Struct, frozen=True, kw_only=True):
-    """What a loop's directory holds: the evaluations and the steps that have ended, and what there is to know.
-
-    `points` of steps whose store is gone are in the state's own words; `steps` has what was read of the others.
-    """
-
-    about: dict[str, str]
-    evaluations: tuple[RunFigures, ...]
-    points: tuple[Point, ...]
-    steps: tuple[RunFigures, ...]
-    training: tuple[TrainingStep, ...]
-    notes: tuple[str, ...]
-
-
 def is_loop(directory: Path) -> bool:
     """Whether a directory is that of a loop, which may not have begun."""
     return (directory / "loop.json").exists() or (directory / "state.json").exists()
 
 
-def read_loop(root: Path) -> LoopFigures:
-    """What a loop did so far. Raises StoreError for a state that cannot be read."""
+def _of_loop(root: Path) -> ReportFigures:
+    """What a loop did so far. Raises StoreError for a state that cannot be read.
+
+    Steps and evaluations whose store is gone are told in the words of the loop's state.
+    """
     directory = LoopDirectory(root)
     config = read_state(root / "loop.json", LoopConfig)
     state = directory.load() or LoopState(version="", weights="")
     notes: list[str] = []
-    evaluations = [_evaluation(directory, each, notes) for each in state.evaluations]
-    points: list[Point] = []
-    steps: list[RunFigures] = []
-    for step in state.steps:
-        step_figures = _step(directory, step, notes)
-        if isinstance(step_figures, RunFigures):
-            steps.append(step_figures)
-            points.append(step_figures.point)
-        elif step_figures is not None:
-            points.append(step_figures)
+    evaluated = [_evaluation(directory, each, notes) for each in state.evaluations]
+    collected = [figures for step in state.steps if (figures := _step(directory, step, notes)) is not None]
+    steps = [figures for figures in collected if isinstance(figures, RunFigures)]
+    points = tuple(figures.point if isinstance(figures, RunFigures) else figures for figures in collected)
     training, training_notes = read_steps(root / FILE)
     notes += training_notes
     for path in sorted((root / "evaluations").glob("step-*")):
         if path not in {directory.evaluation(each.step) for each in state.evaluations}:
             notes += _unfinished(path, f"the evaluation {path.name}")
-    if not evaluations:
+    if not evaluated:
         notes.append("no evaluation has ended yet: nothing can be said of held-out tasks")
     elif config is not None and state.done < config.steps:
         notes.append(f"{state.done} of {config.steps} steps are over: the loop goes on, or was stopped")
     if state.refused:
         notes.append(f"{len(state.refused)} tasks were refused: {', '.join(list(state.refused)[:5])}")
-    return LoopFigures(
+    return ReportFigures(
+        title=root.resolve().name,
+        kind="loop",
+        directory=str(root),
+        made_at=time.time(),
         about=_about(config) if config else {},
-        evaluations=tuple(evaluations),
-        points=tuple(points),
-        steps=tuple(steps),
+        points=tuple(one.point for one in evaluated),
+        collected=points,
+        headline=headline(evaluated[0], evaluated[-1]) if len(evaluated) > 1 else None,
         training=training,
-        notes=tuple(notes),
+        tasks=task_rows(evaluated) if evaluated else (),
+        boundaries=boundary_rows([*evaluated, *steps]),
+        unsolved=unsolved_reasons(evaluated[-1:]),
+        versions=version_rows([*evaluated, *steps]),
+        notes=(*notes, *_single_notes([*(one.point for one in evaluated), *points])),
     )
 
 
@@ -304,28 +295,6 @@ def _of_runs(directories: Sequence[Path], names: Sequence[str]) -> ReportFigures
         unsolved=unsolved_reasons(runs[-1:]),
         versions=version_rows(runs),
         notes=notes + _single_notes([one.point for one in runs]),
-    )
-
-
-def _of_loop(directory: Path) -> ReportFigures:
-    loop = read_loop(directory)
-    evaluated = loop.evaluations
-    everything = [*evaluated, *loop.steps]
-    return ReportFigures(
-        title=directory.resolve().name,
-        kind="loop",
-        directory=str(directory),
-        made_at=time.time(),
-        about=loop.about,
-        points=tuple(one.point for one in evaluated),
-        collected=loop.points,
-        headline=headline(evaluated[0], evaluated[-1]) if len(evaluated) > 1 else None,
-        training=loop.training,
-        tasks=task_rows(evaluated) if evaluated else (),
-        boundaries=boundary_rows(everything),
-        unsolved=unsolved_reasons(evaluated[-1:]),
-        versions=version_rows(everything),
-        notes=loop.notes + _single_notes([*(one.point for one in evaluated), *loop.points]),
     )
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +34,7 @@ def doctor(
     json_: Json = False,
 ) -> None:
     """Show everything a run needs, with its state. Exits with 1 when something required is missing."""
-    checks = [check() for check in _CHECKS]
+    checks = [HealthCheck(name, *check(), required) for name, required, check in _CHECKS]
     healthy = all(check.ok for check in checks if check.required)
     if json_:
         print_json({"ok": healthy, "checks": checks})
@@ -76,120 +77,92 @@ def _print(checks: list[HealthCheck]) -> None:
     Console().print(table, markup=False)
 
 
-def _python() -> HealthCheck:
-    version = platform.python_version()
-    return HealthCheck(
-        "Python", sys.version_info >= (3, 11), version, "" if sys.version_info >= (3, 11) else "use 3.11 or newer"
-    )
+# --- the checks: whether the thing is there, what was found, and what to do when it is not ------------------
+
+_Result = tuple[bool, str, str]
 
 
-def _tool(name: str, remedy: str, *, required: bool = True) -> Callable[[], HealthCheck]:
-    def check() -> HealthCheck:
-        path = shutil.which(name)
-        if path is None:
-            return HealthCheck(name, False, "not found", remedy, required)
-        output = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-        return HealthCheck(
-            name,
-            True,
-            f"{path} ({output.strip().splitlines()[0] if output.strip() else 'no version'})",
-            "",
-            required,
-        )
-
-    return check
+def _python() -> _Result:
+    new_enough = sys.version_info >= (3, 11)
+    return new_enough, platform.python_version(), "" if new_enough else "use 3.11 or newer"
 
 
-def _sandbox() -> HealthCheck:
-    from understudy.sandbox.local.sandboxes import LocalSandboxes
-
-    problems = LocalSandboxes().problems()
-    state = "does not work here" if problems else "works"
-    return HealthCheck("sandbox: local", not problems, state, "; ".join(problems))
-
-
-def _docker() -> HealthCheck:
-    from understudy.sandbox.docker.sandboxes import DockerSandboxes
-
-    problems = DockerSandboxes().problems()
-    state = "does not work here" if problems else "works"
-    return HealthCheck(
-        "sandbox: docker (container images)", not problems, state, "; ".join(problems), required=False
-    )
+def _git() -> _Result:
+    path = shutil.which("git")
+    if path is None:
+        return False, "not found", "install git, as: apt-get install git"
+    output = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    return True, f"{path} ({output.splitlines()[0] if output else 'no version'})", ""
 
 
-def _npm() -> HealthCheck:
+def _sandbox(kind: str) -> _Result:
+    from understudy import plugins
+
+    problems: tuple[str, ...] = plugins.load("sandboxes", kind)().problems()
+    return not problems, "does not work here" if problems else "works", "; ".join(problems)
+
+
+def _npm() -> _Result:
     from understudy.agents.claude_install import find_npm
 
     npm = find_npm()
-    remedy = "" if npm else "install Node.js with npm, or: pip install 'understudy[node]'"
-    return HealthCheck("npm", npm is not None, " ".join(npm) if npm else "not found", remedy, required=False)
+    if npm is None:
+        return False, "not found", "install Node.js with npm, or: pip install 'understudy[node]'"
+    return True, " ".join(npm), ""
 
 
-def _claude_code() -> HealthCheck:
+def _claude_code() -> _Result:
     from understudy.agents.claude_install import binary_path, is_installed
     from understudy.config import CLAUDE_CODE_VERSION
 
     try:
         binary = binary_path()
     except ConfigError as error:
-        return HealthCheck("Claude Code", False, str(error))
+        return False, str(error), ""
     if is_installed(binary):
-        return HealthCheck("Claude Code", True, f"{CLAUDE_CODE_VERSION} at {binary}")
-    return HealthCheck("Claude Code", False, f"{CLAUDE_CODE_VERSION} is not fetched", "understudy setup")
+        return True, f"{CLAUDE_CODE_VERSION} at {binary}", ""
+    return False, f"{CLAUDE_CODE_VERSION} is not fetched", "understudy setup"
 
 
-def _task_environment() -> HealthCheck:
+def _task_environment() -> _Result:
     from understudy.config import cache_dir
     from understudy.tasks.environment import is_installed
 
-    installed = is_installed(cache_dir())
-    remedy = "" if installed else "understudy setup"
-    return HealthCheck("tasks' environment", installed, "pinned pytest" if installed else "not made yet", remedy)
+    if is_installed(cache_dir()):
+        return True, "pinned pytest", ""
+    return False, "not made yet", "understudy setup"
 
 
-def _packages() -> HealthCheck:
+def _packages() -> _Result:
     from understudy.config import cache_dir
     from understudy.tasks.generate.packages import CATALOG
     from understudy.tasks.materialise import archive_path
 
     missing = [name for name, each in CATALOG.items() if not archive_path(each.sdist, cache_dir()).is_file()]
-    state = f"not fetched yet: {', '.join(missing)}" if missing else ", ".join(CATALOG)
-    return HealthCheck(
-        "packages (tasks make)", not missing, state, "understudy setup" if missing else "", required=False
-    )
+    if missing:
+        return False, f"not fetched yet: {', '.join(missing)}", "understudy setup"
+    return True, ", ".join(CATALOG), ""
 
 
-def _extra(name: str, extra: str, *modules: str) -> Callable[[], HealthCheck]:
-    """The check of an extra's packages, by the names that they are imported by."""
-
-    def check() -> HealthCheck:
-        missing = [module for module in modules if find_spec(module) is None]
-        if missing:
-            state, remedy = f"not installed: {', '.join(missing)}", f"pip install 'understudy[{extra}]'"
-            return HealthCheck(name, False, state, remedy, required=False)
-        return HealthCheck(
-            name, True, ", ".join(f"{module} {version(module)}" for module in modules), required=False
-        )
-
-    return check
+def _extra(extra: str, *modules: str) -> _Result:
+    """The packages of an extra, by the names that they are imported by."""
+    if missing := [module for module in modules if find_spec(module) is None]:
+        return False, f"not installed: {', '.join(missing)}", f"pip install 'understudy[{extra}]'"
+    return True, ", ".join(f"{module} {version(module)}" for module in modules), ""
 
 
-def _gpu() -> HealthCheck:
+def _gpu() -> _Result:
     """The GPU as torch sees it. It is asked only where there is one: importing torch takes seconds."""
-    name = "GPU (training)"
     device = next((path for path in _GPU_DEVICES if Path(path).exists()), None)
     if device is None:
-        return HealthCheck(name, True, "none: models are trained on the CPU", required=False)
+        return True, "none: models are trained on the CPU", ""
     if find_spec("torch") is None:
-        return HealthCheck(
-            name, False, f"{device}, and no torch", "pip install 'understudy[train]'", required=False
-        )
+        return False, f"{device}, and no torch", "pip install 'understudy[train]'"
     output = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=False)
     if seen := output.stdout.strip():
-        return HealthCheck(name, True, "; ".join(seen.splitlines()), required=False)
+        return True, "; ".join(seen.splitlines()), ""
     remedy = "install the build of torch for this driver: https://pytorch.org/get-started/locally"
-    return HealthCheck(name, False, f"{device}, which torch {version('torch')} cannot use", remedy, required=False)
+    return False, f"{device}, which torch {version('torch')} cannot use", remedy
 
 
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
@@ -200,37 +173,33 @@ for number in range(torch.cuda.device_count()):
 """
 
 
-def _cache() -> HealthCheck:
+def _cache() -> _Result:
     from understudy.config import cache_dir
 
     cache = cache_dir()
     # os.access, for Path.exists raises where we may not look
     parent = next(path for path in (cache, *cache.parents) if os.access(path, os.F_OK))
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-        remedy = "set UNDERSTUDY_CACHE to a directory that you can write"
-        return HealthCheck("cache directory", False, f"{cache} cannot be written", remedy)
+        return False, f"{cache} cannot be written", "set UNDERSTUDY_CACHE to a directory that you can write"
     free = shutil.disk_usage(parent).free / 2**30
-    enough = free >= 2
-    return HealthCheck(
-        "cache directory",
-        enough,
-        f"{cache} ({free:.0f} GiB free)",
-        "" if enough else "free 2 GiB, or set UNDERSTUDY_CACHE",
-    )
+    remedy = "" if free >= 2 else "free 2 GiB, or set UNDERSTUDY_CACHE"
+    return free >= 2, f"{cache} ({free:.0f} GiB free)", remedy
 
 
-_CHECKS: tuple[Callable[[], HealthCheck], ...] = (
-    _python,
-    _tool("git", "install git, as: apt-get install git"),
-    _sandbox,
-    _docker,
-    _npm,
-    _claude_code,
-    _task_environment,
-    _packages,
-    _cache,
-    _extra("pyarrow (writing and reading datasets)", "hf", "pyarrow"),
-    _extra("datasets (tasks of the Hugging Face Hub)", "hf", "datasets"),
-    _extra("training", "train", "torch", "transformers", "trl", "peft", "accelerate", "matplotlib"),
-    _gpu,
+_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "matplotlib")
+_CHECKS: tuple[tuple[str, bool, Callable[[], _Result]], ...] = (
+    ("Python", True, _python),
+    ("git", True, _git),
+    ("sandbox: local", True, partial(_sandbox, "local")),
+    ("sandbox: docker (container images)", False, partial(_sandbox, "docker")),
+    ("npm", False, _npm),
+    ("Claude Code", True, _claude_code),
+    ("tasks' environment", True, _task_environment),
+    ("packages (tasks make)", False, _packages),
+    ("cache directory", True, _cache),
+    ("pyarrow (writing and reading datasets)", False, partial(_extra, "hf", "pyarrow")),
+    ("datasets (tasks of the Hugging Face Hub)", False, partial(_extra, "hf", "datasets")),
+    ("training", False, partial(_extra, "train", *_PACKAGES)),
+    ("GPU (training)", False, _gpu),
 )
+"""What is checked, in this order: its name, whether a run needs it, and the check."""

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 import typer
 from typer.core import TyperGroup
 
-from understudy.cli.output import Json, print_json
+from understudy.cli.options import command_group
+from understudy.cli.output import Json, counted, print_json
 from understudy.cli.progress import ProgressLine
+from understudy.cli.settings import roles_of
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,13 +45,7 @@ class _FormatCommands(TyperGroup):
         return _command(cmd_name, load("exports", cmd_name)) if cmd_name in names("exports") else None
 
 
-app = typer.Typer(
-    cls=_FormatCommands,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-    help="Write sessions and what a run gathered in a format that others read.",
-)
+app = command_group("Write sessions and what a run gathered in a format that others read.", cls=_FormatCommands)
 
 
 @app.callback()
@@ -184,7 +180,7 @@ def _export(
     from understudy.redact.redactor import Redactor
     from understudy.store import Store
 
-    roles = _roles(options["roles"], traits.roles)
+    roles = roles_of(options["roles"], traits.roles)
     with Store.open(options["directory"], create=False) as store:
         origins = _origins(options.get("from_", "all"), traits, store)
         unredacted: bool = options.get("unredacted", False)
@@ -242,24 +238,12 @@ def _run_to_export(requested: str | None, store: Store, origins: tuple[Origin, .
     return runs[-1].id if runs else None
 
 
-def _roles(requested: str | None, usual: tuple[Role, ...]) -> tuple[Role, ...]:
-    """The roles that an option names, in their own order. Raises ConfigError for one that there is not."""
-    from understudy.trajectory.roles import ROLES
-
-    if requested is None:
-        return usual
-    names = {name.strip() for name in requested.split(",")}
-    if unknown := names.difference(ROLES):
-        raise ConfigError(f"--roles: unknown role {sorted(unknown)[0]!r}; expected some of: {', '.join(ROLES)}")
-    return tuple(role for role in ROLES if role in names)
-
-
 def _summarise(name: str, exported: ExportSummary, traits: FormatTraits, roles: tuple[Role, ...]) -> None:
     if traits.into_run:
         _summarise_run(exported, roles)
         return
     typer.echo(
-        f"{exported.rows} rows as {name} in {exported.output_dir}: {_listed(exported.splits)}"
+        f"{exported.rows} rows as {name} in {exported.output_dir}: {counted(exported.splits)}"
         f" ({shortened_list(exported.files)})"
     )
     for title, counts in (
@@ -270,11 +254,11 @@ def _summarise(name: str, exported: ExportSummary, traits: FormatTraits, roles: 
         ("redacted", exported.redaction),
     ):
         if counts:
-            typer.echo(f"{title}: {_listed(counts)}")
+            typer.echo(f"{title}: {counted(counts)}")
     for note in exported.notes:
         typer.echo(note)
     if exported.left_out:
-        typer.echo(f"left out: {_listed(exported.left_out)}", err=True)
+        typer.echo(f"left out: {counted(exported.left_out)}", err=True)
     if exported.load:
         typer.echo("load it with:\n" + "\n".join(f"  {line}" for line in exported.load.splitlines()))
     if not exported.unredacted:
@@ -287,13 +271,11 @@ def _summarise_run(exported: ExportSummary, roles: tuple[Role, ...]) -> None:
         f"{exported.spans} spans in {exported.output_dir}"
     )
     if exported.segments:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in exported.segments.items())
-        typer.echo(f"the calls merge into {sum(exported.segments.values())} token sequences: {reasons}")
+        number = sum(exported.segments.values())
+        typer.echo(f"the calls merge into {number} token sequences: {counted(exported.segments)}")
     if exported.roles:
-        counted = ", ".join(
-            f"{n} {role}{'' if role in roles else ' (left out)'}" for role, n in exported.roles.items()
-        )
-        typer.echo(f"the calls by role: {counted}")
+        by_role = {f"{role}{'' if role in roles else ' (left out)'}": n for role, n in exported.roles.items()}
+        typer.echo(f"the calls by role: {counted(by_role)}")
     if exported.without_tokens:
         typer.echo(
             f"{exported.without_tokens} answered calls have no token ids, because their backend gives none: "
@@ -316,13 +298,6 @@ def shortened_list(names: Sequence[str]) -> str:
     """Names of files, as many as can be read."""
     more = len(names) - _SHOWN
     return ", ".join(names) if more <= 0 else f"{', '.join(names[:_SHOWN])} and {more} more"
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    """Counts as words; some names stand in a log."""
-    from understudy.util.text import visible
-
-    return ", ".join(f"{count} {visible(name)}" for name, count in counts.items())
 
 
 class ExportProgress:

@@ -12,7 +12,7 @@ import msgspec
 import typer
 from msgspec import Struct
 
-from understudy.cli.options import command
+from understudy.cli.options import command, command_group
 from understudy.cli.settings import BackendSettings, gateway_config
 from understudy.errors import ConfigError
 from understudy.util.settings import option
@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
     from understudy.gateway.serve.admin import GatewayAddress
 
-app = typer.Typer(
-    help="Run the gateway on its own, give out keys for it, steer one that runs.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
+app = command_group("Run the gateway on its own, give out keys for it, steer one that runs.")
 
 DEFAULT_DIR = Path("gateway")
 _Dir = Annotated[Path, typer.Option("--dir", "-d", help="The gateway's directory: store, admin key, address.")]

@@ -16,7 +16,7 @@ from msgspec import Struct
 from understudy.cli import EXIT_INTERRUPTED
 from understudy.cli.interrupts import interrupt_on_termination
 from understudy.cli.options import command
-from understudy.cli.output import Json, print_json
+from understudy.cli.output import Json, counted, print_json
 from understudy.cli.progress import LiveStatus, live
 from understudy.errors import BackendError, ConfigError
 from understudy.export.parquet import json_bytes
@@ -215,7 +215,7 @@ def _print_summary(
             if count:
                 typer.echo(f"not compared: {count} {reason}", err=True)
     if replaced:
-        typer.echo("replaced: " + ", ".join(f"{count} {rule}" for rule, count in replaced.items()), err=True)
+        typer.echo("replaced: " + counted(replaced), err=True)
     if redactor is not None and name:
         typer.echo(f"what was replaced where is in {name}.redaction.json", err=True)
     if redactor is None and name:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from understudy.cli.interrupts import interrupted, run_stoppable
 from understudy.cli.options import command
-from understudy.cli.output import Json, print_json
+from understudy.cli.output import Json, counted, print_json
 from understudy.cli.progress import LiveStatus, live, short, time_left
 from understudy.errors import ConfigError
 from understudy.replay.asker import AskCounts, AskProgress
@@ -124,10 +124,9 @@ def _print_estimate(
     err: bool = False,
 ) -> None:
     if as_json:
-        estimate = {"selected": selected, "estimate": shares, "max_cost_usd": settings.max_cost_usd}
-        print_json(estimate)
+        print_json({"selected": selected, "estimate": shares, "max_cost_usd": settings.max_cost_usd})
         return
-    families = ", ".join(f"{n} {name}" for name, n in selected.families.most_common())
+    families = counted(dict(selected.families.most_common()))
     typer.echo(f"{selected.states} states to ask about" + (f": {families}" if families else ""), err=err)
     if guessed := selected.tools["inferred"]:
         typer.echo(f"tools of {guessed} states are not in their logs; inferred from the calls", err=err)
@@ -163,7 +162,7 @@ def _print_summary(summary: ReplaySummary, as_json: bool) -> None:
         for name, tally in summary.teachers.items():
             typer.echo(f"{name}: {_tally_text(tally)}")
         if summary.judge is not None:
-            verdicts = ", ".join(f"{n} {what}" for what, n in summary.judged.most_common())
+            verdicts = counted(dict(summary.judged.most_common()))
             typer.echo(f"judge: {_tally_text(summary.judge)}" + (f" ({verdicts})" if verdicts else ""))
         limit = "" if summary.max_cost_usd is None else f" of {_dollars(summary.max_cost_usd)}"
         typer.echo(f"this replay has cost {_dollars(summary.cost_usd)}{limit} so far, at the most")
@@ -182,8 +181,7 @@ def _tally_text(tally: AskCounts) -> str:
         "failed": tally.failed,
         "not sent, over the cost budget": tally.unaffordable,
     }
-    parts = [f"{tally.answered} answered", *(f"{n} {what}" for what, n in before.items() if n)]
-    return ", ".join(parts)
+    return counted({"answered": tally.answered} | {what: n for what, n in before.items() if n})
 
 
 def _print_warnings(name: str, tally: AskCounts) -> None:

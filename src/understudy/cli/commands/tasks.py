@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from understudy.cli.options import command_group
 from understudy.cli.output import Json, print_json
 from understudy.cli.progress import ProgressLine
 from understudy.cli.settings import LOCAL, sandbox_for
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
     from understudy.sandbox.base import Sandboxes
     from understudy.types import Task
 
-app = typer.Typer(
-    help="Make tasks, and check those you have.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
-)
+app = command_group("Make tasks, and check those you have.")
 
 _Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Sandboxes at a time [default: CPUs].")]
 _FUNCTIONS = "functions"

@@ -7,15 +7,16 @@ from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import typer
 from msgspec import Struct
 
 from understudy.cli.commands.loop import loop, model_directory
-from understudy.cli.options import command
+from understudy.cli.options import command, command_group
 from understudy.cli.output import Json, print_json
 from understudy.cli.progress import ProgressLine
+from understudy.cli.settings import roles_of
 from understudy.errors import ConfigError
 from understudy.train.options import DPOOptions, GRPOOptions, SFTOptions
 from understudy.util.settings import option
@@ -29,12 +30,7 @@ if TYPE_CHECKING:
     from understudy.train.groups import TokenSequence
     from understudy.trajectory.roles import Role
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Train a model on what a run gathered: imitate, prefer, reinforce.",
-    rich_markup_mode=None,
-    add_completion=False,
-)
+app = command_group("Train a model on what a run gathered: imitate, prefer, reinforce.")
 
 
 class TrainingSettings(Struct, frozen=True, kw_only=True):
@@ -79,6 +75,13 @@ class _RoleSettings(TrainingSettings, frozen=True, kw_only=True):
         str | None,
         option("Only calls of these roles: main, subagent, compaction, auxiliary [default: main,subagent]."),
     ] = None
+
+    @property
+    def chosen_roles(self) -> tuple[Role, ...]:
+        """The roles that `roles` names. Raises ConfigError for an unknown one."""
+        from understudy.export.corpus import WORK_ROLES
+
+        return roles_of(self.roles, WORK_ROLES)
 
 
 class SFTSettings(_RoleSettings, frozen=True, kw_only=True):
@@ -177,7 +180,7 @@ def grpo(settings: GRPOSettings, json_: Json = False) -> None:
         load_groups(
             settings.sources,
             run=settings.run,
-            roles=roles_of(settings.roles),
+            roles=settings.chosen_roles,
             include_suspicious=settings.include_suspicious,
             logprobs=settings.trainer.correction != "none",
             temperature=settings.trainer.temperature,
@@ -262,7 +265,7 @@ def _train_with_llamafactory(model: Path, settings: SFTSettings, as_json: bool) 
         settings.output,
         settings.trainer,
         run=settings.run,
-        roles=roles_of(settings.roles),
+        roles=settings.chosen_roles,
         include_suspicious=settings.include_suspicious,
         on_line=lambda line: typer.echo(line, err=True),
     )
@@ -308,7 +311,7 @@ def sequences_to_imitate(model: Path, settings: SFTSettings, left_out: Counter[s
     loaded = load_groups(
         exact,
         run=settings.run,
-        roles=roles_of(settings.roles),
+        roles=settings.chosen_roles,
         include_suspicious=settings.include_suspicious,
         logprobs=False,
         imitation=True,
@@ -326,19 +329,6 @@ def sequences_to_imitate(model: Path, settings: SFTSettings, left_out: Counter[s
             f"left out: {format_counts(left_out)}"
         )
     return sequences
-
-
-def roles_of(names: str | None) -> tuple[Role, ...]:
-    """The roles that an option names. Raises ConfigError for an unknown one."""
-    from understudy.export.corpus import WORK_ROLES
-    from understudy.trajectory.roles import ROLES
-
-    if names is None:
-        return WORK_ROLES
-    chosen = tuple(part.strip() for part in names.split(",") if part.strip())
-    if unknown := [name for name in chosen if name not in ROLES]:
-        raise ConfigError(f"--roles: unknown role {unknown[0]!r}; expected some of: {', '.join(ROLES)}")
-    return cast("tuple[Role, ...]", chosen)
 
 
 def print_training(
