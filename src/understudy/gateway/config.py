@@ -23,7 +23,7 @@ OWN_SERVERS = frozenset({"vllm", "sglang", "embedded"})
 """Servers that apply a chat template to a model of one's own; the others are providers."""
 
 EMBEDDED_MODEL = "understudy-embedded"
-"""What the embedded server calls its model, unless it is told otherwise."""
+"""The embedded server's default name for its model."""
 HEADERS_VARIABLE = "OTEL_EXPORTER_OTLP_HEADERS"
 QUEUE = 1024
 TIMEOUT_S = 3600.0
@@ -173,7 +173,7 @@ def config_from_flags(backend: str, base_urls: Sequence[str], high: str | None, 
 
 
 def config_for_weights(directory: str) -> GatewayConfig:
-    """The configuration of an embedded server that serves a directory's weights: asked in tokens, exactly."""
+    """The configuration of an embedded server that serves a directory's weights, with `tokens = "exact"`."""
     high = ModelConfig(backend="embedded", tokens="exact", tokenizer=directory, tool_format="hermes")
     return GatewayConfig(models=ModelsConfig(high=high))
 

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Provider(Struct, frozen=True):
-    """Where a provider is, and the variable that its key is expected in, unless it is told otherwise."""
+    """A provider's address and the environment variable of its key, where the configuration gives none."""
 
     url: str
     key_env: str

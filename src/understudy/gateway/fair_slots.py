@@ -13,7 +13,7 @@ _Waiters = deque["asyncio.Future[None]"]
 
 
 class QueueFull(BackendError):
-    """The queue of a model is full; the agent is asked to retry."""
+    """The queue of a model is full; the agent should retry later."""
 
     def __init__(self, waiting: int, slots: int) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Chooses the model that answers, by the name that an agent asks for."""
+"""Chooses the model for a request, by the model name in it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ModelRouter:
         return self._relayed
 
     def server_for(self, requested: str) -> Backend | Relay:
-        """The backend or relay for the name that was asked for."""
+        """The backend or relay for the model name in a request."""
         return self._table.get(requested, self._roles[HIGH])
 
     def slots_of(self, server: Backend | Relay) -> FairSlots | None:

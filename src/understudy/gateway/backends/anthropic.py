@@ -23,7 +23,7 @@ from understudy.wire.errors import InvalidRequest, ProviderError, ProviderRefusa
 
 BASE_URL = "https://api.anthropic.com"
 END_S = 1.0
-"""How long a stream may take to end, in seconds, after it has said its last event."""
+"""How long a stream may take to end after its last event, in seconds."""
 
 _VERSION = {"anthropic-version": "2023-06-01"}
 _PASSED_ON = re.compile(rb"accept|user-agent|x-app|(anthropic|x-claude-code|x-stainless)-[a-z0-9-]+")
@@ -178,7 +178,7 @@ class AnthropicRelay:
         return msgspec.structs.replace(answer, events=b"".join(held_back))
 
     def _unstreamed_response(self, events: list[bytes]) -> NativeResponse | None:
-        """The answer of a provider that was asked for a stream, and gave one JSON message instead."""
+        """The response of a provider that sent one JSON message although the request asked for a stream."""
         try:
             return self._parse_message("", b"".join(events))
         except BackendError:
@@ -202,7 +202,7 @@ class AnthropicRelay:
         )
 
     def _refusal_for_agent(self, error: BackendError) -> BackendError:
-        """A refusal as it is told to the agent: in the provider's words, but for one of our own key."""
+        """The error for the agent: the provider's own, unless it refused the gateway's key."""
         if isinstance(error, ProviderRefusal):
             status, provider_error = error.error.status, error.error
         elif error.status is not None and error.status >= 400:
@@ -226,7 +226,7 @@ class AnthropicRelay:
 
 
 def _provider_error(error: BackendError) -> ProviderError:
-    """What the provider said in refusing, where it has the usual shape."""
+    """The error in a provider's response, where it has the usual shape."""
     status = error.status or 0
     try:
         detail = msgspec.json.decode(error.body, type=_ErrorBody).error

@@ -98,7 +98,7 @@ class ChatBackend(ABC):
 
     @abstractmethod
     def _extra_fields(self, *, stream: bool) -> dict[str, Any]:
-        """What is asked for beyond the answer itself."""
+        """Fields that ask for more than the response: token ids and logprobs."""
 
     def _adapt_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields of a request as this server takes them."""
@@ -162,7 +162,7 @@ class ChatBackend(ABC):
         return await self._http.call("POST", url, self._prompt(request), TokenCount)
 
     async def _measure(self, request: ChatRequest, refusal: BackendError) -> tuple[int, int]:
-        """The tokens of a refused prompt and of the model's context, counted if possible, else as it was told.
+        """The tokens of a refused prompt and of the model's context, counted if possible, else from the error.
 
         The message comes second because vLLM stops counting early and then says only "at least". Raises the
         refusal itself when it says nothing.
@@ -248,7 +248,7 @@ class _ProviderLimits(Struct, frozen=True):
 
 
 class OpenAIBackend(ChatBackend):
-    """A provider of chat completions (see ChatBackend); it tells no token ids, and so no logprobs of any use.
+    """A provider of chat completions (see ChatBackend); it gives no token ids, so that its logprobs are of no use.
 
     A parameter that it does not take is left out from then on, and `max_tokens` said in the other way where it
     must be; the `sampling` of a generation is what was really sent.
@@ -291,7 +291,7 @@ class OpenAIBackend(ChatBackend):
 
 
 def _learn_from_refusal(learned: _ProviderLimits, refusal: str) -> _ProviderLimits:
-    """What is known after a refusal; the same when that says nothing new of a parameter. It only ever grows."""
+    """The limits with what a refusal adds to them; the same limits when it names no other parameter."""
     if "max_completion_tokens" in refusal and learned.max_tokens_field == "max_tokens":
         return structs.replace(learned, max_tokens_field="max_completion_tokens")
     if "reasoning_content" in refusal and learned.reasoning_field is None:

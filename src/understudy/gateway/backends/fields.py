@@ -39,7 +39,7 @@ class ServerUsage(Struct, gc=False):
 
 
 def policy_spans(spans: Sequence[VersionSpan] | None, version: str | int | None = None) -> tuple[PolicySpan, ...]:
-    """The versions that sampled an answer: of its parts where the server tells them, else the one of all of it."""
+    """The versions that sampled a response: of its parts where the server reports those, else of the whole."""
     if spans:
         return tuple(PolicySpan(str(span.version), span.start, span.end) for span in spans)
     return () if version is None else (PolicySpan(str(version)),)
@@ -62,12 +62,12 @@ def is_overflow(message: str) -> bool:
 
 
 def reported_prompt_tokens(message: str) -> int | None:
-    """The tokens of the prompt, where the refusal tells them."""
+    """The tokens of the prompt, where the error has them."""
     return _number(_PROMPT.search(message))
 
 
 def reported_context_length(message: str) -> int | None:
-    """The tokens that the model's context holds, where the refusal tells them."""
+    """The tokens that the model's context holds, where the error has them."""
     return _number(_LIMIT.search(message))
 
 

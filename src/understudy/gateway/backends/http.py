@@ -23,7 +23,7 @@ _LONGEST_BLANK_LINE = 4
 
 
 class ServerSentEvent(Struct, frozen=True, gc=False):
-    """One event: its name (empty where it has none), its data lines joined, and the bytes that said it.
+    """One event: its name (empty where it has none), its data lines joined, and its raw bytes.
 
     The `raw` of all events of a stream, one after the other, are the stream. An event without data is a comment,
     or a name alone.
@@ -119,7 +119,7 @@ ANSWER_LIMIT = 256 << 20
 """The largest response that is read: a whole context with its tokens and logprobs is far smaller."""
 REFUSAL_LIMIT = 64 << 10
 REASON_LIMIT = 4000
-"""How much of an error response is kept: of its body, in bytes, and of its message in an error, in characters."""
+"""The limit of an error response's message, in characters."""
 
 _SHOULD_RETRY = {"true": True, "false": False}
 

@@ -23,7 +23,7 @@ from understudy.gateway.backends.http import NotServedError
 from understudy.wire.model import ChatRequest, ConversationHandle, Emit, Generation
 
 FIRST_PROBE_S, LAST_PROBE_S = 1.0, 30.0
-"""A dead endpoint is asked again after this long, then after twice as long each time up to the last."""
+"""Seconds before a dead endpoint is probed: the first pause doubles with each probe, up to the last."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -33,7 +33,7 @@ _S = TypeVar("_S", bound=UpstreamServer)
 
 
 def _was_not_served(error: BackendError) -> bool:
-    """Whether nothing has begun that another endpoint would repeat. A relay says it in its provider's words."""
+    """Whether another endpoint may be sent the request: the server took none of it. A relay wraps that error."""
     return isinstance(error, NotServedError) or isinstance(error.__cause__, NotServedError)
 
 

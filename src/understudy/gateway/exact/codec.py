@@ -194,7 +194,7 @@ NO_ARGS: Args = MappingProxyType({})
 
 _HUB_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "*.jinja", "additional_chat_templates/*")
 _NO_LIMIT = 1 << 40
-"""Above it, `model_max_length` only says that nobody knows."""
+"""`model_max_length` above this stands for an unknown length."""
 
 
 class Codec(Protocol):
@@ -216,7 +216,7 @@ class Codec(Protocol):
         ...
 
     async def context_length(self) -> int | None:
-        """How many tokens the model's context holds, None where nothing says so. Raises BackendError."""
+        """How many tokens the model's context holds, None where that is unknown. Raises BackendError."""
         ...
 
 

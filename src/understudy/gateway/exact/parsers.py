@@ -1,4 +1,4 @@
-"""The formats in which models write thinking and tool calls, and a completion taken apart in them."""
+"""The formats in which models write thinking and tool calls, and how a completion in one of them is parsed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _DOUBLED = re.compile(rf"(?:[ \n]*+{END_THINK})++")
 
 
 class ParsedOutput(Struct, frozen=True):
-    """A completion, taken apart. The ids of the calls are empty; `reasoning` is None where none was opened.
+    """A parsed completion. The ids of the calls are empty; `reasoning` is None where none was opened.
 
     `arguments` of a call are the sampled characters where the format writes JSON, else compact JSON of what it
-    writes. What is no whole call stays in `text`. Newlines that only keep the parts of a turn apart are not told.
+    writes. What is no whole call stays in `text`. Newlines that only separate the parts of a turn are left out.
     """
 
     text: str
@@ -58,7 +58,7 @@ class CompletionFormat(Struct, frozen=True):
     find_calls: FindCalls
 
     def parse(self, text: str, tools: Tools = (), *, thinking_open: bool = False) -> ParsedOutput:
-        """Take a completion apart, which was decoded with its special tokens. Never raises, whatever it says.
+        """Parse a completion that was decoded with its special tokens. Never raises, whatever it contains.
 
         `thinking_open`: the prompt ended inside a thinking block that it had opened itself (see `opens_thinking`).
         Calls inside closed thinking are drafts. Thinking that is never closed ends where only calls follow. Where
@@ -258,7 +258,7 @@ _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def parameter_types(tools: Tools, name: str) -> dict[str, frozenset[str]]:
-    """The JSON types that each parameter of a tool may have, without those of which the schema says nothing."""
+    """The JSON types that each parameter of a tool may have, without those whose type the schema leaves open."""
     for tool in tools:
         function = json_object(tool.get("function"))
         if function.get("name") == name:
@@ -269,7 +269,7 @@ def parameter_types(tools: Tools, name: str) -> dict[str, frozenset[str]]:
 
 
 def typed_json(value: str, types: frozenset[str] | None) -> str:
-    """A bare value as JSON: what it says where the types allow that, else the string that it is.
+    """A bare value as JSON: parsed where the types allow that, else as a string.
 
     Numbers, objects and arrays keep their own spelling. With `types` None every type is allowed.
     """

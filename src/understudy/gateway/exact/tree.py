@@ -1,6 +1,6 @@
-"""What was sampled on a branch: the tokens of every answered conversation, by what was said in it.
+"""The sampled tokens of a branch: those of every answered conversation, by the digest of its messages.
 
-Conversations that go on from one another share one array of tokens (a line), so that a branch of n turns holds
+Conversations that continue one another share one array of tokens (a line), so that a branch of n turns holds
 each of its tokens once. Digests tell which answer follows which (ConversationPath): calls may be added in any
 order.
 """
@@ -77,7 +77,7 @@ def _digest(before: bytes, mark: bytes) -> bytes:
 
 TREE_LIMIT = 4 << 20
 FOREST_LIMIT = 64 << 20
-"""How many tokens are kept for a branch, and for all of them; each is four bytes."""
+"""How many tokens are stored for a branch, and for all branches; each takes four bytes."""
 
 _NODE_COST = 256
 """What a node costs beside its tokens, in tokens' worth of memory."""
@@ -100,7 +100,7 @@ class TokenLine:
 class TokenNode:
     """An answered conversation: its tokens are the first `length` of its line, `start` of them were the prompt.
 
-    `turns` is how often it was gone on from since its prompt was rendered whole. `tool_calls` are those of the
+    `turns` is how many turns continued it since a prompt was rendered whole. `tool_calls` are those of the
     answer; `reasoned`: it has thinking. `thought`: there is thinking anywhere among the tokens. `canonical`: as
     far as is known, the template would make the same tokens.
     """
@@ -128,7 +128,7 @@ class TokenNode:
 
 
 class TokenTree:
-    """The answered conversations of one branch. Of those that say the same, the latest counts."""
+    """The answered conversations of one branch. Of those with the same digest, the latest counts."""
 
     def __init__(self) -> None:
         self.setting: bytes | None = None
@@ -223,7 +223,7 @@ class TokenTree:
 
 
 class TokenForest:
-    """The trees of all branches; one that was not used for long gives way when there are too many tokens."""
+    """The trees of all branches; the least recently used are dropped when there are too many tokens."""
 
     def __init__(self) -> None:
         self._trees: WeakKeyDictionary[ConversationHandle, TokenTree] = WeakKeyDictionary()

@@ -1,4 +1,4 @@
-"""A model's own vocabulary: text as token ids and back, with what people wrote kept apart from special tokens.
+"""A model's own vocabulary: text as token ids and back, where no text of people can become a special token.
 
 Text comes in two forms. *Plain* text is what people, tools and the model write. *Marked* text is what a chat
 template makes of texts that went through `mark`: in it a special token is one, and whatever merely looks like one
@@ -25,9 +25,9 @@ _MARK = "\ue000"
 _MARKS = re.compile(f"{_MARK}({_MARK}?)")
 
 CACHE_CHARACTERS = 16 << 20
-"""How much text is remembered with its tokens."""
+"""How many characters of text are cached with their tokens."""
 LOOP_CHARACTERS = 8 << 10
-"""How much text is encoded on the event loop, in about 4 ms; more is left to a thread."""
+"""Up to this many characters are encoded on the event loop, in about 4 ms; more in a thread."""
 
 _FREE_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Sequence"})
 _FREE_SPLITTERS = frozenset({"ByteLevel", "Split", "Digits", "Punctuation", "Whitespace", "Sequence"})

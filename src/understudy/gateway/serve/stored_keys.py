@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 async def issue(
     store: Store, name: str, *, expires_at: float | None = None, budget: Mapping[str, Any] | None = None
 ) -> str:
-    """A new key for the client `name`, whose older key stops working. It is told here and never again.
+    """A new key for the client `name`, whose older key stops working. Only its hash is stored.
 
     `expires_at` is in Unix seconds. Raises StoreError.
     """

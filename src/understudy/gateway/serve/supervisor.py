@@ -61,7 +61,7 @@ class WorkerProcess:
         self._client: aiohttp.ClientSession | None = None
 
     async def start(self, *, paused: bool, version: str | None) -> None:
-        """Returns when it takes requests. Raises GatewayError, which says why, when it does not.
+        """Returns when it accepts requests. Raises GatewayError with the reason when it cannot start.
 
         What it logs goes where our own log goes; on its stdout it says only that it is ready, or why not.
         """
@@ -356,7 +356,7 @@ async def serve_until_signal(
     workers: int,
     started: Callable[[GatewayAddress, str | None], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `started` is told the address and the first key. Raises as `service` does."""
+    """Serve until SIGINT or SIGTERM; `started` gets the address and the first key. Raises as `service` does."""
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -40,7 +40,7 @@ _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"h
 
 
 def owner(attempt_id: str, workers: int) -> int:
-    """The worker that an attempt's calls belong to: it alone holds the session, so nothing is kept twice."""
+    """The worker that an attempt's calls belong to: it alone has the session."""
     return int.from_bytes(hashlib.sha256(attempt_id.encode()).digest()[:8]) % workers
 
 
@@ -143,14 +143,14 @@ class ForwardingApp:
 
 
 READY = b"ready\n"
-"""What a worker says on its stdout when it takes requests; else, in one line, why it ends."""
+"""A worker writes this to stdout when it accepts requests, or the error in one line if it cannot start."""
 
 GC_THRESHOLDS = (50_000, 20, 20)
 """Requests hold no cycles, and with Python's own thresholds looking for some takes a tenth of the time."""
 
 
 class WorkerSpec(Struct, frozen=True, kw_only=True):
-    """What a worker is told on its stdin, as one JSON line; the rest of stdin stays open as long as it is wanted.
+    """The settings of a worker, sent to its stdin as one JSON line; it stops when its stdin is closed.
 
     `listeners` are inherited descriptors of listening sockets; `sockets` are the workers' own, by index.
     """
@@ -171,7 +171,7 @@ class WorkerSpec(Struct, frozen=True, kw_only=True):
 
 
 async def work(spec: WorkerSpec) -> None:
-    """Serve until the process is told to end, or its supervisor is gone. Raises UnderstudyError."""
+    """Serve until SIGTERM or SIGINT, or until the supervisor has ended. Raises UnderstudyError."""
     async with AsyncExitStack() as stack:
         store = stack.enter_context(Store.open(Path(spec.store)))
         config = spec.config
@@ -211,7 +211,7 @@ async def _wait_for_end() -> None:
 
 
 def main() -> int:
-    """Serve as the line on stdin says; 0 at the end, and 2 when the worker cannot start."""
+    """Serve with the settings on stdin; returns 0 at the end, and 2 when the worker cannot start."""
     gc.set_threshold(*GC_THRESHOLDS)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file, on either side

@@ -158,7 +158,7 @@ class InFlightCall:
 
 
 class _CallRecorder:
-    """The record of one call: what its request says, then how it ended."""
+    """Makes the record of one call, and stores it when the call has ended."""
 
     def __init__(
         self,

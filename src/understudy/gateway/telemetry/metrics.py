@@ -14,7 +14,7 @@ from understudy.types import Call
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 MODELS_LIMIT = 200
-"""How many pairs of backend and model are told apart. The model's name is what a server says it is."""
+"""How many pairs of backend and model have metrics of their own. Servers report any name for a model."""
 
 _PREFIX = "understudy_gateway_"
 _SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
