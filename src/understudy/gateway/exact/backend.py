@@ -238,7 +238,7 @@ class ExactBackend:
     # --- sampling ---------------------------------------------------------------------------------------
 
     async def _sampling(self, request: ChatRequest, prompt: int) -> tuple[dict[str, Any], list[str]]:
-        """The parameters to send, and the names of those that the server does not support. Raises ContextOverflow."""
+        """The parameters to send, and the names of those the server does not support. Raises ContextOverflow."""
         parameters = dict(request.sampling)
         if (length := parameters.pop("max_completion_tokens", None)) is not None:
             parameters["max_tokens"] = length
