@@ -36,7 +36,7 @@ from understudy.wire.dialect import (
     header_id,
 )
 from understudy.wire.errors import Fault, FaultKind, InvalidRequest, too_deep
-from understudy.wire.model import Block, ChatRequest, Delta, Ending, Generation, ToolCall, ending
+from understudy.wire.model import Block, ChatRequest, Delta, Ending, Generation, ending
 
 Part = Literal["reasoning", "text"] | int
 """A part of a generation that makes a block of its own; a tool call goes by its number."""
@@ -62,48 +62,6 @@ def read_response(body: bytes) -> tuple[Block, ...] | None:
         msgspec.structs.replace(block, arguments=unwrapped(block.arguments)) if block.kind == "tool_use" else block
         for block in read_message(0, message)
     )
-
-
-def to_message(generation: Generation, model: str, session: WireSession, message_id: str) -> DialectResponse:
-    """The response under the requested model name: thinking, text, then the tool calls.
-
-    Raises BackendError when the generation did not end in a way that a response can end: an aborted one must not
-    pass for a short one.
-    """
-    ids = [session.tool_id(call.id) for call in generation.tool_calls]
-    order: list[Part] = ["reasoning", "text", *range(len(ids))]
-    return message_of(generation, model, message_id, ids, order)
-
-
-def message_of(
-    generation: Generation, model: str, message_id: str, ids: Sequence[str], order: Sequence[Part]
-) -> DialectResponse:
-    """The response with its parts in `order` and its tool calls under `ids`. Raises as `to_message` does."""
-    blocks: dict[Part, dict[str, Any]] = {}
-    if generation.reasoning:
-        blocks["reasoning"] = {"type": "thinking", "thinking": generation.reasoning, "signature": ""}
-    if generation.text:
-        blocks["text"] = {"type": "text", "text": generation.text}
-    sampled: dict[str, ToolCall] = {}
-    for number, (tool_id, call) in enumerate(zip(ids, generation.tool_calls, strict=True)):
-        sampled[tool_id] = call
-        blocks[number] = {
-            "type": "tool_use",
-            "id": tool_id,
-            "name": call.name,
-            "input": tool_input(call.arguments),
-        }
-    body = {
-        "id": message_id,
-        "type": "message",
-        "role": "assistant",
-        "model": model,
-        "content": [blocks[part] for part in order if part in blocks],
-        "stop_reason": _stop_reason(generation),
-        "stop_sequence": generation.stop,
-        "usage": _usage(generation.usage),
-    }
-    return DialectResponse(msgspec.json.encode(body), sampled)
 
 
 def _stop_reason(generation: Generation) -> str:
@@ -216,11 +174,36 @@ class AnthropicWriter(StreamWriter):
             events += _ADDED[delta.kind] % (self._opened[part], msgspec.json.encode(delta.text))
         return events
 
-    def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
+    def whole(self, generation: Generation) -> DialectResponse:
+        """See StreamWriter. Thinking, text, then the tool calls, unless they were streamed in another order."""
         if not self._started:
-            message = to_message(generation, self._model, self._session, self._message_id)
+            self._complete_ids(generation)
+        blocks: dict[Part, dict[str, Any]] = {}
+        if generation.reasoning:
+            blocks["reasoning"] = {"type": "thinking", "thinking": generation.reasoning, "signature": ""}
+        if generation.text:
+            blocks["text"] = {"type": "text", "text": generation.text}
+        sampled = dict(zip(self._ids, generation.tool_calls, strict=True))
+        for number, (tool_id, call) in enumerate(sampled.items()):
+            arguments = tool_input(call.arguments)
+            blocks[number] = {"type": "tool_use", "id": tool_id, "name": call.name, "input": arguments}
+        order = self._opened if self._started else blocks
+        body = {
+            "id": self._message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [blocks[part] for part in order if part in blocks],
+            "stop_reason": _stop_reason(generation),
+            "stop_sequence": generation.stop,
+            "usage": _usage(generation.usage),
+        }
+        return DialectResponse(msgspec.json.encode(body), sampled)
+
+    def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
+        message = self.whole(generation)
+        if not self._started:
             return message, to_events(message.body)
-        message = message_of(generation, self._model, self._message_id, self._ids, list(self._opened))
         tail: list[dict[str, Any]] = []
         for part, index in self._opened.items():
             if part == "reasoning":
@@ -475,11 +458,6 @@ class Anthropic(Dialect):
             raise too_deep() from error
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"messages: the input of a tool_use block is not UTF-8: {error}") from error
-
-    def message(
-        self, generation: Generation, incoming: DialectRequest, session: WireSession, message_id: str
-    ) -> DialectResponse:
-        return to_message(generation, incoming.model, session, message_id)
 
     def writer(self, incoming: DialectRequest, session: WireSession, message_id: str) -> StreamWriter:
         return AnthropicWriter(incoming.model, session, message_id)

@@ -78,41 +78,6 @@ def read_response(body: bytes) -> tuple[Block, ...] | None:
     return tuple(read_message(choices[0].message))
 
 
-def to_completion(
-    generation: Generation, incoming: ChatDialectRequest, message_id: str, created: int, ids: list[str]
-) -> DialectResponse:
-    """The response under the requested model name; `ids` are those of its tool calls.
-
-    A streamed response has `usage` only when `stream_options.include_usage` is true. Raises BackendError when
-    the generation did not end in a way that a response can end.
-    """
-    calls = generation.tool_calls
-    message: dict[str, Any] = {"role": "assistant", "content": generation.text or (None if calls else "")}
-    if generation.reasoning:
-        message["reasoning_content"] = generation.reasoning
-    if calls:
-        message["tool_calls"] = [
-            {"id": id_, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for id_, call in zip(ids, calls, strict=True)
-        ]
-    choice = {
-        "index": 0,
-        "message": message,
-        "logprobs": _logprobs(generation) if incoming.logprobs else None,
-        "finish_reason": ending(generation),
-    }
-    body: dict[str, Any] = {
-        "id": completion_id(message_id),
-        "object": "chat.completion",
-        "created": created,
-        "model": incoming.model,
-        "choices": [choice],
-    }
-    if incoming.usage:
-        body["usage"] = _usage(generation.usage)
-    return DialectResponse(msgspec.json.encode(body), dict(zip(ids, calls, strict=True)))
-
-
 def completion_id(message_id: str) -> str:
     """The id of the completion that the call's message is."""
     return f"chatcmpl-{message_id.removeprefix('msg_')}"
@@ -153,7 +118,7 @@ def event(data: object) -> bytes:
 
 
 def to_events(body: bytes) -> bytes:
-    """A completion made by `to_completion` as the event stream that a client builds the same one from."""
+    """A completion of ours as the event stream that a client builds the same one from."""
     completion = _COMPLETION.decode(body)
     chunks = _Chunks(completion.id, completion.model, completion.created, completion.usage is not UNSET)
     message = completion.choices[0].message
@@ -222,10 +187,39 @@ class ChatWriter(StreamWriter):
                 events += self._tool(delta.index, {"function": {"arguments": delta.text}})
         return events
 
-    def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
+    def whole(self, generation: Generation) -> DialectResponse:
+        """See StreamWriter. A streamed response has `usage` only if `stream_options.include_usage` is true."""
         if not self._started:
-            self._ids = [self._session.tool_id(call.id) for call in generation.tool_calls]
-        message = to_completion(generation, self._incoming, self._message_id, self._created, self._ids)
+            self._complete_ids(generation)
+        calls = generation.tool_calls
+        sampled = dict(zip(self._ids, calls, strict=True))
+        message: dict[str, Any] = {"role": "assistant", "content": generation.text or (None if calls else "")}
+        if generation.reasoning:
+            message["reasoning_content"] = generation.reasoning
+        if calls:
+            message["tool_calls"] = [
+                {"id": id_, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for id_, call in sampled.items()
+            ]
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": _logprobs(generation) if self._incoming.logprobs else None,
+            "finish_reason": ending(generation),
+        }
+        body: dict[str, Any] = {
+            "id": completion_id(self._message_id),
+            "object": "chat.completion",
+            "created": self._created,
+            "model": self._incoming.model,
+            "choices": [choice],
+        }
+        if self._incoming.usage:
+            body["usage"] = _usage(generation.usage)
+        return DialectResponse(msgspec.json.encode(body), sampled)
+
+    def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
+        message = self.whole(generation)
         if not self._started:
             return message, to_events(message.body)
         return message, self._chunks.end(_COMPLETION.decode(message.body))
@@ -290,13 +284,6 @@ class OpenAIChat(OpenAIDialect):
         )
         usage = not request.stream or bool(options and options.include_usage)
         return ChatDialectRequest(request.model, bool(request.stream), chat, bool(request.logprobs), usage)
-
-    def message(
-        self, generation: Generation, incoming: DialectRequest, session: WireSession, message_id: str
-    ) -> DialectResponse:
-        assert isinstance(incoming, ChatDialectRequest)
-        ids = [session.tool_id(call.id) for call in generation.tool_calls]
-        return to_completion(generation, incoming, message_id, int(time.time()), ids)
 
     def writer(self, incoming: DialectRequest, session: WireSession, message_id: str) -> ChatWriter:
         assert isinstance(incoming, ChatDialectRequest)

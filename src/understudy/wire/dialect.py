@@ -108,7 +108,7 @@ class ErrorResponse(Struct, frozen=True):
 
 
 class StreamWriter(ABC):
-    """Writes one response as a stream of events while it is being generated.
+    """Writes one response, as a stream of events while it is being generated or whole.
 
     What it writes before `finish` never is a complete response, nor a text or tool call that an agent could take
     for complete: the events that close a part belong to `finish`, which is sent after the call is durable.
@@ -118,7 +118,19 @@ class StreamWriter(ABC):
         self._session = session
         self._message_id = message_id
         self._started = False
-        self._ids: list[str] = []  # of the tool calls that were sent, as the agent sees them
+        self._ids: list[str] = []  # of the tool calls, as the agent sees them
+
+    def _complete_ids(self, generation: Generation) -> None:
+        """Choose ids for the tool calls that have none yet."""
+        self._ids += [self._session.tool_id(call.id) for call in generation.tool_calls[len(self._ids) :]]
+
+    @abstractmethod
+    def whole(self, generation: Generation) -> DialectResponse:
+        """The response as one JSON message, under the requested model name.
+
+        Raises BackendError when the generation did not end in a way that a response can end: an aborted one must
+        not pass for a short one.
+        """
 
     @abstractmethod
     def feed(self, delta: Delta) -> bytes:
@@ -166,11 +178,11 @@ class Dialect(ABC):
         Raises what UNREADABLE lists.
         """
 
-    @abstractmethod
     def message(
         self, generation: Generation, incoming: DialectRequest, session: WireSession, message_id: str
     ) -> DialectResponse:
         """The response to a parsed request, as one JSON message. Raises BackendError for an invalid generation."""
+        return self.writer(incoming, session, message_id).whole(generation)
 
     @staticmethod
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -70,107 +70,6 @@ def _bare(message_id: str) -> str:
     return message_id.removeprefix("msg_")
 
 
-def frame(incoming: ResponsesDialectRequest, message_id: str, created: int) -> dict[str, Any]:
-    """A response that has only started.
-
-    Instructions and tools are not repeated: they would be the greater part of an answer, three times in a stream.
-    """
-    unsaid: dict[str, Any] = {
-        "id": response_id(message_id),
-        "object": "response",
-        "created_at": created,
-        "status": "in_progress",
-        "background": False,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": None,
-        "max_output_tokens": None,
-        "metadata": {},
-        "model": incoming.model,
-        "output": [],
-        "parallel_tool_calls": True,
-        "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},
-        "store": False,
-        "temperature": None,
-        "tool_choice": "auto",
-        "tools": [],
-        "top_p": None,
-        "truncation": "disabled",
-        "usage": None,
-    }
-    return unsaid | incoming.echo
-
-
-def to_response(
-    generation: Generation,
-    incoming: ResponsesDialectRequest,
-    message_id: str,
-    created: int,
-    ids: Sequence[str],
-    parts: Sequence[Part] = (),
-) -> tuple[DialectResponse, dict[str, Any]]:
-    """The response under the requested model name, and the same as a value.
-
-    `ids` are those of its tool calls; `parts` are those that were streamed already, in their order. Raises
-    BackendError when the generation did not end in a way that a response can end.
-    """
-    incomplete = _INCOMPLETE.get(ending(generation))
-    status = "incomplete" if incomplete else "completed"
-    order: list[Part] = [*parts, *(part for part in parts_of(generation) if part not in parts)]
-    output = [item_of(part, generation, incoming, message_id, ids, "completed") for part in order]
-    if output and incomplete:
-        output[-1]["status"] = status
-    body = frame(incoming, message_id, created) | {
-        "status": status,
-        "incomplete_details": {"reason": incomplete} if incomplete else None,
-        "output": output,
-        "usage": _usage(generation.usage),
-    }
-    sampled = dict(zip(ids, generation.tool_calls, strict=True))
-    return DialectResponse(msgspec.json.encode(body), sampled), body
-
-
-def parts_of(generation: Generation) -> list[Part]:
-    """The parts that an answer has."""
-    parts: list[Part] = []
-    if generation.reasoning:
-        parts.append("reasoning")
-    if generation.text:
-        parts.append("text")
-    return [*parts, *range(len(generation.tool_calls))]
-
-
-def item_of(
-    part: Part,
-    generation: Generation,
-    incoming: ResponsesDialectRequest,
-    message_id: str,
-    ids: Sequence[str],
-    status: str,
-) -> OutputItem:
-    """The output item that a part of an answer is."""
-    bare = _bare(message_id)
-    match part:
-        case "reasoning":
-            text = generation.reasoning or ""
-            item: OutputItem = {"id": f"rs_{bare}", "type": "reasoning", "summary": []}
-            item["content"] = [{"type": "reasoning_text", "text": text}]
-            return item | {"status": status}
-        case "text":
-            content: dict[str, Any] = {
-                "type": "output_text",
-                "text": generation.text,
-                "annotations": [],
-                "logprobs": [],
-            }
-            item = {"id": f"msg_{bare}", "type": "message", "role": "assistant", "status": status}
-            return item | {"content": [content]}
-        case index:
-            call: ToolCall = generation.tool_calls[index]
-            return call_item(incoming.origins, call, item_id=f"{bare}_{index}", call_id=ids[index], status=status)
-
-
 def _usage(usage: Usage) -> dict[str, Any]:
     """Token counts. No backend reports how many were reasoning, and clients require a number: 0."""
     return {
@@ -233,7 +132,7 @@ class EventBuilder:
 
 
 def to_events(body: bytes) -> bytes:
-    """A response made by `to_response` as the event stream that a client builds the same one from."""
+    """A response of ours as the event stream that a client builds the same one from."""
     return b"".join(_events(msgspec.json.decode(body)))
 
 
@@ -316,11 +215,11 @@ class ResponsesWriter(StreamWriter):
             self._sent[part] += len(delta.text)
         return events
 
+    def whole(self, generation: Generation) -> DialectResponse:
+        return self._response(generation)[0]
+
     def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
-        self._ids += [self._session.tool_id(call.id) for call in generation.tool_calls[len(self._ids) :]]
-        message, response = to_response(
-            generation, self._incoming, self._message_id, self._created, self._ids, list(self._items)
-        )
+        message, response = self._response(generation)
         tail = self._begin()
         sent = list(self._sent.values())
         for index, item in enumerate(response["output"]):
@@ -336,14 +235,88 @@ class ResponsesWriter(StreamWriter):
         if self._started:
             return b""
         self._started = True
-        return self._events.begin(frame(self._incoming, self._message_id, self._created))
+        return self._events.begin(self._frame())
 
     def _open(self, part: Part) -> bytes:
         so_far = Generation(model="", text="", finish_reason="", tool_calls=tuple(self._calls))
-        item = item_of(part, so_far, self._incoming, self._message_id, self._ids, "in_progress")
-        self._items[part] = item
+        item = self._items[part] = self._item(part, so_far, "in_progress")
         self._sent[part] = 0
         return self._events.open(self._index(part), item)
+
+    def _frame(self) -> dict[str, Any]:
+        """A response that has only started.
+
+        Instructions and tools are not repeated: they would be the greater part of it, three times in a stream.
+        """
+        defaults: dict[str, Any] = {
+            "id": response_id(self._message_id),
+            "object": "response",
+            "created_at": self._created,
+            "status": "in_progress",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": None,
+            "max_output_tokens": None,
+            "metadata": {},
+            "model": self._incoming.model,
+            "output": [],
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "temperature": None,
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": None,
+            "truncation": "disabled",
+            "usage": None,
+        }
+        return defaults | self._incoming.echo
+
+    def _response(self, generation: Generation) -> tuple[DialectResponse, dict[str, Any]]:
+        """The response, and the same as a value. What was streamed already comes first, in its order."""
+        self._complete_ids(generation)
+        incomplete = _INCOMPLETE.get(ending(generation))
+        status = "incomplete" if incomplete else "completed"
+        parts: list[Part] = [*self._items]
+        if generation.reasoning:
+            parts.append("reasoning")
+        if generation.text:
+            parts.append("text")
+        parts += range(len(generation.tool_calls))
+        output = [self._item(part, generation, "completed") for part in dict.fromkeys(parts)]
+        if output and incomplete:
+            output[-1]["status"] = status
+        body = self._frame() | {
+            "status": status,
+            "incomplete_details": {"reason": incomplete} if incomplete else None,
+            "output": output,
+            "usage": _usage(generation.usage),
+        }
+        sampled = dict(zip(self._ids, generation.tool_calls, strict=True))
+        return DialectResponse(msgspec.json.encode(body), sampled), body
+
+    def _item(self, part: Part, generation: Generation, status: str) -> OutputItem:
+        """The output item that a part of the response is."""
+        bare = _bare(self._message_id)
+        match part:
+            case "reasoning":
+                content = {"type": "reasoning_text", "text": generation.reasoning or ""}
+                item = {"id": f"rs_{bare}", "type": "reasoning", "summary": [], "content": [content]}
+                return item | {"status": status}
+            case "text":
+                text: dict[str, Any] = {
+                    "type": "output_text",
+                    "text": generation.text,
+                    "annotations": [],
+                    "logprobs": [],
+                }
+                item = {"id": f"msg_{bare}", "type": "message", "role": "assistant", "status": status}
+                return item | {"content": [text]}
+            case index:
+                call, origins = generation.tool_calls[index], self._incoming.origins
+                return call_item(origins, call, item_id=f"{bare}_{index}", call_id=self._ids[index], status=status)
 
     def _index(self, part: Part) -> int:
         return list(self._items).index(part)
@@ -395,14 +368,6 @@ class OpenAIResponses(OpenAIDialect):
         if isinstance(request.tool_choice, str):
             echo["tool_choice"] = request.tool_choice
         return ResponsesDialectRequest(request.model, bool(request.stream), chat, toolbox.origins, echo)
-
-    def message(
-        self, generation: Generation, incoming: DialectRequest, session: WireSession, message_id: str
-    ) -> DialectResponse:
-        assert isinstance(incoming, ResponsesDialectRequest)
-        ids = [session.tool_id(call.id) for call in generation.tool_calls]
-        message, _ = to_response(generation, incoming, message_id, int(time.time()), ids)
-        return message
 
     def writer(self, incoming: DialectRequest, session: WireSession, message_id: str) -> ResponsesWriter:
         assert isinstance(incoming, ResponsesDialectRequest)

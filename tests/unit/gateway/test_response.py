@@ -13,7 +13,7 @@ from understudy.errors import BackendError, StoreError
 from understudy.gateway.errors import fault_of
 from understudy.gateway.session import GatewaySession
 from understudy.types import Usage
-from understudy.wire.anthropic import Anthropic, AnthropicWriter, to_events, to_message
+from understudy.wire.anthropic import Anthropic, AnthropicWriter, to_events
 from understudy.wire.arguments import same_input, upstream_arguments
 from understudy.wire.errors import ContextOverflow, ProviderError, ProviderRefusal
 from understudy.wire.model import Delta, Generation, ToolCall
@@ -42,18 +42,15 @@ def generation(**fields: Any) -> Generation:
 
 
 def message(**fields: Any) -> dict[str, Any]:
-    return json.loads(to_message(generation(**fields), "asked", session(), "msg_1").body)
+    return json.loads(AnthropicWriter("asked", session(), "msg_1").whole(generation(**fields)).body)
 
 
 @given(TEXT, st.none() | TEXT, CALLS, st.sampled_from(["stop", "length", "tool_calls"]))
 def test_the_stream_says_what_the_message_says(
     text: str, reasoning: str | None, calls: list[ToolCall], finish: str
 ) -> None:
-    made = to_message(
-        generation(text=text, reasoning=reasoning, tool_calls=tuple(calls), finish_reason=finish),
-        "asked",
-        session(),
-        "msg_1",
+    made = AnthropicWriter("asked", session(), "msg_1").whole(
+        generation(text=text, reasoning=reasoning, tool_calls=tuple(calls), finish_reason=finish)
     )
     whole = json.loads(made.body)
     streamed = sse.message(to_events(made.body))
@@ -111,7 +108,7 @@ def test_tool_ids_are_unique_in_a_session_and_acceptable() -> None:
     shared, ids = session(), list[str]()
     for _ in range(2):
         offered = [ToolCall(id_, "T", "{}") for id_ in ("call_1", "", "functions.T:0", "x" * 500)]
-        made = to_message(generation(tool_calls=tuple(offered)), "asked", shared, "msg_1")
+        made = AnthropicWriter("asked", shared, "msg_1").whole(generation(tool_calls=tuple(offered)))
         ids += [block["id"] for block in json.loads(made.body)["content"]]
         assert list(made.sampled.values()) == offered
     assert ids[0] == "call_1"
