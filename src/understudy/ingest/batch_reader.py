@@ -126,11 +126,11 @@ class IngestSummary(Struct):
             else:
                 seen.add(identity)
                 counted[kind] += 1
-        for (_, format, role, family_, fidelity), number in counted.items():
-            self.formats[format] += number
-            self.roles[role] += number
-            self.families[family_] += number
-            self.fidelities[fidelity] += number
+        for (_, *names), number in counted.items():
+            for name, counter in zip(
+                names, (self.formats, self.roles, self.families, self.fidelities), strict=True
+            ):
+                counter[name] += number
         self.traces += len({kind[0] for kind in counted})
         self.states += counted.total()
         self.duplicates += len(dropped) + read.duplicates

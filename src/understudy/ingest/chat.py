@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from understudy.ingest.log_reader import first_string, items, mapping, string
+from understudy.ingest.json_values import first_string, items, mapping, string
 from understudy.ingest.trace import Message, tool_call
 
 _NAMES = {

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, cast
 
 import orjson
 
+from understudy.ingest.json_values import mapping
 from understudy.ingest.log_files import LogFile, read_some
 
 LONGEST_LINE = 64 * 1024 * 1024
@@ -35,33 +36,6 @@ def garbage_collection_paused() -> Generator[None]:
     finally:
         if was:
             gc.enable()
-
-
-def mapping(value: Any) -> dict[str, Any]:
-    """The value where it is a JSON object, else an empty one."""
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def items(value: Any) -> list[Any]:
-    """The value where it is a list, else an empty one."""
-    return cast("list[Any]", value) if isinstance(value, list) else []
-
-
-def string(value: Any) -> str | None:
-    """The value where it is a string that is not empty, else None."""
-    return value if isinstance(value, str) and value else None
-
-
-def first_string(record: dict[str, Any], *keys: str) -> str | None:
-    """The first value under one of the keys that is a string and not empty, else None."""
-    return next((text for key in keys if (text := string(record.get(key)))), None)
-
-
-def value_at(value: Any, *keys: str) -> Any:
-    """The value under keys of objects that lie inside each other, None where one of them is missing."""
-    for key in keys:
-        value = mapping(value).get(key)
-    return value
 
 
 def parse_json(data: bytes, losses: Counter[str]) -> Any:

@@ -6,15 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from understudy.ingest.trace import (
     Message,
     RequestShape,
     Trace,
     TraceNode,
-    TraceOutcome,
-    TraceParent,
     TraceRenderer,
     TraceTurn,
     TurnAction,
@@ -48,7 +46,7 @@ def redact_trace(trace: Trace, redactor: Redactor) -> Trace:
         shape = turn.shape
         if shape is not None:
             shape = shapes.get(id(shape)) or shapes.setdefault(id(shape), redact_shape(shape))
-        return msgspec.structs.replace(
+        return replace(
             turn,
             message_id=redact_name(turn.message_id),
             model=redact_name(turn.model),
@@ -58,7 +56,7 @@ def redact_trace(trace: Trace, redactor: Redactor) -> Trace:
         )
 
     parent, outcome = trace.parent, trace.outcome
-    return msgspec.structs.replace(
+    return replace(
         trace,
         trace_id=name,
         session_id=redact_name(trace.session_id),
@@ -68,17 +66,14 @@ def redact_trace(trace: Trace, redactor: Redactor) -> Trace:
         nodes=[TraceNode(node.parent, (number, node.body)) for number, node in enumerate(trace.nodes)],
         turns=[redact_turn(turn) for turn in trace.turns],
         parent=parent
-        and TraceParent(scope.name(parent.session_id, name), redact_name(parent.tool_use_id), parent.depth),
+        and replace(
+            parent, session_id=redact_name(parent.session_id), tool_use_id=redact_name(parent.tool_use_id)
+        ),
         agent=redact_name(trace.agent),
         version=redact_name(trace.version),
         shape=redact_shape(trace.shape),
         outcome=outcome
-        and TraceOutcome(
-            resolved=outcome.resolved,
-            reward=outcome.reward,
-            task=redact_name(outcome.task),
-            exit_status=redact_name(outcome.exit_status),
-        ),
+        and replace(outcome, task=redact_name(outcome.task), exit_status=redact_name(outcome.exit_status)),
         losses=Counter({scope.name(loss, name): count for loss, count in trace.losses.items()}),
     )
 
@@ -102,12 +97,7 @@ class _RedactedRenderer:
         # The same words as in the history, so the same place; thinking stands nowhere else.
         fields = self._scope.value(fields, where)
         thinking = action.thinking and self._scope.text(action.thinking, f"{where} thinking")
-        return TurnAction(
-            content=fields["content"],
-            thinking=thinking,
-            thinking_hidden=action.thinking_hidden,
-            tool_calls=fields["tool_calls"],
-        )
+        return replace(action, thinking=thinking, **fields)
 
 
 def _all_texts(trace: Trace) -> Iterator[Any]:

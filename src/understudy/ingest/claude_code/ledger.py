@@ -18,7 +18,7 @@ from msgspec import Raw, Struct
 
 from understudy.ingest.claude_code.records import DECODE_ERRORS
 from understudy.ingest.claude_code.render import value_of
-from understudy.ingest.log_reader import items, mapping
+from understudy.ingest.json_values import items, mapping
 from understudy.ingest.trace import RequestShape, TraceNode
 
 

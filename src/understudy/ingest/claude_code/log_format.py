@@ -9,8 +9,8 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import PurePath
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -24,11 +24,12 @@ from understudy.ingest.claude_code.records import (
     read_log,
     read_message_lines,
 )
-from understudy.ingest.claude_code.render import ClaudeCodeRenderer, text
+from understudy.ingest.claude_code.render import ClaudeCodeRenderer, text, value_of
 from understudy.ingest.claude_code.tree import ClaudeResponse
 from understudy.ingest.claude_code.versions import behaviour_of
 from understudy.ingest.claude_code.walk import ClaudeConversation, build_conversation
 from understudy.ingest.formats.base import LogFormat
+from understudy.ingest.json_values import string, value_at
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import garbage_collection_paused
 from understudy.ingest.trace import Trace, TraceParent, TraceTurn
@@ -66,18 +67,6 @@ class SessionPart(Struct):
             resumed = {records[end].uuid for end in self.log.ends if 0 < end < len(records)}
             self.conversation = build_conversation(self.records, behaviour_of(self.log.envelope.version), resumed)
         return self.conversation
-
-
-class _TaskInput(Struct):
-    prompt: str | None = None
-
-
-class _TaskResult(Struct):
-    agentId: str | None = None
-
-
-_started = msgspec.json.Decoder(_TaskInput).decode
-_outcome = msgspec.json.Decoder(_TaskResult).decode
 
 
 def split_by_agent(log: ClaudeLog, agent_id: str | None, meta: AgentMeta) -> list[SessionPart]:
@@ -191,12 +180,11 @@ class ClaudeSession:
                 if block.name in _STARTERS and block.id is not None:
                     starts.add(block.id)
                     self._within.setdefault(block.id, part)
-                    prompt = _decoded(_started, bytes(block.input), _TaskInput()).prompt
-                    if prompt:
+                    if prompt := string(value_at(value_of(block.input), "prompt")):
                         self._by_prompt.setdefault(prompt.strip(), []).append(block.id)
                 elif block.tool_use_id is not None and block.tool_use_id in starts:
-                    agent_id = _decoded(_outcome, bytes(record.toolUseResult), _TaskResult()).agentId
-                    if agent_id:
+                    agent_id = string(value_at(value_of(record.toolUseResult), "agentId"))
+                    if agent_id is not None:
                         self._by_agent.setdefault(agent_id, block.tool_use_id)
 
     def _parent(self, part: SessionPart) -> TraceParent:
@@ -246,13 +234,6 @@ def _prompt(part: SessionPart) -> str:
                 (text(b.text) for b in content or () if isinstance(b, ClaudeBlock) and b.type == "text"), ""
             )
     return ""
-
-
-def _decoded(decode: Any, data: bytes, default: Any) -> Any:
-    try:
-        return decode(data) if data else default
-    except DECODE_ERRORS:
-        return default
 
 
 HEAD = 1 << 16
@@ -336,10 +317,8 @@ class ClaudeCodeFormat(LogFormat):
         if agent is not None and agent[2] == ".meta.json":
             with file.open() as stream:
                 data = stream.read(HEAD)
-            try:
+            with suppress(*DECODE_ERRORS):
                 metas[f"{directory}/{agent_id}"] = _meta(data)
-            except DECODE_ERRORS:
-                return
             return
         with file.open() as stream:
             head = stream.read(HEAD)

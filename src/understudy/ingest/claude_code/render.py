@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Raw, Struct
 
+from understudy.ingest.chat import response_message
 from understudy.ingest.claude_code.records import DECODE_ERRORS, QUEUED_PROMPT, ClaudeBlock, ClaudeRecord
 from understudy.ingest.claude_code.tree import ClaudeResponse, ClearedRecord, TrimmedResponse
 from understudy.ingest.claude_code.versions import QUEUED, log_only_inputs
@@ -144,10 +145,7 @@ def _assistant(blocks: Iterable[ClaudeBlock | str], hides_plans: bool = False) -
     content = "\n".join(part for part in texts if part)
     if not content and not calls:
         return []
-    message: Message = {"role": "assistant", "content": content or None}
-    if calls:
-        message["tool_calls"] = calls
-    return [message]
+    return [response_message(content or None, calls)]
 
 
 def _arguments(block: ClaudeBlock, hides_plans: bool) -> str:

@@ -105,21 +105,26 @@ def cleared_tool_calls(boundary: ClaudeRecord) -> frozenset[str]:
     return frozenset(_microcompaction(boundary.microcompactMetadata).compactedToolIds)
 
 
+def _bodies(nodes: Sequence[TraceNode], at: int, end: object = None) -> list[object]:
+    """The bodies on the path from `at` back to the beginning, or to the node behind the body `end`."""
+    bodies: list[object] = []
+    while at >= 0 and (end is None or nodes[at].body is not end):
+        bodies.append(nodes[at].body)
+        at = nodes[at].parent
+    return bodies
+
+
 def path_with_cleared_results(nodes: list[TraceNode], at: int, ids: frozenset[str]) -> int:
     """A path like that to `at`, but with the results of these calls cleared. Returns its last node."""
-    bodies: list[object] = []
+    bodies = _bodies(nodes, at)
     changed: dict[int, object] = {}
-    step = at
-    while step >= 0:
-        body = nodes[step].body
+    for index, body in enumerate(bodies):
         if isinstance(body, ClaudeRecord) and (hit := ids.intersection(result_ids(body))):
-            changed[len(bodies)] = ClearedRecord(body, hit)
+            changed[index] = ClearedRecord(body, hit)
         elif isinstance(body, ClearedRecord) and (
             hit := ids.intersection(result_ids(body.record)) - body.tool_use_ids
         ):
-            changed[len(bodies)] = ClearedRecord(body.record, hit | body.tool_use_ids)
-        bodies.append(body)
-        step = nodes[step].parent
+            changed[index] = ClearedRecord(body.record, hit | body.tool_use_ids)
     return _copy_path(nodes, at, bodies, changed)
 
 
@@ -128,23 +133,19 @@ def path_after_resume(nodes: list[TraceNode], at: int, met: set[int]) -> int:
 
     Of the tool calls, only those with such results stay. Returns the last node.
     """
-    bodies: list[object] = []
+    bodies = _bodies(nodes, at)
     changed: dict[int, object] = {}
     answered_calls: set[str] = set()
     lost: set[str] = set()
-    step = at
-    while step >= 0:
-        body = nodes[step].body
+    for index, body in enumerate(bodies):
         if isinstance(body, ClaudeRecord) and (ids := result_ids(body)):
             if id(body) in met:
                 answered_calls.update(ids)
             else:
                 lost.update(ids)
-                changed[len(bodies)] = None
+                changed[index] = None
         elif isinstance(body, ClaudeResponse) and not lost.isdisjoint(calls := _call_ids(body)):
-            changed[len(bodies)] = TrimmedResponse(body, frozenset(calls) & answered_calls)
-        bodies.append(body)
-        step = nodes[step].parent
+            changed[index] = TrimmedResponse(body, frozenset(calls) & answered_calls)
     return _copy_path(nodes, at, bodies, changed)
 
 
@@ -153,25 +154,19 @@ def path_without_pending_calls(nodes: list[TraceNode], at: int, response: Claude
 
     Returns its last node.
     """
-    bodies: list[object] = []
+    bodies = _bodies(nodes, at, response)
     step = at
-    while step >= 0 and nodes[step].body is not response:
-        bodies.append(nodes[step].body)
+    for _ in bodies:
         step = nodes[step].parent
     if step < 0:
-        return at
+        return at  # the response is not on the path
     answered_calls = frozenset(_call_ids(response)).difference(response.pending)
     return _copy_path(nodes, at, [*bodies, response], {len(bodies): TrimmedResponse(response, answered_calls)})
 
 
 def repeat_response(nodes: list[TraceNode], at: int, response: ClaudeResponse) -> int:
     """Add a response and its results, which end at `at`, a second time behind them. Returns the last node."""
-    bodies: list[object] = []
-    step = at
-    while step >= 0 and nodes[step].body is not response:
-        bodies.append(nodes[step].body)
-        step = nodes[step].parent
-    for body in (response, *reversed(bodies)):
+    for body in (response, *reversed(_bodies(nodes, at, response))):
         nodes.append(TraceNode(at, body))
         at = len(nodes) - 1
     return at

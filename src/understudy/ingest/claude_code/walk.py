@@ -23,6 +23,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 from msgspec import Raw, Struct
 
+from understudy.ingest.claude_code import tree
 from understudy.ingest.claude_code.records import (
     DECODE_ERRORS,
     QUEUED_PROMPT,
@@ -32,20 +33,7 @@ from understudy.ingest.claude_code.records import (
     ClaudeRecord,
     parents_first,
 )
-from understudy.ingest.claude_code.tree import (
-    ClaudeResponse,
-    active_responses,
-    cleared_tool_calls,
-    inherited_notes,
-    is_reused_id,
-    only_prompt,
-    path_after_resume,
-    path_with_cleared_results,
-    path_without_pending_calls,
-    preserved_messages,
-    repeat_response,
-    result_ids,
-)
+from understudy.ingest.claude_code.tree import ClaudeResponse
 from understudy.ingest.claude_code.versions import NO_TOOL, VersionBehaviour, continuation, is_sent_hook_output
 from understudy.ingest.trace import TraceNode
 
@@ -201,7 +189,7 @@ class _Walk:
         return ClaudeConversation(
             nodes,
             list(self.responses.values()),
-            inherited_notes(nodes, self.damage),
+            tree.inherited_notes(nodes, self.damage),
             self.active(),
             self.snapshot,
             +self.losses,
@@ -254,7 +242,11 @@ class _Walk:
         """The response that a record belongs to: an existing one with its message id, else a new one."""
         key = body.id or record.requestId or record.uuid or ""
         response = self.responses.get(key)
-        if response is not None and self.response_at.get(at) is not response and is_reused_id(response, record):
+        if (
+            response is not None
+            and self.response_at.get(at) is not response
+            and tree.is_reused_id(response, record)
+        ):
             key = f"{key}#{record.uuid}"
             response = None
         if response is None:
@@ -284,7 +276,7 @@ class _Walk:
             elif at == above.node and self.queued:
                 at, unlogged = self.add_queued_prompts(at), True
             elif self.behaviour.doubles_first and self.nodes[above.node].parent == self.prompt_node():
-                at = repeat_response(self.nodes, at, above)
+                at = tree.repeat_response(self.nodes, at, above)
         node = len(self.nodes)
         response = ClaudeResponse(key, [record], node, node, [], self.behaviour.hides_plans)
         self.nodes.append(TraceNode(at, response))
@@ -320,7 +312,7 @@ class _Walk:
             # What came before is no longer sent, but for messages that are preserved behind an anchor, which is
             # mostly the summary. They are copied when the anchor comes.
             try:
-                anchor, uuids = preserved_messages(record, self.by_uuid())
+                anchor, uuids = tree.preserved_messages(record, self.by_uuid())
             except DECODE_ERRORS:
                 self.losses["odd-compaction"] += 1
             else:
@@ -330,7 +322,7 @@ class _Walk:
         if record.subtype == "microcompact_boundary":
             # From here on old tool results are sent as a placeholder.
             try:
-                return path_with_cleared_results(self.nodes, self.end(at), cleared_tool_calls(record))
+                return tree.path_with_cleared_results(self.nodes, self.end(at), tree.cleared_tool_calls(record))
             except DECODE_ERRORS:
                 self.losses["odd-compaction"] += 1
                 return at
@@ -374,7 +366,7 @@ class _Walk:
                 # The program was killed while tools ran. When the session goes on, calls without a result are not
                 # sent.
                 self.damage.setdefault(len(self.nodes), "missing-result")
-                at = path_without_pending_calls(self.nodes, at, response)
+                at = tree.path_without_pending_calls(self.nodes, at, response)
         self.nodes.append(TraceNode(at, record))
         return len(self.nodes) - 1
 
@@ -389,7 +381,7 @@ class _Walk:
     def prompt_node(self) -> int | None:
         """The node of the one prompt of a run in print mode (`claude -p`), None where it has not come yet."""
         if self._prompt_uuid is None:
-            self._prompt_uuid = only_prompt(self.records) or ""
+            self._prompt_uuid = tree.only_prompt(self.records) or ""
         return self.position.get(self._prompt_uuid)
 
     def end_of_response(self, response: ClaudeResponse) -> int:
@@ -412,7 +404,7 @@ class _Walk:
         for response_record in response.records:
             record = self._results_by_parent.get(response_record.uuid)
             while record is not None and record.uuid not in self.position:
-                if not set(result_ids(record)).intersection(response.pending):
+                if not set(tree.result_ids(record)).intersection(response.pending):
                     break
                 self.position[record.uuid] = self.place_user(record, response.node)
                 self.moved_up.add(record.uuid)
@@ -450,7 +442,7 @@ class _Walk:
         while uuid is not None and (record := self.by_uuid().get(uuid)) is not None and id(record) not in met:
             met.add(id(record))
             uuid = record.parentUuid
-        return path_after_resume(self.nodes, self.end(at), met)
+        return tree.path_after_resume(self.nodes, self.end(at), met)
 
     # --- the end -------------------------------------------------------------------------------------------
 
@@ -458,7 +450,7 @@ class _Walk:
         """The keys of the responses on the path to the last record."""
         last = self.position.get(self.records[-1].uuid, -1) if self.records else -1
         bounds = [(count, self.end(at)) for count, at in self.boundaries.values()]
-        return active_responses(self.nodes, self.end(last), bounds)
+        return tree.active_responses(self.nodes, self.end(last), bounds)
 
     def parents(self) -> set[str | None]:
         """The uuids of all records that have children."""

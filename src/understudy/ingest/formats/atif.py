@@ -11,8 +11,9 @@ from typing import Any
 
 from understudy.ingest.chat import content, response_message, result_message
 from understudy.ingest.formats.base import LogFormat, TraceBuilder, fingerprint, outcome_from_extra
+from understudy.ingest.json_values import items, mapping, string, value_at
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import items, mapping, outline, read_document, string, value_at
+from understudy.ingest.log_reader import outline, read_document
 from understudy.ingest.trace import Message, Trace, TraceParent, tool_call
 
 _DEEPEST = 32

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from understudy.ingest.chat import chat
+from understudy.ingest.json_values import mapping, string, value_at
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import mapping, string, value_at
 from understudy.ingest.trace import (
     Fidelity,
     Message,

@@ -7,17 +7,9 @@ from collections import Counter
 
 from understudy.ingest.chat import blocks
 from understudy.ingest.formats.base import LogFormat, TraceBuilder, fingerprint, iso_time
+from understudy.ingest.json_values import items, mapping, string, value_at
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import (
-    file_name,
-    items,
-    mapping,
-    outline,
-    parent_directory,
-    read_document,
-    string,
-    value_at,
-)
+from understudy.ingest.log_reader import file_name, outline, parent_directory, read_document
 from understudy.ingest.trace import Message, Trace, text_of
 
 _FILE = "api_conversation_history.json"

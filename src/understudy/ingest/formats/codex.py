@@ -12,17 +12,9 @@ from typing import Any
 
 from understudy.ingest.chat import ROLES, content, response_message, result_message, thinking_text
 from understudy.ingest.formats.base import LogFormat, TraceBuilder, timestamp_seconds
+from understudy.ingest.json_values import items, mapping, string, value_at
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import (
-    file_name,
-    items,
-    mapping,
-    outline,
-    read_document,
-    read_records,
-    string,
-    value_at,
-)
+from understudy.ingest.log_reader import file_name, outline, read_document, read_records
 from understudy.ingest.trace import Message, Trace, TraceParent, text_of, tool_call
 
 _TYPES = frozenset(("session_meta", "response_item", "event_msg", "turn_context", "compacted"))

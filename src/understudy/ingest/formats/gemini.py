@@ -14,18 +14,9 @@ import msgspec
 
 from understudy.ingest.chat import content, response_message, result_message
 from understudy.ingest.formats.base import LogFormat, TraceBuilder, fingerprint
+from understudy.ingest.json_values import items, mapping, string, value_at
 from understudy.ingest.log_files import LogFile
-from understudy.ingest.log_reader import (
-    file_name,
-    items,
-    mapping,
-    outline,
-    parent_directory,
-    read_document,
-    read_records,
-    string,
-    value_at,
-)
+from understudy.ingest.log_reader import file_name, outline, parent_directory, read_document, read_records
 from understudy.ingest.trace import Message, PlainRenderer, Trace, TraceParent, TurnAction, tool_call
 
 _ROLES = {"user": "user", "gemini": "assistant", "model": "assistant"}

@@ -18,18 +18,15 @@ from typing import Any
 
 from understudy.ingest.chat import calls, chat, content, response_message, result_message, thinking_text
 from understudy.ingest.formats.base import LogFormat, TraceBuilder, fingerprint, outcome_from, repository
+from understudy.ingest.json_values import items, mapping, string, value_at
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import (
     file_name,
-    items,
-    mapping,
     outline,
     parent_directory,
     read_document,
     read_records,
-    string,
     take_losses,
-    value_at,
 )
 from understudy.ingest.trace import Message, Trace, tool_call
 

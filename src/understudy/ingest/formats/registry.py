@@ -54,11 +54,10 @@ class LogBatch(Struct, frozen=True):
 
 def format_named(name: str) -> LogFormat:
     """The format of that name. Raises ConfigError when there is none."""
-    for format in FORMATS:
-        if format.name == name:
-            return format
-    names = ", ".join(format.name for format in FORMATS)
-    raise ConfigError(f"unknown log format {name!r}; expected one of: {names}")
+    formats = {format.name: format for format in FORMATS}
+    if name not in formats:
+        raise ConfigError(f"unknown log format {name!r}; expected one of: {', '.join(formats)}")
+    return formats[name]
 
 
 def detect(path: str, head: bytes) -> LogFormat | None:

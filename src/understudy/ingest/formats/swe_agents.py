@@ -28,20 +28,16 @@ from understudy.ingest.formats.base import (
     outcome_from,
     repository,
 )
+from understudy.ingest.json_values import first_string, items, mapping, string, value_at
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import (
     LARGEST_DOCUMENT,
     file_name,
-    first_string,
-    items,
-    mapping,
     outline,
     parse_json,
     read_document,
     read_records,
-    string,
     take_losses,
-    value_at,
 )
 from understudy.ingest.trace import Message, PlainRenderer, Trace, TraceOutcome
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct, field
@@ -80,18 +80,13 @@ def _turn_contexts(trace: Trace) -> list[_TurnContext]:
     owner: dict[int, int] = {}
     for index in _downwards(trace):
         node = trace.nodes[index]
-        at = acting.get(index)
-        if at is None:
-            copy = bodies.get(id(node.body))
-            if copy is not None:
-                owner[index] = copy
-                continue
-            at = owner.get(node.parent, -1)
-            if at >= 0:
-                owner[index] = _add_node(contexts[at], history(node.body), own=False, at=at)
-            continue
-        owner[index] = at
-        _add_node(contexts[at], history(node.body), own=True, at=at)
+        if (at := acting.get(index)) is not None:
+            owner[index] = at
+            _add_node(contexts[at], history(node.body), own=True, at=at)
+        elif (copied := bodies.get(id(node.body))) is not None:
+            owner[index] = copied
+        elif (at := owner.get(node.parent, -1)) >= 0:
+            owner[index] = _add_node(contexts[at], history(node.body), own=False, at=at)
     return contexts
 
 
@@ -131,28 +126,30 @@ class _ResultIndex:
     """Finds the results of calls: behind a call's own turn, else anywhere if no other call has its id."""
 
     def __init__(self, contexts: Sequence[_TurnContext]) -> None:
-        self._all: dict[str, Message] = {}
+        self._all = _results(message for own in contexts for message in own.after)
         self._asked = Counter(str(call.get("id")) for own in contexts for call in own.calls)
         self._calls_in_text = not self._asked
-        for own in contexts:
-            for message in own.after:
-                if message.get("role") == "tool":
-                    self._all.setdefault(str(message.get("tool_call_id")), message)
 
     def calls(self, own: _TurnContext, format: str) -> list[LoggedCall]:
         """The calls of a turn, each with its result."""
         if self._calls_in_text:
             return calls_in_text(format, own.text, own.after)
-        near: dict[str, Message] = {}
-        for message in own.after:
-            if message.get("role") == "tool":
-                near.setdefault(str(message.get("tool_call_id")), message)
+        near = _results(own.after)
         calls: list[LoggedCall] = []
         for raw in own.calls:
             name = str(raw.get("id"))
             result = near.get(name) or (self._all.get(name) if self._asked[name] == 1 else None)
             calls.append(call_of(raw, result, format in MARKS_ERRORS))
         return calls
+
+
+def _results(messages: Iterable[Message]) -> dict[str, Message]:
+    """The first result of each call, by the call's id."""
+    results: dict[str, Message] = {}
+    for message in messages:
+        if message.get("role") == "tool":
+            results.setdefault(str(message.get("tool_call_id")), message)
+    return results
 
 
 def _effects_of(call: LoggedCall, files: FileTracker | None) -> _CallEffects:

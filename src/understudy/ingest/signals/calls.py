@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from understudy.ingest.log_reader import items, mapping, string
+from understudy.ingest.json_values import items, mapping, string
 from understudy.ingest.trace import Message, text_of
 from understudy.util.shell import command_text, shell_tokens
 from understudy.wire.arguments import parse_object

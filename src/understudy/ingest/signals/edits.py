@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from understudy.ingest.log_reader import first_string, items, mapping
+from understudy.ingest.json_values import first_string, items, mapping
 from understudy.ingest.signals.calls import LoggedCall, ShellCommand
 
 LineCounts = Counter[str]

@@ -12,16 +12,9 @@ _OPENING = 240
 _STOPPED = ("[Request interrupted by user", "<turn_aborted>")
 # How messages begin that programs write in the user's name.
 _NOT_SAID = (
-    "<",
-    "[Request interrupted",
-    "Caveat: ",
-    "This session is being continued from a previous conversation",
-    "# AGENTS.md",
-    "[TASK RESUMPTION]",
-    "OBSERVATION:",
-    "Base directory for this skill:",
-    "[Image",
-)
+    "<", "[Request interrupted", "Caveat: ", "This session is being continued from a previous conversation",
+    "# AGENTS.md", "[TASK RESUMPTION]", "OBSERVATION:", "Base directory for this skill:", "[Image",
+)  # fmt: skip
 _QUEUED = re.compile(r"(?:<system-reminder>\s*)?The user sent (?:the following|a new) message[^\n]{0,80}:\s*")
 _CUT = ("[Response interrupted by user]", "[Request interrupted by user]")
 _WITH_WORDS = ("the user said:\n", "The user said:\n", "<feedback>", "provided the following feedback")
