@@ -1,4 +1,4 @@
-"""An export on its way to the Hugging Face Hub, by its own library and with its own ways to know the user."""
+"""Pushes an export to the Hugging Face Hub with the hub's own library, which also authenticates the user."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def plan_push(directory: Path, repo: str, *, private: bool = True, unredacted: b
     """What pushing an export would do; nothing is sent.
 
     Raises ConfigError when the directory holds no export, a file of it is missing or was changed (its card may
-    be), the repository's name is none, or it holds sessions that were not redacted and `unredacted` is false.
+    be), the repository's name is invalid, or it holds sessions that were not redacted and `unredacted` is false.
     """
     manifest = read_manifest(directory)
     if manifest is None:
-        raise ConfigError(f"{directory}: holds no export with a {MANIFEST}; make one with: understudy export")
+        raise ConfigError(f"{directory}: holds no export (missing {MANIFEST}); make one with: understudy export")
     if not _REPO.fullmatch(repo):
-        raise ConfigError(f"{repo!r} is no name of a repository; give one as NAME/DATASET")
+        raise ConfigError(f"invalid repository name {repo!r}: expected NAME/DATASET")
     # An export that does not say so was not made by this release; what is not known to be redacted is not.
     if manifest.get("unredacted", True) and not unredacted:
         raise ConfigError(
             f"{directory}: holds sessions that were not redacted, with any secrets, names and paths; export them "
-            "again without --unredacted, or say that you mean it: --unredacted"
+            "again without --unredacted, or confirm with --unredacted that they may be published"
         )
     files: dict[str, int] = {}
     listed: Any = manifest.get("files")
@@ -48,12 +48,12 @@ def plan_push(directory: Path, repo: str, *, private: bool = True, unredacted: b
             continue
         path = directory / name
         if not path.is_file() or not path.resolve().is_relative_to(directory.resolve()):
-            raise ConfigError(f"{path}: is not there, though the export has it; export again")
+            raise ConfigError(f"{path}: missing file of the export; export again")
         if name != CARD_NAME and sha256_of(path) != about.get("sha256"):
-            raise ConfigError(f"{path}: was changed since it was exported; export again")
+            raise ConfigError(f"{path}: changed since it was exported; export again")
         files[name] = path.stat().st_size
     if not files:
-        raise ConfigError(f"{directory}: its {MANIFEST} names no files; export again")
+        raise ConfigError(f"{directory / MANIFEST}: expected files, got none; export again")
     files[MANIFEST] = (directory / MANIFEST).stat().st_size
     return PushSummary(repo=repo, private=private, files=files)
 
@@ -71,12 +71,12 @@ def push(directory: Path, planned: PushSummary, report: Callable[[str], None] = 
     network = (OSError, *cast(tuple[type[Exception], ...], errors.HfHubHTTPError.__bases__))
     api: Any = huggingface_hub.HfApi(library_name="understudy")
     try:
-        report("making the repository")
+        report("creating the repository")
         url = api.create_repo(planned.repo, repo_type="dataset", private=planned.private, exist_ok=True)
         repo: str = url.repo_id
         if planned.private and not api.repo_info(repo, repo_type="dataset").private:
             raise ConfigError(
-                f"{repo}: is there already and is public; say --public to push there, or choose another name"
+                f"{repo}: the dataset exists and is public; give --public to push there, or choose another name"
             )
         report(f"uploading {len(planned.files)} files")
         api.upload_folder(
@@ -88,24 +88,15 @@ def push(directory: Path, planned: PushSummary, report: Callable[[str], None] = 
         )
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
-        hint = (
-            "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
-            if status in (401, 403)
-            else ""
-        )
-        raise ConfigError(
-            f"the hub refused ({status}): {_error_text(error)}; {hint or 'try again later'}"
-        ) from error
+        login = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
+        remedy = login if status in (401, 403) else "retry later"
+        text = " ".join(str(getattr(error, "server_message", None) or error).split())[:300]
+        raise ConfigError(f"the hub refused ({status}): {text}; {remedy}") from error
     except (errors.HFValidationError, errors.LocalTokenNotFoundError) as error:
-        raise ConfigError(f"the hub's library refused: {error}") from error
+        raise ConfigError(f"huggingface_hub: {error}; check the dataset's name and your login") from error
     except network as error:
         raise ConfigError(
             f"the hub cannot be reached: {type(error).__name__}: {error}; check the network and HF_ENDPOINT, then "
-            "push again: what is there already is not sent twice"
+            "retry: files that the hub has already are not sent again"
         ) from error
     return PushSummary(repo=repo, private=planned.private, files=planned.files, url=str(url))
-
-
-def _error_text(error: Any) -> str:
-    text = str(getattr(error, "server_message", None) or error).strip()
-    return " ".join(text.split())[:300]

@@ -6,6 +6,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from copy import copy
 from itertools import accumulate
 from typing import Any, Self, cast
 from urllib.parse import quote
@@ -33,14 +34,14 @@ class KnownSecrets:
     def __len__(self) -> int:
         return len(self._values)
 
-    def add(self, value: str, whole: str | None = None) -> None:
-        """Know a value, also as JSON and URLs write it. `whole` is the secret where the value is a part of it."""
+    def add(self, value: str, secret: str | None = None) -> None:
+        """Add a value, also as JSON and URLs write it. `secret` is the secret that the value is a part of."""
         once = json.dumps(value)[1:-1]
         forms = {value, once, json.dumps(once)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
         forms.add(quote(value, safe="", errors="replace"))
         for form in forms:
             if len(form) >= _GRAM and form not in self._values:
-                self._values[form] = whole or value
+                self._values[form] = secret or value
                 lengths = self._lengths.setdefault(form[:_GRAM], [])
                 if len(form) not in lengths:
                     lengths.append(len(form))
@@ -120,13 +121,12 @@ class Redactor:
 
         Give it all texts and JSON values that are to be redacted with it: their order does not matter then.
         """
-        one = Redactor.__new__(Redactor)
-        one.report, one._names, one._betterleaks = self.report, self._names, self._betterleaks
         if len(self._clean) + len(self._leaked) > _SEEN:
             self._clean, self._leaked = set(), {}
-        one._secrets, one._sources, one._clean, one._leaked = KnownSecrets(), {}, self._clean, self._leaked
-        one._learn(values)
-        return one
+        scoped = copy(self)  # shares the report and what was looked at before
+        scoped._secrets, scoped._sources = KnownSecrets(), {}
+        scoped._learn(values)
+        return scoped
 
     def text(self, text: str, where: str = "") -> str:
         """The text without secrets. `where` names it in the report."""

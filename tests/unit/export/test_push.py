@@ -114,12 +114,14 @@ def test_what_is_no_whole_export_is_refused(tmp_path: Path, hub: Hub):
     empty.mkdir()
     assert "holds no export" in understudy("push", empty, "ann/x", home=home, HF_ENDPOINT=hub.url).stderr
     out = exported(tmp_path)
-    assert "no name of a repository" in understudy("push", out, "a/b/c", home=home, HF_ENDPOINT=hub.url).stderr
+    assert "invalid repository name" in understudy("push", out, "a/b/c", home=home, HF_ENDPOINT=hub.url).stderr
     data = next(out.glob("*.parquet"))
     data.write_bytes(data.read_bytes() + b"x")
-    assert "was changed" in understudy("push", out, "ann/x", home=home, HF_ENDPOINT=hub.url).stderr
+    assert (
+        "changed since it was exported" in understudy("push", out, "ann/x", home=home, HF_ENDPOINT=hub.url).stderr
+    )
     data.unlink()
-    assert "is not there" in understudy("push", out, "ann/x", home=home, HF_ENDPOINT=hub.url).stderr
+    assert "missing file" in understudy("push", out, "ann/x", home=home, HF_ENDPOINT=hub.url).stderr
     assert hub.asked == []
 
 

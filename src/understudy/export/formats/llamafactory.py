@@ -71,7 +71,12 @@ def export(
 
     Raises ConfigError when there is nothing to write, when it cannot be written, or when the names are taken.
     """
-    name, test = _check_name(name), f"{name}_test"
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"--name: invalid name of a data set {name!r}; expected at most 100 letters, digits, dots, dashes and "
+            "underscores, a letter or a digit first"
+        )
+    test = f"{name}_test"
     if cutoff is not None and cutoff < 1:
         raise ConfigError(f"--cutoff: expected at least 1 token, got {cutoff}")
     check_names(output, {name: f"{name}/", test: f"{name}/"})
@@ -231,16 +236,6 @@ class AlpacaWriter(JsonLinesWriter):
                 begin -= len(part)
             old.seek(length, os.SEEK_CUR)
             shutil.copyfileobj(old, new, 1 << 20)
-
-
-def _check_name(name: str) -> str:
-    """The name of a data set. Raises ConfigError for one that LLaMA-Factory, or a directory, cannot have."""
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"--name: {name!r} cannot name a data set of LLaMA-Factory; give letters, digits, dots, dashes and "
-            "underscores, beginning with a letter or a digit, at most 100"
-        )
-    return name
 
 
 def dataset_entry(file: str, form: Form, stage: Stage) -> dict[str, Any]:

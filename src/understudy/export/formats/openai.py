@@ -64,19 +64,17 @@ def export(
                 corpus.counts.leave_out(example, reason)
             else:
                 writing.add(example.group, row)
-        notes: list[str] = []
-        if 0 < writing.written.get("train", 0) < FEWEST_ROWS:
-            notes.append(f"OpenAI wants {FEWEST_ROWS} rows or more to train on.")
-        exported = writing.finish(_ABOUT, _LOAD, notes=tuple(notes), check=_check)
-    return exported
+        few = 0 < writing.written.get("train", 0) < FEWEST_ROWS
+        notes = (f"OpenAI wants {FEWEST_ROWS} rows or more to train on.",) if few else ()
+        return writing.finish(_ABOUT, _LOAD, notes=notes, check=_check)
 
 
 def _check(path: Path) -> None:
     size = path.stat().st_size
     if path.suffix == JsonLinesWriter.suffix and size > MOST_BYTES:
         raise ConfigError(
-            f"{path.name} has {size / 1e6:.0f} MB, and OpenAI takes {MOST_BYTES / 1e6:.0f}: choose less "
-            "with --where, --roles or --max-tokens"
+            f"{path.name}: expected at most {MOST_BYTES / 1e6:.0f} MB, OpenAI's limit, got {size / 1e6:.0f}; "
+            "choose less with --where, --roles or --max-tokens"
         )
 
 

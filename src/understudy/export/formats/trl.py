@@ -45,9 +45,10 @@ TOKEN_COLUMNS: dict[str, Any] = {
     "call_ids": [_TEXT],
     **dict.fromkeys(("instance_id", "rollout_id", "attempt_id", "branch", "role", "reason", "integrity"), _TEXT),
 }
+_PAIR_COLUMNS = ("pair_id", "origin", "group", "state_id", "model", "family")
 DPO_COLUMNS: dict[str, Any] = {
     **dict.fromkeys(("prompt", "chosen", "rejected"), _MESSAGES),
-    **dict.fromkeys(("tools", "pair_id", "origin", "group", "state_id", "model", "family"), _TEXT),
+    **dict.fromkeys(("tools", *_PAIR_COLUMNS), _TEXT),
     "evidence": "json",
 }
 KTO_COLUMNS: dict[str, Any] = {"prompt": _MESSAGES, "completion": _MESSAGES, "label": "bool", **_EXAMPLE}
@@ -228,13 +229,7 @@ def dpo_row(pair: Pair) -> dict[str, Any]:
         "chosen": message_rows([textual(message_of(pair.chosen))]),
         "rejected": message_rows([textual(message_of(pair.rejected))]),
         "tools": _tools_json(pair.tools),
-        "pair_id": pair.pair_id,
-        "origin": pair.origin,
-        "group": pair.group,
-        "state_id": pair.state_id,
-        "model": pair.model,
-        "family": pair.family,
-        "evidence": pair.evidence,
+        **{name: getattr(pair, name) for name in (*_PAIR_COLUMNS, "evidence")},
     }
 
 
@@ -259,14 +254,13 @@ def message_rows(messages: Sequence[Message]) -> list[Message]:
     Arguments that are no JSON object, which only messages that are not trained on can have, become an object
     that has them as text under the key "arguments".
     """
-    return [_message_row(message) for message in messages]
-
-
-def _message_row(message: Message) -> Message:
-    calls: list[dict[str, Any]] | None = message.get("tool_calls")
-    if not calls:
-        return {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**message, "tool_calls": [_call_row(call) for call in calls]}
+    rows: list[Message] = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            rows.append({**message, "tool_calls": [_call_row(call) for call in calls]})
+        else:
+            rows.append({key: value for key, value in message.items() if key != "tool_calls"})
+    return rows
 
 
 def _call_row(call: dict[str, Any]) -> dict[str, Any]:

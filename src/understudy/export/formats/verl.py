@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -28,6 +27,7 @@ LOADER = "verl_loader.py"
 """A module that every export of the form sft contains, byte for byte: a change of it changes the export."""
 
 _TEXT = "string"
+_SAMPLE_COLUMNS = ("policy_version", "rollout_id", "attempt_id", "branch", "role")
 COLUMNS: dict[Form, dict[str, Any]] = {
     "sft": {
         "messages": [CHAT_MESSAGE],
@@ -55,7 +55,7 @@ COLUMNS: dict[Form, dict[str, Any]] = {
         "response_mask": ["int8"],
         "rollout_log_probs": ["float64"],
         "reward": "float64",
-        **dict.fromkeys(("policy_version", "rollout_id", "attempt_id", "branch", "role", "integrity"), _TEXT),
+        **dict.fromkeys((*_SAMPLE_COLUMNS, "integrity"), _TEXT),
     },
 }
 _ABOUT: dict[Form, str] = {
@@ -101,13 +101,8 @@ def export(
     if form != "sft":
         selection = msgspec.structs.replace(corpus.selection, solved_only=False, origins=("rollouts",))
         corpus = Corpus(corpus.store, selection, corpus.redactor, unredacted=corpus.unredacted)
-    rows_by_form = {
-        "sft": partial(_conversation_rows, corpus, unit),
-        "rl": partial(_task_rows, corpus),
-        "tokens": partial(_token_rows, corpus),
-    }
     with ExportWriter(corpus, output, f"verl-{form}", report, columns=COLUMNS[form]) as writing:
-        for group, row in rows_by_form[form]():
+        for group, row in _rows(corpus, form, unit):
             writing.add(group, row)
         if form == "sft":
             loader = files("understudy.export.formats").joinpath(LOADER).read_text(encoding="utf-8")
@@ -122,11 +117,7 @@ def conversation_row(example: Example) -> dict[str, Any]:
         # An empty list: verl hands null on to the template, which ends there.
         "tools": [_tool(tool) for tool in example.tools or ()],
         "trained": list(example.trained),
-        "example_id": example.example_id,
-        "origin": example.origin,
-        "group": example.group,
-        "reward": example.reward,
-        "model": example.model,
+        **{name: getattr(example, name) for name in ("example_id", "origin", "group", "reward", "model")},
     }
 
 
@@ -164,21 +155,22 @@ def token_row(graded: GradedRollout, sample: Sample, uid: str) -> dict[str, Any]
         "response_mask": list(segment.loss_mask[first:]),
         "rollout_log_probs": None if None in logprobs else list(logprobs),
         "reward": sample.reward,
-        "policy_version": sample.policy_version,
-        "rollout_id": sample.rollout_id,
-        "attempt_id": sample.attempt_id,
-        "branch": sample.branch,
-        "role": sample.role,
+        **{name: getattr(sample, name) for name in _SAMPLE_COLUMNS},
         "integrity": graded.verdict.integrity.status,
     }
 
 
-def _conversation_rows(corpus: Corpus, unit: Unit) -> Iterator[tuple[str, dict[str, Any]]]:
-    for example in corpus.examples(unit):
-        yield example.group, conversation_row(example)
-
-
-def _task_rows(corpus: Corpus) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(corpus: Corpus, form: Form, unit: Unit) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a form, each with the group that it must not be parted from."""
+    if form == "sft":
+        for example in corpus.examples(unit):
+            yield example.group, conversation_row(example)
+        return
+    if form == "tokens":
+        for graded, sample in corpus.samples():
+            uid = corpus.group_name(graded) or graded.rollout.task_id
+            yield graded.rollout.task_id, token_row(graded, sample, uid)
+        return
     rewards: dict[tuple[str, str], list[float]] = {}
     for graded in corpus.rollouts():
         rewards.setdefault((graded.rollout.run_id, graded.rollout.task_id), []).append(graded.verdict.reward)
@@ -187,12 +179,6 @@ def _task_rows(corpus: Corpus) -> Iterator[tuple[str, dict[str, Any]]]:
         split = corpus.split(task_id)
         yield task_id, task_row(corpus.store.runs.task(run_id, task_id), run_id, split, counts[split], earned)
         counts[split] += 1
-
-
-def _token_rows(corpus: Corpus) -> Iterator[tuple[str, dict[str, Any]]]:
-    for graded, sample in corpus.samples():
-        uid = corpus.group_name(graded) or graded.rollout.task_id
-        yield graded.rollout.task_id, token_row(graded, sample, uid)
 
 
 def _message(message: Message) -> dict[str, Any]:
