@@ -171,8 +171,8 @@ class BackendSettings(Struct, frozen=True, kw_only=True):
     backend: Annotated[
         str | None,
         option(
-            "Who answers for Claude: embedded (scripted, or --weights), vllm, sglang, openai or anthropic "
-            "[default: embedded].",
+            "The model server: embedded (scripted, or --weights), vllm, sglang, openai or anthropic "
+            "[default of a run: embedded].",
             argument=True,
         ),
     ] = None
@@ -188,7 +188,7 @@ class BackendSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     backend_model_high: Annotated[str | None, option("The model's name at the server.")] = None
-    backend_model_low: Annotated[str | None, option("The model for small tasks, if another.")] = None
+    backend_model_low: Annotated[str | None, option("The model for small tasks, where it is another one.")] = None
 
 
 class ModelSettings(BackendSettings, frozen=True, kw_only=True):
@@ -218,7 +218,7 @@ class ModelSettings(BackendSettings, frozen=True, kw_only=True):
         Annotated[float, option("The temperature of every call [default: what the agent asks].", ge=0)] | None
     ) = None
     answer_tokens: (
-        Annotated[int, option("Tokens that an answer may have [default: what the agent asks].", ge=1)] | None
+        Annotated[int, option("The most tokens of an answer [default: what the agent asks].", ge=1)] | None
     ) = None
     frontend_model_high: Annotated[
         str | None,
@@ -228,7 +228,8 @@ class ModelSettings(BackendSettings, frozen=True, kw_only=True):
         ),
     ] = None
     frontend_model_low: Annotated[
-        str | None, option("The same for small tasks [default: claude-haiku-4-5-20251001; or as above].")
+        str | None,
+        option("The same for the model for small tasks [default: claude-haiku-4-5-20251001; or as above]."),
     ] = None
     evaluation: Annotated[
         bool, option("Sample as [sampling.evaluation] of the configuration says.", "--evaluation")

@@ -33,34 +33,41 @@ class ReplaySettings(Struct, frozen=True, kw_only=True):
     """
 
     table: ClassVar[str] = "replay"
-    name: Annotated[str, option("The replay's name: the same one goes on with what was asked before.")] = "replay"
+    name: Annotated[str, option("The name of the replay; under the same name it continues.")] = "replay"
     where: Annotated[
         str | None,
-        option("Only turns that this is true of, as \"tests = 'failed'\".", metavar="SQL"),
+        option("Only turns for which this SQL condition holds, as \"tests = 'failed'\".", metavar="SQL"),
     ] = None
     limit: Annotated[int, option("Only the first so many states.", ge=1)] | None = None
     max_cost_usd: Annotated[
         float | None,
-        option("What this replay may cost in all; it is never passed.", "--max-cost", metavar="USD"),
+        option(
+            "The most US dollars that this replay may cost, over all invocations.", "--max-cost", metavar="USD"
+        ),
     ] = None
-    samples: Annotated[int, option("How often each teacher is asked about a state.", "--samples", "-n", ge=1)] = 1
-    concurrency: Annotated[int, option("How many asks are under way at a time.", "--concurrency", "-j", ge=1)] = 8
+    samples: Annotated[int, option("Requests per teacher and state.", "--samples", "-n", ge=1)] = 1
+    concurrency: Annotated[
+        int, option("Requests that are sent at the same time.", "--concurrency", "-j", ge=1)
+    ] = 8
     all_roles: Annotated[
-        bool, option("Also what a program asked for itself: warm-ups, summaries.", "--all-roles")
+        bool, option("Also turns that the agent program made for itself: warm-ups, summaries.", "--all-roles")
     ] = False
     allow_same_family: Annotated[
-        bool, option("Ask teachers about turns of their own family, too.", "--allow-same-family")
+        bool, option("Also ask teachers about turns of models of their own family.", "--allow-same-family")
     ] = False
     allow_unknown_family: Annotated[
-        bool, option("Also where the author's, or a teacher's, is not known.", "--allow-unknown-family")
+        bool,
+        option(
+            "Also ask where the family of the author, or of the teacher, is unknown.", "--allow-unknown-family"
+        ),
     ] = False
     again: Annotated[
-        bool, option("Ask again what was refused, and what was under way when a process died.", "--again")
+        bool, option("Ask again what a teacher refused, or what was under way when a process died.", "--again")
     ] = False
     redacted: Annotated[
-        bool, option("Send the sessions as they are, with their secrets and names.", "--unredacted", off=True)
+        bool, option("Send sessions with the secrets, names and paths that are in them.", "--unredacted", off=True)
     ] = True
-    config: Annotated[Path | None, option("ReplaySettings from a table [replay].", metavar="FILE.toml")] = None
+    config: Annotated[Path | None, option("Options from a table [replay].", metavar="FILE.toml")] = None
 
 
 class TeachableState(Struct, frozen=True):

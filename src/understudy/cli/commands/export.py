@@ -70,20 +70,26 @@ def _common(
     ] = None,
     where: Annotated[
         str | None,
-        typer.Option(metavar="SQL", help="Only turns of sessions that this is true of: tests = 'passed'."),
+        typer.Option(
+            metavar="SQL", help="Only turns of sessions for which this condition holds, as \"tests = 'passed'\"."
+        ),
     ] = None,
     test_share: Annotated[
-        float, typer.Option("--test-share", min=0.0, max=0.99, help="Share of projects and tasks for the test.")
+        float,
+        typer.Option(
+            "--test-share", min=0.0, max=0.99, help="Share of projects and tasks that go into the test split."
+        ),
     ] = 0.1,
-    seed: Annotated[int, typer.Option(help="Another seed, another choice of what is for the test.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of the test split.")] = 0,
     solved_only: Annotated[
-        bool, typer.Option("--solved-only/--unsolved-too", help="Leave out what did not solve its task, or not.")
+        bool,
+        typer.Option("--solved-only/--unsolved-too", help="Leave out what did not solve its task, or keep it."),
     ] = False,
     include_suspicious: Annotated[
         bool, typer.Option("--include-suspicious", help="Also rollouts whose patch may deceive the grader.")
     ] = False,
     unredacted: Annotated[
-        bool, typer.Option("--unredacted", help="Sessions as they are, with their secrets, names and paths.")
+        bool, typer.Option("--unredacted", help="Keep the secrets, names and paths that are in sessions.")
     ] = False,
     json_: Json = False,
 ) -> None:
@@ -318,15 +324,15 @@ def push(
     repo: Annotated[str, typer.Argument(metavar="REPO", help="The dataset on the hub: NAME/DATASET.")],
     private: Annotated[bool, typer.Option("--private/--public", help="Who may see it.")] = True,
     unredacted: Annotated[
-        bool, typer.Option("--unredacted", help="Push sessions though they were not redacted.")
+        bool, typer.Option("--unredacted", help="Push sessions even though they were not redacted.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be pushed.")] = False,
     json_: Json = False,
 ) -> None:
     """Push an export to the Hugging Face Hub as a dataset, with its card.
 
-    Who you are the hub's own library knows: by `hf auth login`, or HF_TOKEN. A push that was cut off can be made
-    again: what the hub has is not sent twice.
+    The hub's own library authenticates you: by `hf auth login`, or HF_TOKEN. After an interrupted push give the
+    same command again: what the hub has already is not sent twice.
     """
     from understudy.export import push as pushing
 

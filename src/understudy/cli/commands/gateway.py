@@ -40,15 +40,18 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
         DEFAULT_DIR
     )
     host: Annotated[str, option("Where to listen; every request needs a key, anywhere.")] = "127.0.0.1"
-    port: Annotated[int, option("0 takes a free one.", ge=0, le=65535)] = 8484
+    port: Annotated[int, option("The port; 0 takes a free one.", ge=0, le=65535)] = 8484
     socket: Annotated[Path | None, option("Listen on this Unix socket too.")] = None
     admin_port: Annotated[
         int, option("Port on loopback for orders and metrics; 0 takes a free one.", ge=0, le=65535)
     ] = 0
-    workers: Annotated[int, option("Processes over one store.", "--workers", "-w", ge=1)] = 1
+    workers: Annotated[int, option("Worker processes, over one store.", "--workers", "-w", ge=1)] = 1
     streaming: Annotated[
         bool | None,
-        option("Pass on what is generated as it comes, all but its end.", "--streaming/--atomic"),
+        option(
+            "Stream a response as it is generated, or send it once it is complete and stored.",
+            "--streaming/--atomic",
+        ),
     ] = None
 
 
@@ -85,7 +88,7 @@ def issue(
     name: Annotated[str, typer.Argument(help="Who the key is for; its calls are kept under this name.")],
     directory: _Dir = DEFAULT_DIR,
     expires: Annotated[
-        str | None, typer.Option(help="How long it works: 90m, 8h, 30d [default: for ever].")
+        str | None, typer.Option(help="How long the key works: 90m, 8h, 30d [default: for ever].")
     ] = None,
     calls: Annotated[int | None, typer.Option(min=1, help="Calls that it may make.")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Tokens that it may use.")] = None,
@@ -105,13 +108,15 @@ def issue(
 
 @app.command()
 def revoke(name: Annotated[str, typer.Argument(help="Whose key.")], directory: _Dir = DEFAULT_DIR) -> None:
-    """Make a key worthless, within a second."""
+    """Revoke a key; it stops working within a second."""
     from understudy.store import Store
     from understudy.store.keys import CLIENT
 
     with Store.open(directory, create=False) as store:
         if not store.keys.revoke(CLIENT + name).result():
-            raise ConfigError(f"{directory} has no key of {name!r} that works")
+            raise ConfigError(
+                f"{directory} has no working key of {name!r}; list the keys: understudy gateway keys --dir {directory}"
+            )
 
 
 @app.command()
@@ -129,7 +134,7 @@ def keys(directory: _Dir = DEFAULT_DIR) -> None:
 
 @app.command()
 def state(directory: _Dir = DEFAULT_DIR) -> None:
-    """How the gateway is: paused, policy version, calls under way and waiting."""
+    """Show the state of the gateway: paused, policy version, calls under way and waiting."""
     _order(directory, "GET", "/state")
 
 
@@ -147,7 +152,7 @@ def resume(
     directory: _Dir = DEFAULT_DIR,
     version: Annotated[str | None, typer.Option(help="The policy version that answers from now on.")] = None,
 ) -> None:
-    """Go on answering."""
+    """Answer again after a pause."""
     _order(directory, "POST", "/resume", {} if version is None else {"version": version})
 
 
@@ -169,7 +174,9 @@ def _order(directory: Path, method: str, path: str, body: dict[str, Any] | None 
 def _seconds(text: str) -> float:
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise ConfigError(f"--expires {text!r} is not of the form 90m, 8h or 30d")
+        raise ConfigError(
+            f"--expires: invalid duration {text!r}; expected a number with a unit, as 90m, 8h or 30d"
+        )
     return float(match[1]) * _SECONDS[match[2]]
 
 

@@ -55,7 +55,10 @@ class GradeSettings(Struct, frozen=True, kw_only=True):
         str | None, option("local, docker or unsafe-local [default: docker where a task needs its image].")
     ] = None
     run_id: Annotated[
-        str | None, option("Names the reports; the same again goes on [default: understudy, or official].")
+        str | None,
+        option(
+            "The name of the reports; under the same name grading continues [default: understudy, or official]."
+        ),
     ] = None
     output_dir: Annotated[Path, option("Where logs/ and the summary go.", "--output-dir", "-o")] = Path()
     jobs: Annotated[int, option("Patches at a time [default: CPUs].", "--jobs", "-j", ge=1)] = field(
@@ -67,7 +70,7 @@ class GradeSettings(Struct, frozen=True, kw_only=True):
     validate: Annotated[
         bool | None,
         option(
-            "Hold tasks to it that the gold patch passes and none fails: all of them first, or none "
+            "Check that a task's gold patch passes and the empty one fails: for all tasks first, or for none "
             "[default: those whose tests fail].",
             "--validate/--no-validate",
         ),

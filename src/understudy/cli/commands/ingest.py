@@ -49,26 +49,30 @@ def ingest(
         ),
     ] = None,
     redact: Annotated[
-        bool, typer.Option("--redact", help="With --output: take out secrets, and what names a person.")
+        bool, typer.Option("--redact", help="With --output: replace secrets, and what identifies a person.")
     ] = False,
     format: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Only logs of this format; a file given as PATH is taken for one."),
+        typer.Option(
+            metavar="NAME", help="Only logs of this format; a PATH that is a file is read as this format."
+        ),
     ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="DATE", help="Only turns from this date on, or time (2026-11-21T09:30).")
+        str | None, typer.Option(metavar="DATE", help="Only turns from this date or time on, as 2026-11-21T09:30.")
     ] = None,
     project: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only work in directories whose path has TEXT in it.")
+        str | None, typer.Option(metavar="TEXT", help="Only sessions in directories whose path contains TEXT.")
     ] = None,
-    min_turns: Annotated[int, typer.Option(min=0, help="Only conversations of at least so many turns.")] = 0,
+    min_turns: Annotated[int, typer.Option(min=0, help="Only conversations with at least this many turns.")] = 0,
     all_roles: Annotated[
         bool,
-        typer.Option("--all-roles", help="Also what the program asked for itself: warm-ups, summaries."),
+        typer.Option(
+            "--all-roles", help="Also turns that the agent program made for itself: warm-ups, summaries."
+        ),
     ] = False,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", "-j", min=1, help="Processes that read [default: one a CPU, at most 8]."),
+        typer.Option("--jobs", "-j", min=1, help="Processes that read [default: one per CPU, at most 8]."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; nothing is written.")] = False,
     json_: Json = False,

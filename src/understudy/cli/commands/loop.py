@@ -75,7 +75,9 @@ class LoopSettings(Struct, frozen=True, kw_only=True):
         Path | None,
         option("Options from its tables [loop] and, for the trainer, [grpo].", metavar="FILE.toml"),
     ] = None
-    track: Annotated[str, option("Also tell tensorboard, wandb, mlflow.", metavar="auto|none|NAME,…")] = "auto"
+    track: Annotated[str, option("Also report to tensorboard, wandb or mlflow.", metavar="auto|none|NAME,…")] = (
+        "auto"
+    )
     trainer: GRPOOptions = GRPOOptions()
 
 

@@ -41,24 +41,26 @@ class PairSettings(Struct, frozen=True, kw_only=True):
     """Which pairs `understudy pairs` makes, and of what."""
 
     table: ClassVar[str] = "pairs"
-    origin: Annotated[str, option("What the pairs come of.", "--from", metavar="replay|rollouts|all")] = "all"
-    minimum: Annotated[int, option("How many teachers must agree.", ge=1)] = 2
+    origin: Annotated[str, option("What to make pairs of.", "--from", metavar="replay|rollouts|all")] = "all"
+    minimum: Annotated[int, option("Teachers that must agree.", ge=1)] = 2
     where: Annotated[
-        str | None, option('Only states that this is true of, as "tool_errors > 0".', metavar="SQL")
+        str | None, option('Only states for which this SQL condition holds, as "tool_errors > 0".', metavar="SQL")
     ] = None
-    run: Annotated[str | None, option("Rollouts of which run [default: all].")] = None
+    run: Annotated[str | None, option("Only rollouts of this run [default: all].")] = None
     include_suspicious: Annotated[
         bool, option("Also rollouts whose patch may deceive the grader.", "--include-suspicious")
     ] = False
-    most: Annotated[int, option("At most so many pairs of the rollouts of a task.", ge=1)] = 16
+    most: Annotated[int, option("The most pairs of the rollouts of one task.", ge=1)] = 16
     tokenizer: Annotated[
         Path | None,
-        option("Only pairs that the chat template of this tokenizer renders.", metavar="MODEL_DIR"),
+        option("Only pairs that this tokenizer's chat template can render.", metavar="MODEL_DIR"),
     ] = None
-    max_chars: Annotated[int, option("Characters of a prompt with its longer answer.", ge=1)] | None = None
-    max_tokens: Annotated[int, option("Tokens of the same; needs --tokenizer.", ge=1)] | None = None
+    max_chars: Annotated[int, option("The most characters of a prompt with its longer answer.", ge=1)] | None = (
+        None
+    )
+    max_tokens: Annotated[int, option("The most tokens of the same; needs --tokenizer.", ge=1)] | None = None
     redacted: Annotated[
-        bool, option("With the secrets and names that are in the sessions.", "--unredacted", off=True)
+        bool, option("Keep the secrets, names and paths that are in the sessions.", "--unredacted", off=True)
     ] = True
     config: Annotated[Path | None, option("Options from a table [pairs].", metavar="FILE.toml")] = None
 
@@ -70,15 +72,21 @@ def pairs(
     ],
     settings: PairSettings,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE.jsonl", help="Where to write them, one a line.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE.jsonl",
+            help="The file to write, one pair a line [default: only count].",
+        ),
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Make preference pairs: what to do, and what not to do, behind the same messages.
+    """Make preference pairs: a chosen and a rejected action after the same messages.
 
-    Of a replay: what teachers agree on against what the student did, where that differs in substance. Of rollouts
-    of a task: what a solved one did against what an unsolved one did, where they first differ. Without --output
-    they are only counted.
+    From a replay: what teachers agree on (chosen) and what the session did (rejected), where the two differ in
+    effect. From rollouts of one task: what a solved and an unsolved one did where they first differ. Without
+    --output the pairs are only counted.
     """
     if settings.origin not in _FROM:
         raise ConfigError(f"--from: expected one of {', '.join(_FROM)}, got {settings.origin!r}")

@@ -41,25 +41,27 @@ _WHY_NOT = {
 def replay(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The store, as `understudy ingest` made it.")],
     teachers: Annotated[
-        Path, typer.Option("--teachers", "-t", metavar="FILE.toml", help="Who is asked; see docs/replay.md.")
+        Path, typer.Option("--teachers", "-t", metavar="FILE.toml", help="The models to ask; see docs/replay.md.")
     ],
     settings: ReplaySettings,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens an answer may have [default: 4096, or as the file says].")
+        int | None,
+        typer.Option(min=1, help="The most tokens of an answer [default: 4096, or what the file says]."),
     ] = None,
     judge: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The teacher that chooses where they do not agree [default: [judge]]."),
+        typer.Option(
+            metavar="NAME", help="The teacher that decides where teachers disagree [default: [judge] of the file]."
+        ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only estimate what it would cost; nothing is sent.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the cost; nothing is sent.")] = False,
     json_: Json = False,
 ) -> None:
-    """Ask teachers what they would have done at the turns of sessions, and keep their answers in the store.
+    """Ask other models (teachers) what they would have done at the turns of sessions; keep their answers.
 
-    Teachers of the family that wrote a turn are left out, and so are turns whose author is not known. Sessions are
-    redacted before they are sent. Ctrl-C lets what is under way end; the same command goes on.
+    A teacher is not asked about turns of its own model family, and nobody about turns of an unknown model.
+    Sessions are redacted before they are sent. After Ctrl-C the requests under way still finish; the same command
+    continues.
     """
     if not _NAME.fullmatch(settings.name):
         raise ConfigError(

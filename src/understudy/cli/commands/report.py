@@ -26,7 +26,7 @@ def report(
         typer.Option("--output", "-o", metavar="FILE.html", help=f"Where to write it [default: RUN/{_PAGE}]."),
     ] = None,
     png: Annotated[
-        bool, typer.Option("--png", help="Also write a picture, beside the page and called as it.")
+        bool, typer.Option("--png", help="Also write a picture, beside the page and under its name.")
     ] = False,
     label: Annotated[
         list[str] | None, typer.Option("--label", help="A run's name in the report; once for each, in order.")
@@ -36,8 +36,8 @@ def report(
     """Say whether the policy got better, and whether that is beyond chance.
 
     Writes one HTML file: solve rates and rewards with 95 % intervals, tokens, turns, tasks, failures by boundary,
-    policy versions, the trainer's numbers. Of runs that are compared the first is the one before. A run that goes
-    on is reported as it stands.
+    policy versions, the trainer's numbers. Of several runs the first is the baseline. A run that is still going
+    is reported as it stands.
     """
     from understudy.cli.output import print_json
     from understudy.report.html import page

@@ -59,8 +59,8 @@ class RunSettings(Struct, frozen=True, kw_only=True):
     needs_table: ClassVar[bool] = False
     model: ModelSettings = ModelSettings()
     task: TaskSettings = TaskSettings()
-    limit: Annotated[int, option("Only the first so many tasks.", ge=1)] | None = None
-    samples: Annotated[int, option("Rollouts a task.", "--samples", "-n", ge=1)] = 1
+    limit: Annotated[int, option("Only the first N tasks.", ge=1)] | None = None
+    samples: Annotated[int, option("Rollouts per task.", "--samples", "-n", ge=1)] = 1
     concurrency: Annotated[int, option("Agents at a time [default: CPUs + 1].", "--concurrency", "-j", ge=1)] = (
         field(default_factory=default_concurrency)
     )
@@ -74,7 +74,7 @@ class RunSettings(Struct, frozen=True, kw_only=True):
         Path | None, option("Store and outputs [default: runs/BACKEND-POLICY-ID].", "--output-dir", "-o")
     ] = None
     rewrite_reports: Annotated[
-        bool, option("Write the files of rollouts that ended before anew.", "--rewrite-reports")
+        bool, option("Write the files of rollouts that ended before once more.", "--rewrite-reports")
     ] = False
     drain_timeout: DrainTimeout = DRAIN_TIMEOUT_S
     debug: Annotated[

@@ -28,7 +28,7 @@ def show(
     directory: Annotated[
         Path | None, typer.Option("--dir", help="A run's output directory [default: the newest in ./runs].")
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print everything in full.")] = False,
     json_: Json = False,
 ) -> None:
     """Show what a rollout was asked, did and was graded.
@@ -184,7 +184,7 @@ class IntegrityStatus(StrEnum):
 
 def integrity(
     rollout: Annotated[str, typer.Argument(help="A rollout's id or its beginning, or an attempt's id.")],
-    status: Annotated[IntegrityStatus, typer.Argument(help="What it is.")],
+    status: Annotated[IntegrityStatus, typer.Argument(help="The verdict of the review.")],
     reason: Annotated[str, typer.Option("--reason", help="Why, for whoever reads it later.")],
     directory: Annotated[
         Path | None, typer.Option("--dir", help="A run's output directory [default: the newest in ./runs].")

@@ -27,24 +27,30 @@ def states(
     ] = Path("sessions"),
     where: Annotated[
         str | None,
-        typer.Option(metavar="SQL", help="Only states that this is true of: \"tests = 'passed' AND denied = 0\"."),
+        typer.Option(
+            metavar="SQL",
+            help="Only states for which this condition holds, as \"tests = 'passed' AND denied = 0\".",
+        ),
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", "-n", min=1, metavar="N", help="At most so many [default: 50 in a table]."),
+        typer.Option(
+            "--limit", "-n", min=1, metavar="N", help="The most states [default: 50 in a table, else all]."
+        ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print each state as a line of JSON.")] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a file: .jsonl, or .parquet.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the states to a file: .jsonl, or .parquet."),
     ] = None,
-    unredacted: Annotated[
-        bool, typer.Option("--unredacted", help="Word for word, with secrets, names and paths.")
+    unredacted: Annotated[bool, typer.Option("--unredacted", help="Keep secrets, names and paths.")] = False,
+    columns: Annotated[
+        bool, typer.Option("--columns", help="Print the names of the columns for --where.")
     ] = False,
-    columns: Annotated[bool, typer.Option("--columns", help="Print the columns that SQL can name.")] = False,
 ) -> None:
-    """Show the states in a store, and what became of each turn; or write them, without secrets.
+    """List the training states in a store, with what became of each turn; or print or write them, redacted.
 
-    SQL is an expression over the columns of states and their conversations: --columns lists them.
+    --where takes an SQL condition over the columns of states and conversations; --columns lists them.
     """
     from understudy.store import Store
     from understudy.store.sqlite import COLUMNS

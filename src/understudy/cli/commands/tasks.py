@@ -44,7 +44,8 @@ def make_tasks(
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many tasks.")] = 10,
     seed: Annotated[int, typer.Option(help="The same seed makes the same tasks.")] = 0,
     split: Annotated[
-        TaskSplit | None, typer.Option(help="Of functions: those to train on, or those held out [default: train].")
+        TaskSplit | None,
+        typer.Option(help="With functions: tasks to train on, or held-out ones [default: train]."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="JSONL file [default: tasks/PACKAGE-COUNT-SEED.jsonl].")
@@ -125,8 +126,13 @@ def check_tasks(
         str | None,
         typer.Option(help="local, docker or unsafe-local [default: docker where a task needs its image]."),
     ] = None,
-    namespace: Annotated[str | None, typer.Option(help="Where instance images are taken from.")] = None,
-    instance_image_tag: Annotated[str | None, typer.Option(help="Their tag.")] = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option(help="Docker: where instance images come from, as swebench or starryzhang; or none."),
+    ] = None,
+    instance_image_tag: Annotated[
+        str | None, typer.Option(help="Docker: the tag of instance images [default: latest].")
+    ] = None,
     jobs: _Jobs = None,
     json_: Json = False,
 ) -> None:

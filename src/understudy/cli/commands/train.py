@@ -47,20 +47,24 @@ class TrainingSettings(Struct, frozen=True, kw_only=True):
     output: Annotated[
         Path, option("The directory of the new model; must be empty.", "--output", "-o", metavar="DIR")
     ]
-    run: Annotated[str | None, option("Rollouts of which run only.")] = None
+    run: Annotated[str | None, option("Only rollouts of this run.")] = None
     include_suspicious: Annotated[
         bool, option("Also rollouts whose patch may deceive the grader.", "--include-suspicious")
     ] = False
     config: Annotated[Path | None, option("Options from a table [sft], [dpo] or [grpo].", metavar="FILE.toml")] = (
         None
     )
-    resume: Annotated[bool, option("Go on from the last checkpoint in DIR.", "--resume")] = False
-    checkpoint: Annotated[Path | None, option("Go on from this checkpoint.", metavar="DIR")] = None
-    overwrite: Annotated[bool, option("Replace the model, or the training, in DIR.", "--overwrite")] = False
+    resume: Annotated[bool, option("Continue from the last checkpoint in DIR.", "--resume")] = False
+    checkpoint: Annotated[Path | None, option("Continue from this checkpoint.", metavar="DIR")] = None
+    overwrite: Annotated[bool, option("Replace the model, or the unfinished training, in DIR.", "--overwrite")] = (
+        False
+    )
     save_steps: Annotated[
         int, option("Optimizer steps between checkpoints [default: an epoch; of grpo none].", ge=0)
     ] = 0
-    track: Annotated[str, option("Also tell tensorboard, wandb, mlflow.", metavar="auto|none|NAME,…")] = "auto"
+    track: Annotated[str, option("Also report to tensorboard, wandb or mlflow.", metavar="auto|none|NAME,…")] = (
+        "auto"
+    )
 
     @property
     def resume_from(self) -> bool | Path:
