@@ -15,11 +15,7 @@ from collections.abc import Callable, Sequence
 from understudy.cli import EXIT_ERROR, EXIT_INTERRUPTED
 from understudy.errors import ConfigError
 
-_RENAMED = {
-    "model-name-or-path": "backend-model-high",
-    "server-address": "base-url",
-    "max-step": "max-turns",
-}
+_RENAMED = {"model-name-or-path": "backend-model-high", "server-address": "base-url", "max-step": "max-turns"}
 _BACKENDS = ("vllm", "anthropic", "openai", "sglang", "embedded")
 _OLD_OPTION = re.compile(
     r"--(official|(?:dataset_path|output_dir|base_url|max_turns|(?:back|front)end_model_(?:high|low)|cooldown_seconds"

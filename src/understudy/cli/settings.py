@@ -159,8 +159,7 @@ DOCKER, LOCAL = "docker", "local"
 """Kinds of sandboxes."""
 
 DrainTimeout = Annotated[
-    float,
-    option("Seconds that the first Ctrl-C or SIGTERM gives the running rollouts to finish.", ge=0),
+    float, option("Seconds that the first Ctrl-C or SIGTERM gives the running rollouts to finish.", ge=0)
 ]
 DRAIN_TIMEOUT_S = 300.0
 
@@ -171,14 +170,13 @@ class BackendSettings(Struct, frozen=True, kw_only=True):
     backend: Annotated[
         str | None,
         option(
-            "The model server: embedded (scripted, or --weights), vllm, sglang, openai or anthropic "
-            "[default of a run: embedded].",
+            "The model server: embedded (scripted, or --weights), vllm, sglang, openai or anthropic; "
+            "`gateway serve` needs one, or --config [default: embedded].",
             argument=True,
         ),
     ] = None
     config: Annotated[
-        Path | None,
-        option("A TOML file with models, sampling, budget; see docs/gateway.md.", "--config", "-c"),
+        Path | None, option("A TOML file with models, sampling, budget; see docs/gateway.md.", "--config", "-c")
     ] = None
     base_url: Annotated[
         tuple[str, ...],
@@ -303,8 +301,7 @@ class AgentRunSettings(Struct, frozen=True, kw_only=True):
         Annotated[int, option("Files that Claude Code may have open [default: the sandbox's].", ge=64)] | None
     ) = None
     tools: Annotated[
-        str | None,
-        option("The only built-in tools that Claude Code has, as Read,Edit [default: its own choice]."),
+        str | None, option("The only built-in tools that Claude Code has, as Read,Edit [default: its own choice].")
     ] = None
     system_prompt: Annotated[
         str | None, option("A system prompt in the place of Claude Code's own, for models that read little.")

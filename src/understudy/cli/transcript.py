@@ -160,14 +160,7 @@ def _exact(calls: Sequence[Call]) -> ExactFigures | None:
 
 _LINES, _CHARACTERS = 12, 2000
 _PASSING = ("passed", "xfailed", "skipped")
-_PATCH_STYLES = (
-    ("+++", "bold"),
-    ("---", "bold"),
-    ("diff ", "bold"),
-    ("@@", "cyan"),
-    ("+", "green"),
-    ("-", "red"),
-)
+_PATCH_STYLES = (("+++", "bold"), ("---", "bold"), ("diff ", "bold"), ("@@", "cyan"), ("+", "green"), ("-", "red"))
 _DEEP = 8
 _ROLE_STYLES = {"compaction": "cyan", "auxiliary": "dim"}
 _STATUS_STYLES = {"succeeded": "green", "failed": "red", "timeout": "yellow", "unresponsive": "yellow"}

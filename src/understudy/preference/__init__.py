@@ -1,1 +1,1 @@
-"""Which of two answers is the better: what teachers agree on, what differs in substance, pairs with evidence."""
+"""Preference pairs: what teachers agree on, which actions have the same effect, and the evidence of each pair."""

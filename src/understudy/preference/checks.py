@@ -1,4 +1,4 @@
-"""What a pair must be to be learned from: not too long or uneven, in turns that a template takes, and new."""
+"""A preference pair, and the checks that it must pass: lengths, the order of messages, and that it is new."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class PairCounts(Struct, kw_only=True):
 
 
 class Checks:
-    """The checks of a pair; it remembers those it let pass, so that each is let pass once."""
+    """The checks of a pair. It remembers the pairs that passed, so that a duplicate of one fails."""
 
     def __init__(self, limits: Limits | None = None, template: Template | None = None) -> None:
         self.limits = limits or Limits()
@@ -101,7 +101,7 @@ class Checks:
         self._seen: set[bytes] = set()
 
     def flaw(self, pair: Pair, location: Place = NOWHERE) -> str | None:
-        """Why a pair is left out; None where it is to be learned from, for the first time it is asked."""
+        """Why a pair is left out; None where it passes, which the same pair does only once."""
         return (
             _content(pair)
             or _length(pair, self.limits)

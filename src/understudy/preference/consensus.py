@@ -1,4 +1,4 @@
-"""What teachers agree on.
+"""The vote of teachers on what to do at a state.
 
 Each teacher has one vote. Actions are grouped by their effect (`same_effect`): a group is an action with all those
 that have the same effect. The group with the most votes wins when it has at least `minimum`, and more than every

@@ -1,7 +1,8 @@
-"""What an action comes to: what it does with tools, or what it says where it uses none.
+"""When two actions, or two conversations, are the same: by their effect, not by their text.
 
-Two actions are alike when they do the same with tools, whatever they say before it; or when both use none and
-what they say is similar. **Similarity** is Dice's coefficient over words and pairs of neighbouring words, with
+The effect of an action is what it does with tools, or what it says where it uses none. Two actions have the same
+effect when their tool calls do the same, whatever text comes before; or when both use no tool and their texts are
+similar. **Similarity** is Dice's coefficient over words and pairs of neighbouring words, with
 their numbers: 2·Σ min(a, b) / (Σ a + Σ b), of words in lower case; from `SIMILAR` on, two texts count as one.
 """
 
@@ -122,7 +123,7 @@ def difference_json(difference: Difference) -> dict[str, Any]:
 
 
 def differ(a: TurnAction, b: TurnAction, location: Place = NOWHERE) -> Difference | None:
-    """What differs in substance; None where they come to the same.
+    """What differs in the effects of two actions; None where they are the same.
 
     What is said before the same tool call, and what of its arguments does not count, is no difference.
     """
@@ -130,7 +131,7 @@ def differ(a: TurnAction, b: TurnAction, location: Place = NOWHERE) -> Differenc
 
 
 def between(a: ActionEffect, b: ActionEffect) -> Difference | None:
-    """What differs between what two actions come to; None where it is the same."""
+    """What differs between two effects; None where they are the same."""
     if same_effect(a, b):
         return None
     if not a.doings and not b.doings:
@@ -183,7 +184,7 @@ def _short(text: str) -> str:
 
 
 SIMILAR = 0.6
-"""From here on two texts say the same."""
+"""Texts with at least this similarity count as the same."""
 MOST_WORDS = 4_000
 """Words of a text that are compared, from its beginning."""
 
@@ -195,11 +196,11 @@ _EDITS: dict[str, tuple[str, str, str]] = {
     "replace": ("file_path", "old_string", "new_string"),
     "str_replace_editor": ("path", "old_str", "new_str"),
 }
-"""Tools that put one text in the place of another that must be unique, and their arguments."""
+"""Tools that replace one text, which must be unique in the file, and the names of their arguments."""
 
 
 class ActionEffect(Struct, frozen=True):
-    """What an action comes to. `words` are counted only where it uses no tool."""
+    """The effect of an action. `word_counts` are taken only where it uses no tool."""
 
     doings: tuple[Doing, ...]
     text: str
@@ -212,12 +213,12 @@ class ActionEffect(Struct, frozen=True):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for equal substances; alike ones may have different keys."""
+        """Equal keys mean equal effects; effects that are the same may still have different keys."""
         return ("tools", *(each.key for each in self.doings)) if self.doings else ("text", self.text)
 
 
 def effect_of(action: TurnAction, location: Place = NOWHERE) -> ActionEffect:
-    """What an action comes to."""
+    """The effect of an action."""
     effects = doings(action, location)
     if effects:
         return ActionEffect(effects, "", Counter())
@@ -226,7 +227,7 @@ def effect_of(action: TurnAction, location: Place = NOWHERE) -> ActionEffect:
 
 
 def same_effect(a: ActionEffect, b: ActionEffect) -> bool:
-    """Whether two actions come to the same. Symmetric, but not transitive."""
+    """Whether two actions have the same effect. Symmetric, but not transitive: texts are only similar."""
     if a.key == b.key:
         return True
     if a.doings and b.doings:

@@ -1,4 +1,4 @@
-"""What a tool call does, in one form: calls that are the same in substance give the same form.
+"""Tool calls in a canonical form: two calls that do the same have the same form.
 
 Names are those of `known_tools`; arguments are compared by value, without defaults and what does not count; paths
 are relative to the directory that the agent worked in; shell commands are compared by their words. Tool calls are
@@ -57,17 +57,11 @@ TOOLS: dict[str, Known] = {
     "Bash": Known(
         keys={"cmd": "command"},
         kinds={"command": "command"},
-        defaults={
-            "run_in_background": _FALSE,
-            "dangerouslyDisableSandbox": _FALSE,
-            "is_input": ("false",),
-        },
+        defaults={"run_in_background": _FALSE, "dangerouslyDisableSandbox": _FALSE, "is_input": ("false",)},
         idle=frozenset({"description", "timeout", "timeout_ms", "type", "security_risk"}),
     ),
     "Read": Known(
-        kinds={"file_path": "path"},
-        defaults={"offset": (0, 1), "limit": (0, 2000), "pages": ("",)},
-        reads=True,
+        kinds={"file_path": "path"}, defaults={"offset": (0, 1), "limit": (0, 2000), "pages": ("",)}, reads=True
     ),
     "Edit": Known(
         kinds={"file_path": "path", "old_string": "text", "new_string": "text"}, defaults={"replace_all": _FALSE}
@@ -219,15 +213,15 @@ _value = msgspec.json.Decoder().decode
 
 
 class Place(Struct, frozen=True):
-    """Where an agent worked: what relative paths are relative to. None: not known."""
+    """The directory in which an agent worked, and to which relative paths refer; None where it is unknown."""
 
     cwd: str | None = None
 
 
 class Doing(Struct, frozen=True):
-    """A tool call in its one form. `arguments` are a JSON value: an object, or the text where it is none.
+    """A tool call in its canonical form. `arguments` are a JSON value: an object, or the text where it is none.
 
-    `key` is equal for two calls exactly when they are the same in substance. `readable` is whether the arguments
+    `key` is equal for two calls exactly when they do the same. `readable` is whether the arguments
     were a JSON object at all.
     """
 
@@ -242,7 +236,7 @@ _UNKNOWN = Known()
 
 
 def doing(call: Mapping[str, Any], location: Place = NOWHERE) -> Doing:
-    """A tool call in OpenAI form, in its one form."""
+    """The canonical form of a tool call, which is given in OpenAI's form."""
     function: Any = call.get("function")
     function_call: Mapping[str, Any] = cast(Mapping[str, Any], function) if isinstance(function, dict) else {}
     return of_name(function_call.get("name"), function_call.get("arguments"), location)

@@ -1,4 +1,4 @@
-"""Pairs from replays: what teachers agree on against what the student did, where they differ in substance."""
+"""Pairs from replays: what teachers agree on (chosen) and what the student did (rejected), if they differ."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Asking teachers what they would have done at a state, through the gateway, within a ceiling of cost."""
+"""Asking teachers what they would have done at a state, through the gateway, within a cost budget."""

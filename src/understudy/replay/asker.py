@@ -1,4 +1,7 @@
-"""One ask: reserved, written down, sent, settled; and sent again where that helps and may be."""
+"""Asks a teacher: reserves the cost, stores the ask, sends it, settles the cost, and retries where that may help.
+
+Beside `Asker`: the cost budget of a replay, what a reply of the gateway means, and the state of a teacher.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ class CostBudget:
         return self.limit is not None and self.spent + amount > self.limit
 
     async def reserve(self, amount: int, stopped: asyncio.Event) -> bool:
-        """Hold so much. Waits while only what is under way stands in its way.
+        """Reserve an amount. Waits while it does not fit only because of requests under way.
 
         False when it does not fit, or `stopped` is set meanwhile (see `wake`).
         """
@@ -75,13 +78,13 @@ class CostBudget:
         return False
 
     def settle(self, amount: int, spent: int) -> None:
-        """Of what was reserved, so much was spent."""
+        """Release a reservation of `amount`, of which `spent` was really spent."""
         self.held -= amount
         self.spent += spent
         self.wake()
 
     def wake(self) -> None:
-        """Have all that wait look again."""
+        """Let all that wait in `reserve` check again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -202,7 +205,7 @@ class TeacherState:
 
     @property
     def resting(self) -> bool:
-        """Whether it is to be left alone for a while."""
+        """Whether the teacher asked for a pause that has not passed yet."""
         return time.monotonic() < self._not_before
 
     def dismiss(self, why: str) -> None:
@@ -213,30 +216,32 @@ class TeacherState:
         """Leave it alone for a while, after so many tries of an ask."""
         wait = min(FIRST_PAUSE_S * 2 ** (tried - 1), LONGEST_PAUSE_S) if retry_after_s is None else retry_after_s
         if wait > MOST_PATIENCE_S:
-            self.dismiss(f"it wants to be left alone for {wait:.0f} s")
+            self.dismiss(
+                f"it asks for a pause of {wait:.0f} s, longer than the {MOST_PATIENCE_S:.0f} s that are waited"
+            )
         self._not_before = max(self._not_before, time.monotonic() + wait)
 
     async def rested(self, stopped: asyncio.Event) -> None:
-        """Returns when it may be asked again, or `stopped` is set."""
+        """Wait until it may be asked again, or until `stopped` is set."""
         while not stopped.is_set() and (left := self._not_before - time.monotonic()) > 0:
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), left)
 
     def note(self, result: AskOutcome) -> None:
-        """Take note of how an ask ended."""
+        """Record how an ask ended; dismiss the teacher after too many failures in a row."""
         error_message = result.error.message if result.error else ""
         if result.then == "dismiss":
             self.dismiss(error_message)
         self._failures = self._failures + 1 if result.then in ("again", "doubt") else 0
         if self._failures >= DOWN_AFTER:
-            self.dismiss(f"{self._failures} asks in a row came to nothing, the last because of: {error_message}")
+            self.dismiss(f"{self._failures} asks in a row failed, the last because of: {error_message}")
 
 
 REFUSED = "Refused"
 """The type of the error of an ask that would fail as well another time: it is not sent again by itself."""
 
 BILLED_TRIES = 2
-"""How often an ask is sent at the most whose tries may have been billed: what is broken must not use up all."""
+"""The most tries of an ask that may have been billed: a broken server must not use up the whole budget."""
 
 _WORDS = {"never": REFUSED, "again": "Unavailable", "dismiss": "Dismissed", "doubt": "Dismissed"}
 
@@ -253,7 +258,7 @@ class AskProgress(Struct):
 
 
 class Asker:
-    """Asks, at most `concurrency` of them at a time and within a ceiling, until `stopped` is set."""
+    """Sends asks, at most `concurrency` at a time and within the budget, until `stopped` is set."""
 
     def __init__(
         self,
@@ -272,7 +277,7 @@ class Asker:
     async def ask(
         self, ask: StoredAsk, make: Callable[[], TeacherRequest], teacher_state: TeacherState
     ) -> Call | None:
-        """Have an ask answered, in several tries where that helps. The call that answered it, None: none did."""
+        """Send an ask, several times where that helps. Returns the call that answered it; None where none did."""
         tries = teacher_state.teacher.config.tries
         result: AskOutcome | None = None
         async with teacher_state.slots:
@@ -299,7 +304,7 @@ class Asker:
         return result.call if result.then == "none" else None
 
     async def _wait_for_slot(self, teacher_state: TeacherState) -> None:
-        """Returns with a place among the asks under way, when the teacher is not to be left alone."""
+        """Wait for a free slot, and until the teacher may be asked again."""
         while True:
             await teacher_state.rested(self._stopped)
             await self._slots.acquire()
@@ -372,7 +377,7 @@ class Asker:
         return ask
 
     def _check(self, call: Call | None, request: TeacherRequest, teacher_state: TeacherState) -> None:
-        """Notice a teacher that bills more than it was asked for: what it can cost is not known any more."""
+        """Count what a teacher bills beyond what it was asked for: its worst cost is unknown from then on."""
         if call is None:
             return
         usage, limit = call.usage, teacher_state.teacher.config.max_tokens

@@ -121,7 +121,9 @@ class TeacherConnection:
                     retry_after = response.headers.get("retry-after")
                     status = response.status
             except aiohttp.ClientError as error:
-                raise GatewayError(f"our own gateway at {self._url} does not answer: {error}") from error
+                raise GatewayError(
+                    f"the replay's own gateway at {self._url} does not respond: {error}; run the command again"
+                ) from error
         if self._calls.fault is not None:
             raise self._calls.fault
         call = self._calls.take(ask_id)

@@ -1,4 +1,4 @@
-"""What would be asked: states with their tools, the teachers that may be asked about each, and an estimate."""
+"""The selection of a replay: states with their tools, the teachers to ask about each, and the estimated cost."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def estimate(
 ) -> dict[str, TeacherShare]:
     """What each teacher would be asked about these states, and what it would cost. Nothing is sent.
 
-    `known` says which of some asks are done.
+    `existing_asks` returns those of some ids whose asks are done.
     """
     shares: dict[str, TeacherShare] = {}
     for stated in chosen:

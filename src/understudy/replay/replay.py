@@ -1,4 +1,4 @@
-"""A replay: teachers are asked about states, each ask once, and none that the ceiling of cost does not allow."""
+"""A replay: asks teachers about states, once each and within the budget, and a judge where they disagree."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class ReplaySummary(Struct, kw_only=True):
     stopped: bool
 
 
-Told = Callable[[SelectionCounts, dict[str, TeacherShare]], None]
+OnEstimate = Callable[[SelectionCounts, dict[str, TeacherShare]], None]
 """Gets the estimate before anything is sent."""
 _AHEAD = 4
 
@@ -159,7 +159,7 @@ class Replay:
     """
 
     def __init__(self, store: Store, teachers: Teachers, options: ReplaySettings) -> None:
-        """Raises ConfigError for a ceiling and a teacher without a price, and when it cannot go on as it began."""
+        """Raises ConfigError where a budget needs a price, or an earlier invocation differs in redaction."""
         everyone = (*teachers.teachers, *((teachers.judge,) if teachers.judge else ()))
         for teacher in everyone if options.max_cost_usd is not None else ():
             if teacher.price is None:
@@ -169,8 +169,8 @@ class Replay:
                 )
         if (before := _last_options(store, options.name).get("redacted", options.redacted)) != options.redacted:
             raise ConfigError(
-                f"the replay {options.name!r} was {'redacted' if before else '--unredacted'} before, and what its "
-                "teachers said is shown to its judge: go on as it was, or begin another with --name"
+                f"the replay {options.name!r} was {'redacted' if before else '--unredacted'} before; its judge "
+                "sees what teachers answered then: continue it in the same way, or start another with --name"
             )
         self.progress = AskProgress()
         self._store = store
@@ -211,7 +211,7 @@ class Replay:
         return final and not self._options.again
 
     def stop(self) -> bool:
-        """Send nothing more, and let what is under way end. False when it was said before."""
+        """Send nothing more, and let requests under way finish. Returns False when it was stopped before."""
         if self.progress.stopping:
             return False
         self.progress.stopping = True
@@ -221,8 +221,8 @@ class Replay:
 
     # --- the whole --------------------------------------------------------------------------------------
 
-    async def run(self, report_progress: Told | None = None) -> ReplaySummary:
-        """Ask what is to be asked. `told` gets the estimate first.
+    async def run(self, on_estimate: OnEstimate | None = None) -> ReplaySummary:
+        """Ask what is left to ask. `on_estimate` gets the estimate before anything is sent.
 
         Raises ConfigError for a key that is missing or a server without the model, StoreError when something could
         not be kept.
@@ -234,16 +234,16 @@ class Replay:
         self._asker = self._make_asker(before.cost_usd + before.reserved_usd)
         reader = ThreadPoolExecutor(1, "replay-reader")
         try:
-            return await self._run(reader, attempt_id, sequence, report_progress)
+            return await self._run(reader, attempt_id, sequence, on_estimate)
         finally:
             reader.shutdown(wait=False, cancel_futures=True)
 
     async def _run(
-        self, reader: ThreadPoolExecutor, attempt_id: str, sequence: int, report_progress: Told | None
+        self, reader: ThreadPoolExecutor, attempt_id: str, sequence: int, on_estimate: OnEstimate | None
     ) -> ReplaySummary:
         selected, shares = await asyncio.get_running_loop().run_in_executor(reader, self.estimate)
-        if report_progress is not None:
-            report_progress(selected, shares)
+        if on_estimate is not None:
+            on_estimate(selected, shares)
         self.progress.total = sum(share.asks - share.done for share in shares.values())
         await self._record(selected, None)
         async with AsyncExitStack() as stack:

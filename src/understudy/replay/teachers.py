@@ -1,4 +1,4 @@
-"""Who is asked: the teachers and the judge in a TOML file. No key is ever in it."""
+"""The teachers and the judge of a replay, from a TOML file, which never holds a key."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ def read_teachers(path: Path) -> Teachers:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
     if unknown := sorted(data.keys() - {"teachers", JUDGE}):
-        raise ConfigError(f"{path}: {unknown[0]}: there is no such key; expected [teachers.NAME] and [{JUDGE}]")
+        raise ConfigError(f"{path}: {unknown[0]}: unknown key; expected [teachers.NAME] and [{JUDGE}]")
     tables = data.get("teachers")
     if not isinstance(tables, dict) or not tables:
         raise ConfigError(f"{path}: teachers: expected at least one table [teachers.NAME] with backend and model")
@@ -137,7 +137,9 @@ def _teacher(path: Path, key: str, name: str, table: Any) -> Teacher:
         raise ConfigError(f"{path}: {key}.{str(error).removeprefix(_MODEL)}") from error
     for field_, price in msgspec.to_builtins(teacher.price or {}).items():
         if price is not None and not 0 <= price < 1e6:
-            raise ConfigError(f"{path}: {key}.price.{field_}: {price} is no price; expected US dollars, 0 or more")
+            raise ConfigError(
+                f"{path}: {key}.price.{field_}: invalid price {price}; expected US dollars, 0 or more"
+            )
     return teacher
 
 
@@ -147,9 +149,7 @@ def _located(key: str, message: str) -> str:
     key_path = key + key_path.rstrip("`")
     if unknown := _NO_MEMBER.fullmatch(text):
         struct = Price if key_path.endswith("price") else TeacherConfig
-        return (
-            f"{key_path}.{unknown[1]}: there is no such key; expected one of {', '.join(struct.__struct_fields__)}"
-        )
+        return f"{key_path}.{unknown[1]}: unknown key; expected one of {', '.join(struct.__struct_fields__)}"
     if key_path.endswith(".backend"):
         text += f"; expected one of {', '.join(KINDS)}"
     return f"{key_path}: {text}"

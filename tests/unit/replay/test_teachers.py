@@ -38,13 +38,13 @@ def test_the_file_in_the_docs(tmp_path: Path):
     ("text", "said"),
     [
         ("", "teachers: expected at least one table"),
-        ("[teacher.x]\nmodel = 'm'\n", "teacher: there is no such key"),
+        ("[teacher.x]\nmodel = 'm'\n", "teacher: unknown key"),
         ("[teachers.x]\nmodel = 'm'\n", "teachers.x: Object missing required field `backend`"),
         (
             "[teachers.x]\nbackend = 'oracle'\nmodel = 'm'\n",
             "teachers.x.backend: Invalid enum value 'oracle'; expected",
         ),
-        (GPT + "key = 'sk'\n", "teachers.x.key: there is no such key"),
+        (GPT + "key = 'sk'\n", "teachers.x.key: unknown key"),
         ("[teachers.x]\nbackend = 'openai'\nmodel = ''\n", "teachers.x.model: expected the name"),
         ("[teachers.x]\nbackend = 'openai'\nmodel = 1\n", "teachers.x.model: Expected `str`, got `int`"),
         ("[teachers.x]\nbackend = 'vllm'\nmodel = 'm'\n", "teachers.x.base_url: the vllm backend needs one"),
@@ -62,15 +62,15 @@ def test_the_file_in_the_docs(tmp_path: Path):
         ),
         (
             GPT + "price = { input = -1, output = 1 }\n",
-            "teachers.x.price.input: -1",
+            "teachers.x.price.input: invalid price -1",
         ),
         (
             GPT + "price = { input = 1, output = nan }\n",
-            "teachers.x.price.output: nan",
+            "teachers.x.price.output: invalid price nan",
         ),
         (
             GPT + "price = { in = 1, output = 1 }\n",
-            "teachers.x.price.in: there is no such key; expected one of input, output",
+            "teachers.x.price.in: unknown key; expected one of input, output",
         ),
         ("[teachers.'a b']\nbackend = 'openai'\nmodel = 'm'\n", "teachers.a b: expected a name"),
         (
@@ -79,7 +79,7 @@ def test_the_file_in_the_docs(tmp_path: Path):
         ),
         ("teachers = 3\n", "teachers: expected"),
         ("[teachers]\nx = 3\n", "teachers.x: Expected `object`"),
-        ("][", "is not TOML"),
+        ("][", "is not valid TOML"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_key(tmp_path: Path, text: str, said: str):

@@ -30,9 +30,7 @@ class HealthCheck(Struct, frozen=True):
     required: bool = True
 
 
-def doctor(
-    json_: Json = False,
-) -> None:
+def doctor(json_: Json = False) -> None:
     """Show everything a run needs, with its state. Exits with 1 when something required is missing."""
     checks = [HealthCheck(name, *check(), required) for name, required, check in _CHECKS]
     healthy = all(check.ok for check in checks if check.required)

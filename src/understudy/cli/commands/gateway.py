@@ -115,7 +115,7 @@ def revoke(name: Annotated[str, typer.Argument(help="Whose key.")], directory: _
     with Store.open(directory, create=False) as store:
         if not store.keys.revoke(CLIENT + name).result():
             raise ConfigError(
-                f"{directory} has no working key of {name!r}; list the keys: understudy gateway keys --dir {directory}"
+                f"{directory} has no working key of {name!r}; `understudy gateway keys` lists the names"
             )
 
 

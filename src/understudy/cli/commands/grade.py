@@ -87,10 +87,7 @@ class GradeSettings(Struct, frozen=True, kw_only=True):
 
 
 @command
-def grade(
-    settings: GradeSettings,
-    json_: Json = False,
-) -> None:
+def grade(settings: GradeSettings, json_: Json = False) -> None:
     """Grade predictions, several at once, and write the report files of SWE-bench's harness.
 
     The same command again grades what has no report yet, or another patch now. Ctrl-C lets the running ones
@@ -106,7 +103,7 @@ def grade(
     if settings.official:
         _grade_officially(settings, predictions, tasks, json_)
         return
-    standing, path = _Grading(settings, predictions, loaded, tasks).run()
+    standing, path = _grade(settings, predictions, loaded, tasks)
     _print_summary(standing, predictions, path, json_)
     if len(standing.outcomes) < standing.total:
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -175,78 +172,81 @@ def _grade_officially(
         raise typer.Exit(1)
 
 
-class _Grading:
-    """Grading from its start to its summary."""
+def _grade(
+    settings: GradeSettings, predictions: Predictions, loaded: LoadedTasks, tasks: Sequence[Task]
+) -> tuple[GradingProgress, Path]:
+    """Grade all; the first Ctrl-C or SIGTERM lets what runs finish, the second stops at once."""
+    stop = asyncio.Event()
+    output, name = settings.output_dir, settings.name
 
-    def __init__(
-        self, settings: GradeSettings, predictions: Predictions, loaded: LoadedTasks, tasks: Sequence[Task]
-    ) -> None:
-        self._settings = settings
-        self._predictions = predictions
-        self._refused = {row.instance_id: f"{row.where}: {row.reason}" for row in loaded.refused}
-        self._tasks = tasks
+    def drain() -> bool:
+        if stop.is_set():
+            return False
+        typer.echo("finishing what runs; Ctrl-C again stops at once", err=True)
+        stop.set()
+        return True
 
-    def run(self) -> tuple[GradingProgress, Path]:
-        """Grade all; the first Ctrl-C or SIGTERM lets what runs finish, the second stops at once."""
-        stop = asyncio.Event()
-        output, name = self._settings.output_dir, self._settings.name
+    lock = locked(
+        output / LOGS / name / ".lock",
+        busy=f"another process grades run {name!r} in {output}; give another --run-id",
+        remedy="give an --output-dir that you can write",
+    )
+    with lock:
+        return run_stoppable(_grade_until(stop, settings, predictions, loaded, tasks), drain)
 
-        def drain() -> bool:
-            if stop.is_set():
-                return False
-            typer.echo("finishing what runs; Ctrl-C again stops at once", err=True)
-            stop.set()
-            return True
 
-        lock = locked(
-            output / LOGS / name / ".lock",
-            busy=f"another process grades run {name!r} in {output}; give another --run-id",
-            remedy="give an --output-dir that you can write",
-        )
-        with lock:
-            return run_stoppable(self._grade(stop), drain)
-
-    async def _grade(self, stop: asyncio.Event) -> tuple[GradingProgress, Path]:
-        settings, output = self._settings, self._settings.output_dir
-        kind = settings.sandbox or sandbox_for(self._tasks)
-        cache, sandboxes = cache_dir(), load_sandboxes(kind, _options(kind))
-        try:
-            environment = await asyncio.to_thread(environment_for, sandboxes, cache)
-            refused = dict(self._refused)
-            if settings.validate:
-                predicted = [task for task in self._tasks if task.instance_id in self._predictions.rows]
-                validated = await validate_tasks(
-                    predicted, cache=cache, sandboxes=sandboxes, environment=environment, concurrency=settings.jobs
-                )
-                refused |= validated.refused
-            bench = GradingSetup(
-                tasks={task.instance_id: task for task in self._tasks},
-                output=output,
-                run_id=settings.name,
+async def _grade_until(
+    stop: asyncio.Event,
+    settings: GradeSettings,
+    predictions: Predictions,
+    loaded: LoadedTasks,
+    tasks: Sequence[Task],
+) -> tuple[GradingProgress, Path]:
+    output, refused_rows = (
+        settings.output_dir,
+        {row.instance_id: f"{row.where}: {row.reason}" for row in loaded.refused},
+    )
+    kind = settings.sandbox or sandbox_for(tasks)
+    cache, sandboxes = cache_dir(), load_sandboxes(kind, _options(kind))
+    try:
+        environment = await asyncio.to_thread(environment_for, sandboxes, cache)
+        refused = dict(refused_rows)
+        if settings.validate:
+            validated = await validate_tasks(
+                [task for task in tasks if task.instance_id in predictions.rows],
+                cache=cache,
                 sandboxes=sandboxes,
                 environment=environment,
-                cache=cache,
-                refused=refused,
-                doubt=settings.validate is None,
+                concurrency=settings.jobs,
             )
-            await asyncio.to_thread(write_metadata, output, settings.name, ", ".join(settings.task.tasks))
-            standing = await grade_all(
-                bench, self._predictions, concurrency=settings.jobs, stop=stop, progress=_GradeProgress()
-            )
-        finally:
-            await sandboxes.aclose()
-        first = next(iter(self._predictions.rows.values()), None)
-        used = () if sandboxes.host_programs else {task.image for task in self._tasks if task.image}
-        path = await asyncio.to_thread(
-            write_summary,
-            output,
-            settings.name,
-            first.model if first else NO_MODEL,
-            standing.outcomes,
-            sorted({*bench.tasks, *self._refused} - {""}),
-            images=used,
+            refused |= validated.refused
+        setup = GradingSetup(
+            tasks={task.instance_id: task for task in tasks},
+            output=output,
+            run_id=settings.name,
+            sandboxes=sandboxes,
+            environment=environment,
+            cache=cache,
+            refused=refused,
+            doubt=settings.validate is None,
         )
-        return standing, path
+        await asyncio.to_thread(write_metadata, output, settings.name, ", ".join(settings.task.tasks))
+        standing = await grade_all(
+            setup, predictions, concurrency=settings.jobs, stop=stop, progress=_GradeProgress()
+        )
+    finally:
+        await sandboxes.aclose()
+    first = next(iter(predictions.rows.values()), None)
+    path = await asyncio.to_thread(
+        write_summary,
+        output,
+        settings.name,
+        first.model if first else NO_MODEL,
+        standing.outcomes,
+        sorted({*setup.tasks, *refused_rows} - {""}),
+        images=() if sandboxes.host_programs else {task.image for task in tasks if task.image},
+    )
+    return standing, path
 
 
 class _GradeProgress:

@@ -16,14 +16,7 @@ from understudy.cli.interrupts import raise_file_limit, run_stoppable
 from understudy.cli.options import command
 from understudy.cli.output import Json, print_facts, print_json
 from understudy.cli.progress import LiveStatus, live
-from understudy.cli.settings import (
-    DOCKER,
-    DRAIN_TIMEOUT_S,
-    LOCAL,
-    AgentRunSettings,
-    DrainTimeout,
-    sandbox_for,
-)
+from understudy.cli.settings import DOCKER, DRAIN_TIMEOUT_S, LOCAL, AgentRunSettings, DrainTimeout, sandbox_for
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, TaskError
 from understudy.model.directory import TINY, directory_of
@@ -49,12 +42,10 @@ class LoopSettings(Struct, frozen=True, kw_only=True):
 
     table: ClassVar[str] = "loop"
     model: Annotated[
-        str,
-        option(f"A model's directory, or {TINY}: the one that comes with us.", argument=True, metavar="MODEL"),
+        str, option(f"A model's directory, or {TINY}: the one that comes with us.", argument=True, metavar="MODEL")
     ]
     tasks: Annotated[
-        tuple[str, ...],
-        option("What is learned from, as understudy run takes it; repeatable.", "--tasks", "-t"),
+        tuple[str, ...], option("What is learned from, as understudy run takes it; repeatable.", "--tasks", "-t")
     ] = ()
     eval_tasks: Annotated[
         tuple[str, ...], option("Held-out tasks, never learned from; repeatable.", "--eval-tasks", "-e")
@@ -72,8 +63,7 @@ class LoopSettings(Struct, frozen=True, kw_only=True):
     runtime: LoopRuntime = field(default_factory=LoopRuntime)
     drain_timeout: DrainTimeout = DRAIN_TIMEOUT_S
     config: Annotated[
-        Path | None,
-        option("Options from its tables [loop] and, for the trainer, [grpo].", metavar="FILE.toml"),
+        Path | None, option("Options from its tables [loop] and, for the trainer, [grpo].", metavar="FILE.toml")
     ] = None
     track: Annotated[str, option("Also report to tensorboard, wandb or mlflow.", metavar="auto|none|NAME,…")] = (
         "auto"
@@ -82,10 +72,7 @@ class LoopSettings(Struct, frozen=True, kw_only=True):
 
 
 @command
-def loop(
-    settings: LoopSettings,
-    json_: Json = False,
-) -> None:
+def loop(settings: LoopSettings, json_: Json = False) -> None:
     """Improve a model by its own work: collect with it, grade, update it, publish the weights, collect again.
 
     The same command again continues the loop where it ended, even after kill -9. Ctrl-C lets the running rollouts

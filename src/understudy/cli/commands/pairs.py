@@ -52,8 +52,7 @@ class PairSettings(Struct, frozen=True, kw_only=True):
     ] = False
     most: Annotated[int, option("The most pairs of the rollouts of one task.", ge=1)] = 16
     tokenizer: Annotated[
-        Path | None,
-        option("Only pairs that this tokenizer's chat template can render.", metavar="MODEL_DIR"),
+        Path | None, option("Only pairs that this tokenizer's chat template can render.", metavar="MODEL_DIR")
     ] = None
     max_chars: Annotated[int, option("The most characters of a prompt with its longer answer.", ge=1)] | None = (
         None

@@ -18,8 +18,7 @@ _PAGE, _PICTURE = "report.html", ".png"
 
 def report(
     runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...", help="A run's or a loop's directory, or runs to compare."),
+        list[Path], typer.Argument(metavar="RUN...", help="A run's or a loop's directory, or runs to compare.")
     ],
     output: Annotated[
         Path | None,

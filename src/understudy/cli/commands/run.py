@@ -83,10 +83,7 @@ class RunSettings(Struct, frozen=True, kw_only=True):
 
 
 @command
-def run(
-    settings: RunSettings,
-    json_: Json = False,
-) -> None:
+def run(settings: RunSettings, json_: Json = False) -> None:
     """Run an agent on tasks, keep every call, grade every patch.
 
     The same command again continues the run where it ended: rollouts that ended are not repeated, those that

@@ -37,8 +37,7 @@ class TrainingSettings(Struct, frozen=True, kw_only=True):
     """What every training can be told beside the options of its trainer."""
 
     model: Annotated[
-        str,
-        option("A model's directory, or tiny: the one that comes with us.", argument=True, metavar="MODEL"),
+        str, option("A model's directory, or tiny: the one that comes with us.", argument=True, metavar="MODEL")
     ]
     sources: Annotated[
         tuple[Path, ...],
