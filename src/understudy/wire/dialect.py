@@ -12,15 +12,7 @@ from msgspec import Struct
 from understudy.wire.decoding import peek
 from understudy.wire.errors import Fault, InvalidRequest
 from understudy.wire.layout import lay_out
-from understudy.wire.model import (
-    Block,
-    ChatRequest,
-    Conversation,
-    ConversationHandle,
-    Delta,
-    Generation,
-    ToolCall,
-)
+from understudy.wire.model import Block, ChatRequest, Conversation, ConversationHandle, Delta, Generation, ToolCall
 
 ID_LIMIT = 200
 """How much of a session's or a subagent's id counts, in characters; agents send 36."""

@@ -156,12 +156,7 @@ _NAMES = {
     "function_call": "response.function_call_arguments",
     "custom_tool_call": "response.custom_tool_call_input",
 }
-_FILLED = {
-    "reasoning": "content",
-    "message": "content",
-    "function_call": "arguments",
-    "custom_tool_call": "input",
-}
+_FILLED = {"reasoning": "content", "message": "content", "function_call": "arguments", "custom_tool_call": "input"}
 _DONE = {"reasoning": "text", "message": "text", "function_call": "arguments", "custom_tool_call": "input"}
 
 

@@ -191,11 +191,7 @@ def _renamed(message: dict[str, Any], old: str, new: str | None) -> dict[str, An
 _VLLM_EXTRAS = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True, "return_weight_versions": True}
 _SGLANG_EXTRAS = {"logprobs": True, "return_token_ids": True}
 # With a stream the ids come in its last chunk, and only if they are asked for by these names.
-_SGLANG_STREAM_EXTRAS = {
-    "logprobs": True,
-    "return_input_ids_in_sglext": True,
-    "return_output_ids_in_sglext": True,
-}
+_SGLANG_STREAM_EXTRAS = {"logprobs": True, "return_input_ids_in_sglext": True, "return_output_ids_in_sglext": True}
 
 
 class VLLMBackend(ChatBackend):

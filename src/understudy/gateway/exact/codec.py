@@ -140,8 +140,7 @@ def _text(content: str | list[dict[str, Any]] | None) -> str:
     other = [part.get("type") for part in content if part.get("type") != "text"]
     if other:
         raise BackendError(
-            f'unsupported content of type {other[0]!r}: with tokens = "exact" a model gets text only',
-            status=400,
+            f'unsupported content of type {other[0]!r}: with tokens = "exact" a model gets text only', status=400
         )
     return "\n".join(part["text"] for part in content)
 
