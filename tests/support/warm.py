@@ -23,10 +23,13 @@ from pathlib import Path
 
 SOCKET = "UNDERSTUDY_TEST_WARM"
 _LIMITS = (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_AS)
-_READ_AT_START = ("PYTHONPATH", "PYTHONHOME", "PYTHONIOENCODING", "PYTHONUTF8", "PYTHONWARNINGS", "LC_", "LANG")
-"""What Python reads of the environment once, when it starts."""
-_READ_ON_IMPORT = {"torch", "numpy", "huggingface_hub"}
-"""Libraries that read it once, when they are imported."""
+_READ_AT_START = (
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONIOENCODING", "PYTHONUTF8", "PYTHONWARNINGS", "LC_", "LANG"),
+    "OMP_",
+)
+"""What Python, or numpy, reads of the environment once, when it starts."""
+_READ_ON_IMPORT = {"torch", "huggingface_hub"}
+"""Libraries that read it once, when they are imported, and that few commands import."""
 _ENVIRONMENT = dict(os.environ)
 
 
@@ -112,12 +115,17 @@ def _serve(path: str) -> None:
 def _import_commands() -> None:
     """Import what commands need, but for what starts threads: those do not outlive a fork."""
     import gc
+    import io
     from importlib import import_module
 
     from understudy.cli import app
 
     for module in sorted({module for module, _ in app._COMMANDS.values()}):
         import_module(f"understudy.cli.commands.{module}")
+    with contextlib.suppress(ImportError):
+        import_module("numpy")
+    with contextlib.redirect_stdout(io.StringIO()):  # typer imports more when it reads the first command line
+        app.app(["states", "--help"], standalone_mode=False)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process with threads must not be forked"
     assert not _READ_ON_IMPORT & set(sys.modules), "these must see the environment of the command"
     gc.collect()

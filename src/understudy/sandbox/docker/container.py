@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import posixpath
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -35,7 +34,7 @@ from understudy.sandbox.docker.engine import (
     isolated,
     start_exec,
 )
-from understudy.sandbox.docker.files import ContainerFiles, pack_tar
+from understudy.sandbox.docker.files import ContainerFiles
 from understudy.sandbox.docker.images import HOME, USER_ID, PreparedImage
 from understudy.sandbox.process import CommandOutput, exit_code_of_shell, run_to_completion
 
@@ -429,10 +428,7 @@ class DockerSandbox(IsolatedSandbox):
                 above = posixpath.dirname(above)
             inside = posixpath.relpath(mount.target, above)
             shown.append(posixpath.join(above, inside.split("/")[0]))
-            with tempfile.TemporaryFile() as archive:
-                pack_tar(mount.source, archive, 0, inside, read_only=True)
-                archive.seek(0)
-                self._engine.api.put_archive(self._container, above, archive)
+            self._files.put_tree(mount.source, above, 0, inside, read_only=True)
         return shown
 
     def _remove(self, paths: Sequence[str]) -> bool:

@@ -16,6 +16,7 @@ import re
 import shutil
 import stat
 import tarfile
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence, Set
@@ -160,6 +161,13 @@ class ContainerFiles:
                 self._engine.api.put_archive(self._container, parent, output.getvalue())
             except EngineNotFound as error:
                 raise SandboxError(f"cannot write {path} in the sandbox: {error}") from error
+
+    def put_tree(self, tree: Path, into: str, user: int, name: str = ".", *, read_only: bool = False) -> None:
+        """Copy a file or directory of this machine to `name` in the directory `into`, owned by `user`."""
+        with tempfile.TemporaryFile() as archive:
+            pack_tar(tree, archive, user, name, read_only=read_only)
+            archive.seek(0)
+            self._engine.api.put_archive(self._container, into, archive)
 
     def is_program(self, path: str) -> bool:
         """Whether an executable regular file is at `path`, links followed."""

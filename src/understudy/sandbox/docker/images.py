@@ -10,7 +10,6 @@ import hashlib
 import logging
 import os
 import re
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -31,7 +30,7 @@ from understudy.sandbox.docker.engine import (
     isolated,
     remove_container,
 )
-from understudy.sandbox.docker.files import ContainerFiles, pack_tar
+from understudy.sandbox.docker.files import ContainerFiles
 
 REPOSITORY = "understudy/prepared"
 PREPARED = "understudy.prepared"
@@ -111,11 +110,10 @@ class ImagePuller:
                 pause *= 2
 
     def _pull(self, image: str) -> None:
-        name, tag = split(image)
         layers: dict[str, tuple[int, int]] = {}
         reported_at = 0.0
         try:
-            for event in self._engine.api.pull(name, tag=tag, stream=True, decode=True):
+            for event in self._engine.api.pull(image, stream=True, decode=True):
                 if self._stop.is_set():
                     raise SandboxError(f"fetching the image {image} was cancelled")
                 if message := event.get("error"):
@@ -154,17 +152,6 @@ def _absent(image: str, message: str) -> TaskError:
         f"image {image!r} not found on this machine or in its registry ({message}); check the name, namespace "
         "and tag, log in with `docker login` when it is private, or build it under this name"
     )
-
-
-def split(image: str) -> tuple[str, str | None]:
-    """An image's name without its tag or digest, and that, which is "latest" where none is given."""
-    if "@" in image:
-        name, _, digest = image.partition("@")
-        return name, digest
-    name, colon, tag = image.rpartition(":")
-    if colon and "/" not in tag:
-        return name, tag
-    return image, "latest"
 
 
 def _note(layers: dict[str, tuple[int, int]], event: Mapping[str, Any]) -> None:
@@ -228,14 +215,16 @@ class ImageStore:
                 # It was built on this machine, or its registry has it no more.
                 self._progress(f"{image}: no registry has it; what is here is prepared anew")
             self._renewed.add(image)
-            with engine_errors(f"look for the image {image}"):
-                return self._engine.api.inspect_image(image)
+            return self._details(image)
+
+    def _details(self, image: str) -> Mapping[str, Any]:
+        with engine_errors(f"look for the image {image}"):
+            return self._engine.api.inspect_image(image)
 
     def inspect(self, image: str) -> Mapping[str, Any] | None:
         """The engine's details of an image, or None when it is missing. Raises SandboxError."""
         try:
-            with engine_errors(f"look for the image {image}"):
-                return self._engine.api.inspect_image(image)
+            return self._details(image)
         except EngineNotFound:
             return None
 
@@ -264,16 +253,11 @@ class ImageStore:
         parts = (_FORMAT, base["Id"], tree, spec.workdir, HOME, str(spec.as_root))
         tag = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
         name = f"{REPOSITORY}:{tag}"
-        with engine_errors(f"look for the prepared image of {image}"):
-            try:
-                details = None if self._force else self._engine.api.inspect_image(name)
-            except EngineNotFound:
-                details = None
+        details = None if self._force else self.inspect(name)
         if details is None:
             self._progress(f"{image}: preparing it for {spec.workdir}")
             self._make(spec, image, base["Id"], tag)
-            with engine_errors(f"look for the prepared image of {image}"):
-                details = self._engine.api.inspect_image(name)
+            details = self._details(name)
         with self._guard:
             self.prepared_from.setdefault(image, set()).add(name)
         variables: list[str] = config.get("Env") or []
@@ -289,9 +273,10 @@ class ImageStore:
                 code, output = self._run(container, image)
                 if code:
                     raise _failure(code, output, image, spec.workdir)
+                files = ContainerFiles(self._engine, container)
                 if not spec.tree_in_image:
-                    _put_tree(self._engine, container, spec.tree, spec.workdir, user)
-                _add_user(ContainerFiles(self._engine, container))
+                    files.put_tree(spec.tree, spec.workdir, user)
+                _add_user(files)
                 changes = [f'LABEL {PREPARED}="{image}"', "USER 0:0"]
                 self._engine.api.commit(container, REPOSITORY, tag, pause=False, changes=changes)
         except EngineNotFound as error:
@@ -422,13 +407,6 @@ def _check_volumes(config: Mapping[str, Any], spec: SandboxSpec, image: str) -> 
                     f"the image {image} declares the volume {volume}, where the task needs {directory}; "
                     "use another workdir, or an image without that volume"
                 )
-
-
-def _put_tree(engine: ContainerEngine, container: str, tree: Path, workdir: str, user: int) -> None:
-    with tempfile.TemporaryFile() as archive:
-        pack_tar(tree, archive, user)
-        archive.seek(0)
-        engine.api.put_archive(container, workdir, archive)
 
 
 def _add_user(files: ContainerFiles) -> None:
