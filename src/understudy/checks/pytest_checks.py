@@ -83,12 +83,12 @@ async def run_pytest(sandbox: Sandbox, files: Sequence[str], *, timeout_s: float
         if probe.exit_code != 0:
             raise GraderError(f"pytest could not be started (exit code {done.exit_code}):\n{log[-2000:]}")
     raw = await read_result_file(sandbox, report, _REPORT_BYTES)
-    outcomes, messages, end = _outcomes(raw)
+    outcomes, messages, end = parse_outcomes(raw)
     finished = end is not None and end == done.exit_code
     return PytestReport(outcomes, messages, done.exit_code, done.timed_out, log, finished)
 
 
-def _outcomes(raw: bytes) -> tuple[dict[str, TestOutcome], dict[str, str], int | None]:
+def parse_outcomes(raw: bytes) -> tuple[dict[str, TestOutcome], dict[str, str], int | None]:
     phases: dict[str, _TestPhases] = {}
     end: int | None = None
     decoder = msgspec.json.Decoder(_ReportLine)

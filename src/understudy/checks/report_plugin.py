@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, TextIO
 
 NOT_STARTED = 97
@@ -63,8 +64,8 @@ def _message(report: Any) -> str:
     return "\n".join(lines)[:_MESSAGE_CHARS]
 
 
-def main(report: str, root: str, *files: str) -> int:
-    """Run pytest over `files` below `root`; return its exit code."""
+def main(report: str, root: str, *files: str, plugins: Callable[[Reporter], list[Any]] = lambda _: []) -> int:
+    """Run pytest over `files` below `root`; return its exit code. `plugins` are made with the reporter and join it."""
     # The tree must not stand in for pytest: it joins the path only when pytest is loaded.
     foreign = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     tree = [entry for entry in sys.path if entry in foreign]
@@ -79,7 +80,8 @@ def main(report: str, root: str, *files: str) -> int:
         reporter = Reporter(file)
         reporter.write(start=pytest.__version__)
         options = ["-p", "no:cacheprovider", "--color=no", "--tb=long", "--continue-on-collection-errors"]
-        code = pytest.main([*options, f"--rootdir={root}", f"--confcutdir={root}", *files], plugins=[reporter])
+        joined = [reporter, *plugins(reporter)]
+        code = pytest.main([*options, f"--rootdir={root}", f"--confcutdir={root}", *files], plugins=joined)
         reporter.write(end=int(code))
     return int(code)
 
