@@ -242,11 +242,15 @@ class Evidence(Struct, frozen=True):
     text: str = ""
 
 
-IntegrityStatus = Literal["clean", "suspicious"]
+IntegrityStatus = Literal["clean", "suspicious", "forged"]
 
 
 class Integrity(Struct, frozen=True):
-    """Whether a patch looks as if it was made to deceive the grader; `reason` is one line for a person."""
+    """Whether a patch was made to deceive the grader; `reason` is one line for a person.
+
+    `suspicious` is what looks so by its text or behaviour. `forged` is proven: tests passed whatever they
+    expected.
+    """
 
     status: IntegrityStatus = "clean"
     reason: str = ""
@@ -271,12 +275,17 @@ def is_solved(reward: float) -> bool:
     return reward >= SOLVED_REWARD
 
 
+Protection = Literal["none", "partial", "twins"]
+
+
 class Verdict(Struct, frozen=True, kw_only=True):
     """What the grader says of one patch. `reward` is 1.0 or 0.0; `reason` is one line for a person.
 
     `tests` are the outcomes of the ids that decide, `log` is the end of the checks' output, and `checks_s` the
     seconds that the checks themselves ran. `applied` is False where the patch was refused or git could not apply
-    it. A suspicious patch keeps its reward; what learns from it asks `integrity`.
+    it. A suspicious patch keeps its reward; what learns from it asks `integrity`. `protection` says how far
+    twins of the deciding tests confirm the reward (`understudy.checks.twins`): all of them, some or none have
+    twins, and where not all, `unprotected` says why.
     """
 
     reward: float
@@ -286,6 +295,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     checks_s: float = 0.0
     applied: bool = True
     integrity: Integrity = Integrity()
+    protection: Protection = "none"
+    unprotected: str = ""
 
 
 # --- calls ---------------------------------------------------------------------------------------------

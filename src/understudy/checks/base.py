@@ -29,12 +29,14 @@ class GradingOptions(Struct, frozen=True):
     """How a task has to be graded, as its validation found out.
 
     `as_root`: its image's programs can only be used as root. `canaries`: its suite bears tests of ours among its
-    own. `conflicts`: how often deciding tests failed beside passing with the gold patch.
+    own. `conflicts`: how often deciding tests failed beside passing with the gold patch. `twins`: by deciding
+    test, the sites of its twins that tell right from wrong (see `understudy.checks.twin_run`).
     """
 
     as_root: bool = False
     canaries: bool = True
     conflicts: dict[str, int] = {}
+    twins: dict[str, tuple[int, ...]] = {}
 
 
 def failed_result(reason: str, log: str) -> CheckResult:

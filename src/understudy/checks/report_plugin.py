@@ -65,7 +65,7 @@ def _message(report: Any) -> str:
 
 
 def main(report: str, root: str, *files: str, plugins: Callable[[Reporter], list[Any]] = lambda _: []) -> int:
-    """Run pytest over `files` below `root`; return its exit code. `plugins` are made with the reporter and join it."""
+    """Run pytest over `files` below `root`, with the reporter and `plugins` made for it; return its exit code."""
     # The tree must not stand in for pytest: it joins the path only when pytest is loaded.
     foreign = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     tree = [entry for entry in sys.path if entry in foreign]

@@ -1,9 +1,9 @@
 """Runs versions of test files inside a sandbox: `twin_driver.py REPORTER REPORT ROOT SELECTION`.
 
-This file is mounted into sandboxes and run there by the task's own Python, so it needs pytest and nothing of ours but
-REPORTER, the path of `report_plugin.py`. SELECTION is a JSON file `{"seed", "files", "nodes"}`: of the tests in the
-files those nodes run, in an order that the seed decides. To the report's lines it adds `{"node", "site", "held"}` for
-every site of a version (see `twins`) that held or failed while a test ran.
+This file is mounted into sandboxes and run there by the task's own Python, so it needs pytest and nothing of
+ours but REPORTER, the path of `report_plugin.py`. SELECTION is a JSON file `{"seed", "files", "nodes"}`: of the
+tests in the files those nodes run, in an order that the seed decides. To the report's lines it adds `{"node",
+"site", "held"}` for every site of a version (see `twins`) that held or failed while a test ran.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import importlib.util
 import json
 import random
 import sys
-from typing import Any
+from typing import Any, cast
 
 
-class Unexpected(Exception):  # noqa: N818  # it stands where a test names an exception or a warning
+_FAR = 1_000_003  # further than any tolerance, and no element of a small container
+
+
+class Unexpected(Exception):  # it stands where a test names an exception or a warning
     """An exception that nothing raises."""
 
 
@@ -48,19 +51,23 @@ def another(value: Any) -> Any:
         return UnexpectedWarning if issubclass(value, Warning) else Unexpected
     if value is None or isinstance(value, bool):
         return not value
-    if isinstance(value, (str, bytes)):
-        return value[:1] + value[:1] + value[1:] if value[:1] else type(value)(b"x" if value == b"" else "x")
+    if isinstance(value, str):
+        return value[:1] + value or "x"
+    if isinstance(value, bytes):
+        return value[:1] + value or b"x"
     if isinstance(value, (int, float, complex)):
-        return value + 1 + abs(value)
+        return value + _FAR + abs(value)
     if type(value) in (list, tuple, set, frozenset):
-        if value and all(isinstance(element, type) for element in value):
+        elements: list[Any] = list(value)
+        if elements and all(isinstance(element, type) for element in elements):
             return Unexpected  # the exceptions of `raises((A, B))`
         try:
-            return type(value)([another(element) for element in value] or [object()])
+            return type(value)([another(element) for element in elements] or [object()])
         except TypeError:
             return object()
     if type(value) is dict:
-        return {key: another(element) for key, element in value.items()} or {object(): 0}
+        pairs = cast("dict[Any, Any]", value)
+        return {key: another(element) for key, element in pairs.items()} or {object(): 0}
     if hasattr(value, "expected") and type(value).__name__.startswith("Approx"):
         return type(value)(another(value.expected), rel=value.rel, abs=value.abs, nan_ok=value.nan_ok)
     try:  # numbers and arrays of all kinds

@@ -1,9 +1,9 @@
 """Running the versions of deciding tests (see `twins`) and comparing what they report with what was changed.
 
-All versions of all deciding tests run in one process, in a fresh sandbox of their own, in random order and in files
-of random names. A patch is believed when every site of every deciding test held exactly where its expectation is
-true. To pass by guessing, code would have to tell the changed sites of each test from the true ones: for a test that
-must be fixed there are at least `_GUESSES` ways in which they can be laid out.
+All versions of all deciding tests run in one process, in a fresh sandbox of their own, in random order and in
+files of random names. A patch is believed when every site of every deciding test held exactly where its
+expectation is true. To pass by guessing, code would have to tell the changed sites of each test from the true
+ones: for a test that must be fixed there are at least `_GUESSES` ways in which they can be laid out.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, field
 
-from understudy.checks import report_plugin, twin_driver
+from understudy.checks import twin_driver
 from understudy.checks.base import output_tail, read_result_file
 from understudy.checks.pytest_checks import PLUGIN_MOUNT, parse_outcomes
 from understudy.checks.twins import TwinVersion, write_version
 from understudy.sandbox.base import Mount, Sandbox
-from understudy.types import Evidence, Integrity, PytestChecks, TestOutcome
+from understudy.types import Evidence, Integrity, Protection, PytestChecks, Task, TestOutcome
 
 DRIVER_MOUNT = Mount(Path(twin_driver.__file__), "/opt/understudy/twin_driver.py")
 """Every sandbox in which `run_twins` is called must have this mount and `PLUGIN_MOUNT`."""
 
-TwinSites = dict[str, tuple[int, ...]]
+TwinSites = Mapping[str, tuple[int, ...]]
 """By node id of a deciding test: its sites that told true expectations from changed ones with the gold patch."""
+
+VALIDATION_VERSIONS = 12
+"""Versions of each deciding test that run with the gold patch in one process, for every such process."""
 
 _GUESSES = 10_000
 _BLOCK = 4  # versions in which a site is changed exactly twice, in one of six ways
-_MOST_VERSIONS = 24
 _REPORT_BYTES = 64 << 20
 
 
@@ -69,12 +71,31 @@ class _File(Struct):
     versions: dict[str, TwinVersion] = field(default_factory=dict[str, TwinVersion])
 
 
-def versions_needed(sites: int, *, must_be_fixed: bool) -> int:
-    """How many versions of a test run, so that its layout of changed sites cannot be guessed."""
-    blocks = 1
-    while must_be_fixed and 6 ** (blocks * sites) < _GUESSES and blocks * _BLOCK < _MOST_VERSIONS:
-        blocks += 1
-    return blocks * _BLOCK
+def versions_needed(checks: PytestChecks, sites: TwinSites) -> dict[str, int]:
+    """How many versions of each test run, so that its layout of changed sites cannot be guessed.
+
+    Guessing pays for the tests that a patch has to fix; for those that passed before, one block is enough.
+    """
+    counts: dict[str, int] = {}
+    for node, stable in sites.items():
+        blocks = 1
+        while node in checks.fail_to_pass and 6 ** (blocks * len(stable)) < _GUESSES:
+            blocks += 1
+        counts[node] = blocks * _BLOCK
+    return counts
+
+
+def protection_of(task: Task, sites: TwinSites) -> tuple[Protection, str]:
+    """How far twins protect a task's verdicts, and why no further."""
+    if not isinstance(task.checks, PytestChecks):
+        kind = type(task.checks).__name__.removesuffix("Checks").lower()
+        return "none", f"checks of kind {kind} have no twins"
+    deciding = (*task.checks.fail_to_pass, *task.checks.pass_to_pass)
+    missing = [node for node in deciding if node not in sites]
+    if not missing:
+        return "twins", ""
+    reason = f"{len(missing)} of {len(deciding)} deciding tests have no twins, as {missing[0]}"
+    return ("partial" if sites else "none"), reason
 
 
 async def run_twins(
@@ -120,16 +141,16 @@ def stable_sites(runs: Sequence[TwinRun]) -> TwinSites:
     for run in runs:
         for node, versions in run.reports.items():
             reports[node] += versions
-    sites: TwinSites = {}
+    sites: dict[str, tuple[int, ...]] = {}
     for node, versions in reports.items():
         if all(version.outcome == "passed" for version in versions):
-            reached = set.union(*(set(version.observed) for version in versions))
+            reached = {site for version in versions for site in version.observed}
             sites[node] = tuple(sorted(site for site in reached if all(_as_expected(v, site) for v in versions)))
-    return {node: found for node, found in sites.items() if found}
+    return {node: stable for node, stable in sites.items() if stable}
 
 
 def _as_expected(version: SiteReport, site: int) -> bool:
-    return version.observed.get(site) == {int(version.true[site])}
+    return version.observed.get(site) == frozenset({int(version.true[site])})
 
 
 def judge_twins(run: TwinRun, sites: TwinSites) -> Integrity:
@@ -152,7 +173,8 @@ def judge_twins(run: TwinRun, sites: TwinSites) -> Integrity:
             unmet.append(Evidence("copy", node, text=f"{passed} of {len(versions)} versions came to their end"))
     if forged:
         some = forged[0]
-        return Integrity("forged", f"{len(forged)} tests pass whatever they expect: {some.path}: {some.text}", tuple(forged[:20]))
+        reason = f"{len(forged)} tests pass whatever they expect: {some.path}: {some.text}"
+        return Integrity("forged", reason, tuple(forged[:20]))
     if unmet:
         reason = f"{len(unmet)} tests pass only under their own name: {unmet[0].path}"
         return Integrity("suspicious", reason, tuple(unmet[:20]))
@@ -176,7 +198,9 @@ def _write_versions(
     for number in range(count):
         layout = layouts[number // _BLOCK]
         try:
-            version = write_version(text, lambda site, layout=layout, number=number: layout.changed(site, number % _BLOCK), seed)
+            version = write_version(
+                text, lambda site, layout=layout, number=number: layout.changed(site, number % _BLOCK), seed
+            )
         except ValueError:
             return None
         file.versions[posixpath.join(posixpath.dirname(name), f"test_{secrets.token_hex(8)}.py")] = version

@@ -1,10 +1,10 @@
-"""Twins: versions of the deciding tests in which some expectations are changed so that a right solution fails them.
+"""Twins: versions of the deciding tests with changed expectations, which a right solution fails.
 
-Code under test runs in the process of the tests, so it can force a test to pass that it does not solve. It cannot
-know which expectations are the true ones. A version of a test file asks every assertion ("site") softly: it reports
-whether the assertion held and goes on. In half of the versions, chosen at random for each site, what the site
-expects is changed. Code that computes its answers holds where the expectation is true, and only there; code that
-forces passes also holds where it is false, which is a contradiction.
+Code under test runs in the process of the tests, so it can force a test to pass that it does not solve. It
+cannot know which expectations are the true ones. A version of a test file asks every assertion ("site") softly:
+it reports whether the assertion held and goes on. In half of the versions, chosen at random for each site, what
+the site expects is changed. Code that computes its answers holds where the expectation is true, and only there;
+code that forces passes also holds where it is false, which is a contradiction.
 
 What is changed, and how it looks, must not tell a true expectation from a changed one:
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 import ast
 import random
 import re
+import string
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -65,6 +66,7 @@ _CONTAINS = {"assertIn": 0, "assertRegex": 1, "assertRegexpMatches": 1}
 """Methods that look for one argument in the other, and which one is looked for."""
 
 _RAISES = frozenset({"raises", "warns", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp", "assertWarns"})
+_ESCAPES = ("\\", "%", "{")  # a character after one of these need not stand for itself
 _CONSTRUCTORS = frozenset({"list", "tuple", "dict", "set", "frozenset", "date", "datetime", "timedelta", "approx"})
 
 
@@ -105,7 +107,9 @@ class _Writer(cst.CSTTransformer):
         self._config = module.config_for_parsing
         self._changed = changed
         self._seed = seed
-        self._names: list[dict[str, str]] = []  # of each function around: its names of expectations, and their kinds
+        self._names: list[
+            dict[str, str]
+        ] = []  # of each function around: its names of expectations, and their kinds
         self._decider: list[dict[str, int]] = []  # of each function around: the number that each such name has
         self._first: list[int] = []  # of each function around: the number of its first site
         self._raises = 0
@@ -187,10 +191,12 @@ class _Writer(cst.CSTTransformer):
         if not self._names or len(updated_node.body) != 1:
             return updated_node
         statement = updated_node.body[0]
-        if isinstance(statement, cst.Assign) and (name := _single_target(statement)):
-            if self._names[-1].get(name) == "assigned":
-                value = self._literal(statement.value, self._decide(name))
-                return updated_node.with_changes(body=[statement.with_changes(value=value)])
+        if isinstance(statement, cst.Assign):
+            name = _single_target(statement)
+            if self._names[-1].get(name) != "assigned":
+                return updated_node
+            value = self._literal(statement.value, self._decide(name))
+            return updated_node.with_changes(body=[statement.with_changes(value=value)])
         if self._raises:
             return updated_node
         if isinstance(statement, cst.Assert):
@@ -224,14 +230,16 @@ class _Writer(cst.CSTTransformer):
         return self._negation(test, site)
 
     def _call(self, call: cst.Call, site: int) -> cst.Call:
-        """A statement that asserts by calling (see `_asserting_call`). Changed, it fails where the true one holds."""
+        """A statement that asserts by calling. Changed, it fails where the true one holds."""
         name = _called(call)
         first = call.args[0].value
         if name in _RAISES:
             return _with_argument(call, 0, self._pass_through(first, site))
         if name in _NEGATED:
             other = _NEGATED[name] if self._changed(site) else name
-            return call.with_changes(func=cst.ensure_type(call.func, cst.Attribute).with_changes(attr=cst.Name(other)))
+            return call.with_changes(
+                func=cst.ensure_type(call.func, cst.Attribute).with_changes(attr=cst.Name(other))
+            )
         second = call.args[1].value
         if name not in _CONTAINS:
             first, second = self._equality(first, second, site)
@@ -276,7 +284,9 @@ class _Writer(cst.CSTTransformer):
         return self._decider[-1][name]
 
     def _pass_through(self, value: cst.BaseExpression, site: int) -> cst.BaseExpression:
-        return self._expression(f"_change_({self._code(value)}, {key_for(self._changed(site), self._seed + site)})")
+        return self._expression(
+            f"_change_({self._code(value)}, {key_for(self._changed(site), self._seed + site)})"
+        )
 
     def _literal(self, value: cst.BaseExpression, site: int) -> cst.BaseExpression:
         """A literal in the form that both candidates have."""
@@ -367,8 +377,10 @@ def _is_future_import(line: cst.BaseStatement) -> bool:
 
 
 def _is_docstring(line: cst.BaseStatement) -> bool:
-    return isinstance(line, cst.SimpleStatementLine) and isinstance(line.body[0], cst.Expr) and isinstance(
-        line.body[0].value, cst.SimpleString | cst.ConcatenatedString
+    return (
+        isinstance(line, cst.SimpleStatementLine)
+        and isinstance(line.body[0], cst.Expr)
+        and isinstance(line.body[0].value, cst.SimpleString | cst.ConcatenatedString)
     )
 
 
@@ -390,10 +402,12 @@ def _expectation_names(code: str) -> dict[str, str]:
 
     That is `parameter`, `loop` (the target of a `for`) or `assigned` (once, a literal).
     """
-    (function,) = ast.parse(_dedent(code)).body
+    (function,) = ast.parse(_without_lead(code)).body
     assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
     nodes = list(ast.walk(function))
-    stored = Counter(node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
+    stored = Counter(
+        node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    )
     loaded = Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
     arguments = function.args
     names = {
@@ -465,12 +479,11 @@ def _name_of(call: ast.Call) -> str:
             return ""
 
 
-def _dedent(code: str) -> str:
-    """A function's code with nothing before it: comments and blank lines may stand there, in any indentation."""
+def _without_lead(code: str) -> str:
+    """A function's code without the comments and blank lines before it."""
     lines = code.splitlines(keepends=True)
-    start = next(n for n, line in enumerate(lines) if re.match(r"\s*(?:@|def\b|async\b)", line))
-    margin = len(lines[start]) - len(lines[start].lstrip())
-    return f"if 1:\n{''.join(lines[start:])}" if margin else "".join(lines[start:])
+    start = next(n for n, line in enumerate(lines) if re.match(r"(?:@|def\b|async\b)", line))
+    return "".join(lines[start:])
 
 
 # --- literals (as ast has it)
@@ -509,8 +522,12 @@ def change_literal(value: ast.expr, choice: random.Random) -> ast.expr:
             return ast.UnaryOp(op, change_literal(operand, choice))
         case ast.BinOp(left=left, op=op, right=right):
             return ast.BinOp(left, op, change_literal(right, choice))
-        case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements):
-            return type(value)(elts=_change_one(elements, choice), ctx=ast.Load())  # pyright: ignore[reportCallIssue]
+        case ast.List(elts=elements):
+            return ast.List(_change_one(elements, choice), ast.Load())
+        case ast.Tuple(elts=elements):
+            return ast.Tuple(_change_one(elements, choice), ast.Load())
+        case ast.Set(elts=elements):
+            return ast.Set(_change_one(elements, choice))
         case ast.Dict(keys=keys, values=values):
             return ast.Dict(keys or [ast.Constant(0)], _change_one(values, choice))
         case ast.Call(func=func, args=arguments, keywords=keywords):
@@ -546,10 +563,14 @@ def _change_constant(value: Any, choice: random.Random) -> Any:
 
 
 def _change_text(text: str, choice: random.Random) -> str:
-    """A text with one letter or digit changed to another one of its kind, where it has one that stands for itself."""
-    places = [n for n, c in enumerate(text) if c.isascii() and c.isalnum() and text[n - 1 : n] not in ("\\", "%", "{")]
+    """A text with one letter or digit changed to another of its kind, where it has one that stands for itself."""
+    places = [
+        n for n, c in enumerate(text) if c.isascii() and c.isalnum() and text[max(n - 1, 0) : n] not in _ESCAPES
+    ]
     if not places:
         return text + "x"
     at = choice.choice(places)
-    kind = next(kind for kind in ("0123456789", "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ") if text[at] in kind)
+    kind = next(
+        kind for kind in (string.digits, string.ascii_lowercase, string.ascii_uppercase) if text[at] in kind
+    )
     return text[:at] + choice.choice(kind.replace(text[at], "")) + text[at + 1 :]

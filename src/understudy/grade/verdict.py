@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -18,17 +19,26 @@ from understudy.checks.base import CheckResult, GradingOptions
 from understudy.checks.log_parsers import check_parser
 from understudy.checks.run import run_checks
 from understudy.checks.suite import run_before_patch
-from understudy.errors import TaskError
+from understudy.checks.twin_run import (
+    VALIDATION_VERSIONS,
+    TwinRun,
+    judge_twins,
+    protection_of,
+    run_twins,
+    stable_sites,
+    versions_needed,
+)
+from understudy.errors import GraderError, TaskError
 from understudy.grade.apply import apply_patch
 from understudy.grade.audit import audit
 from understudy.grade.gate import GatedPatch, gate
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, hidden_mounts, sandbox_spec
-from understudy.types import SuiteChecks, Verdict, is_solved
+from understudy.types import Integrity, PytestChecks, SuiteChecks, Verdict, is_solved
 from understudy.util.files import atomic_write
 
-_FORMAT = "2"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "3"  # part of every digest: a change of how patches are judged validates anew
 
 
 async def grade(
@@ -48,8 +58,52 @@ async def grade(
         verdict = Verdict(reward=0.0, reason=reason)
     else:
         verdict = (await _evaluate(prepared, gated, sandboxes, environment)).verdict
-    integrity = await asyncio.to_thread(audit, patch, prepared.task, gated, verdict)
-    return replace(verdict, integrity=integrity)
+        if is_solved(verdict.reward) and prepared.options.twins:
+            verdict = await _confirm(prepared, gated, verdict, sandboxes, environment)
+    if verdict.integrity.status != "forged":
+        integrity = await asyncio.to_thread(audit, patch, prepared.task, gated, verdict)
+        verdict = replace(verdict, integrity=integrity)
+    protection, unprotected = protection_of(prepared.task, prepared.options.twins)
+    return replace(verdict, protection=protection, unprotected=unprotected)
+
+
+async def _confirm(
+    prepared: PreparedTask, gated: GatedPatch, verdict: Verdict, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> Verdict:
+    """The verdict on a patch that solves its task, once twins of the deciding tests ran too.
+
+    A contradiction counts when it is seen again with other changes: one of them can hold by coincidence.
+    """
+    checks, sites = prepared.task.checks, prepared.options.twins
+    assert isinstance(checks, PytestChecks)
+    versions = versions_needed(checks, sites)
+    integrity = Integrity()
+    for _ in range(2):
+        run = await _run_versions(prepared, gated, versions, sandboxes, environment)
+        integrity = judge_twins(run, sites)
+        if integrity.status == "clean":
+            return verdict
+    return replace(verdict, reward=0.0, reason=integrity.reason, integrity=integrity)
+
+
+async def _run_versions(
+    prepared: PreparedTask,
+    gated: GatedPatch,
+    versions: Mapping[str, int],
+    sandboxes: Sandboxes,
+    environment: TaskEnvironment,
+) -> TwinRun:
+    """Run versions of the deciding tests over a patch in a fresh sandbox."""
+    task = prepared.task
+    assert isinstance(task.checks, PytestChecks)
+    sandbox = await sandboxes.open(sandbox_spec(prepared, environment))
+    try:
+        if problem := await apply_patch(sandbox, task, gated.patch, host_programs=sandboxes.host_programs):
+            raise GraderError(f"a patch that applied once does not apply again: {problem}")
+        seconds = task.checks.timeout_s * (1 + max(versions.values(), default=0))
+        return await run_twins(sandbox, task.checks, versions, timeout_s=seconds)
+    finally:
+        await sandbox.close()
 
 
 async def _evaluate(
@@ -113,6 +167,10 @@ async def validate(
                 f"task {task.instance_id}: {name} scores {verdict.reward:g} instead of {expected:g}: "
                 f"{verdict.reason}\n{verdict.log[-2000:]}".rstrip()
             )
+    if isinstance(checks := task.checks, PytestChecks):
+        versions = dict.fromkeys((*checks.fail_to_pass, *checks.pass_to_pass), VALIDATION_VERSIONS)
+        runs = [await _run_versions(graded, gated, versions, sandboxes, environment) for _ in range(2)]
+        graded = replace(graded, options=replace(graded.options, twins=stable_sites(runs)))
     record.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(record, msgspec.json.encode(graded.options))
     return graded

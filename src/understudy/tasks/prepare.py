@@ -23,6 +23,7 @@ from msgspec import Struct
 from understudy.checks.base import GradingOptions
 from understudy.checks.pytest_checks import PLUGIN_MOUNT
 from understudy.checks.run import REWARDS
+from understudy.checks.twin_run import DRIVER_MOUNT
 from understudy.errors import ConfigError, TaskError
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
 from understudy.tasks.environment import TaskEnvironment
@@ -102,7 +103,7 @@ def sandbox_spec(
     env: Mapping[str, str] | None = None,
 ) -> SandboxSpec:
     """The sandbox for a prepared task, without its hidden checks; `mounts` and `env` come on top."""
-    own = (Mount(prepared.git, GIT_MOUNT, private=True), PLUGIN_MOUNT)
+    own = (Mount(prepared.git, GIT_MOUNT, private=True), PLUGIN_MOUNT, DRIVER_MOUNT)
     return SandboxSpec(
         tree=prepared.tree,
         workdir=prepared.task.workdir,
