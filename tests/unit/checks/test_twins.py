@@ -65,7 +65,8 @@ TESTS = {
     "or": "assert f(1) == 2 or f(2) == 2",
     "all": "assert all(f(x) == x for x in (1, 2))",
     "an exception": "with pytest.raises(ValueError):\n        fail(ValueError)",
-    "one of several exceptions": "with pytest.raises((KeyError, ValueError), match='17'):\n        fail(ValueError)",
+    "one of several exceptions": "with pytest.raises((KeyError, ValueError), match='17'):\n"
+    "        fail(ValueError)",
     "an exception that is looked at": "with pytest.raises(ValueError) as caught:\n        fail(ValueError)\n"
     "    assert caught.value.args == ('because of 17',)",
     "an exception of a call": "pytest.raises(ValueError, fail, ValueError)",
@@ -105,7 +106,8 @@ METHODS = {
 def source_of(name: str) -> str:
     if name in TESTS:
         return f"{PREAMBLE}\ndef test_it():\n    {TESTS[name]}\n"
-    return f"{PREAMBLE}\nclass T(unittest.TestCase):\n    def runTest(self):\n        '''Doc.'''\n        {METHODS[name]}\n"
+    head = "class T(unittest.TestCase):\n    def runTest(self):\n        '''Doc.'''\n"
+    return f"{PREAMBLE}\n{head}        {METHODS[name]}\n"
 
 
 def reports_of(
