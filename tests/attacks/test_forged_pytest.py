@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from attacks.techniques import HONEST, TECHNIQUES, functions
+from attacks.techniques import BY_CHANCE, HONEST, PYTEST_ONLY, TECHNIQUES, functions
 from understudy.config import cache_dir
 from understudy.grade.verdict import grade, validate
 from understudy.sandbox.local.sandboxes import LocalSandboxes
@@ -16,6 +18,8 @@ from understudy.types import Files, PytestChecks, Task, Verdict
 
 from support import require
 from support.grading import diff
+
+pytestmark = pytest.mark.services  # each grades several times
 
 TREE = {"core.py": '"""What it does."""\n' + functions("    return x\n").replace("return x\n", "return None\n")}
 SUITES = {
@@ -78,7 +82,7 @@ def environment() -> TaskEnvironment:
 @pytest.fixture(scope="module")
 def sandboxes() -> LocalSandboxes:
     sandboxes = LocalSandboxes()
-    require(sandboxes)
+    require(sandboxes.problems())
     return sandboxes
 
 
@@ -95,7 +99,7 @@ def core_task(suite: str) -> Task:
 
 
 @pytest.fixture(scope="module", params=list(SUITES))
-async def validated(
+def validated(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     sandboxes: LocalSandboxes,
@@ -103,7 +107,7 @@ async def validated(
 ) -> PreparedTask:
     cache: Path = tmp_path_factory.mktemp("cache")
     prepared = prepare(core_task(request.param), cache, sandboxes)
-    return await validate(prepared, sandboxes=sandboxes, environment=environment, cache=cache)
+    return asyncio.run(validate(prepared, sandboxes=sandboxes, environment=environment, cache=cache))
 
 
 async def graded(
@@ -120,9 +124,13 @@ def test_every_deciding_test_has_twins(validated: PreparedTask):
 
 
 @pytest.mark.parametrize("name", TECHNIQUES)
-async def test_a_forged_pass_has_no_reward(
+async def test_a_forged_pass_has_no_reward_and_would_without_twins(
     validated: PreparedTask, sandboxes: LocalSandboxes, environment: TaskEnvironment, name: str
 ):
+    without = replace(validated, options=replace(validated.options, twins={}))
+    if name not in BY_CHANCE and not (name in PYTEST_ONLY and validated.task.instance_id == "core-unittest"):
+        verdict = await graded(without, TECHNIQUES[name], sandboxes, environment)
+        assert verdict.reward == 1.0, verdict.reason
     verdict = await graded(validated, TECHNIQUES[name], sandboxes, environment)
     assert verdict.reward == 0.0, verdict.reason
 

@@ -223,7 +223,7 @@ def test_the_same_run_again_repeats_nothing(tmp_path: Path) -> None:
     opened("run", tmp_path)
     before, listed = digests(tmp_path / "run"), told(tmp_path, "show", "--dir", "run", "--json")
     # Written anew from the store, the files of the rollouts say the same, but for streams and datasets: what 0.1
-    # wrote there as tool arguments is not what the model was shown (see CORRECTED); and a verdict has `protection`.
+    # wrote there as tool arguments is not what the model was shown (see CORRECTED). A verdict has `protection`.
     check("again", "run", told(tmp_path, *RUN, "--rewrite-reports"))
     assert told(tmp_path, "show", "--dir", "run", "--json") == listed
     after = digests(tmp_path / "run")

@@ -15,7 +15,6 @@ import random
 import sys
 from typing import Any, cast
 
-
 _FAR = 1_000_003  # further than any tolerance, and no element of a small container
 
 

@@ -64,7 +64,7 @@ class _Line(Struct):
     held: int = -1
 
 
-class _File(Struct):
+class _VersionedFile(Struct):
     """The versions of one test file by the name of each."""
 
     original: str
@@ -187,14 +187,14 @@ def _files(nodes: Mapping[str, int]) -> list[str]:
 
 def _write_versions(
     checks: PytestChecks, name: str, versions: Mapping[str, int], source: random.Random
-) -> _File | None:
+) -> _VersionedFile | None:
     text = checks.files.get(name)
     if text is None:
         return None
     count = max(number for node, number in versions.items() if node.partition("::")[0] == name)
     seed = source.getrandbits(32)
     layouts = [_Layout(source) for _ in range(-(-count // _BLOCK))]
-    file = _File(name)
+    file = _VersionedFile(name)
     for number in range(count):
         layout = layouts[number // _BLOCK]
         try:

@@ -86,14 +86,14 @@ def write_version(source: str, changed: Callable[[int], bool], seed: int) -> Twi
     """
     try:
         module = cst.parse_module(source)
-        writer = _Writer(module, changed, seed)
+        writer = _TwinWriter(module, changed, seed)
         text = module.visit(writer).code
     except (cst.ParserSyntaxError, cst.CSTValidationError, RecursionError) as error:
         raise ValueError(f"invalid Python: {error}") from error
     return TwinVersion(text, tuple(changed(writer.decided_by.get(site, site)) for site in range(writer.sites)))
 
 
-class _Writer(cst.CSTTransformer):
+class _TwinWriter(cst.CSTTransformer):
     """Rewrites a test file. Sites are numbered in the order in which they are left, whatever is changed.
 
     A name that serves only as an expectation takes a number too, which decides for its sites (`decided_by`).
