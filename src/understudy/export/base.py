@@ -1,18 +1,24 @@
-"""What every export format shares: what a format is, what it tells of its work, and safe file names."""
+"""What every export format shares.
+
+A format is a function `(corpus, output, *, report, **options) -> ExportSummary`, found by the entry points
+`understudy.exports`. It writes a corpus to the directory `output`, calling `report` as it goes on. Its other
+keyword-only parameters are its options: the command line makes one of each, `--name`, of its type and default;
+`Annotated[type, "help"]` gives the help. The first sentence of its docstring is the command's. What it takes where
+the user says nothing is in its `FormatTraits` (see `exporter`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct, field
 
-from understudy.export.corpus import ORIGINS, WORK_ROLES, Corpus, Origin
+from understudy.export.corpus import ORIGINS, WORK_ROLES, Origin
 from understudy.trajectory.roles import Role
 
 ProgressCallback = Callable[[int, int], None]
-"""Told `(done, of)` while something is written; `of` is 0 where it is not known beforehand."""
+"""Called with `(done, of)` while something is written; `of` is 0 where it is not known beforehand."""
 
 
 class ExportSummary(Struct, frozen=True, kw_only=True):
@@ -51,19 +57,6 @@ class ExportSummary(Struct, frozen=True, kw_only=True):
     load: str = ""
 
 
-class Exporter(Protocol):
-    """A format: writes a corpus to the directory `output`, calling `report` as it goes on.
-
-    Its other keyword-only parameters are its options: the command line makes one of each, `--name`, of its type
-    and default; `Annotated[type, "help"]` gives the help. The first sentence of its docstring is the command's.
-    What it wants to be chosen where the user says nothing is in its `FormatTraits` (see `exporter`).
-    """
-
-    def __call__(
-        self, corpus: Corpus, output: Path, *, report: ProgressCallback = ..., **options: Any
-    ) -> ExportSummary: ...
-
-
 class FormatTraits(Struct, frozen=True, kw_only=True):
     """What the command line does for a format: `origins` it can write, and what it takes unless told otherwise.
 
@@ -99,4 +92,4 @@ def traits_of(function: Callable[..., ExportSummary]) -> FormatTraits:
 
 
 def no_progress(done: int, of: int) -> None:
-    """A `report` that tells nobody."""
+    """A `report` that does nothing."""
