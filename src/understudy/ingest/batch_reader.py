@@ -59,7 +59,7 @@ class StateSelection(Struct, frozen=True):
 
 
 class BatchResult(Struct):
-    """What a batch gave. `ids` are those of the states, 16 bytes each, `kinds[of[i]]` is what state `i` is.
+    """The result of a batch. `ids` are those of the states, 16 bytes each, `kinds[of[i]]` is what state `i` is.
 
     `duplicates` counts the states that the batch has twice, `redactions` what was replaced, by rule: at `places`,
     and at others of which `unplaced` has only the counts. Where states were written, they are `size` bytes of a
@@ -113,7 +113,7 @@ class IngestSummary(Struct):
     redactions: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, read: BatchResult, seen: set[bytes]) -> set[int]:
-        """Count what a batch gave but for states that are `seen`, and see the others; the places of those seen."""
+        """Count the states of a batch that are not `seen`, and add them there. Returns the numbers of the others."""
         self.files += read.files
         for name in ("left_out", "losses", "skipped", "redactions"):
             mine: Counter[str] = getattr(self, name)

@@ -64,7 +64,7 @@ class LogIdentity(Struct, frozen=True, array_like=True):
 
 
 class IngestedBatch(Struct, array_like=True):
-    """A batch that was read. `read` tells its states and where they are, `dropped` those that others gave."""
+    """A batch that was read. `read` has its states and their place in the file, `dropped` ids of duplicates."""
 
     format: str
     files: list[LogIdentity]
@@ -93,7 +93,7 @@ _decode = msgspec.msgpack.Decoder(OutputManifest, dec_hook=_counter).decode
 
 
 def reader_of(job: IngestJob) -> str:
-    """Who reads, and how: what was read by another is read again."""
+    """The version and the options of reading: logs that were read with others are read again."""
     key = None
     if job.key is not None:
         # What the rules find depends on what is installed.
@@ -103,7 +103,7 @@ def reader_of(job: IngestJob) -> str:
 
 
 def _identities(batch: LogBatch) -> list[LogIdentity] | None:
-    """The logs of a batch as they are now, None where one is gone."""
+    """The logs of a batch as they are now, None where one does not exist any more."""
     identities: list[LogIdentity] = []
     for file in batch.files:
         archive, inside, _ = file.path.partition(INSIDE)

@@ -28,7 +28,7 @@ def redact_trace(trace: Trace, redactor: Redactor) -> Trace:
     in them.
     """
     scope = redactor.scoped_to(_all_texts(trace))
-    # A report must not tell what is replaced here.
+    # What is replaced in names must not appear in the report.
     name = scope.name(trace.trace_id, "trace")
 
     def redact_name(text: str | None) -> str | None:
@@ -94,14 +94,14 @@ class _RedactedRenderer:
         action = self._renderer.action([own for _, own in bodies])
         where = f"{self._name} node {bodies[0][0]}" if bodies else self._name
         fields: dict[str, Any] = {"content": action.content, "tool_calls": action.tool_calls}
-        # The same words as in the history, so the same place; thinking stands nowhere else.
+        # Reported at the same place as the history, which has the same text; thinking is only here.
         fields = self._scope.value(fields, where)
         thinking = action.thinking and self._scope.text(action.thinking, f"{where} thinking")
         return replace(action, thinking=thinking, **fields)
 
 
 def _all_texts(trace: Trace) -> Iterator[Any]:
-    """All that a trace holds, as its states would tell it."""
+    """All texts of a trace that its states would show."""
     yield [trace.source, trace.project, trace.agent, trace.version]
     shapes = {
         id(shape): shape for shape in (trace.shape, *(turn.shape for turn in trace.turns)) if shape is not None

@@ -330,7 +330,7 @@ def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[Trac
     rendered: dict[int, list[Message]] = {}
     path: list[int] = []
     for turn in trace.turns:
-        path = _path(trace.nodes, turn.context, path)
+        path = path_to(trace.nodes, turn.context, path)
         history: list[Message] = []
         for index in path:
             messages = rendered.get(index)
@@ -362,7 +362,7 @@ def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[Trac
         )
 
 
-def _path(nodes: Sequence[TraceNode], end: int, last: list[int]) -> list[int]:
+def path_to(nodes: Sequence[TraceNode], end: int, last: list[int]) -> list[int]:
     """The nodes from the beginning to `end`. `last` is the path of the turn before.
 
     Mostly the new path continues the last one: then only the difference is walked, which keeps expansion linear.

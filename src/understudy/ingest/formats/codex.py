@@ -21,11 +21,11 @@ _TYPES = frozenset(("session_meta", "response_item", "event_msg", "turn_context"
 _OUTPUT = frozenset(("reasoning", "message"))
 _SILENT = frozenset(("ghost_snapshot",))
 _HIDDEN = frozenset(("compaction", "compaction_summary", "context_compaction"))
-# What stays of the user's words after a compaction: the newest, about 20,000 tokens.
+# Of the user's messages a compaction keeps the newest, about 20,000 tokens.
 _KEPT_CHARACTERS = 80_000
 _LEAST_COST = 40
 _AT_ONCE = 1.0  # seconds in which a fork has copied all, and no model has answered
-# What the program says in the user's name: taking back a turn does not count these.
+# Beginnings of messages that the program writes in the user's name: a rollback of turns does not count them.
 _CONTEXT = (
     "<environment_context>", "<user_instructions>", "# AGENTS.md", "<turn_aborted>", "<skill",
     "<user_shell_command>",
@@ -154,7 +154,7 @@ class _CodexRollout:
             self.builder.add(message)
 
     def add_result(self, item: dict[str, Any]) -> None:
-        """What a call gave."""
+        """The result of a call."""
         call_id, output = string(item.get("call_id")), item.get("output")
         text = content(mapping(output).get("content") if isinstance(output, dict) else output, self.losses)
         if call_id is None:
@@ -183,7 +183,7 @@ class _CodexRollout:
         return self.forked is not None and moment is not None
 
     def compact(self, payload: dict[str, Any]) -> None:
-        """The conversation is replaced: by what the log says, else by what the user said and the summary."""
+        """Replace the conversation: by the messages that the log names, else the user's newest and the summary."""
         self.flush()
         replacement = items(payload.get("replacement_history"))
         for raw in items(payload.get("replacement_history_entries")):
@@ -232,12 +232,12 @@ class _CodexRollout:
         return newest
 
     def mark_hidden_summary(self) -> None:
-        """From here on the model sees a summary that the log holds only enciphered."""
+        """Mark the turns from here on: the model sees a summary that the log holds only encrypted."""
         self.losses["hidden_summary"] += 1
         self.builder.fidelity, self.builder.notes = "lossy", ("hidden_summary",)
 
     def roll_back(self, turns: Any) -> None:
-        """The last turns of the user are taken back."""
+        """Take back the last turns of the user."""
         self.flush()
         if not isinstance(turns, int) or not 0 < turns <= len(self.user_positions):
             self.losses["bad_rollback"] += 1
@@ -247,7 +247,7 @@ class _CodexRollout:
 
 
 def _message(answer: Sequence[dict[str, Any]], losses: Counter[str]) -> Message | None:
-    """One message of the output items of an answer, None where they say nothing."""
+    """One message of the output items of a response, None where they hold neither text nor calls."""
     parts: list[Any] = []
     thoughts: list[str] = []
     hidden = False
@@ -274,7 +274,7 @@ def _message(answer: Sequence[dict[str, Any]], losses: Counter[str]) -> Message 
 
 
 def _call(kind: str, item: dict[str, Any]) -> dict[str, Any] | None:
-    """A call, None for one that the provider itself carried out and that has no result here."""
+    """A tool call, None for one that the provider itself executed, whose result the log does not hold."""
     call_id = string(item.get("call_id"))
     if call_id is None:
         return None

@@ -28,7 +28,7 @@ from understudy.ingest.log_reader import (
     read_records,
     take_losses,
 )
-from understudy.ingest.trace import Message, Trace, tool_call
+from understudy.ingest.trace import Message, Trace, path_to, tool_call
 
 
 class EventView:
@@ -108,13 +108,7 @@ class EventView:
 
     def _node(self, count: int) -> int:
         """The node of the message that is `count` from the beginning of what is shown."""
-        nodes = self.builder.trace.nodes
-        path: list[int] = []
-        at = self.builder.tip
-        while at >= 0:
-            path.append(at)
-            at = nodes[at].parent
-        path.reverse()
+        path = path_to(self.builder.trace.nodes, self.builder.tip, [])
         return path[count - 1] if count else -1
 
 

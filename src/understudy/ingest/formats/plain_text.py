@@ -28,7 +28,7 @@ from understudy.ingest.trace import Message, Trace, tool_call
 _AIDER_BEGIN = re.compile(r"^# aider chat started at ([^\n]{1,100})$", re.MULTILINE)
 _AIDER_MODEL = re.compile(r"(?:Main model|Model|Models): (\S+?)(?: with |,|$)")
 _AIDER_VERSION = re.compile(r"Aider v(\S+)")
-# Commands whose words go to the model; those of the others do not.
+# Commands whose text is sent to the model; that of other commands is not.
 _ASKING = re.compile(r"/(?:ask|code|architect|context|chat-mode)\s+", re.IGNORECASE)
 
 
@@ -130,7 +130,7 @@ class ClaudeTextFormat(LogFormat):
     name = "claude-text"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether it is no JSON, and has an answer beside a result or a person's words."""
+        """Whether it is no JSON, and has a response of the model beside a result or a prompt."""
         if outline(head).kind or b"# aider chat started at" in head[:200] or b"\0" in head[:1024]:
             return False
         shown = _ESCAPES.sub("", head.decode(errors="replace")).splitlines()
@@ -221,7 +221,7 @@ def _blocks(shown: Sequence[str], losses: Counter[str]) -> Iterator[_TextBlock]:
 
 
 def _kind(line: str) -> tuple[str | None, str]:
-    """What a line begins: a block with its first words, a `rule` that ends one, or None where it goes on."""
+    """The kind of block that a line begins, and its text; `rule` ends a block, None continues it."""
     if match := _MODEL.match(line):
         return "answer", match.group(1)
     if match := _RESULT.match(line):
@@ -252,11 +252,11 @@ def _banner(trace: Trace, shown: Sequence[str]) -> str | None:
 
 
 def _call(text: str, line: int, follows: bool) -> dict[str, Any] | None:
-    """The call that an answer's text shows, None where it is words. `follows`: what it gave stands below."""
+    """The tool call that the text of a block shows, None for plain text. `follows`: a result stands below."""
     call_id = f"line_{line}"
     match = _CALL.fullmatch(text) if len(text) <= _LONGEST_CALL else None
     if match is None:
-        # Some tools show no argument: their result tells them from words, if they are as short as a title.
+        # Some tools show no argument: a short title with a result below it is such a call.
         title = text.strip()
         short = follows and "\n" not in title and len(title) <= 40 and title[:1].isupper() and title[-1:].isalnum()
         return tool_call(call_id, title, {}) if short else None

@@ -43,7 +43,7 @@ from understudy.ingest.trace import Message, PlainRenderer, Trace, TraceOutcome
 
 _OWN = frozenset(("trajectory", "history", "environment", "replay_config", "info", "attempts"))
 _NEAR = 64
-"""How many steps further the one of an answer is looked for: those between were asked for again."""
+"""How many steps ahead the step of a response is searched for; steps in between are retries."""
 
 
 class SweAgentFormat(LogFormat):
@@ -203,7 +203,7 @@ _ASIDE = ("tools", "repo", "instance_id", "resolved", "target", "reward", "exit_
 
 
 class RowSchema(Struct, frozen=True):
-    """Where a data set keeps what; `ids` are the columns that name a trajectory, the best first."""
+    """The columns of a data set; `ids` name a trajectory, `models` its model, the best column first."""
 
     format: str
     messages: str
@@ -244,7 +244,7 @@ class RowFormat(LogFormat):
 
 
 class ParquetRowFormat(RowFormat):
-    """Reads Parquet files of rows; which data set's they are, the columns tell."""
+    """Reads Parquet files of rows, of the data set that has their columns."""
 
     name = "parquet"
 
@@ -303,7 +303,7 @@ def _row_trace(schema: RowSchema, row: dict[str, Any], source: str, losses: Coun
 
 
 def _row_as_chat(message: dict[str, Any]) -> dict[str, Any]:
-    """A message of nebius' SWE-agent rows, whose words are in `text` and `system_prompt`, as one of chat."""
+    """A chat message; nebius' SWE-agent rows have its content in `text` or `system_prompt`."""
     if "content" in message or "role" not in message:
         return message
     return {**message, "content": message.get("text") or message.get("system_prompt")}

@@ -15,7 +15,7 @@ from understudy.util.shell import command_text, shell_tokens
 from understudy.wire.arguments import parse_object
 
 LONGEST = 40_000
-"""Characters of a command that are looked at; what stands behind them is not."""
+"""Characters of a command that are parsed; the rest is ignored."""
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
@@ -178,7 +178,7 @@ def _script(command: ShellCommand) -> str | None:
 MARKS_ERRORS = frozenset(("claude-code",))
 """Formats whose logs say of each result whether it is an error."""
 
-# Programs whose models write commands into their words; what they gave is the next message.
+# Programs whose models write commands into their text; the result is the next message.
 _BLOCKS = frozenset(("mini-swe-agent", "swe-agent", "swe-smith", "swe-rebench"))
 _LANGUAGES = frozenset(("", "bash", "sh", "shell", "mswea_bash_command"))
 _SAID_TOOLS = ("execute_command", "write_to_file", "replace_in_file", "apply_diff")
@@ -198,7 +198,7 @@ _HEAD = 600
 _TAIL = 400
 _TAKEN_BACK = "Correction to the text above: this call was stopped while running"
 
-# The words of Claude Code, then Codex, Gemini, Cline, OpenHands and the terminal's.
+# The messages of Claude Code, then of Codex, Gemini, Cline, OpenHands and the terminal.
 _DENIED = (
     "The user doesn't want to proceed with this tool use", "Claude requested permissions to ",
     "Permission to use ", "Permission for this ", "This command requires approval",

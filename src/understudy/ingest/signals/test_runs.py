@@ -1,4 +1,4 @@
-"""Tests that a turn ran, and how they ended: which commands run tests, and what their programs say at the end."""
+"""Tests that a turn ran, and how they ended: which commands run tests, and the summaries that they print."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from understudy.ingest.signals.calls import LoggedCall, ShellCommand
 SuiteResult = Literal["passed", "failed"]
 
 TAIL = 20_000
-"""Characters of a result's end in which the programs' last words are looked for."""
+"""Characters at the end of a result that are searched for the summaries of test programs."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]{0,20}m")
 
