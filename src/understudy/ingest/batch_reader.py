@@ -113,7 +113,7 @@ class IngestSummary(Struct):
     redactions: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, read: BatchResult, seen: set[bytes]) -> set[int]:
-        """Count the states of a batch that are not `seen`, and add them there. Returns the numbers of the others."""
+        """Count the states of a batch that are not `seen`, and add them. Returns the numbers of the others."""
         self.files += read.files
         for name in ("left_out", "losses", "skipped", "redactions"):
             mine: Counter[str] = getattr(self, name)
