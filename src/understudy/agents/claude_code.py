@@ -183,11 +183,7 @@ def _sdk_command(
     return sdk_command(sandbox.locate(_RUNTIME)), orjson.dumps(question)
 
 
-_MODEL_VARIABLES = (
-    "ANTHROPIC_DEFAULT_OPUS_MODEL",
-    "ANTHROPIC_DEFAULT_SONNET_MODEL",
-    "CLAUDE_CODE_SUBAGENT_MODEL",
-)
+_MODEL_VARIABLES = ("ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
 
 
 def _settings(session_note: str) -> dict[str, Any]:

@@ -108,16 +108,7 @@ def _fetch(npm: list[str], binary: Path) -> None:
 
 def _npm_install(npm: list[str], prefix: Path, package: str) -> None:
     # The binary is complete in its package, so no install script has to run; npm checks its integrity hash.
-    command = [
-        *npm,
-        "install",
-        "--prefix",
-        str(prefix),
-        "--ignore-scripts",
-        "--no-audit",
-        "--no-fund",
-        package,
-    ]
+    command = [*npm, "install", "--prefix", str(prefix), "--ignore-scripts", "--no-audit", "--no-fund", package]
     environment = {**os.environ, "PATH": f"{Path(npm[0]).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     done = subprocess.run(
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment, check=False
@@ -135,23 +126,9 @@ _PINS = Path(__file__).with_name("claude_sdk.txt")
 _DRIVER = Path(__file__).with_name("claude_sdk_driver.py")
 _TIMEOUT_S = 600
 _NOT_NEEDED = (
-    "__pycache__",
-    "config-*",
-    "dist-packages",
-    "ensurepip",
-    "idlelib",
-    "lib2to3",
-    "pydoc_data",
-    "site-packages",
-    "test",
-    "tests",
-    "tkinter",
-    "turtledemo",
-    "_test*.so",
-    "_tkinter*.so",
-    "_xx*.so",
-    "xx*.so",
-)
+    "__pycache__", "config-*", "dist-packages", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages",
+    "test", "tests", "tkinter", "turtledemo", "_test*.so", "_tkinter*.so", "_xx*.so", "xx*.so",
+)  # fmt: skip
 """What of the standard library is left behind."""
 _LIBRARY = re.compile(r"^\s*(?:(?P<name>\S+) => )?(?P<path>/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
 """A line of ldd; the loader's has no arrow."""

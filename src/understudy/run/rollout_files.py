@@ -26,7 +26,7 @@ from understudy.run.config import RunConfig
 from understudy.store import Store
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.tree import Node, build
-from understudy.types import ErrorInfo, Rollout, Task
+from understudy.types import Attempt, ErrorInfo, Rollout, Task
 from understudy.util.files import atomic_path
 
 _NOTE = "rollout.json"
@@ -175,17 +175,7 @@ class RolloutFiles:
         self._write_stream(label, graded, nodes, keep=dataset not in _NO_STREAM)
         patch = self._store.runs.patch(attempt.id)
         reports.write_report(self._report(label), task, patch, verdict, took_s=attempt.timings.get("grade_s", 0.0))
-        note = RolloutNote(
-            instance_id=task.instance_id,
-            sample_index=graded.rollout.sample_index,
-            rollout_id=graded.rollout.id,
-            attempt_id=attempt.id,
-            status=attempt.status,
-            reward=verdict.reward,
-            reason=verdict.reason,
-            dataset=dataset,
-            error=attempt.error,
-        )
+        note = _note(graded.rollout, attempt, verdict.reward, verdict.reason, dataset, attempt.error)
         ours = {"patch.diff": patch or b"", "test_output.txt": verdict.log.encode(errors="replace")}
         self._write_logs(label, note, ours | self._store.runs.logs(attempt.id))
         return note
@@ -196,17 +186,7 @@ class RolloutFiles:
         error = rollout.error or attempt.error
         message = f"{error.boundary}: {error.message}" if error else attempt.status
         reports.write_failure(self._report(label), task, self._store.runs.patch(attempt.id), message)
-        note = RolloutNote(
-            instance_id=task.instance_id,
-            sample_index=rollout.sample_index,
-            rollout_id=rollout.id,
-            attempt_id=attempt.id,
-            status=attempt.status,
-            reward=None,
-            reason=message,
-            dataset="no verdict",
-            error=error,
-        )
+        note = _note(rollout, attempt, None, message, "no verdict", error)
         self._write_logs(label, note, self._store.runs.logs(attempt.id))
         return note
 
@@ -300,6 +280,27 @@ class RolloutFiles:
 
     def _report(self, label: str) -> Path:
         return reports.instance_dir(self._directory, self._config.run_id, self._model, label)
+
+
+def _note(
+    rollout: Rollout,
+    attempt: Attempt,
+    reward: float | None,
+    reason: str,
+    dataset: DatasetState,
+    error: ErrorInfo | None,
+) -> RolloutNote:
+    return RolloutNote(
+        instance_id=rollout.task_id,
+        sample_index=rollout.sample_index,
+        rollout_id=rollout.id,
+        attempt_id=attempt.id,
+        status=attempt.status,
+        reward=reward,
+        reason=reason,
+        dataset=dataset,
+        error=error,
+    )
 
 
 def _safe_names(names: Iterable[str]) -> dict[PurePosixPath, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from understudy import plugins
@@ -212,8 +212,9 @@ async def execute_run(
             return summarize_run(store, config, output_dir, time.monotonic() - started, intake.refused)
         async with AsyncExitStack() as stack:
             monitor.stage("starting the model and the gateway")
-            server = _shared_server(shared) if shared else _own_server(config, intake.accepted, output_dir)
-            gateway_config, watch = await stack.enter_async_context(server)
+            gateway_config, watch = await stack.enter_async_context(
+                _model_server(config, shared, intake.accepted, output_dir)
+            )
             keys = Keys()
             control = shared.control if shared else None
             parts = await stack.enter_async_context(
@@ -295,22 +296,16 @@ def summarize_run(
     store: Store, config: RunConfig, output_dir: Path, wall_s: float, refused: dict[str, str]
 ) -> RunSummary:
     """The summary of a run as its store has it now."""
-    counts = store.outcomes.counts(config.run_id)
-    by_status = counts.rollouts
+    figures = structs.asdict(store.outcomes.counts(config.run_id))
+    by_status: dict[str, int] = figures.pop("rollouts")
     errors = [rollout.error for rollout in store.runs.rollouts(config.run_id) if rollout.status == "failed"]
     return RunSummary(
+        **figures,
         run_id=config.run_id,
         output_dir=str(output_dir),
         rollouts=sum(by_status.values()),
-        solved=counts.solved,
-        unsolved=counts.unsolved,
-        suspicious=counts.suspicious,
         infrastructure_failures=by_status.get("failed", 0),
         pending=by_status.get("queuing", 0) + by_status.get("requeuing", 0),
-        calls=counts.calls,
-        prompt_tokens=counts.prompt_tokens,
-        completion_tokens=counts.completion_tokens,
-        cost_usd=counts.cost_usd,
         wall_s=round(wall_s, 3),
         failures=Counter(f"{error.boundary}: {error.message}" for error in errors if error),
         refused_tasks=refused,
@@ -356,21 +351,15 @@ async def _run_while_serving(work: Coroutine[Any, Any, None], watch: WatchServer
 
 
 @asynccontextmanager
-async def _shared_server(shared: SharedResources) -> AsyncGenerator[tuple[GatewayConfig, WatchServer | None]]:
-    """As `_served`, where the server is another's to keep."""
-    yield shared.gateway, None
-
-
-@asynccontextmanager
-async def _own_server(
-    config: RunConfig, tasks: Sequence[Task], output_dir: Path
+async def _model_server(
+    config: RunConfig, shared: SharedResources | None, tasks: Sequence[Task], output_dir: Path
 ) -> AsyncGenerator[tuple[GatewayConfig, WatchServer | None]]:
-    """The gateway's configuration with the address of our own server, and what raises when that ends.
+    """The gateway's configuration, with the address of the server that is started here, where one is.
 
-    Raises BackendError when it does not start.
+    With it comes what raises when that server ends. Raises BackendError when it does not start.
     """
-    if not config.starts_server:
-        yield config.gateway, None
+    if shared is not None or not config.starts_server:
+        yield shared.gateway if shared else config.gateway, None
         return
     high, tasks_file = config.gateway.models.high, output_dir / "tasks.jsonl"
     dump(tasks, tasks_file)

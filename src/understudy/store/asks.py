@@ -8,26 +8,25 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import RowMapping, func, select
+from sqlalchemy import Text, func, select
 
 from understudy.store.database import (
     Repository,
     WriteContext,
+    decode_object,
     encode,
     error_column,
     json_column,
     queued,
     read_error,
+    row_reader,
 )
 from understudy.store.schema import asks, calls, replays
-from understudy.store.sqlite import insert
+from understudy.store.sqlite import insert, json_values
 from understudy.types import ErrorInfo
 
 AskKind = Literal["teacher", "judge"]
 AskStatus = Literal["asked", "answered", "failed"]
-
-_MANY = 500
-_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class StoredReplay(Struct, frozen=True, kw_only=True):
@@ -71,6 +70,10 @@ class ReplayCost(Struct, frozen=True, kw_only=True):
     reserved_usd: float
 
 
+_replay = row_reader(StoredReplay, config=decode_object)
+_ask = row_reader(StoredAsk, error=read_error)
+
+
 class AskRepository(Repository):
     """`Store.asks`: replays, and what was asked of teachers and judges in them."""
 
@@ -89,9 +92,8 @@ class AskRepository(Repository):
 
     def replays(self) -> list[StoredReplay]:
         """All replays, oldest first."""
-        with self._reading() as connection:
-            rows = connection.execute(select(replays).order_by(replays.c.created_at, replays.c.id)).all()
-            return [StoredReplay(id=row.id, config=_object(row.config), created_at=row.created_at) for row in rows]
+        query = select(replays).order_by(replays.c.created_at, replays.c.id)
+        return self._read_all(query, _replay)
 
     @queued
     def add(self, context: WriteContext, ask: StoredAsk) -> None:
@@ -103,12 +105,8 @@ class AskRepository(Repository):
 
     def find(self, ask_ids: Iterable[str]) -> dict[str, StoredAsk]:
         """Those of these asks that there are, by id."""
-        wanted, by_id = list(ask_ids), dict[str, StoredAsk]()
-        with self._reading() as connection:
-            for start in range(0, len(wanted), _MANY):
-                query = select(asks).where(asks.c.id.in_(wanted[start : start + _MANY]))
-                by_id |= {row["id"]: _ask(row) for row in connection.execute(query).mappings()}
-        return by_id
+        query = select(asks).where(asks.c.id.in_(json_values(list(ask_ids), Text)))
+        return {ask.id: ask for ask in self._read_all(query, _ask)}
 
     def of_state(self, state_id: str, kind: AskKind | None = None) -> list[StoredAsk]:
         """The asks about a state, by replay, teacher and number."""
@@ -116,16 +114,14 @@ class AskRepository(Repository):
         if kind is not None:
             query = query.where(asks.c.kind == kind)
         query = query.order_by(asks.c.replay_id, asks.c.teacher, asks.c.number, asks.c.id)
-        with self._reading() as connection:
-            return [_ask(row) for row in connection.execute(query).mappings()]
+        return self._read_all(query, _ask)
 
     def of_replay(self, replay_id: str, status: AskStatus | None = None) -> list[StoredAsk]:
         """The asks of a replay, oldest first."""
         query = select(asks).where(asks.c.replay_id == replay_id).order_by(asks.c.asked_at, asks.c.id)
         if status is not None:
             query = query.where(asks.c.status == status)
-        with self._reading() as connection:
-            return [_ask(row) for row in connection.execute(query).mappings()]
+        return self._read_all(query, _ask)
 
     def answered_states(self) -> list[str]:
         """The ids of the states that a teacher has answered about, in order."""
@@ -151,8 +147,3 @@ class AskRepository(Repository):
         )
         with self._reading() as connection:
             return {row.session_id: row.id for row in connection.execute(query)}
-
-
-def _ask(row: RowMapping) -> StoredAsk:
-    fields: dict[str, Any] = {**row, "error": read_error(row["error"])}
-    return StoredAsk(**fields)

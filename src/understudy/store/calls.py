@@ -19,33 +19,12 @@ from understudy.store.tokens import Ids, RecentTokens
 from understudy.types import Call, PolicySpan, Usage
 
 _PLAIN = (
-    "id",
-    "attempt_id",
-    "sequence",
-    "dialect",
-    "requested_model",
-    "backend",
-    "backend_model",
-    "status",
-    "started_at",
-    "ended_at",
-    "parent_id",
-    "session_id",
-    "agent_id",
-    "policy_version",
-    "finish_reason",
-)
+    "id", "attempt_id", "sequence", "dialect", "requested_model", "backend", "backend_model", "status",
+    "started_at", "ended_at", "parent_id", "session_id", "agent_id", "policy_version", "finish_reason",
+)  # fmt: skip
 _USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens")
 _CONTENT = ("sampling", "error", "skeleton_id", "system_id", "tools_id", "node_id", "response_id")
-_TOKENS = (
-    "base_key",
-    "prompt_count",
-    "shared",
-    "suffix",
-    "completion_count",
-    "completion",
-    "logprobs",
-)
+_TOKENS = ("base_key", "prompt_count", "shared", "suffix", "completion_count", "completion", "logprobs")
 _LATER = ("cache_write_tokens", "cost_usd", "policy_spans", "audit")
 _BLOBS = ("skeleton_id", "system_id", "tools_id", "response_id")
 _INSERT = compile_hot(insert(calls), *_PLAIN, *_USAGE, *_CONTENT, *_TOKENS, *_LATER)

@@ -16,7 +16,7 @@ from sqlalchemy import CompoundSelect, Connection, Select, bindparam, select
 
 from understudy.errors import StoreError
 from understudy.store.schema import blobs, nodes
-from understudy.store.sqlite import compile_hot, insert
+from understudy.store.sqlite import compile_hot, insert, json_values
 
 Buffer = bytes | Raw
 
@@ -324,13 +324,8 @@ def unpack(column: bytes) -> bytes:
 def read_blobs(connection: Connection, ids: Iterable[int]) -> dict[int, bytes]:
     """The bytes of blobs by id. Raises StoreError when one is missing or damaged."""
     wanted = set(ids)
-    by_id: dict[int, bytes] = {}
-    rest = sorted(wanted)
-    # SQLite takes a bounded number of parameters in one statement.
-    for start in range(0, len(rest), 500):
-        query = select(blobs.c.id, blobs.c.codec, blobs.c.data).where(blobs.c.id.in_(rest[start : start + 500]))
-        for key, codec, data in connection.execute(query):
-            by_id[key] = _plain(codec, data, f"blob {key}")
+    query = select(blobs.c.id, blobs.c.codec, blobs.c.data).where(blobs.c.id.in_(json_values(sorted(wanted))))
+    by_id = {key: _plain(codec, data, f"blob {key}") for key, codec, data in connection.execute(query)}
     if missing := wanted - by_id.keys():
         raise StoreError(f"the store is damaged: blob {min(missing)} is missing; restore it from a copy")
     return by_id

@@ -7,14 +7,14 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 import msgspec
-from sqlalchemy import Connection, Engine, Select
+from sqlalchemy import Connection, Engine, RowMapping, Select
 
 from understudy.errors import StoreError
 from understudy.store.contents import ContentWriter, read_blobs
@@ -22,8 +22,14 @@ from understudy.store.sqlite import to_store_error, translate_errors
 from understudy.store.tokens import RecentTokens
 from understudy.types import ErrorInfo, Finding
 
+R = TypeVar("R", bound="Repository")
+P = ParamSpec("P")
+T = TypeVar("T")
+Row = RowMapping | Mapping[str, Any]
+
 encode = msgspec.json.Encoder().encode
 canonical = msgspec.json.Encoder(order="sorted").encode
+decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _error = msgspec.json.Decoder(ErrorInfo).decode
 _findings = msgspec.json.Decoder(tuple[Finding, ...]).decode
 
@@ -58,13 +64,19 @@ def json_column(encoder: Callable[[object], bytes], value: object, what: str) ->
         raise StoreError(f"{what} cannot be written as JSON: {error}") from error
 
 
+def row_reader(kind: type[T], **decoders: Callable[[Any], Any]) -> Callable[[Row], T]:
+    """What reads a row into a struct with fields of the same names; `decoders` read the columns that they name."""
+
+    def read(row: Row) -> T:
+        fields: dict[str, Any] = {**row, **{name: decode(row[name]) for name, decode in decoders.items()}}
+        return kind(**fields)
+
+    return read
+
+
 def _unicode(text: str) -> str:
     return text.encode(errors="replace").decode()
 
-
-R = TypeVar("R", bound="Repository")
-P = ParamSpec("P")
-T = TypeVar("T")
 
 GROUP = 256
 """The most writes of one transaction: bounds how long the first of them waits."""
@@ -225,6 +237,11 @@ class Repository:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._reading = database.reading
+
+    def _read_all(self, query: Select[*tuple[Any, ...]], read: Callable[[RowMapping], T]) -> list[T]:
+        """What `read` makes of each row of a query."""
+        with self._reading() as connection:
+            return [read(row) for row in connection.execute(query).mappings()]
 
     @property
     def _file(self) -> Path:

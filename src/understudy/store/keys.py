@@ -9,12 +9,19 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from msgspec import Struct
-from sqlalchemy import RowMapping, and_, bindparam, delete, insert, select, update
+from sqlalchemy import and_, bindparam, delete, insert, select, update
 
 from understudy.errors import StoreError
-from understudy.store.database import Repository, WriteContext, encode, json_column, queued
+from understudy.store.database import (
+    Repository,
+    WriteContext,
+    decode_object,
+    encode,
+    json_column,
+    queued,
+    row_reader,
+)
 from understudy.store.runs import insert_attempt, read_attempt
 from understudy.store.schema import attempts, keys
 from understudy.store.sqlite import compile_hot
@@ -27,7 +34,6 @@ _LONGEST_NAME = 200
 _NOTHING: Mapping[str, Any] = {}
 # Runs with every request: a third of the time that it takes through Core.
 _FIND = compile_hot(select(keys).where(keys.c.digest == bindparam("digest")), "digest")
-_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class StoredKey(Struct, frozen=True, kw_only=True):
@@ -43,6 +49,9 @@ class StoredKey(Struct, frozen=True, kw_only=True):
     created_at: float
     expires_at: float | None = None
     revoked_at: float | None = None
+
+
+_key = row_reader(StoredKey, sampling=decode_object, budget=decode_object)
 
 
 class KeyRepository(Repository):
@@ -70,9 +79,7 @@ class KeyRepository(Repository):
     def clients(self) -> list[Attempt]:
         """The attempts that have no rollout, oldest first."""
         alone = select(attempts).where(attempts.c.rollout_id.is_(None))
-        query = alone.order_by(attempts.c.started_at, attempts.c.id)
-        with self._reading() as connection:
-            return [read_attempt(row) for row in connection.execute(query).mappings()]
+        return self._read_all(alone.order_by(attempts.c.started_at, attempts.c.id), read_attempt)
 
     @queued
     def add(
@@ -121,11 +128,4 @@ class KeyRepository(Repository):
 
     def all(self) -> list[StoredKey]:
         """All keys, oldest first, also those that expired or were revoked."""
-        query = select(keys).order_by(keys.c.created_at, keys.c.attempt_id)
-        with self._reading() as connection:
-            return [_key(row) for row in connection.execute(query).mappings()]
-
-
-def _key(row: RowMapping) -> StoredKey:
-    fields: dict[str, Any] = {**row, "sampling": _object(row["sampling"]), "budget": _object(row["budget"])}
-    return StoredKey(**fields)
+        return self._read_all(select(keys).order_by(keys.c.created_at, keys.c.attempt_id), _key)

@@ -8,13 +8,11 @@ in a number of queries that does not depend on how many rollouts there are.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from msgspec import Struct
 from sqlalchemy import (
     LABEL_STYLE_TABLENAME_PLUS_COL,
     ColumnElement,
-    RowMapping,
     Subquery,
     and_,
     case,
@@ -25,7 +23,7 @@ from sqlalchemy import (
 
 from understudy.errors import ConfigError
 from understudy.store.calls import USAGE, AttemptUsage
-from understudy.store.database import Repository, read_error
+from understudy.store.database import Repository, read_error, row_reader
 from understudy.store.runs import read_attempt, read_rollout, read_verdicts
 from understudy.store.schema import attempts, calls, rewards, rollouts, runs
 from understudy.store.sqlite import json_array_length
@@ -181,9 +179,7 @@ class OutcomeRepository(Repository):
             .join(usage, usage.c.attempt_id == attempt.c.attempt_id, isouter=True)
             .order_by(rollouts.c.task_id, rollouts.c.sample_index)
         )
-        with self._reading() as connection:
-            rows = connection.execute(query).mappings().all()
-        return [_outcome(row) for row in rows]
+        return self._read_all(query, _outcome)
 
     def by_task(self, run_id: str) -> dict[str, TaskCounts]:
         """Counts of the ended rollouts of each task of a run, over all its agents."""
@@ -316,8 +312,7 @@ class OutcomeRepository(Repository):
             .group_by(calls.c.policy_version)
             .order_by(func.min(calls.c.started_at))
         )
-        with self._reading() as connection:
-            return [VersionUse(**row) for row in connection.execute(query).mappings()]
+        return self._read_all(query, _version_use)
 
     def _decisions(self, condition: ColumnElement[bool]) -> list[GradedRollout]:
         attempt = _attempt_that_counts(condition)
@@ -341,11 +336,8 @@ class OutcomeRepository(Repository):
         ]
 
 
-def _outcome(row: RowMapping) -> RolloutOutcome:
-    fields: dict[str, Any] = {**row, "error": read_error(row["error"])}
-    return RolloutOutcome(**fields)
-
-
+_outcome = row_reader(RolloutOutcome, error=read_error)
+_version_use = row_reader(VersionUse)
 _ENDED: tuple[RolloutStatus, ...] = ("succeeded", "failed")
 
 

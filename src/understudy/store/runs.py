@@ -11,14 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, Select, Table, and_, func, insert, select, update
+from sqlalchemy import Connection, Select, Table, and_, func, insert, select, update
 
 from understudy.errors import StoreError
 from understudy.store.contents import read_blobs
 from understudy.store.database import (
     Repository,
+    Row,
     WriteContext,
     canonical,
+    decode_object,
     encode,
     error_column,
     findings_column,
@@ -26,6 +28,7 @@ from understudy.store.database import (
     queued,
     read_error,
     read_findings,
+    row_reader,
 )
 from understudy.store.schema import attempts, rewards, rollouts, runs, tasks
 from understudy.store.schema import logs as log_table
@@ -52,8 +55,7 @@ _TABLES: dict[str, tuple[Table, Mapping[Any, frozenset[Any]]]] = {
     "rollout": (rollouts, ROLLOUT_TRANSITIONS),
     "attempt": (attempts, ATTEMPT_TRANSITIONS),
 }
-Row = RowMapping | Mapping[str, Any]
-_config = msgspec.json.Decoder(dict[str, Any]).decode
+_run = row_reader(Run, config=decode_object)
 _task = msgspec.json.Decoder(Task).decode
 _verdict = msgspec.json.Decoder(Verdict).decode
 _timings = msgspec.json.Decoder(dict[str, float]).decode
@@ -81,9 +83,8 @@ class RunRepository(Repository):
 
     def all(self) -> list[Run]:
         """All runs, oldest first."""
-        with self._reading() as connection:
-            rows = connection.execute(select(runs).order_by(runs.c.created_at, runs.c.id)).all()
-            return [Run(id=row.id, config=_config(row.config), created_at=row.created_at) for row in rows]
+        query = select(runs).order_by(runs.c.created_at, runs.c.id)
+        return self._read_all(query, _run)
 
     @queued
     def add_tasks(self, context: WriteContext, run_id: str, new: Sequence[Task]) -> None:
@@ -167,18 +168,18 @@ class RunRepository(Repository):
         )
         if run_id is not None:
             query = query.where(rollouts.c.run_id == run_id)
-        return self._rollouts(query)
+        return self._read_all(query, read_rollout)
 
     def rollout(self, rollout_id: str) -> Rollout:
         """A rollout by its id. Raises StoreError when there is none."""
-        for rollout in self._rollouts(select(rollouts).where(rollouts.c.id == rollout_id)):
+        for rollout in self._read_all(select(rollouts).where(rollouts.c.id == rollout_id), read_rollout):
             return rollout
         raise StoreError(f"{self._file}: there is no rollout {rollout_id}")
 
     def find_rollout(self, prefix: str) -> Rollout:
         """The one rollout whose id is `prefix`, or starts with it. Raises StoreError for none or several."""
         starts = func.substr(rollouts.c.id, 1, len(prefix)) == prefix
-        matches = self._rollouts(select(rollouts).where(starts))
+        matches = self._read_all(select(rollouts).where(starts), read_rollout)
         if exact := [rollout for rollout in matches if rollout.id == prefix]:
             return exact[0]
         if not matches:
@@ -188,10 +189,6 @@ class RunRepository(Repository):
             many = f"the ids of {len(matches)} rollouts begin with {prefix!r}: {some}, …"
             raise StoreError(f"{self._file}: {many}; type more of the id")
         return matches[0]
-
-    def _rollouts(self, query: Select[Any]) -> list[Rollout]:
-        with self._reading() as connection:
-            return [read_rollout(row) for row in connection.execute(query).mappings()]
 
     @queued
     def set_rollout_status(
@@ -293,19 +290,14 @@ class RunRepository(Repository):
 
     def attempts(self, rollout_id: str) -> list[Attempt]:
         """The attempts of a rollout, first to last."""
-        return self._attempts(
-            select(attempts).where(attempts.c.rollout_id == rollout_id).order_by(attempts.c.number)
-        )
+        query = select(attempts).where(attempts.c.rollout_id == rollout_id).order_by(attempts.c.number)
+        return self._read_all(query, read_attempt)
 
     def attempt(self, attempt_id: str) -> Attempt:
         """An attempt by its id. Raises StoreError when there is none."""
-        for attempt in self._attempts(select(attempts).where(attempts.c.id == attempt_id)):
+        for attempt in self._read_all(select(attempts).where(attempts.c.id == attempt_id), read_attempt):
             return attempt
         raise StoreError(f"{self._file}: there is no attempt {attempt_id}")
-
-    def _attempts(self, query: Select[Any]) -> list[Attempt]:
-        with self._reading() as connection:
-            return [read_attempt(row) for row in connection.execute(query).mappings()]
 
     def patch(self, attempt_id: str) -> bytes | None:
         """The patch of an attempt, if it came so far."""

@@ -18,7 +18,15 @@ from understudy.errors import StoreError
 from understudy.store.contents import EMPTY, Packed, read_blobs, read_nodes
 from understudy.store.database import Repository, WriteContext, queued
 from understudy.store.schema import sources, traces, turns
-from understudy.store.sqlite import COLUMNS, compile_hot, filter_connection, insert, integers, row_id, select_turns
+from understudy.store.sqlite import (
+    COLUMNS,
+    compile_hot,
+    filter_connection,
+    insert,
+    json_values,
+    row_id,
+    select_turns,
+)
 
 TextOrBytes = Any
 """A text; bytes, UTF-8 with surrogates passed, where it is no Unicode, as a name of a file may be."""
@@ -181,8 +189,7 @@ class SessionRepository(Repository):
     def sources(self) -> dict[TextOrBytes, LogSource]:
         """The logs that were read, by their path."""
         query = select(*(sources.c[name] for name in _SOURCE[:-1]))
-        with self._reading() as connection:
-            return {row[0]: LogSource(*row) for row in connection.execute(query)}
+        return {source.path: source for source in self._read_all(query, lambda row: LogSource(**row))}
 
     def select(self, where: str | None = None, *, limit: int | None = None) -> TurnSelection:
         """The turns that an SQL expression over `COLUMNS` is true of, in the order in which they were stored.
@@ -281,7 +288,7 @@ def _write_trace_row(context: WriteContext, row: TraceRow, ids: Sequence[int]) -
 
 def _read(connection: Connection, key: int, keys: array[int]) -> tuple[TraceRow, list[bytes]]:
     trace = connection.execute(select(traces).where(traces.c.key == key)).mappings().one()
-    wanted = row_id(turns).in_(integers(keys))
+    wanted = row_id(turns).in_(json_values(keys))
     rows = (
         connection.execute(select(turns).where(wanted).order_by(turns.c.position, row_id(turns))).mappings().all()
     )

@@ -30,6 +30,7 @@ from sqlalchemy import (
     Table,
     Text,
     cast,
+    column,
     create_engine,
     event,
     func,
@@ -41,6 +42,7 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.types import TypeEngine
 
 from understudy.errors import ConfigError, StoreError
 from understudy.store.schema import HEAD
@@ -84,7 +86,7 @@ def translate_errors(file: Path) -> Generator[None]:
         raise to_store_error(error, file) from error
 
 
-__all__ = ["compile_hot", "insert", "integers", "json_array_length", "json_field", "row_id"]
+__all__ = ["compile_hot", "insert", "json_array_length", "json_field", "json_values", "row_id"]
 
 
 def compile_hot(statement: Insert | Select[*tuple[Any, ...]], *names: str) -> str:
@@ -116,9 +118,10 @@ def json_field(column: ColumnElement[bytes | None], name: str) -> ColumnElement[
     return func.json_extract(cast(column, Text), f"$.{name}")
 
 
-def integers(values: Sequence[int]) -> Select[tuple[int]]:
-    """Integers as the rows of a query: one parameter, where a list would need one each."""
-    return select(func.json_each(json.encode(list(values)).decode()).table_valued("value").c.value)
+def json_values(values: Sequence[Any], kind: type[TypeEngine[Any]] = Integer) -> Select[Any]:
+    """Values as the rows of a query: one parameter, where a list would need one each, and SQLite bounds those."""
+    table = func.json_each(json.encode(list(values)).decode()).table_valued(column("value", kind))
+    return select(table.c.value)
 
 
 FILE = "store.db"
@@ -292,25 +295,10 @@ PATIENCE_S: Final = 60.0
 """How long an expression is waited for: far longer than an honest one takes on millions of turns."""
 
 _OF_TURN = (
-    "state_id",
-    "message_id",
-    "position",
-    "branch",
-    "fidelity",
-    "notes",
-    "model",
-    "family",
-    "timestamp",
-    "tool_calls",
-    "tool_errors",
-    "denied",
-    "interrupted",
-    "tests",
-    "edits",
-    "edits_survived",
-    "commits",
-    "feedback",
-)
+    "state_id", "message_id", "position", "branch", "fidelity", "notes", "model", "family", "timestamp",
+    "tool_calls", "tool_errors", "denied", "interrupted", "tests", "edits", "edits_survived",
+    "commits", "feedback",
+)  # fmt: skip
 _OF_TRACE = ("session_id", "format", "source", "role", "project", "agent", "version")
 _OF_OUTCOME = ("resolved", "reward", "task", "exit_status")
 

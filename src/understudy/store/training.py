@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from msgspec import Struct
-from sqlalchemy import ColumnElement, delete, func, insert, select
+from sqlalchemy import ColumnElement, RowMapping, delete, func, insert, literal, select
 
 from understudy.store.contents import unpack
 from understudy.store.database import Repository, WriteContext, queued
 from understudy.store.schema import calls, token_values
 from understudy.store.tokens import pack_float32, unpack_float32
 
+_ARRAYS = ("logprobs", "ratios", "advantages")
 _SIZE: ColumnElement[int] = func.coalesce(
-    func.sum(
-        func.length(token_values.c.logprobs)
-        + func.length(token_values.c.ratios)
-        + func.length(token_values.c.advantages)
-    ),
-    0,
+    func.sum(sum((func.length(token_values.c[name]) for name in _ARRAYS), literal(0))), 0
 )
 
 
@@ -75,9 +72,7 @@ class TrainingRepository(Repository):
         for each in values:
             if connection.execute(select(calls.c.key).where(calls.c.id == each.call_id)).first() is None:
                 continue
-            arrays = {
-                name: pack(pack_float32(getattr(each, name))) for name in ("logprobs", "ratios", "advantages")
-            }
+            arrays = {name: pack(pack_float32(getattr(each, name))) for name in _ARRAYS}
             size += sum(map(len, arrays.values()))
             if size > limit_bytes:
                 break
@@ -95,8 +90,7 @@ class TrainingRepository(Repository):
     def steps(self) -> list[StepSize]:
         """The steps that there are values of, oldest first."""
         query = select(token_values.c.step, func.count(), _SIZE).group_by(token_values.c.step)
-        with self._reading() as connection:
-            return [StepSize(*row) for row in connection.execute(query.order_by(token_values.c.step))]
+        return self._read_all(query.order_by(token_values.c.step), lambda row: StepSize(*row.values()))
 
     def of_call(self, call_id: str) -> list[StepTokenValues]:
         """The values of a call in every step that learned from it, oldest first; empty where none were kept."""
@@ -108,18 +102,12 @@ class TrainingRepository(Repository):
 
     def _read(self, condition: ColumnElement[bool]) -> list[StepTokenValues]:
         query = select(token_values).where(condition).order_by(token_values.c.step, token_values.c.call_id)
-        with self._reading() as connection:
-            return [
-                StepTokenValues(
-                    step=row.step,
-                    version=row.version,
-                    call_id=row.call_id,
-                    logprobs=unpack_float32(unpack(row.logprobs)),
-                    ratios=unpack_float32(unpack(row.ratios)),
-                    advantages=unpack_float32(unpack(row.advantages)),
-                )
-                for row in connection.execute(query)
-            ]
+        return self._read_all(query, _read_values)
+
+
+def _read_values(row: RowMapping) -> StepTokenValues:
+    arrays: dict[str, Any] = {name: unpack_float32(unpack(row[name])) for name in _ARRAYS}
+    return StepTokenValues(step=row["step"], version=row["version"], call_id=row["call_id"], **arrays)
 
 
 def _prune(context: WriteContext, limit_bytes: int) -> int:
