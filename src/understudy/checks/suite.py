@@ -58,6 +58,9 @@ _WITHOUT_NETWORK = {"PIP_RETRIES": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 _AS_IT_STANDS = {"PIP_NO_BUILD_ISOLATION": "false", "PIP_NO_DEPS": "1"}
 
 
+_LoggedTests = Mapping[str, LoggedTest | None]
+
+
 class SuiteRun(Struct, frozen=True):
     """The end of a suite's command. `log` is all its output, with line ends as `\\n`, unless it was `truncated`.
 
@@ -190,10 +193,7 @@ def find_test(id: str, logged: Mapping[str, LoggedTest]) -> LoggedTest | None:
 
 
 def _unsolved_reason(
-    checks: SuiteChecks,
-    parsed: ParsedLog,
-    logged: Mapping[str, LoggedTest | None],
-    tests: Mapping[str, TestOutcome],
+    checks: SuiteChecks, parsed: ParsedLog, logged: _LoggedTests, tests: Mapping[str, TestOutcome]
 ) -> str:
     """Why the patch does not solve the task by the log alone; empty when it does."""
     if not parsed.ran:
@@ -223,7 +223,7 @@ def _disagreement(run: SuiteRun, parsed: ParsedLog, canaries: Canaries | None) -
     return ""
 
 
-def _not_in(statuses: Collection[str], ids: Collection[str], logged: Mapping[str, LoggedTest | None]) -> list[str]:
+def _not_in(statuses: Collection[str], ids: Collection[str], logged: _LoggedTests) -> list[str]:
     return [id for id in ids if (test := logged[id]) is None or test.last not in statuses]
 
 

@@ -134,9 +134,7 @@ class Predictions:
         if self._wanted is not None and row.instance_id not in self._wanted:
             return None
         if other := self.rows.get(row.instance_id):
-            raise ConfigError(
-                f"{where}: {row.instance_id!r} has a prediction already, at {other.where}; remove one of them"
-            )
+            raise ConfigError(f"{where}: {row.instance_id!r} is predicted already, at {other.where}; remove one")
         empty, size = first in (b'""', b"nu"), len(memoryview(content))
         self.rows[row.instance_id] = Prediction(row.instance_id, model, where, empty, start, size)
         return row

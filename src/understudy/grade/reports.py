@@ -148,10 +148,7 @@ def write_report(
         f"the checks ran {verdict.checks_s:.2f} s",
         f"reward {verdict.reward:g}: {verdict.reason}",
         f"integrity: {verdict.integrity.status} {verdict.integrity.reason}".rstrip(),
-        *(
-            f"  {evidence.rule} {evidence.path}:{evidence.line} {evidence.text}"
-            for evidence in verdict.integrity.evidence
-        ),
+        *(f"  {each.rule} {each.path}:{each.line} {each.text}" for each in verdict.integrity.evidence),
     ]
     files = {
         **_inputs(task, patch, log),
@@ -318,6 +315,5 @@ def _write(directory: Path, files: Mapping[str, bytes]) -> None:
             atomic_write(directory / name, content, temporary=temporary)
     except OSError as error:
         path = error.filename or directory
-        raise ConfigError(
-            f"{path}: a report cannot be written: {error.strerror}; make room or choose another --output-dir"
-        ) from error
+        problem = f"a report cannot be written: {error.strerror}; make room or choose another --output-dir"
+        raise ConfigError(f"{path}: {problem}") from error

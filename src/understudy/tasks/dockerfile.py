@@ -218,19 +218,12 @@ def _json_arguments(text: str) -> list[str]:
 def _check_paths(recipe: DockerfileRecipe) -> None:
     """Everything must happen below the last WORKDIR: it is all that a task's tree holds."""
     for step in recipe.steps:
-        match step:
-            case CopyStep():
-                directory, what = step.target, "COPY to"
-            case RunStep():
-                directory, what = step.cwd, "RUN in"
-            case WorkdirStep():
-                # A directory on the way, or one that a later WORKDIR leaves unused, has nothing in it.
-                continue
+        if isinstance(step, WorkdirStep):
+            continue  # a directory on the way, or one that a later WORKDIR leaves unused, has nothing in it
+        directory, what = (step.target, "COPY to") if isinstance(step, CopyStep) else (step.cwd, "RUN in")
         if posixpath.commonpath([directory, recipe.workdir]) != recipe.workdir:
-            raise TaskError(
-                f"{recipe.path}:{step.line}: {what} {directory}, outside the last WORKDIR {recipe.workdir}: "
-                f"{_HINT}"
-            )
+            outside = f"{what} {directory}, outside the last WORKDIR {recipe.workdir}"
+            raise TaskError(f"{recipe.path}:{step.line}: {outside}: {_HINT}")
 
 
 # --- carrying a recipe out ----------------------------------------------------------------------------
@@ -365,10 +358,8 @@ async def _execute_runs(
         await sandbox.close()
     where = f"{recipe.path}:{runs[-1].line}"
     if packed.exit_code != 0 or packed.truncated:
-        raise TaskError(
-            f"{where}: the result of RUN cannot be read, or is above {_ARCHIVE_BYTES} bytes: "
-            f"tar {describe_end(packed)}"
-        )
+        tar = f"tar {describe_end(packed)}"
+        raise TaskError(f"{where}: the result of RUN cannot be read, or is above {_ARCHIVE_BYTES} bytes: {tar}")
     await asyncio.to_thread(_unpack, packed.stdout, tree, where)
 
 

@@ -61,11 +61,8 @@ def python_environment(cache: Path) -> TaskEnvironment:
     mounts = [Mount(home, str(home))]
     if not prefix.is_relative_to("/usr"):  # every sandbox has /usr
         mounts.append(Mount(prefix, str(prefix)))
-    return TaskEnvironment(
-        mounts=tuple(mounts),
-        path_prefixes=(str(home / "bin"),),
-        env={"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"},
-    )
+    env = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
+    return TaskEnvironment(tuple(mounts), (str(home / "bin"),), env)
 
 
 def is_installed(cache: Path) -> bool:

@@ -90,13 +90,9 @@ def split_script(script: str, workdir: str) -> ScriptPhases:
                 raise _cannot(statement, "says where the tests start and does something else as well")
             command = _command(lines[statement.last + 1 :])
             moved = [f"cd {shlex.quote(cwd)}"] if cwd != workdir else []
-            return ScriptPhases(
-                "\n".join(activate),
-                "\n".join(before),
-                "\n".join(install),
-                "\n".join([*moved, *afterwards, command]),
-                test_patch,
-            )
+            tests = "\n".join([*moved, *afterwards, command])
+            setup = "\n".join(activate), "\n".join(before), "\n".join(install)
+            return ScriptPhases(*setup, tests, test_patch)
         part = _part(statement, workdir, patched=test_patch is not None)
         if part == "patch":
             if test_patch is not None or statement.document is None:

@@ -274,10 +274,8 @@ def _read_settings(folder: Path, *, images: bool) -> _FolderSettings:
     ):
         for name, value in env.items():
             if "${" in value or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-                raise TaskError(
-                    f"{path}: {key}.env.{name}: expected a plain value: variables of this machine are not "
-                    f"passed to sandboxes"
-                )
+                expected = "expected a plain value: variables of this machine are not passed to sandboxes"
+                raise TaskError(f"{path}: {key}.env.{name}: {expected}")
     return settings
 
 

@@ -20,9 +20,6 @@ from understudy.util.files import locked
 _MAX_BYTES = 2 << 30
 _MAX_MEMBERS = 200_000
 _PIP_TIMEOUT_S = 600
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]*")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 # pip asks a package for its metadata even when it only downloads it, which runs the package's own code. Loaded as
 # sitecustomize by the interpreters that pip starts, this answers for the package; any other program is ended.
@@ -92,11 +89,11 @@ def fetch(sdist: Sdist, cache: Path) -> Path:
     Raises ConfigError when pip cannot get it, TaskError when the pin is malformed or the hash is another.
     """
     for value, pattern, expected in (
-        (sdist.name, _NAME, "a name must be letters, digits, '.', '_' and '-'"),
-        (sdist.version, _VERSION, "a version must be letters, digits, '.', '+', '!', '_' and '-'"),
-        (sdist.sha256, _SHA256, "sha256 must be 64 lower-case hex digits"),
+        (sdist.name, r"[A-Za-z0-9][A-Za-z0-9._-]*", "a name must be letters, digits, '.', '_' and '-'"),
+        (sdist.version, r"[A-Za-z0-9][A-Za-z0-9.+!_-]*", "a version must be letters, digits and '.+!_-'"),
+        (sdist.sha256, r"[0-9a-f]{64}", "sha256 must be 64 lower-case hex digits"),
     ):
-        if not pattern.fullmatch(value):
+        if not re.fullmatch(pattern, value):
             raise TaskError(f"sdist {sdist.name!r} {sdist.version!r}: got {value!r}; {expected}")
     archive = archive_path(sdist, cache)
     home = archive.parent

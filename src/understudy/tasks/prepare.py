@@ -182,9 +182,8 @@ def _make_once(home: Path, make: Callable[[Path], None]) -> Path:
                     make(aside)
                     aside.rename(home)
                 except OSError as error:
-                    raise ConfigError(
-                        f"{aside}: the task cannot be prepared: {error}; check the cache's disk and permissions"
-                    ) from error
+                    problem = f"the task cannot be prepared: {error}; check the cache's disk and permissions"
+                    raise ConfigError(f"{aside}: {problem}") from error
                 finally:
                     shutil.rmtree(aside, ignore_errors=True)
     return home

@@ -33,7 +33,7 @@ def _is_inside(path: str) -> bool:
 
 
 def _commands(checks: SuiteChecks) -> str:
-    return "".join((checks.activate, checks.before, checks.install, checks.command))
+    return checks.activate + checks.before + checks.install + checks.command
 
 
 # What must hold beyond the types: key, test, what is expected.
@@ -166,12 +166,11 @@ def summarise_refusals(refused: Sequence[RefusedRow], most: int = 8) -> list[str
     """Refusals counted by reason, most frequent first, with the place of the first one."""
     counts = Counter(refusal.reason for refusal in refused)
     first = {refusal.reason: refusal for refusal in reversed(refused)}
-    lines = [
-        f"refused {count} row{'s' if count > 1 else ''}, "
-        f"{'the first at ' if count > 1 else ''}{first[reason].where}"
-        f"{' (' + first[reason].instance_id + ')' if first[reason].instance_id else ''}: {reason}"
-        for reason, count in counts.most_common(most)
-    ]
+    lines: list[str] = []
+    for reason, count in counts.most_common(most):
+        rows = f"{count} rows, the first at " if count > 1 else f"{count} row, "
+        example = f" ({first[reason].instance_id})" if first[reason].instance_id else ""
+        lines.append(f"refused {rows}{first[reason].where}{example}: {reason}")
     if rest := len(counts) - len(lines):
         lines.append(f"and rows refused for {rest} other reasons")
     return lines

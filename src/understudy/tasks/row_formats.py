@@ -389,9 +389,7 @@ def task_of(data: dict[str, Any], choice: ImageChoice = ImageChoice()) -> Task: 
             records.check(task, format.name)
             return task
     expected = "; ".join(f"{format.name}: {', '.join(format.keys)}" for format in FORMATS)
-    raise TaskError(
-        f"has an unsupported format; expected the keys of one of these ({expected}; or a task record's)"
-    )
+    raise TaskError(f"has an unsupported format; expected the keys of one of: {expected}; or a task record's")
 
 
 def load_rows(
@@ -422,9 +420,7 @@ def load_rows(
         if any(key in row for key in ("instruction", "checks", "gold_patch")):
             task = records.record(row, where, base)
             if task.instance_id in tasks:
-                raise TaskError(
-                    f"{where}: instance_id: {task.instance_id!r} is duplicate; give each task an id of its own"
-                )
+                raise TaskError(f"{where}: instance_id: {task.instance_id!r} is duplicate; change one of them")
         else:
             try:
                 task = task_of(row, choice)

@@ -72,9 +72,8 @@ def choose_split(name: str, splits: list[str], asked: str) -> str:
             return splits[0]
     available = ", ".join(splits) or "none"
     problem = f"has no split {asked!r}" if asked else "has several splits and no test split"
-    raise ConfigError(
-        f"{name}: {problem}; available: {available}; select one as {name}:{splits[0] if splits else 'SPLIT'}"
-    )
+    example = f"{name}:{splits[0] if splits else 'SPLIT'}"
+    raise ConfigError(f"{name}: {problem}; available: {available}; select one as {example}")
 
 
 def _files_of_split(path: Path, asked: str) -> list[Path]:

@@ -121,10 +121,8 @@ def _launcher(python_home: str) -> tempfile.TemporaryDirectory[str]:
     """A directory with a `python` that ends itself after the CPU seconds that `_CPU_FILE` in its home says."""
     directory = tempfile.TemporaryDirectory(prefix="understudy-")
     script = Path(directory.name, "python")
-    script.write_text(
-        f'#!/bin/sh\nulimit -t "$(cat "$HOME/{_CPU_FILE}")" && exec setarch -R "{python_home}/python" "$@"\n',
-        encoding="utf-8",
-    )
+    limited = f'ulimit -t "$(cat "$HOME/{_CPU_FILE}")" && exec setarch -R "{python_home}/python" "$@"'
+    script.write_text(f"#!/bin/sh\n{limited}\n", encoding="utf-8")
     for path in (script, script.parent):
         path.chmod(0o755)
     return directory
@@ -206,10 +204,8 @@ async def _try(
 
 def _failures(report: PytestReport, broken: list[str], sandbox: Sandbox) -> list[FailedCheck]:
     """Pytest's messages for the broken tests, without what differs from run to run."""
-    return [
-        FailedCheck(node_id, normalise_message(report.messages.get(node_id, ""), sandbox.workdir))
-        for node_id in broken
-    ]
+    messages = ((id, normalise_message(report.messages.get(id, ""), sandbox.workdir)) for id in broken)
+    return [FailedCheck(id, message) for id, message in messages]
 
 
 async def _test(mutant: Mutant, measured: Baseline, sandbox: Sandbox) -> PytestReport | None:
@@ -260,10 +256,8 @@ def _task(
     broken = [failure.node_id for failure in failures]
     hidden_in = sorted({node_id.partition("::")[0] for node_id in broken})
     tests = {file: _read(tree, file) for file in mutant.files}
-    shown = {
-        file: hide_tests(tests[file], [node_id for node_id in broken if node_id.partition("::")[0] == file])
-        for file in hidden_in
-    }
+    failing = {file: [id for id in broken if id.partition("::")[0] == file] for file in hidden_in}
+    shown = {file: hide_tests(tests[file], ids) for file, ids in failing.items()}
     original, changed = {mutant.module: mutant.original}, {mutant.module: mutant.changed}
     gold = unified(changed, original)
     digest = hashlib.sha256(f"{package.sdist.sha256}\n{gold}".encode()).hexdigest()
@@ -330,9 +324,8 @@ def compose(package: str, version: str, module: str, failures: Sequence[FailedCh
         *(_example(number, failure) for number, failure in enumerate(shown, start=1)),
     ]
     if rest := number - len(shown):
-        parts.append(
-            f"{rest} further check{' on' if rest == 1 else 's on'} the same code fail{'s' * (rest == 1)} too."
-        )
+        checks = "check on the same code fails" if rest == 1 else "checks on the same code fail"
+        parts.append(f"{rest} further {checks} too.")
     parts.append(
         "Find the cause in the package's source and correct it there, so that the checks hold again and all "
         "that works now goes on working. The checks themselves are not in this tree; tests and public interfaces "

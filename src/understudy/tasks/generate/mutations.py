@@ -362,10 +362,8 @@ def hide_tests(text: str, node_ids: Iterable[str]) -> str:
     for node_id in sorted({function_of(node_id) for node_id in node_ids}):
         definitions = _defined(places, bases, tuple(node_id.split("::")[1:]))
         if not definitions:
-            raise TaskError(
-                f"{node_id}: no such test function in its file; expected one that is defined there, "
-                "not generated or imported"
-            )
+            expected = "expected one that is defined there, not generated or imported"
+            raise TaskError(f"{node_id}: no such test function in its file; {expected}")
         doomed |= {id(definition[1]): definition for definition in definitions}
     _add_callers(module.tree, places, doomed)
     edits: list[tuple[int, int, str]] = []
