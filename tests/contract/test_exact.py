@@ -697,15 +697,15 @@ async def test_the_embedded_model_solves_its_task_in_tokens(tmp_path: Path) -> N
 REFUSED: dict[str, tuple[Any, str]] = {
     "no tokens": ({"token_ids": []}, "at least one token"),
     "tokens of no template": ({"token_ids": [500, 501]}, "template"),
-    "a negative token": ({"token_ids": [-1]}, "not usable"),
+    "a negative token": ({"token_ids": [-1]}, "invalid request body"),
     "a token beyond the vocabulary": ({"token_ids": [10**6]}, "out of vocabulary"),
-    "text": ({"token_ids": "hi"}, "not usable"),
+    "text": ({"token_ids": "hi"}, "invalid request body"),
     "a stream": ({"stream": True}, "stream"),
-    "no sampling parameters": ({"sampling_params": None}, "not usable"),
+    "no sampling parameters": ({"sampling_params": None}, "invalid request body"),
     "another model": ({"model": "other"}, "does not exist"),
     "more than fits": ({"sampling_params": {"max_tokens": 10**6}}, "max_model_len"),
     "two answers": ({"sampling_params": {"n": 2}}, "n must be 1"),
-    "deep JSON": (b'{"token_ids":' + b"[" * 100_000, "not usable"),
+    "deep JSON": (b'{"token_ids":' + b"[" * 100_000, "invalid request body"),
 }
 
 

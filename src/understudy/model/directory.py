@@ -6,6 +6,7 @@ The tiny model is made by `python -m understudy.train.tiny.pretrain`.
 from __future__ import annotations
 
 import hashlib
+from importlib.util import find_spec
 from pathlib import Path
 
 from understudy.errors import ConfigError
@@ -22,23 +23,48 @@ def directory_of(model: str | Path) -> Path:
     return path.absolute()
 
 
-_BLOCK = 1 << 20
 _FILES = ("config.json", "tokenizer.json", "chat_template.jinja", "*.safetensors", "*.bin")
+_ADVICE = {
+    "config.json": "expected a model's directory as save_pretrained writes it",
+    "tokenizer.json": "copy it there from the model that this one was made of",
+}
+
+
+def require_packages(*modules: str) -> None:
+    """Raise ConfigError where one of these modules (default: those that weights need) is not installed."""
+    missing = [module for module in modules or ("torch", "transformers") if find_spec(module) is None]
+    if missing:
+        names = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
+        raise ConfigError(
+            f"this needs {names}, which {'is' if len(missing) == 1 else 'are'} not installed; install what "
+            "training needs: pip install 'understudy[train]'"
+        )
+
+
+def require_files(directory: Path, *names: str) -> None:
+    """Raise ConfigError where a model's directory lacks one of these files of its."""
+    for name in names:
+        if not (directory / name).is_file():
+            what = f"has no {name}" if directory.is_dir() else "is no directory"
+            raise ConfigError(f"{directory} {what}; {_ADVICE[name]}")
+
+
+def missing_template(directory: Path) -> ConfigError:
+    """The error that a model's directory has no chat template."""
+    path = directory / "chat_template.jinja"
+    return ConfigError(f"{directory} has no chat template; put the one that the model was made for into {path}")
 
 
 def fingerprint(directory: Path) -> str:
     """Twelve hex digits that follow from the content of a model's files. Raises ConfigError where it is none."""
-    if not (directory / "config.json").is_file():
-        what = "has no config.json" if directory.is_dir() else "is no directory"
-        raise ConfigError(f"{directory} {what}; expected a model's directory as save_pretrained writes it")
+    require_files(directory, "config.json")
     content = hashlib.sha256()
-    for pattern in _FILES:
-        for path in sorted(directory.glob(pattern)):
-            content.update(f"\0{path.name}\0".encode())
-            try:
-                with path.open("rb") as file:
-                    while block := file.read(_BLOCK):
-                        content.update(block)
-            except OSError as error:
-                raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    for path in (path for pattern in _FILES for path in sorted(directory.glob(pattern))):
+        content.update(f"\0{path.name}\0".encode())
+        try:
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    content.update(block)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
     return content.hexdigest()[:12]

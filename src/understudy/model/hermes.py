@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Literal, Protocol
 
 import msgspec
 from msgspec import Struct
+
+from understudy.errors import BackendError
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -47,6 +50,23 @@ class Vocabulary(Protocol):
         Raises BackendError for an id outside the vocabulary.
         """
         ...
+
+
+def check_unicode(text: str) -> None:
+    """Raise BackendError for a lone surrogate, which has no bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"the text has a lone surrogate at character {error.start}; it is not valid Unicode, remove it"
+        raise BackendError(message, status=400) from None
+
+
+def decode_tokens(token_bytes: Sequence[bytes], ids: Iterable[int]) -> str:
+    """See `Vocabulary.decode`."""
+    ids, size = list(ids), len(token_bytes)
+    if ids and not (min(ids) >= 0 and max(ids) < size):
+        raise BackendError(f"a token id is not in the vocabulary; expected 0 to {size - 1}", status=400)
+    return b"".join([token_bytes[id_] for id_ in ids]).decode("utf-8", "replace")
 
 
 def byte_level_bytes(vocabulary: Mapping[str, int], specials: Mapping[int, str]) -> list[bytes]:
@@ -113,30 +133,20 @@ _TURN_ENDS = ("<|im_end|>", "<|endoftext|>")
 
 
 def _runs(tokenizer: Vocabulary, ids: Sequence[int], byte_limit: int | None) -> list[_TokenRun]:
-    runs: list[_TokenRun] = []
-    plain_ids: list[int] = []
-    plain: list[bytes] = []
-
-    def flush() -> None:
-        if plain_ids:
-            runs.append(_TokenRun(None, plain_ids.copy(), b"".join(plain)))
-            plain_ids.clear()
-            plain.clear()
-
+    tokens: list[_TokenRun] = []
     left = byte_limit
     for id_ in ids:
-        data = tokenizer.token_bytes[id_]
-        if left is not None:
-            data = data[:left]
-            left -= len(data)
+        data = tokenizer.token_bytes[id_][:left]
+        left = None if left is None else left - len(data)
         special = tokenizer.special_texts.get(id_)
-        if special is not None and len(data) == len(special):
-            flush()
-            runs.append(_TokenRun(special, [id_], data))
-        else:
-            plain_ids.append(id_)
-            plain.append(data)
-    flush()
+        # A special token of which a stop string cut a part off is text.
+        tokens.append(
+            _TokenRun(special if special is not None and len(data) == len(special) else None, [id_], data)
+        )
+    runs: list[_TokenRun] = []
+    for special, members in groupby(tokens, key=lambda token: token.special):
+        group = list(members)
+        runs += group if special else [_TokenRun(None, _ids(group), b"".join(token.data for token in group))]
     return runs
 
 

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, field
 
 from understudy.errors import BackendError
-
-
-class TextPart(Struct, tag="text", tag_field="type"):
-    """A piece of text in a message given as parts."""
-
-    text: str
-
-
-class ImagePart(Struct, tag="image_url", tag_field="type"):
-    """An image, which this model cannot see."""
-
-    image_url: Any = None
+from understudy.wire.chat_request import ChatContentPart, ChatStreamOptions
 
 
 class FunctionCall(Struct):
@@ -43,11 +32,16 @@ class ModelMessage(Struct):
     """One message of a conversation. `reasoning_content` is the older name of `reasoning`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart | ImagePart] | None = None
+    content: str | list[ChatContentPart] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
+
+    @property
+    def thinking(self) -> str | None:
+        """The model's reasoning, by whichever name it came."""
+        return self.reasoning_content if self.reasoning is None else self.reasoning
 
     @property
     def text(self) -> str:
@@ -56,8 +50,10 @@ class ModelMessage(Struct):
             return self.content or ""
         texts: list[str] = []
         for part in self.content:
-            if isinstance(part, ImagePart):
+            if part.type == "image_url":
                 raise BackendError("At most 0 image(s) may be provided in one prompt.", status=400)
+            if part.type != "text" or part.text is None:
+                raise BackendError(f"invalid content part of type {part.type!r}; expected a text", status=400)
             texts.append(part.text)
         return "\n".join(texts)
 
@@ -104,12 +100,6 @@ class ModelResponseFormat(Struct):
     json_schema: JsonSchema | None = None
 
 
-class ModelStreamOptions(Struct):
-    """Whether a last chunk tells the usage."""
-
-    include_usage: bool = False
-
-
 class SamplingFields(Struct, kw_only=True):
     """How tokens are drawn, where a request has a say in it. A scripted policy is certain, and passes it over."""
 
@@ -123,6 +113,16 @@ class SamplingFields(Struct, kw_only=True):
     logit_bias: dict[int, float] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
+    max_tokens: int | None = None
+    n: int | None = 1
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    include_stop_str_in_output: bool = False
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """The stop strings, as a list."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
 class ModelChatRequest(SamplingFields):
@@ -134,22 +134,12 @@ class ModelChatRequest(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = True
     response_format: ModelResponseFormat | None = None
-    max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    n: int | None = 1
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    include_stop_str_in_output: bool = False
     stream: bool | None = False
-    stream_options: ModelStreamOptions | None = None
+    stream_options: ChatStreamOptions | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = 0
     return_token_ids: bool | None = None
-
-    @property
-    def stop_strings(self) -> list[str]:
-        """The stop strings, as a list."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def output_limit(self) -> tuple[str, int | None]:
@@ -168,11 +158,6 @@ class StructuredOutputs(Struct):
 class SamplingParams(SamplingFields):
     """How a completion is to be sampled, without the fields that matter to no model here."""
 
-    max_tokens: int | None = None
-    n: int | None = 1
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    include_stop_str_in_output: bool = False
     logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -187,12 +172,6 @@ class GenerateRequest(Struct):
     output_mode: str = "tokens"
     return_weight_versions: bool | None = None
 
-    @property
-    def stop_strings(self) -> list[str]:
-        """The stop strings, as a list."""
-        stop = self.sampling_params.stop
-        return [stop] if isinstance(stop, str) else stop or []
-
     def chat(self, messages: list[ModelMessage], tools: list[ModelTool] | None) -> ModelChatRequest:
         """The request as the chat completion that it stands for, with what its tokens say."""
         params = self.sampling_params
@@ -201,12 +180,8 @@ class GenerateRequest(Struct):
             messages,
             model=self.model,
             tools=tools,
-            max_tokens=params.max_tokens,
-            n=params.n,
-            seed=params.seed,
-            stop=params.stop,
-            include_stop_str_in_output=params.include_stop_str_in_output,
             response_format=ModelResponseFormat("json_schema", JsonSchema(schema)) if schema is not None else None,
+            **{name: getattr(params, name) for name in SamplingFields.__struct_fields__},
         )
 
 
@@ -242,124 +217,85 @@ _Body = TypeVar("_Body")
 
 
 def read_body(body: bytes, as_: type[_Body]) -> _Body:
-    """A request body as a struct. Raises RequestFault saying where it is not as expected."""
+    """A request body as a struct. Raises InvalidRequestError saying where it is not as expected."""
     try:
         return msgspec.json.decode(body, type=as_)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = "; a \\ud800 to \\udfff escape must be one of a pair" if b"\\ud" in body.lower() else ""
-        raise InvalidRequestError(f"the request body is not usable: {error}{hint}") from None
+        raise InvalidRequestError(f"invalid request body: {error}{hint}") from None
+
+
+_BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
+    # Written so that what is no number is out of bounds too.
+    "temperature": (lambda value: 0 <= value < math.inf, "non-negative"),
+    "top_p": (lambda value: 0 < value <= 1, "in (0, 1]"),
+    "top_k": (lambda value: value >= -1, "0 (disable), or at least 1"),
+    "min_p": (lambda value: 0 <= value <= 1, "in [0, 1]"),
+    "repetition_penalty": (lambda value: 0 < value < math.inf, "greater than zero"),
+    "presence_penalty": (lambda value: -2 <= value <= 2, "in [-2, 2]"),
+    "frequency_penalty": (lambda value: -2 <= value <= 2, "in [-2, 2]"),
+    "n": (lambda value: value == 1, "1 for this model"),
+    "max_tokens": (lambda value: value >= 1, "at least 1"),
+    "max_completion_tokens": (lambda value: value >= 1, "at least 1"),
+}
 
 
 def check_chat(request: ModelChatRequest, vocabulary: int) -> None:
-    """Raise RequestFault for what types alone do not show, in vLLM's words where it has some."""
-    name, limit = request.output_limit
+    """Raise InvalidRequestError for what types alone do not show, with vLLM's messages where it has some."""
     offered = {tool.function.name for tool in request.tools or []}
-    choice = request.tool_choice
-    faults: tuple[tuple[bool, str, str], ...] = (
-        (not request.messages, "messages", "`messages` must hold at least one message."),
-        (request.n not in (None, 1), "n", f"n must be 1 for this model, got {request.n}."),
-        (limit is not None and limit < 1, name, f"{name} must be at least 1, got {limit}."),
-        (
-            request.tools == [],
-            "tools",
-            "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.",
-        ),
-        (
-            choice not in (None, "none") and request.tools is None,
-            "tool_choice",
-            "When using `tool_choice`, `tools` must be set.",
-        ),
-        (
-            isinstance(choice, NamedToolChoice) and choice.function.name not in offered,
-            "tool_choice",
-            "The tool specified in `tool_choice` does not match any of the specified `tools`",
-        ),
-        (
-            request.stream_options is not None and not request.stream,
-            "stream_options",
-            "Stream options can only be defined when `stream=True`.",
-        ),
-        (
-            (request.top_logprobs or 0) < 0,
-            "top_logprobs",
-            f"`top_logprobs` must be a positive value, got {request.top_logprobs}.",
-        ),
-        (
-            (request.top_logprobs or 0) > 0 and not request.logprobs,
-            "top_logprobs",
-            "when using `top_logprobs`, `logprobs` must be set to true.",
-        ),
-        ("" in request.stop_strings, "stop", "stop cannot contain an empty string."),
+    choice, count = request.tool_choice, request.top_logprobs or 0
+    _refuse(not request.messages, "messages", "`messages` must hold at least one message.")
+    _refuse(
+        request.tools == [],
+        "tools",
+        "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.",
     )
-    _refuse_any(faults)
+    without_tools = choice not in (None, "none") and request.tools is None
+    _refuse(without_tools, "tool_choice", "When using `tool_choice`, `tools` must be set.")
+    unknown = isinstance(choice, NamedToolChoice) and choice.function.name not in offered
+    message = "The tool specified in `tool_choice` does not match any of the specified `tools`"
+    _refuse(unknown, "tool_choice", message)
+    without_stream = request.stream_options is not None and not request.stream
+    _refuse(without_stream, "stream_options", "Stream options can only be defined when `stream=True`.")
+    _refuse(count < 0, "top_logprobs", f"`top_logprobs` must be a positive value, got {count}.")
+    message = "when using `top_logprobs`, `logprobs` must be set to true."
+    _refuse(count > 0 and not request.logprobs, "top_logprobs", message)
     check_sampling(request, vocabulary)
 
 
 def check_sampling(fields: SamplingFields, vocabulary: int) -> None:
-    """Raise RequestFault for sampling parameters out of their bounds, or token ids out of the vocabulary."""
-    heat, share, count, floor = fields.temperature, fields.top_p, fields.top_k, fields.min_p
-    rate, biases = fields.repetition_penalty, fields.logit_bias or {}
+    """Raise InvalidRequestError for parameters out of their bounds, or token ids out of the vocabulary."""
+    for name, (allowed, expected) in _BOUNDS.items():
+        value = getattr(fields, name, None)
+        _refuse(value is not None and not allowed(value), name, f"{name} must be {expected}, got {value}.")
+    _refuse("" in fields.stop_strings, "stop", "stop cannot contain an empty string.")
+    biases = fields.logit_bias or {}
+    outside = any(not -100 <= bias <= 100 for bias in biases.values())
+    _refuse(outside, "logit_bias", "logit_bias must be in [-100, 100].")
     unknown = [id_ for id_ in biases if not 0 <= id_ < vocabulary]
-    # Written so that what is no number is out of bounds too.
-    faults: tuple[tuple[bool, str, str], ...] = (
-        (
-            heat is not None and not 0 <= heat < math.inf,
-            "temperature",
-            f"temperature must be non-negative, got {heat}.",
-        ),
-        (share is not None and not 0 < share <= 1, "top_p", f"top_p must be in (0, 1], got {share}."),
-        (count is not None and count < -1, "top_k", f"top_k must be 0 (disable), or at least 1, got {count}."),
-        (floor is not None and not 0 <= floor <= 1, "min_p", f"min_p must be in [0, 1], got {floor}."),
-        (
-            rate is not None and not 0 < rate < math.inf,
-            "repetition_penalty",
-            f"repetition_penalty must be greater than zero, got {rate}.",
-        ),
-        *(
-            (value is not None and not -2 <= value <= 2, name, f"{name} must be in [-2, 2], got {value}.")
-            for name, value in (
-                ("presence_penalty", fields.presence_penalty),
-                ("frequency_penalty", fields.frequency_penalty),
-            )
-        ),
-        (
-            not all(-100 <= bias <= 100 for bias in biases.values()),
-            "logit_bias",
-            "logit_bias must be in [-100, 100].",
-        ),
-        (bool(unknown), "logit_bias", f"logit_bias has token ids that are out of vocabulary: {unknown[:5]}"),
-    )
-    _refuse_any(faults)
+    _refuse(bool(unknown), "logit_bias", f"logit_bias has token ids that are out of vocabulary: {unknown[:5]}")
 
 
 def check_generate(request: GenerateRequest, vocabulary: int) -> None:
-    """Raise RequestFault for what types alone do not show; token ids are those of a `vocabulary` of this size."""
-    limit = request.sampling_params.max_tokens
-    faults: tuple[tuple[bool, str, str], ...] = (
-        (not request.token_ids, "token_ids", "`token_ids` must hold at least one token."),
-        (
-            max(request.token_ids, default=0) >= vocabulary,
-            "token_ids",
-            f"Token id {max(request.token_ids, default=0)} is out of vocabulary; expected 0 to {vocabulary - 1}",
-        ),
-        (bool(request.stream), "stream", "`stream` is not offered here; leave it out."),
-        (request.output_mode != "tokens", "output_mode", "`output_mode` must be `tokens` for this model."),
-        (
-            request.sampling_params.n not in (None, 1),
-            "n",
-            f"n must be 1 for this model, got {request.sampling_params.n}.",
-        ),
-        (limit is not None and limit < 1, "max_tokens", f"max_tokens must be at least 1, got {limit}."),
-        ("" in request.stop_strings, "stop", "stop cannot contain an empty string."),
-    )
-    _refuse_any(faults)
+    """Raise InvalidRequestError for what types alone do not show; `vocabulary` is how many tokens there are."""
+    highest = max(request.token_ids, default=0)
+    _refuse(not request.token_ids, "token_ids", "`token_ids` must hold at least one token.")
+    message = f"Token id {highest} is out of vocabulary; expected 0 to {vocabulary - 1}"
+    _refuse(highest >= vocabulary, "token_ids", message)
+    _refuse(bool(request.stream), "stream", "`stream` is not offered here; leave it out.")
+    _refuse(request.output_mode != "tokens", "output_mode", "`output_mode` must be `tokens` for this model.")
     check_sampling(request.sampling_params, vocabulary)
+
+
+def _refuse(wrong: bool, param: str, message: str) -> None:
+    if wrong:
+        raise InvalidRequestError(message, param=param)
 
 
 def check_length(limited: tuple[str, int | None], prompt_tokens: int, context: int) -> int:
     """How many tokens may be generated, where the field that limits them and its value are so.
 
-    Raises RequestFault when prompt and completion do not fit the context.
+    Raises InvalidRequestError when prompt and completion do not fit the context.
     """
     name, limit = limited
     output = limit or 0
@@ -379,17 +315,10 @@ def check_length(limited: tuple[str, int | None], prompt_tokens: int, context: i
     return context - prompt_tokens if limit is None else limit
 
 
-def _refuse_any(faults: Iterable[tuple[bool, str, str]]) -> None:
-    for wrong, param, message in faults:
-        if wrong:
-            raise InvalidRequestError(message, param=param)
-
-
 def error_body(error: BackendError) -> dict[str, Any]:
     """The JSON that tells an error, in OpenAI's shape as vLLM fills it."""
     status = error.status or 500
-    fault = error if isinstance(error, InvalidRequestError) else None
-    kind = fault.kind if fault else "BadRequestError" if status < 500 else "InternalServerError"
-    return {
-        "error": {"message": str(error), "type": kind, "param": fault.param if fault else None, "code": status}
-    }
+    param, kind = None, "BadRequestError" if status < 500 else "InternalServerError"
+    if isinstance(error, InvalidRequestError):
+        param, kind = error.param, error.kind
+    return {"error": {"message": str(error), "type": kind, "param": param, "code": status}}

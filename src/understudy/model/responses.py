@@ -107,15 +107,15 @@ class ChatResult(Struct, frozen=True):
 def message_body(result: ChatResult, tokenizer: Vocabulary) -> dict[str, Any]:
     """The body of a `chat.completion`."""
     completion, request = result.completion, result.request
-    texts = {"reasoning": None, "content": None} | _texts_by_kind(completion.segments)
+    texts = {segment.kind: segment.text for segment in completion.segments}
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": texts["content"],
+        "content": texts.get("content"),
         "refusal": None,
         "annotations": None,
         "audio": None,
         "function_call": None,
-        "reasoning": texts["reasoning"],
+        "reasoning": texts.get("reasoning"),
     }
     calls = [segment for segment in completion.segments if segment.kind == "tool_call"]
     if calls:
@@ -139,7 +139,7 @@ def message_body(result: ChatResult, tokenizer: Vocabulary) -> dict[str, Any]:
         "choices": [choice],
         "service_tier": None,
         "system_fingerprint": None,
-        "usage": _usage(result),
+        "usage": _usage(result.prompt_ids, completion),
         "prompt_logprobs": None,
         "prompt_token_ids": result.prompt_ids if request.return_token_ids else None,
         "prompt_text": None,
@@ -151,7 +151,6 @@ def message_body(result: ChatResult, tokenizer: Vocabulary) -> dict[str, Any]:
 
 def tokens_body(request: GenerateRequest, completion: ModelCompletion) -> dict[str, Any]:
     """The body of an answer in tokens to `request`."""
-    prompt, size = len(request.token_ids), len(completion.ids)
     content = [
         {"token_id": id_, "logprob": logprob}
         for id_, logprob in zip(completion.ids, completion.logprobs, strict=True)
@@ -167,12 +166,7 @@ def tokens_body(request: GenerateRequest, completion: ModelCompletion) -> dict[s
     return {
         "request_id": uuid4().hex,
         "choices": [choice],
-        "usage": {
-            "prompt_tokens": prompt,
-            "completion_tokens": size,
-            "total_tokens": prompt + size,
-            "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
-        },
+        "usage": _usage(request.token_ids, completion),
         "prompt_logprobs": None,
         "kv_transfer_params": None,
     }
@@ -204,7 +198,7 @@ def chunk_bodies(result: ChatResult, tokenizer: Vocabulary) -> Iterator[dict[str
             choice["weight_versions"] = completion.weight_versions
         yield head | {"choices": [choice]}
     if request.stream_options is not None and request.stream_options.include_usage:
-        yield head | {"choices": [], "usage": _usage(result)}
+        yield head | {"choices": [], "usage": _usage(result.prompt_ids, completion)}
 
 
 def _deltas(segments: Sequence[CompletionSegment], tokenizer: Vocabulary) -> Iterator[tuple[dict[str, Any], int]]:
@@ -236,9 +230,8 @@ def _text_pieces(segment: CompletionSegment, tokenizer: Vocabulary) -> Iterator[
     position = 0
     for start in range(0, len(ids), _CHUNK_TOKENS):
         part = ids[start : start + _CHUNK_TOKENS]
-        piece = decoder.decode(b"".join(tokenizer.token_bytes[id_] for id_ in part))[
-            : len(segment.text) - position
-        ]
+        text = decoder.decode(b"".join(tokenizer.token_bytes[id_] for id_ in part))
+        piece = text[: len(segment.text) - position]
         position += len(piece)
         yield piece, len(part)
     if silent:
@@ -252,18 +245,12 @@ def _even_parts(sequence: Any, parts: int) -> list[Any]:
     return [sequence[start:end] for start, end in pairwise(bounds)]
 
 
-def _texts_by_kind(segments: Sequence[CompletionSegment]) -> dict[str, str]:
-    return {segment.kind: segment.text for segment in segments if segment.kind in ("reasoning", "content")}
-
-
 def _finish_reason(result: ChatResult) -> str:
     """As OpenAI has it: tool calls end in "tool_calls", but a call that was chosen by name in "stop"."""
-    completion = result.completion
+    reason = result.completion.finish_reason
     named = isinstance(result.request.tool_choice, NamedToolChoice)
-    called = any(segment.kind == "tool_call" for segment in completion.segments)
-    return (
-        "tool_calls" if called and not named and completion.finish_reason == "stop" else completion.finish_reason
-    )
+    called = any(segment.kind == "tool_call" for segment in result.completion.segments)
+    return "tool_calls" if called and not named and reason == "stop" else reason
 
 
 def _logprobs(result: ChatResult, tokenizer: Vocabulary, start: int, end: int) -> dict[str, Any] | None:
@@ -279,13 +266,12 @@ def _logprobs(result: ChatResult, tokenizer: Vocabulary, start: int, end: int) -
     return {"content": content}
 
 
-def _usage(result: ChatResult) -> dict[str, Any]:
-    prompt, completion = len(result.prompt_ids), len(result.completion.ids)
+def _usage(prompt: Sequence[int], completion: ModelCompletion) -> dict[str, Any]:
     return {
-        "prompt_tokens": prompt,
-        "total_tokens": prompt + completion,
-        "completion_tokens": completion,
-        "prompt_tokens_details": {"cached_tokens": result.completion.cached_tokens},
+        "prompt_tokens": len(prompt),
+        "total_tokens": len(prompt) + len(completion.ids),
+        "completion_tokens": len(completion.ids),
+        "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
     }
 
 

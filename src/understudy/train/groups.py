@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -66,6 +66,8 @@ class RolloutGroup(Struct, frozen=True, kw_only=True):
     rollouts: tuple[TrainingRollout, ...]
     name: str = ""
 
+
+_T = TypeVar("_T")
 
 TOKENS = "trl-tokens"
 """The export format that can be trained on as exactly as a store."""
@@ -278,17 +280,22 @@ def _rollout(
     if not math.isfinite(reward):
         counts[BAD_REWARD] += 1
         return None
-    usable: list[TokenSequence] = []
-    for sequence in sequences:
-        why = _defect(sequence, logprobs)
-        if why:
-            counts[why] += 1
-        else:
-            usable.append(sequence)
+    usable = leave_out(sequences, lambda sequence: _defect(sequence, logprobs), counts)
     if not usable:
         counts[NOTHING_LEFT] += 1
         return None
     return TrainingRollout(rollout_id=rollout_id, task_id=task_id, reward=reward, sequences=tuple(usable))
+
+
+def leave_out(rows: Iterable[_T], defect: Callable[[_T], str | None], left_out: Counter[str]) -> list[_T]:
+    """The rows without a defect; those with one are counted in `left_out` by the defect."""
+    usable: list[_T] = []
+    for row in rows:
+        if why := defect(row):
+            left_out[why] += 1
+        else:
+            usable.append(row)
+    return usable
 
 
 def _defect(sequence: TokenSequence, logprobs: bool) -> str | None:

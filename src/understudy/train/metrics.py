@@ -7,13 +7,12 @@ import os
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
 from understudy.errors import ConfigError
-from understudy.train.weights import require_packages
+from understudy.model.directory import require_packages
 
 FILE = "metrics.jsonl"
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -21,7 +20,7 @@ _WANTED_BY = {"wandb": ("WANDB_API_KEY", "WANDB_MODE"), "mlflow": ("MLFLOW_TRACK
 
 
 def parse_trackers(choice: str) -> tuple[str, ...]:
-    """The trackers that a person's word means: "auto", "none", or names with commas between them.
+    """The trackers that `--track` names: "auto", "none", or names with commas between them.
 
     auto: TensorBoard where it is installed; Weights & Biases and MLflow where they are installed and the
     environment names what they report to. Raises ConfigError for a name that is none, or is not installed.
@@ -46,7 +45,7 @@ def _wanted(name: str) -> bool:
 
 
 class Trackers:
-    """The trackers of these names, through accelerate; they keep what they keep below a directory. A context."""
+    """The trackers of these names, through accelerate; they write below a directory. To be used as a context."""
 
     def __init__(self, directory: Path, names: Iterable[str], title: str) -> None:
         self._directory = directory
@@ -68,14 +67,12 @@ class Trackers:
                 self._open.append(tracker)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for tracker in self._open:
             tracker.finish()
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Tell the numbers of a step, those in mappings as `name/inner`; what is no finite number is left out."""
+        """Send the numbers of a step, those in mappings as `name/inner`; what is no finite number is left out."""
         numbers = {
             key: float(value)
             for key, value in _flat(values)
@@ -111,11 +108,9 @@ class MetricsWriter:
         self._trackers.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
-        self._trackers.__exit__(kind, error, trace)
+        self._trackers.__exit__()
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Write the numbers of a step; what is not finite is null in JSON. Trackers get the numbers alone."""

@@ -20,9 +20,43 @@ CLIPS: dict[Loss, tuple[float, float]] = {"ppo": (0.2, 0.28), "gspo": (3e-4, 4e-
 """How far below and above 1 a ratio counts, unless told otherwise: DAPO's, GSPO's, and for CISPO only above."""
 
 
-class LoraOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+_AT_LEAST: dict[str, float] = {
+    "rank": 1, "warmup_steps": 0, "epochs": 1, "max_tokens": 2, "micro_batch_tokens": 1, "weight_decay": 0.0,
+    "batch_rollouts": 1, "batch_pairs": 1, "constant_tokens": 1, "clip_low": 0.0, "clip_high": 0.0,
+    "band_low": 0.0, "kl_coefficient": 0.0, "entropy_coefficient": 0.0, "overlong_tokens": 1, "overlong_buffer": 1,
+    "mini_batches": 1,
+}  # fmt: skip
+_ABOVE_ZERO = frozenset({"alpha", "learning_rate", "max_grad_norm", "beta", "truncate_at", "temperature"})
+_SHARES = frozenset({"dropout", "beta1", "beta2"})
+
+
+class _CheckedOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options whose numbers are checked by their names; `table` is what messages call them."""
+
+    table: ClassVar[str] = "training"
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where a number is out of its bounds."""
+        for name, value in structs.asdict(self).items():
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                continue
+            if name in _AT_LEAST and not value >= _AT_LEAST[name]:
+                expected = f"at least {_AT_LEAST[name]}"
+            elif name in _ABOVE_ZERO and not value > 0:
+                expected = "above 0.0"
+            elif name in _SHARES and not 0 <= value < 1:
+                expected = "at least 0 and below 1"
+            elif not math.isfinite(value):
+                expected = "a finite number"
+            else:
+                continue
+            raise ConfigError(f"{self.table}.{name} is {value}; it must be {expected}")
+
+
+class LoraOptions(_CheckedOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An adapter that is trained instead of all weights (arXiv 2106.09685)."""
 
+    table: ClassVar[str] = "lora"
     rank: Annotated[int, option("Of the adapter.")] = 16
     alpha: Annotated[float, option("Its scale, times its rank.")] = 32.0
     dropout: Annotated[float, option("Of its input.")] = 0.0
@@ -32,14 +66,10 @@ class LoraOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = ()
     """Names of the layers that get one; none: every linear layer but the head."""
 
-    def __post_init__(self) -> None:
-        _check(self, "lora", least={"rank": 1}, above={"alpha": 0.0}, unit={"dropout"})
 
+class TrainOptions(_CheckedOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every trainer can be told."""
 
-class TrainOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every trainer can be told; `table` is what messages call it."""
-
-    table: ClassVar[str] = "training"
     learning_rate: Annotated[float, option("The learning rate at its height.")] = 1e-5
     weight_decay: Annotated[float, option("What is taken off the weights, by share of the learning rate.")] = 0.0
     beta1: Annotated[float, option("AdamW's first.")] = 0.9
@@ -60,18 +90,6 @@ class TrainOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     lora: Annotated[LoraOptions | None, option("Train an adapter in place of all weights.")] = None
     seed: Annotated[int, option("Of all that is drawn.")] = 0
 
-    def __post_init__(self) -> None:
-        self._check()
-
-    def _check(self) -> None:
-        _check(
-            self,
-            self.table,
-            least={"warmup_steps": 0, "epochs": 1, "max_tokens": 2, "micro_batch_tokens": 1, "weight_decay": 0.0},
-            above={"learning_rate": 0.0, "max_grad_norm": 0.0},
-            unit={"beta1", "beta2"},
-        )
-
 
 class SFTOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Imitation of solved rollouts, with loss on the sampled tokens only."""
@@ -83,10 +101,6 @@ class SFTOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=
     schedule: Annotated[Literal["constant", "linear", "cosine"], option("How the learning rate goes down.")] = (
         "cosine"
     )
-
-    def _check(self) -> None:
-        super()._check()
-        _check(self, self.table, least={"batch_rollouts": 1})
 
 
 class DPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,9 +118,8 @@ class DPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=
     """How often a pair's preference is taken to be the wrong way round."""
     batch_pairs: Annotated[int, option("Pairs that make one optimizer step.")] = 8
 
-    def _check(self) -> None:
-        super()._check()
-        _check(self, self.table, least={"batch_pairs": 1}, above={"beta": 0.0})
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.label_smoothing < 0.5:
             raise ConfigError(
                 f"dpo.label_smoothing is {self.label_smoothing}; it must be at least 0 and below 0.5"
@@ -167,24 +180,8 @@ class GRPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields
         low, high = CLIPS[self.loss]
         return low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high
 
-    def _check(self) -> None:
-        super()._check()
-        _check(
-            self,
-            self.table,
-            least={
-                "constant_tokens": 1,
-                "clip_low": 0.0,
-                "clip_high": 0.0,
-                "band_low": 0.0,
-                "kl_coefficient": 0.0,
-                "entropy_coefficient": 0.0,
-                "overlong_tokens": 1,
-                "overlong_buffer": 1,
-                "mini_batches": 1,
-            },
-            above={"truncate_at": 0.0, "temperature": 0.0},
-        )
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.band_high <= self.band_low:
             raise ConfigError(f"grpo.band_high is {self.band_high}; it must be above band_low, {self.band_low}")
         if self.overlong_tokens is not None and self.overlong_buffer > self.overlong_tokens:
@@ -192,29 +189,3 @@ class GRPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields
                 f"grpo.overlong_buffer is {self.overlong_buffer}; it must be at most overlong_tokens, "
                 f"{self.overlong_tokens}"
             )
-
-
-def _check(
-    options: Struct,
-    table: str,
-    *,
-    least: dict[str, float] | None = None,
-    above: dict[str, float] | None = None,
-    unit: set[str] | None = None,
-) -> None:
-    """Raise ConfigError where a number is not what its name allows."""
-    values = structs.asdict(options)
-    rules = [
-        *(
-            (name, values[name] is None or values[name] >= bound, f"at least {bound}")
-            for name, bound in (least or {}).items()
-        ),
-        *((name, values[name] > bound, f"above {bound}") for name, bound in (above or {}).items()),
-        *((name, 0 <= values[name] < 1, "at least 0 and below 1") for name in sorted(unit or ())),
-    ]
-    for name, fine, expected in rules:
-        if not fine:
-            raise ConfigError(f"{table}.{name} is {values[name]}; it must be {expected}")
-    for name, value in values.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{table}.{name} is {value}; it must be a finite number")

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec import Struct
 
 from understudy.errors import ConfigError
+from understudy.model.directory import require_packages
 from understudy.store import Store
 from understudy.train.groups import TokenSequence, is_export, read_rows
-from understudy.train.weights import check_model, load_chat_tokenizer, require_packages
+from understudy.train.weights import check_model, load_chat_tokenizer
 from understudy.types import Call
 from understudy.wire.stored import read_response
 

@@ -7,35 +7,20 @@ import pickle
 import shutil
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from understudy.errors import ConfigError
+from understudy.model.directory import missing_template, require_files, require_packages
 from understudy.train.options import LoraOptions, TrainOptions
 from understudy.util.files import atomic_path, locked
 
 if TYPE_CHECKING:
     import torch
 
-BASIC = ("torch", "transformers")
-FULL = (*BASIC, "accelerate", "datasets", "peft", "trl")
-
-
-def require_packages(*modules: str) -> None:
-    """Raise ConfigError where one of these modules (default: those that training stands on) is not installed."""
-    missing = [module for module in modules or BASIC if find_spec(module) is None]
-    if missing:
-        raise ConfigError(
-            f"this needs {_listed(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed; install "
-            "what training needs: pip install 'understudy[train]'"
-        )
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+FULL = ("torch", "transformers", "accelerate", "datasets", "peft", "trl")
 
 
 TRAINING = "training"
@@ -67,19 +52,9 @@ class WeightsRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_model(directory: Path) -> None:
     """Raise ConfigError unless a directory holds a model, its tokenizer and its chat template."""
-    if not directory.is_dir():
-        raise ConfigError(f"{directory} is no directory; expected one with a Hugging Face model")
-    if not (directory / "config.json").is_file():
-        raise ConfigError(f"{directory} has no config.json; expected the directory of a model")
-    if not (directory / "tokenizer.json").is_file():
-        raise ConfigError(
-            f"{directory} has no tokenizer.json; copy it there from the model that this one was made of"
-        )
+    require_files(directory, "config.json", "tokenizer.json")
     if not has_template(directory):
-        raise ConfigError(
-            f"{directory} has no chat template; put the one that the model was made for into "
-            f"{directory / 'chat_template.jinja'}"
-        )
+        raise missing_template(directory)
 
 
 def has_template(directory: Path) -> bool:

@@ -52,4 +52,4 @@ def test_a_tracker_that_fails_is_said_once(tmp_path: Path, caplog: pytest.LogCap
         watching.stepped(STEP)
         watching.stepped(STEP)
     assert inner.seen == [STEP, STEP]
-    assert len([each for each in caplog.records if "trackers are told no more" in each.message]) == 1
+    assert len([each for each in caplog.records if "trackers get no more numbers" in each.message]) == 1

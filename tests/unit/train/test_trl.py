@@ -306,9 +306,7 @@ def test_loss_and_gradient_of_dpo_are_those_of_its_formula(
         for value in policy.parameters():
             value.add_(0.02 * torch.randn_like(value))
     plain = copy.deepcopy(policy)
-    trainer = trl._dpo_trainer(
-        policy, model, pairs, tmp_path, options, TrainingContext(), lambda _: TrainerCallback()
-    )
+    trainer = trl._dpo_trainer(policy, model, pairs, tmp_path, options, TrainingContext(), TrainerCallback())
     (batch,) = trainer.get_train_dataloader()
     loss = trainer.compute_loss(policy, batch)
     loss.backward()

@@ -19,7 +19,7 @@ from understudy.cli.progress import LiveStatus, live
 from understudy.cli.settings import DOCKER, DRAIN_TIMEOUT_S, LOCAL, AgentRunSettings, DrainTimeout, sandbox_for
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, TaskError
-from understudy.model.directory import TINY, directory_of
+from understudy.model.directory import TINY, directory_of, require_packages
 from understudy.run.collector import RolloutCollector, RolloutSettings
 from understudy.run.config import digest, task_digests
 from understudy.sandbox.base import Sandboxes, load_sandboxes
@@ -30,7 +30,7 @@ from understudy.train.loop.runtime import LoopRuntime, LoopSummary, model_digest
 from understudy.train.loop.state import Evaluation, LoopConfig, LoopSchedule, StepState
 from understudy.train.metrics import parse_trackers
 from understudy.train.options import GRPOOptions
-from understudy.train.weights import check_model, require_packages
+from understudy.train.weights import check_model
 from understudy.types import Task
 from understudy.util.settings import option
 

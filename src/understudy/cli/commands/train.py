@@ -123,8 +123,9 @@ def sft(settings: SFTSettings, json_: Json = False) -> None:
     if settings.engine == "llamafactory":
         _train_with_llamafactory(directory, settings, json_)
         return
+    from understudy.model.directory import require_packages
     from understudy.train.algorithms.trl import train_sft
-    from understudy.train.weights import FULL, require_packages
+    from understudy.train.weights import FULL
 
     require_packages(*FULL)
     progress = StepProgress("sft")
@@ -142,8 +143,9 @@ def dpo(settings: DPOSettings, json_: Json = False) -> None:
 
     From a run's output, or an export in the format trl-dpo, which may also hold what teachers prefer.
     """
+    from understudy.model.directory import require_packages
     from understudy.train.algorithms.trl import preferences, train_dpo
-    from understudy.train.weights import FULL, require_packages
+    from understudy.train.weights import FULL
 
     require_packages(*FULL)
     _refuse_choices_in_exports(settings)
@@ -168,10 +170,10 @@ def grpo(settings: GRPOSettings, json_: Json = False) -> None:
 
     From a run's output, or an export in the format trl-tokens, with token ids and logprobs.
     """
+    from understudy.model.directory import require_packages
     from understudy.train.groups import load_groups
     from understudy.train.metrics import parse_trackers
     from understudy.train.render import check_tokenizer_matches
-    from understudy.train.weights import require_packages
 
     require_packages()
     _refuse_choices_in_exports(settings, settings.roles)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,10 +14,11 @@ import torch
 import transformers
 from msgspec import Struct
 
-from understudy.errors import BackendError, ConfigError
+from understudy.errors import ConfigError
 from understudy.model.causal.cache import SlotCache
-from understudy.model.hermes import byte_level_bytes
-from understudy.model.protocol import InvalidRequestError, ModelMessage, ModelTool
+from understudy.model.directory import missing_template, require_files
+from understudy.model.hermes import byte_level_bytes, check_unicode, decode_tokens
+from understudy.model.protocol import InvalidRequestError, MessageToolCall, ModelMessage, ModelTool
 
 _library: Any = transformers  # whose types say nothing
 
@@ -26,24 +28,14 @@ class CausalTokenizer:
 
     def __init__(self, directory: Path) -> None:
         """Read `tokenizer.json` and the template beside it. Raises ConfigError."""
-        if not (directory / "tokenizer.json").is_file():
-            raise ConfigError(f"{directory} has no tokenizer.json; put the model's own tokenizer there")
-        try:
-            loaded: Any = _library.AutoTokenizer.from_pretrained(
-                directory, local_files_only=True, trust_remote_code=False
-            )
-        except Exception as error:  # the library, and the one below it, raise whatever they met
-            raise ConfigError(f"the tokenizer in {directory} cannot be read: {error}") from error
+        require_files(directory, "tokenizer.json")
+        self._loaded: Any = load_tokenizer(directory)
+        loaded = self._loaded
         if not loaded.chat_template:
-            raise ConfigError(
-                f"{directory} has no chat template; put the one the model was trained with into "
-                f"{directory / 'chat_template.jinja'}"
-            )
-        self._loaded: Any = loaded
+            raise missing_template(directory)
         template: Any = loaded.chat_template
-        self._takes_text = "arguments is string" in (
-            template if isinstance(template, str) else json.dumps(template)
-        )
+        source = template if isinstance(template, str) else json.dumps(template)
+        self._takes_text = "arguments is string" in source
         vocabulary = cast("dict[str, int]", loaded.get_vocab())
         added = {int(id_): str(token) for id_, token in loaded.added_tokens_decoder.items()}
         self.special_texts: dict[int, str] = added
@@ -54,16 +46,12 @@ class CausalTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, special tokens counting as such. Raises BackendError on a lone surrogate."""
-        _check_text(text)
+        check_unicode(text)
         return cast("list[int]", self._loaded.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Iterable[int]) -> str:
         """See Vocabulary."""
-        size = len(self.token_bytes)
-        ids = list(ids)
-        if any(not 0 <= id_ < size for id_ in ids):
-            raise BackendError(f"a token id is not in the vocabulary; expected 0 to {size - 1}", status=400)
-        return b"".join(self.token_bytes[id_] for id_ in ids).decode("utf-8", "replace")
+        return decode_tokens(self.token_bytes, ids)
 
     def render(
         self,
@@ -88,43 +76,34 @@ class CausalTokenizer:
     def _fields(self, message: ModelMessage) -> dict[str, Any]:
         role = "system" if message.role == "developer" else message.role
         fields: dict[str, Any] = {"role": role, "content": message.text}
-        reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+        reasoning = message.thinking
         if reasoning is not None:
             fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
         if message.tool_call_id is not None:
             fields["tool_call_id"] = message.tool_call_id
         if message.tool_calls:
-            fields["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": self._arguments(call.function.arguments),
-                    },
-                }
-                for call in message.tool_calls
-            ]
+            fields["tool_calls"] = [self._call(call) for call in message.tool_calls]
         return fields
 
-    def _arguments(self, arguments: str | dict[str, Any]) -> Any:
-        """What was sampled, to the letter, where the template can write it; else the object that it spells."""
-        if self._takes_text or not isinstance(arguments, str):
-            return arguments
-        try:
-            return json.loads(arguments)
-        except ValueError:
-            return arguments
+    def _call(self, call: MessageToolCall) -> dict[str, Any]:
+        """A tool call for the template: exactly what was sampled where it can write text, else an object."""
+        arguments: Any = call.function.arguments
+        if isinstance(arguments, str) and not self._takes_text:
+            with suppress(ValueError):
+                arguments = json.loads(arguments)
+        return {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.function.name, "arguments": arguments},
+        }
 
 
-def _check_text(text: str) -> None:
+def load_tokenizer(directory: Path) -> Any:
+    """The tokenizer of a model's directory, as transformers has it. Raises ConfigError."""
     try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BackendError(
-            f"the text has a lone surrogate at character {error.start}; it is not valid Unicode, remove it",
-            status=400,
-        ) from None
+        return _library.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the library, and the one below it, raise whatever they met
+        raise ConfigError(f"{directory}: invalid tokenizer: {error}; download it again with the model") from error
 
 
 def _token_bytes(loaded: Any, vocabulary: dict[str, int], added: dict[int, str]) -> list[bytes]:
@@ -178,11 +157,12 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         ends.update(cast("list[int]", value) if isinstance(value, list) else [] if value is None else [value])
     if not ends:
         raise ConfigError(
-            f"{directory} says nowhere which token ends a turn; give eos_token_id in its generation_config.json"
+            f"{directory}: the token that ends a turn is missing; set eos_token_id in its generation_config.json"
         )
     context = getattr(config, "max_position_embeddings", None)
     if not isinstance(context, int) or context < 1:
-        raise ConfigError(f"{directory / 'config.json'} has no max_position_embeddings: the context is not known")
+        path = directory / "config.json"
+        raise ConfigError(f"{path} has no max_position_embeddings; set it to the tokens of the model's context")
     return Checkpoint(directory, tokenizer, context, frozenset(ends), vocabulary)
 
 
@@ -193,16 +173,14 @@ def read_config(directory: Path) -> Any:
     if kinds - {"full_attention"} or (getattr(config, "sliding_window", None) and not kinds):
         raise ConfigError(
             f"{directory} holds a model with {', '.join(sorted(kinds)) or 'sliding window'} layers; the embedded "
-            "server knows full attention only, serve this one with vLLM"
+            "server supports full attention only, serve this one with vLLM"
         )
     return config
 
 
 def _causal_config(directory: Path) -> Any:
     """The configuration of the causal language model in a directory. Raises ConfigError for another thing."""
-    if not (directory / "config.json").is_file():
-        what = "has no config.json" if directory.is_dir() else "is no directory"
-        raise ConfigError(f"{directory} {what}; expected a model's directory as save_pretrained writes it")
+    require_files(directory, "config.json")
     _read_json(directory / "config.json")
     try:
         config: Any = _library.AutoConfig.from_pretrained(
@@ -214,7 +192,7 @@ def _causal_config(directory: Path) -> Any:
                 f"{directory / 'config.json'} names code of the model's own (auto_map), which is never executed "
                 "here; give a model of an architecture that transformers knows"
             ) from error
-        raise ConfigError(f"{directory / 'config.json'} is of no model that can be read: {error}") from error
+        raise ConfigError(f"{directory / 'config.json'}: invalid or unsupported model: {error}") from error
     if type(config) not in _library.AutoModelForCausalLM._model_mapping:
         raise ConfigError(
             f"{directory} holds a model of type {config.model_type!r}, which is no causal language model; "
@@ -314,7 +292,9 @@ def _check_cached_forward(directory: Path, module: Any) -> None:
         forward(module, slots, [tokens[-2:-1]] * 2, [0, 1], [_PROBE_TOKENS - 2] * 2)
         cached = forward(module, slots, [tokens[-1:]] * 2, [0, 1], [_PROBE_TOKENS - 1] * 2)
     except Exception as error:  # a model of any architecture may trip over anything
-        raise ConfigError(f"the model in {directory} cannot be asked with a cache: {error}") from error
+        raise ConfigError(
+            f"the model in {directory} cannot be run with a KV cache: {error}; serve it with vLLM"
+        ) from error
     size = 1.0 + uncached.abs().max().item()
     # What is not finite is told by the requests that meet it.
     if (cached - uncached).abs().max().item() > (1e-3 if uncached.dtype == torch.float32 else 5e-2) * size:
@@ -332,5 +312,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}; expected a JSON object") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds no JSON object")
+        raise ConfigError(f"{path}: expected a JSON object, got {type(content).__name__}")
     return cast("dict[str, Any]", content)

@@ -25,7 +25,7 @@ from understudy.model.causal.engine import (
     SamplingResult,
 )
 from understudy.model.causal.sampling import SamplingSettings
-from understudy.model.hermes import Vocabulary, parse_completion
+from understudy.model.hermes import CompletionSegment, Vocabulary, parse_completion
 from understudy.model.protocol import (
     GenerateRequest,
     InvalidRequestError,
@@ -37,42 +37,51 @@ from understudy.model.protocol import (
 )
 from understudy.model.responses import ControlHandler, ControlRequest, ModelCompletion
 
+_SINGLE_THREAD_PARAMETERS = 50_000_000
+"""Parameters below which a second thread costs more than it brings."""
+_EXCHANGE_S = 600.0
+"""How long the engine may take to replace weights: a step of it, at most."""
+
 
 class WeightStore:
     """The weights of an engine by name: `base`, and adapters. All bear one `version`, which an operator sets.
 
-    What is loaded is loaded beside what is served, and takes its place between two tokens; what cannot be loaded
-    changes nothing.
+    New weights are loaded beside those that are served, and replace them between two tokens; what cannot be
+    loaded changes nothing.
     """
 
-    def __init__(self, checkpoint: Checkpoint, base: str, version: str, *, device: str = "cpu") -> None:
-        """Load the checkpoint's weights. Raises ConfigError."""
+    def __init__(
+        self, checkpoint: Checkpoint, base: str, version: str, *, device: str, limits: EngineLimits | None
+    ) -> None:
+        """Load the checkpoint's weights and start their engine. Raises ConfigError."""
         self.base = base
         self.version = version
         self._checkpoint = checkpoint
         self._device = device
-        self._modules: dict[str, Any] = {base: load_model(checkpoint.directory, device=device)}
+        module = load_model(checkpoint.directory, device=device)
+        if device == "cpu" and sum(each.numel() for each in module.parameters()) < _SINGLE_THREAD_PARAMETERS:
+            torch.set_num_threads(1)
+        self._modules: dict[str, Any] = {base: module}
         self._adapters: dict[str, Path] = {}
         self._lock = asyncio.Lock()
+        self.engine = CausalEngine(
+            {base: ModelWeights(module, version)}, checkpoint.tokenizer.token_bytes, limits=limits
+        )
 
     @property
     def names(self) -> list[str]:
         """The names of the adapters."""
         return list(self._adapters)
 
-    def weights(self) -> dict[str, ModelWeights]:
-        """All weights by name."""
-        return {name: ModelWeights(module, self.version) for name, module in self._modules.items()}
-
-    async def label(self, engine: CausalEngine, version: str) -> None:
+    async def label(self, version: str) -> None:
         """Call the weights that are served by another version."""
         async with self._lock:
-            await self._serve(engine, version, clear_cache=False)
+            await self._serve(version, clear_cache=False)
 
-    async def exchange(self, engine: CausalEngine, directory: Path, version: str | None) -> None:
+    async def exchange(self, directory: Path, version: str | None) -> None:
         """Serve the weights of another directory, of the same architecture and vocabulary, with the same adapters.
 
-        Without a `version` the old one stays. Raises RequestFault.
+        Without a `version` the old one stays. Raises InvalidRequestError.
         """
         async with self._lock:
             try:
@@ -84,10 +93,10 @@ class WeightStore:
             except ConfigError as error:
                 raise InvalidRequestError(str(error), param="weights_path") from error
             self._modules = {self.base: module} | merged
-            await self._serve(engine, version or self.version)
+            await self._serve(version or self.version)
 
-    async def add(self, engine: CausalEngine, name: str, path: Path, *, in_place: bool) -> None:
-        """Serve an adapter under a name, with `in_place` also under one that is another's. Raises RequestFault."""
+    async def add(self, name: str, path: Path, *, in_place: bool) -> None:
+        """Serve an adapter; `in_place` may replace the one of that name. Raises InvalidRequestError."""
         async with self._lock:
             if name == self.base or (name in self._adapters and not in_place):
                 raise InvalidRequestError(
@@ -104,17 +113,17 @@ class WeightStore:
                 ) from error
             self._modules[name] = module
             self._adapters[name] = path
-            await _wait_for_engine(engine.set_weights(name, ModelWeights(module, self.version)))
+            await self._set(name, ModelWeights(module, self.version))
 
-    async def remove(self, engine: CausalEngine, name: str) -> None:
-        """Serve an adapter no more. Raises RequestFault for one that is not there."""
+    async def remove(self, name: str) -> None:
+        """Serve an adapter no more. Raises InvalidRequestError for one that is not there."""
         async with self._lock:
             if name not in self._adapters:
                 raise InvalidRequestError(
                     f"The lora adapter '{name}' cannot be found.", status=404, kind="NotFoundError"
                 )
             del self._adapters[name], self._modules[name]
-            await _wait_for_engine(engine.set_weights(name, None))
+            await self._set(name, None)
 
     def _load(self, directory: Path) -> Any:
         served: Any = self._modules[self.base].config
@@ -140,10 +149,20 @@ class WeightStore:
                 )
         return module
 
-    async def _serve(self, engine: CausalEngine, version: str, *, clear_cache: bool = True) -> None:
+    async def _serve(self, version: str, *, clear_cache: bool = True) -> None:
         self.version = version
-        for name, weights in self.weights().items():
-            await _wait_for_engine(engine.set_weights(name, weights, clear_cache=clear_cache))
+        for name, module in self._modules.items():
+            await self._set(name, ModelWeights(module, version), clear_cache=clear_cache)
+
+    async def _set(self, name: str, weights: ModelWeights | None, *, clear_cache: bool = True) -> None:
+        done = self.engine.set_weights(name, weights, clear_cache=clear_cache)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(done), _EXCHANGE_S)
+        except TimeoutError:
+            raise BackendError(
+                f"the engine did not take the new weights within {_EXCHANGE_S:g} s; send the request again",
+                status=500,
+            ) from None
 
 
 def _shapes(module: Any) -> dict[str, list[int]]:
@@ -158,9 +177,9 @@ def merge_adapter(module: Any, adapter: Path, base: Path) -> Any:
     try:
         kind = json.loads(config.read_text("utf-8"))["peft_type"]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"{config} cannot be read: {error}") from error
+        raise ConfigError(f"{config}: invalid configuration of an adapter: {error!r}") from error
     if kind != "LORA":
-        raise ConfigError(f"{config} is of an adapter of type {kind!r}; only LORA can be served")
+        raise ConfigError(f"{config}: unsupported type of adapter {kind!r}; expected LORA")
     try:
         import peft
 
@@ -175,17 +194,6 @@ def merge_adapter(module: Any, adapter: Path, base: Path) -> Any:
     return merged.eval().requires_grad_(False)
 
 
-async def _wait_for_engine(future: Any) -> None:
-    try:
-        await asyncio.wait_for(asyncio.wrap_future(future), 600)
-    except TimeoutError:
-        raise BackendError("the engine did not take up the weights within ten minutes", status=500) from None
-
-
-_SINGLE_THREAD_PARAMETERS = 50_000_000
-"""Parameters below which a second thread costs more than it brings."""
-
-
 class CausalModel:
     """A model's directory as a model that can be served (see ServedModel).
 
@@ -198,15 +206,10 @@ class CausalModel:
     ) -> None:
         """Load the directory. Raises ConfigError."""
         self._checkpoint = read_checkpoint(directory)
-        self._tokenizer = self._checkpoint.tokenizer
-        self.vocabulary: Vocabulary = self._tokenizer
+        self.vocabulary: Vocabulary = self._checkpoint.tokenizer
         self.context = self._checkpoint.context
-        self._weights = WeightStore(self._checkpoint, name, version, device=device)
-        weights = self._weights.weights()
-        parameters = sum(parameter.numel() for parameter in weights[name].module.parameters())
-        if device == "cpu" and parameters < _SINGLE_THREAD_PARAMETERS:
-            torch.set_num_threads(1)
-        self._engine = CausalEngine(weights, self._tokenizer.token_bytes, limits=limits)
+        self._weights = WeightStore(self._checkpoint, name, version, device=device, limits=limits)
+        self._engine = self._weights.engine
         self.controls: Mapping[str, Mapping[str, ControlHandler]] = {
             "/pause": {"POST": self._pause},
             "/resume": {"POST": self._resume},
@@ -231,91 +234,61 @@ class CausalModel:
         add_generation_prompt: bool = True,
     ) -> tuple[list[int], int]:
         """See ServedModel."""
-        return self._tokenizer.render(messages, tools, add_generation_prompt=add_generation_prompt), 0
+        return self._checkpoint.tokenizer.render(messages, tools, add_generation_prompt=add_generation_prompt), 0
 
     async def chat(
         self, request: ModelChatRequest, prompt: list[int], cached: int, limit: int, model: str
     ) -> ModelCompletion:
         """See ServedModel."""
-        sampling_request = self._sampling_request(
-            request, prompt, limit, model, request.seed, request.stop_strings
-        )
+        sampling = self._sampling_request(request, prompt, limit, model)
+        result = await asyncio.wrap_future(self._engine.submit(sampling))
+        byte_limit: int | None = None
+        if result.stop is not None:
+            shown_stop = result.stop if request.include_stop_str_in_output else ""
+            byte_limit = result.stop_start + len(shown_stop.encode())
         tools = bool(request.tools) and request.tool_choice != "none"
-        return self._completion(request, await self._sample(sampling_request), sampling_request, tools)
+        segments = parse_completion(self.vocabulary, result.ids, tools=tools, byte_limit=byte_limit)
+        return self._completion(result, sampling, segments)
 
     async def generate(self, request: GenerateRequest, limit: int, model: str) -> ModelCompletion:
-        """See ServedModel."""
-        params = request.sampling_params
-        sampling_request = self._sampling_request(
-            params, request.token_ids, limit, model, params.seed, request.stop_strings
-        )
-        result = await self._sample(sampling_request)
-        return self._completion(None, result, sampling_request, tools=False)
+        """See ServedModel. The client reads the text of its tokens itself: the completion has no segments."""
+        sampling = self._sampling_request(request.sampling_params, request.token_ids, limit, model)
+        return self._completion(await asyncio.wrap_future(self._engine.submit(sampling)), sampling, [])
 
     def close(self) -> None:
         """See ServedModel."""
         self._engine.close()
 
     def _sampling_request(
-        self,
-        params: SamplingFields,
-        prompt: list[int],
-        limit: int,
-        model: str,
-        seed: int | None,
-        stops: Sequence[str],
+        self, params: SamplingFields, prompt: list[int], limit: int, model: str
     ) -> SamplingRequest:
         ends = frozenset[int]() if params.ignore_eos else self._checkpoint.ends
-        settings = SamplingSettings(
-            temperature=1.0 if params.temperature is None else params.temperature,
-            top_p=params.top_p if params.top_p is not None else 1.0,
-            top_k=max(params.top_k or 0, 0),
-            min_p=params.min_p or 0.0,
-            presence_penalty=params.presence_penalty or 0.0,
-            frequency_penalty=params.frequency_penalty or 0.0,
-            repetition_penalty=params.repetition_penalty or 1.0,
-            logit_bias=params.logit_bias,
-        )
+        values = {name: getattr(params, name) for name in SamplingSettings.__struct_fields__}
+        settings = SamplingSettings(**{name: value for name, value in values.items() if value is not None})
         return SamplingRequest(
             prompt=prompt,
             limit=limit,
             model=model,
             sampling=settings,
-            seed=seed,
-            stops=tuple(stops),
+            seed=params.seed,
+            stops=tuple(params.stop_strings),
             end_tokens=ends.union(params.stop_token_ids or ()),
         )
 
-    async def _sample(self, request: SamplingRequest) -> SamplingResult:
-        return await asyncio.wrap_future(self._engine.submit(request))
-
     def _completion(
-        self,
-        request: ModelChatRequest | None,
-        result: SamplingResult,
-        sampling_request: SamplingRequest,
-        tools: bool,
+        self, result: SamplingResult, request: SamplingRequest, segments: list[CompletionSegment]
     ) -> ModelCompletion:
-        limit: int | None = None
-        if result.stop is not None:
-            shown_stop = result.stop if request is not None and request.include_stop_str_in_output else ""
-            limit = result.stop_start + len(shown_stop.encode())
-        # Where tokens were asked for, what they say is the client's affair.
-        segments = (
-            [] if request is None else parse_completion(self.vocabulary, result.ids, tools=tools, byte_limit=limit)
-        )
-        last = result.ids[-1] if result.ids else None
-        chosen = (
-            last
-            if result.finish_reason == "stop" and last in sampling_request.end_tokens - self._checkpoint.ends
-            else None
-        )
+        stop_reason: str | int | None = result.stop
+        if stop_reason is None and result.finish_reason == "stop":
+            last = result.ids[-1]
+            # The token that ends every turn is no reason that a client chose.
+            stop_reason = last if last in request.end_tokens - self._checkpoint.ends else None
         return ModelCompletion(
             ids=result.ids,
             logprobs=result.logprobs,
             segments=segments,
             finish_reason=result.finish_reason,
-            stop_reason=result.stop if result.stop is not None else chosen,
+            stop_reason=stop_reason,
             weight_versions=result.spans,
             cached_tokens=result.cached,
         )
@@ -339,12 +312,12 @@ class CausalModel:
         return {"is_paused": self._engine.paused}
 
     async def _rpc(self, command: ControlRequest) -> dict[str, Any]:
-        """Of vLLM's calls of its workers, the one that loads weights from a directory."""
+        """The one of vLLM's calls to its workers that is supported: it loads weights from a directory."""
         call = read_body(command.body, _CollectiveCall)
         if call.method != "reload_weights":
             raise InvalidRequestError(f"method must be reload_weights, got {call.method!r}", param="method")
         path = Path(call.kwargs.weights_path) if call.kwargs.weights_path else self._checkpoint.directory
-        await self._weights.exchange(self._engine, path, call.kwargs.weight_version)
+        await self._weights.exchange(path, call.kwargs.weight_version)
         return {"results": [None]}
 
     async def _reset(self, _: ControlRequest) -> dict[str, Any]:
@@ -353,7 +326,7 @@ class CausalModel:
 
     async def _label(self, command: ControlRequest) -> dict[str, Any]:
         version = read_body(command.body, _VersionLabel).new_version
-        await self._weights.label(self._engine, version)
+        await self._weights.label(version)
         return {"success": True, "message": f"Weight version updated to {version}", "new_version": version}
 
     async def _info(self, _: ControlRequest) -> dict[str, Any]:
@@ -361,14 +334,12 @@ class CausalModel:
 
     async def _load_adapter(self, command: ControlRequest) -> str:
         wanted = read_body(command.body, _LoadAdapter)
-        await self._weights.add(
-            self._engine, wanted.lora_name, Path(wanted.lora_path), in_place=wanted.load_inplace
-        )
+        await self._weights.add(wanted.lora_name, Path(wanted.lora_path), in_place=wanted.load_inplace)
         return f"Success: LoRA adapter '{wanted.lora_name}' added successfully."
 
     async def _unload_adapter(self, command: ControlRequest) -> str:
         name = read_body(command.body, _UnloadAdapter).lora_name
-        await self._weights.remove(self._engine, name)
+        await self._weights.remove(name)
         return f"Success: LoRA adapter '{name}' removed successfully."
 
 
@@ -399,9 +370,7 @@ class _UnloadAdapter(Struct):
 
 
 def _flag(command: ControlRequest, name: str, *, default: bool) -> bool:
-    text = command.query.get(name)
-    if text is None:
-        return default
-    if text.lower() not in ("true", "false", "1", "0"):
-        raise InvalidRequestError(f"{name} must be true or false, got {text!r}", param=name)
-    return text.lower() in ("true", "1")
+    text = command.query.get(name, str(default)).lower()
+    if text not in ("true", "false", "1", "0"):
+        raise InvalidRequestError(f"{name} must be true or false, got {command.query[name]!r}", param=name)
+    return text in ("true", "1")

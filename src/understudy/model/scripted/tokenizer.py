@@ -22,8 +22,14 @@ import tokenizers
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import Struct
 
-from understudy.errors import BackendError
-from understudy.model.hermes import SPECIAL_TOKENS, CompletionSegment, byte_level_bytes, parse_completion
+from understudy.model.hermes import (
+    SPECIAL_TOKENS,
+    CompletionSegment,
+    byte_level_bytes,
+    check_unicode,
+    decode_tokens,
+    parse_completion,
+)
 from understudy.model.protocol import (
     FunctionCall,
     InvalidRequestError,
@@ -100,13 +106,7 @@ class ScriptedTokenizer:
 
         Raises BackendError for an id outside the vocabulary.
         """
-        table = self.token_bytes
-        try:
-            return b"".join([table[id_] for id_ in ids if id_ >= 0 or _outside(id_)]).decode("utf-8", "replace")
-        except IndexError:
-            raise BackendError(
-                f"a token id is not in the vocabulary; expected 0 to {len(table) - 1}", status=400
-            ) from None
+        return decode_tokens(self.token_bytes, ids)
 
     def _encode_piece(self, piece: str) -> array[int]:
         if piece.startswith("<|im_start|>"):
@@ -123,18 +123,8 @@ class ScriptedTokenizer:
         return ids
 
     def _bpe_ids(self, text: str) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise BackendError(
-                f"the text has a lone surrogate at character {error.start}; it is not valid Unicode, remove it",
-                status=400,
-            ) from None
+        check_unicode(text)
         return self._bpe.encode(text, add_special_tokens=False).ids
-
-
-def _outside(id_: int) -> bool:
-    raise IndexError(id_)  # Python would count a negative id from the end
 
 
 @cache
@@ -170,20 +160,19 @@ def _fields(message: ModelMessage) -> dict[str, Any]:
         "role": "system" if message.role == "developer" else message.role,
         "content": mark(message.text),
     }
-    reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+    reasoning = message.thinking
     if reasoning is not None:
         fields["reasoning"] = mark(reasoning)
     if message.tool_calls:
         fields["tool_calls"] = [
-            {
-                "name": call.function.name,
-                "arguments": mark(call.function.arguments)
-                if isinstance(call.function.arguments, str)
-                else call.function.arguments,
-            }
+            {"name": call.function.name, "arguments": _marked(call.function.arguments)}
             for call in message.tool_calls
         ]
     return fields
+
+
+def _marked(arguments: str | dict[str, Any]) -> str | dict[str, Any]:
+    return mark(arguments) if isinstance(arguments, str) else arguments
 
 
 def _to_json(value: Any) -> str:

@@ -11,7 +11,14 @@ from statistics import fmean
 
 from msgspec import Struct, field
 
-from understudy.train.groups import RolloutGroup, TokenSequence
+from understudy.train.groups import (
+    BAD_LOGPROBS,
+    NO_LOGPROBS,
+    NOTHING_SAMPLED,
+    RolloutGroup,
+    TokenSequence,
+    leave_out,
+)
 from understudy.train.options import Advantage, GRPOOptions
 
 EQUAL = 1e-9
@@ -81,11 +88,8 @@ _KINDS: dict[Advantage, Callable[[Sequence[float]], list[float]]] = {
 
 NO_SIGNAL = "groups whose rewards are all equal"
 BAD_REWARD = "groups with a reward that is not a number"
-NOTHING_SAMPLED = "sequences in which nothing was sampled"
 TOO_LONG = "sequences that are too long"
 UNKNOWN_TOKENS = "sequences with tokens that the model does not have"
-NO_LOGPROBS = "sequences without logprobs"
-BAD_LOGPROBS = "sequences whose logprobs are not numbers"
 
 
 class TrainingBatch(Struct):
@@ -129,12 +133,9 @@ def build_batch(
         before = len(batch.advantages)
         # A rollout that is too long to learn from still tells how good the others are.
         for rollout, gain in zip(group.rollouts, advantages(rewards, options.advantage), strict=True):
-            usable: list[TokenSequence] = []
-            for sequence in rollout.sequences:
-                if why := _defect(sequence, options, vocabulary, longest):
-                    skipped[why] += 1
-                else:
-                    usable.append(sequence)
+            usable = leave_out(
+                rollout.sequences, lambda sequence: _defect(sequence, options, vocabulary, longest), skipped
+            )
             if usable:
                 batch.sequences += usable
                 batch.rollouts += [len(batch.advantages)] * len(usable)
@@ -166,22 +167,30 @@ def _order(version: str) -> list[tuple[int, str]]:
 def group_rewards(group: RolloutGroup, options: GRPOOptions) -> list[float]:
     """The rewards of a group's rollouts, lower for those that sampled too much."""
     rewards = [rollout.reward for rollout in group.rollouts]
-    if options.overlong_tokens is None:
+    limit = options.overlong_tokens
+    if limit is None:
         return rewards
     sampled = [sum(each.sampled for each in rollout.sequences) for rollout in group.rollouts]
-    limit, buffer = options.overlong_tokens, options.overlong_buffer
     return [
-        reward + overlong_penalty(tokens, limit, buffer) for reward, tokens in zip(rewards, sampled, strict=True)
+        reward + overlong_penalty(tokens, limit, options.overlong_buffer)
+        for reward, tokens in zip(rewards, sampled, strict=True)
     ]
 
 
-def _defect(sequence: TokenSequence, options: GRPOOptions, vocabulary: int, longest: int) -> str | None:
+def sequence_defect(sequence: TokenSequence, vocabulary: int, longest: int) -> str | None:
+    """Why a model of `vocabulary` tokens, which reads `longest`, learns nothing from a sequence; None: it does."""
     if not any(sequence.loss_mask[1:]):
         return NOTHING_SAMPLED
     if len(sequence.token_ids) > longest:
         return TOO_LONG
     if max(sequence.token_ids) >= vocabulary or min(sequence.token_ids) < 0:
         return UNKNOWN_TOKENS
+    return None
+
+
+def _defect(sequence: TokenSequence, options: GRPOOptions, vocabulary: int, longest: int) -> str | None:
+    if (why := sequence_defect(sequence, vocabulary, longest)) is not None:
+        return why
     if sequence.logprobs is None:
         return None if options.correction == "none" else NO_LOGPROBS
     return None if all(map(math.isfinite, sequence.logprobs)) else BAD_LOGPROBS

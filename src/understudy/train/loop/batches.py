@@ -77,9 +77,14 @@ def usable(tasks: Iterable[str], refused: Mapping[str, str]) -> list[str]:
     """The tasks that were not refused. Raises TaskError, with reasons, when all were."""
     left = [task for task in tasks if task not in refused]
     if not left:
-        reasons = "\n".join(f"  {task}: {reason}" for task, reason in list(refused.items())[:5])
+        reasons = format_refused(refused)
         raise TaskError(f"no task passed validation, so there is nothing to learn from:\n{reasons}")
     return left
+
+
+def format_refused(refused: Mapping[str, str]) -> str:
+    """The first tasks that were refused with the reasons, a line each."""
+    return "\n".join(f"  {task}: {reason}" for task, reason in list(refused.items())[:5])
 
 
 def harvest(

@@ -11,9 +11,10 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -24,7 +25,7 @@ from understudy.store import Store
 from understudy.store.outcomes import TaskCounts
 from understudy.train.algorithms.updater import UpdateReport
 from understudy.train.groups import RolloutGroup, read_token_values, write_groups
-from understudy.train.loop.batches import derive_seed, select_enough_groups, start_step, usable
+from understudy.train.loop.batches import derive_seed, format_refused, select_enough_groups, start_step, usable
 from understudy.train.loop.state import (
     Evaluation,
     GroupRef,
@@ -62,6 +63,18 @@ _T = TypeVar("_T")
 
 class LoopStopped(Exception):
     """No error: the loop was asked to stop, and did at a place where it can go on."""
+
+
+@asynccontextmanager
+async def concurrently(*work: Awaitable[Any]) -> AsyncGenerator[list[asyncio.Future[Any]]]:
+    """Tasks that do this work while the block runs; those that go on at its end are cancelled, and waited for."""
+    tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(each) for each in work]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Loop:
@@ -118,11 +131,8 @@ class Loop:
     def line(self) -> str:
         """Where it stands, in a line. Any thread may ask."""
         parts = [f"step {min(self.state.done + 1, self.config.steps)}/{self.config.steps}", self._doing]
-        waves = (
-            [self._evaluating]
-            if self._evaluating
-            else [wave for wave in list(self._waves.values()) if not wave.ended]
-        )
+        going = [wave for wave in list(self._waves.values()) if not wave.ended]
+        waves = [self._evaluating] if self._evaluating else going
         total = sum(wave.progress.total for wave in waves)
         if total:
             done, solved = (sum(getattr(wave.progress, name) for wave in waves) for name in ("done", "solved"))
@@ -281,13 +291,8 @@ class Loop:
             differing = sum(figures.differ and self._fresh(ref) for ref, figures in ready.items())
             if not open_ or (not last and len(ready) >= wanted and differing >= self.config.min_groups):
                 return ready
-            looks = [asyncio.ensure_future(wave.changed()) for wave in running.values()]
-            try:
-                await asyncio.wait(looks, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for look in looks:
-                    look.cancel()
-                await asyncio.gather(*looks, return_exceptions=True)
+            async with concurrently(*(wave.changed() for wave in running.values())) as changes:
+                await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
 
     def _fresh(self, ref: GroupRef) -> bool:
         """Whether a group is not too old, whatever its calls say of themselves."""
@@ -322,19 +327,15 @@ class Loop:
 
     async def _unless_a_batch_fails(self, work: Awaitable[_T]) -> _T:
         """Do the work to its end, or to that of a wave beside it that cannot go on, which raises."""
-        task = asyncio.ensure_future(work)
-        going = {asyncio.ensure_future(wave.wait()) for wave in self._waves.values() if not wave.ended}
-        try:
+        waves = [wave.wait() for wave in self._waves.values() if not wave.ended]
+        async with concurrently(work, *waves) as (task, *others):
+            going = set(others)
             while not task.done():
                 done, _ = await asyncio.wait({task, *going}, return_when=asyncio.FIRST_COMPLETED)
                 for ended in done & going:
                     going.discard(ended)
                     ended.result()
             return task.result()
-        finally:
-            for each in (task, *going):
-                each.cancel()
-            await asyncio.gather(task, *going, return_exceptions=True)
 
     def _store_token_values(self, step: StepState, version: str) -> None:
         """Move what the trainer computed for tokens into the stores of the waves that the tokens are of.
@@ -380,7 +381,7 @@ class Loop:
         if summary.pending:
             raise LoopStopped
         if not summary.rollouts:
-            reasons = "\n".join(f"  {task}: {why}" for task, why in list(summary.refused_tasks.items())[:5])
+            reasons = format_refused(summary.refused_tasks)
             raise TaskError(f"none of the held-out tasks passed validation:\n{reasons}")
         figures = await wave.task_counts()
         evaluation = Evaluation(

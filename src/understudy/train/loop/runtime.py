@@ -8,11 +8,10 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
@@ -22,7 +21,7 @@ from understudy.errors import ConfigError
 from understudy.model.process import start_server
 from understudy.run.collector import RolloutCollector, RolloutSettings, TrainedModelServer
 from understudy.sandbox.base import Sandboxes
-from understudy.train.loop.loop import Loop, LoopStopped, Watcher, publishable_path
+from understudy.train.loop.loop import Loop, LoopStopped, Watcher, concurrently, publishable_path
 from understudy.train.loop.state import (
     Evaluation,
     LoopConfig,
@@ -204,7 +203,9 @@ def summary_of(
         updates=sum(step.weights is not None for step in over),
         skipped=state.skipped(),
         refused_tasks=state.refused,
-        evaluations=tuple(map(_evaluated, state.evaluations)),
+        evaluations=tuple(
+            msgspec.convert(each, EvaluationSummary, from_attributes=True) for each in state.evaluations
+        ),
         gain=gain,
         stopped=stopped,
         wall_s=round(wall_s, 3),
@@ -231,17 +232,6 @@ def model_digest(model: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{model}: cannot be read: {error.strerror}; give a model's directory") from error
     return digest.hexdigest()[:16]
-
-
-def _evaluated(evaluation: Evaluation) -> EvaluationSummary:
-    return EvaluationSummary(
-        step=evaluation.step,
-        version=evaluation.version,
-        solved=evaluation.solved,
-        total=evaluation.total,
-        failed=evaluation.failed,
-        rate=evaluation.rate,
-    )
 
 
 def _check_publish_method(config: LoopConfig, runtime: LoopRuntime, options: GRPOOptions) -> None:
@@ -318,20 +308,13 @@ async def _sync_server(publisher: Publisher, weights: Path, version: str, *, fre
 
 async def _run_to_end(loop: Loop, watch: Callable[[], Awaitable[None]] | None) -> bool:
     """Whether the loop was stopped before its end. Raises what ended it, or its server."""
-    work = asyncio.ensure_future(loop.run())
-    tasks: list[asyncio.Future[Any]] = [work]
-    if watch is not None:
-        tasks.append(asyncio.ensure_future(watch()))
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    except LoopStopped:
-        return True
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async with concurrently(loop.run(), *([watch()] if watch is not None else [])) as tasks:
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except LoopStopped:
+            return True
     return False
 
 
@@ -352,10 +335,8 @@ class TrackingWatcher(Watcher):
         self._do(self._trackers.__enter__)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._do(lambda: self._trackers.__exit__(None, None, None))
+    def __exit__(self, *_: object) -> None:
+        self._do(self._trackers.__exit__)
         self._thread.shutdown()
 
     def began(self, loop: Loop) -> None:
@@ -365,17 +346,14 @@ class TrackingWatcher(Watcher):
     def stepped(self, step: StepState) -> None:
         """See Watcher."""
         self._inner.stepped(step)
-        self._log(step.step, metrics_of(step))
+        self._do(lambda: self._trackers.log(step.step, metrics_of(step)))
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """See Watcher."""
         self._inner.evaluated(evaluation)
         rate = evaluation.rate
         metrics = {"solve_rate": rate.estimate, "low": rate.low, "high": rate.high, "rollouts": evaluation.total}
-        self._log(evaluation.step, {"held_out": metrics})
-
-    def _log(self, step: int, values: Mapping[str, Any]) -> None:
-        self._do(lambda: self._trackers.log(step, values))
+        self._do(lambda: self._trackers.log(evaluation.step, {"held_out": metrics}))
 
     def _do(self, work: Callable[[], Any]) -> None:
         if self._open:
@@ -384,4 +362,4 @@ class TrackingWatcher(Watcher):
     def _note(self, done: Future[Any]) -> None:
         if (error := done.exception()) is not None and self._open:
             self._open = False
-            _log.warning("the trackers are told no more, for one failed: %s", error)
+            _log.warning("the trackers get no more numbers, because one failed: %s", error)

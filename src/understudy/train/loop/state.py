@@ -14,7 +14,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -250,11 +251,10 @@ class LoopState(Struct, frozen=True, kw_only=True):
 
     def skipped(self) -> dict[str, int]:
         """What could not be learned from, over all steps, by reason."""
-        total: dict[str, int] = {}
+        total = Counter[str]()
         for step in self.steps:
-            for why, count in step.skipped.items():
-                total[why] = total.get(why, 0) + count
-        return total
+            total.update(step.skipped)
+        return dict(total)
 
 
 def version_name(step: int) -> str:
@@ -336,11 +336,9 @@ class LoopDirectory:
     def save(self, state: LoopState) -> None:
         """Replace the state, durably, and the metrics that follow from it. Raises StoreError."""
         write(self.root / "state.json", state)
-        self._metrics(state.steps)
-
-    def _metrics(self, steps: Iterable[StepState]) -> None:
-        lines = [msgspec.json.encode(metrics_of(step)) for step in steps if step.phase in ("updated", "published")]
-        replace_file(self.root / "metrics.jsonl", b"".join(line + b"\n" for line in lines))
+        over = [step for step in state.steps if step.phase in ("updated", "published")]
+        lines = [msgspec.json.encode(metrics_of(step)) + b"\n" for step in over]
+        replace_file(self.root / "metrics.jsonl", b"".join(lines))
 
 
 def metrics_of(step: StepState) -> dict[str, Any]:
@@ -366,7 +364,7 @@ def read(path: Path, kind: type[_T]) -> _T | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+        raise StoreError(f"{path}: cannot be read: {error.strerror}; check its permissions") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StoreError(
             f"{path}: invalid content ({error}); restore it, or start again in another --output-dir"
@@ -383,23 +381,24 @@ def replace_file(path: Path, content: bytes) -> None:
 
     Raises StoreError.
     """
-    try:
+    with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, content, fsync=True, temporary=path.with_name(f".{path.name}.new"))
-    except OSError as error:
-        raise _unwritten(path, error) from error
 
 
 def make_durable(path: Path) -> None:
     """Have a file, or a directory with all that is in it, outlive a power cut. Raises StoreError."""
-    try:
+    with _writing(path):
         sync_tree(path)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Generator[None]:
+    try:
+        yield
     except OSError as error:
-        raise _unwritten(path, error) from error
-
-
-def _unwritten(path: Path, error: OSError) -> StoreError:
-    return StoreError(f"{path}: cannot be written: {error.strerror}; make room, then run the same command again")
+        reason = f"cannot be written: {error.strerror}; make room, then run the same command again"
+        raise StoreError(f"{path}: {reason}") from error
 
 
 def _named(keys: list[str], before: dict[str, Any], now: dict[str, Any]) -> str:

@@ -74,11 +74,8 @@ def main(arguments: list[str]) -> int:
     try:
         options = msgspec.json.decode(parsed.options, type=GRPOOptions)
         updater = _load(parsed.model, options, parsed.resume, parsed.reference)
-    except msgspec.MsgspecError as error:
-        _say(answers, {"error": info_of(ConfigError(f"--options: {error}"))})
-        return 2
-    except UnderstudyError as error:
-        _say(answers, {"error": info_of(error)})
+    except (msgspec.MsgspecError, UnderstudyError) as error:
+        _say_error(answers, error, "--options")
         return 2
     parameters: list[Any] = list(updater.model.parameters())
     counted = sum(each.numel() for each in parameters)
@@ -89,14 +86,12 @@ def main(arguments: list[str]) -> int:
         try:
             order = msgspec.json.decode(line, type=TrainerCommand)
             _say(answers, _done(updater, order))
-        except msgspec.MsgspecError as error:
-            _say(answers, {"error": ErrorInfo("config", "ConfigError", f"invalid command: {error}")})
-        except UnderstudyError as error:
-            _say(answers, {"error": info_of(error)})
+        except (msgspec.MsgspecError, UnderstudyError) as error:
+            _say_error(answers, error, "invalid command")
 
 
 def _load(model: Path, options: GRPOOptions, resume: Path | None, reference: Path | None) -> Any:
-    from understudy.train.weights import require_packages
+    from understudy.model.directory import require_packages
 
     require_packages()
     import torch
@@ -135,6 +130,12 @@ def _orders() -> SimpleQueue[bytes]:
     return lines
 
 
+def _say_error(answers: BinaryIO, error: Exception, what: str) -> None:
+    """Answer with an error; one of decoding is an error in `what`."""
+    known = error if isinstance(error, UnderstudyError) else ConfigError(f"{what}: {error}")
+    _say(answers, {"error": info_of(known)})
+
+
 def _say(answers: BinaryIO, what: Any) -> None:
     answers.write(msgspec.json.encode(what) + b"\n")
 
@@ -164,15 +165,21 @@ class TrainerProcess(ChildProcess):
         What was computed for tokens is written to `token_values`, where that is given. Returns when all is whole.
         Raises ConfigError when it could not be done, or the worker ended.
         """
-        order = {"op": "update", "step": step, "version": version, "groups": str(groups), "weights": str(weights)}
-        order["token_values"] = str(token_values or "")
+        command = TrainerCommand(
+            op="update",
+            step=step,
+            version=version,
+            groups=str(groups),
+            weights=str(weights),
+            token_values=str(token_values or ""),
+        )
         async with self._turn:
             assert self._process.stdin is not None
             try:
-                self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+                self._process.stdin.write(msgspec.json.encode(command) + b"\n")
                 await self._process.stdin.drain()
             except (BrokenPipeError, ConnectionResetError, RuntimeError):
-                # The last is uvloop's word for a pipe that it closed when the worker ended, long before.
+                # RuntimeError is what uvloop raises for a pipe that it closed when the worker ended.
                 raise await self._ended() from None
             answer = await self._answer()
         return msgspec.convert(answer["report"], UpdateReport)
@@ -182,7 +189,9 @@ class TrainerProcess(ChildProcess):
             raise await self._ended()
         answer = msgspec.json.decode(line, type=dict[str, Any])
         if "error" in answer:
-            raise _error(msgspec.convert(answer["error"], ErrorInfo))
+            error = msgspec.convert(answer["error"], ErrorInfo)
+            kinds = {kind.__name__: kind for kind in UnderstudyError.__subclasses__()}
+            raise kinds.get(error.type, ConfigError)(error.message)
         return answer
 
     async def _ended(self) -> ConfigError:
@@ -191,11 +200,6 @@ class TrainerProcess(ChildProcess):
         return ConfigError(
             f"the trainer's process ended {self._exit_description()}{why}; its last output: {self._log_tail()}"
         )
-
-
-def _error(info: ErrorInfo) -> UnderstudyError:
-    kinds = {kind.__name__: kind for kind in UnderstudyError.__subclasses__()}
-    return kinds.get(info.type, ConfigError)(info.message)
 
 
 @contextlib.asynccontextmanager
