@@ -316,7 +316,7 @@ async def test_a_taken_port_and_other_mistakes_end_with_2_and_words(client: Clie
     for options, message in (
         (["--policy", "idle", "--port", port], f"cannot listen on 127.0.0.1 port {port}"),
         (["--policy", "idle", "--host", "0.0.0.0"], "UNDERSTUDY_MODEL_KEY"),
-        (["--policy", "nobody"], "no policy is called 'nobody'"),
+        (["--policy", "nobody"], "unknown policy 'nobody'"),
         (["--policy", "flaky", "--policy-arg", "p"], "KEY=VALUE"),
         (["--policy", "oracle", "--tasks", str(missing)], str(missing)),
     ):

@@ -143,28 +143,7 @@ def _wrong_changes(task: ScriptedTask) -> list[Change]:
     return spoil(read_changes(task.gold_patch))
 
 
-def _oracle(tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:
-    _check_arguments(arguments, "oracle")
-    return PatchPolicy("oracle", tasks, lambda _, task: _gold_changes(task))
-
-
-def _terse(tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:
-    _check_arguments(arguments, "terse")
-    return PatchPolicy("terse", tasks, lambda _, task: _gold_changes(task), terse=True)
-
-
-def _wrong_policy(tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:
-    _check_arguments(arguments, "wrong")
-    return PatchPolicy("wrong", tasks, lambda _, task: _wrong_changes(task))
-
-
-def _idle(tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:
-    _check_arguments(arguments, "idle")
-    return IdlePolicy()
-
-
 def _flaky(tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:
-    _check_arguments(arguments, "flaky", "p", "seed")
     probability = _number(arguments, "p", 0.5)
     if not 0 <= probability <= 1:
         raise ConfigError(f"policy flaky: p is {probability}; expected a number from 0 to 1")
@@ -180,26 +159,25 @@ def _flaky(tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:
 
 POLICIES: dict[str, Callable[[TaskIndex, Mapping[str, str]], Policy]] = {
     "flaky": _flaky,
-    "idle": _idle,
-    "oracle": _oracle,
-    "terse": _terse,
-    "wrong": _wrong_policy,
+    "idle": lambda tasks, arguments: IdlePolicy(),
+    "oracle": lambda tasks, arguments: PatchPolicy("oracle", tasks, lambda _, task: _gold_changes(task)),
+    "terse": lambda tasks, arguments: PatchPolicy("terse", tasks, lambda _, task: _gold_changes(task), terse=True),
+    "wrong": lambda tasks, arguments: PatchPolicy("wrong", tasks, lambda _, task: _wrong_changes(task)),
 }
+_ARGUMENTS: dict[str, tuple[str, ...]] = {"flaky": ("p", "seed")}
+"""The arguments that a policy takes."""
 
 
 def make_policy(name: str, tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:
     """The policy called `name`. Raises ConfigError for an unknown name or a bad argument."""
     if name not in POLICIES:
-        raise ConfigError(f"no policy is called {name!r}; there are: {', '.join(sorted(POLICIES))}")
-    return POLICIES[name](tasks, arguments)
-
-
-def _check_arguments(arguments: Mapping[str, str], policy: str, *expected: str) -> None:
+        raise ConfigError(f"unknown policy {name!r}; expected one of {', '.join(sorted(POLICIES))}")
+    expected = _ARGUMENTS.get(name, ())
     for key in arguments:
         if key not in expected:
-            raise ConfigError(
-                f"policy {policy}: unknown argument {key!r}; expected {' or '.join(expected) or 'none'}"
-            )
+            supported = " or ".join(expected) or "none"
+            raise ConfigError(f"policy {name}: unknown argument {key!r}; expected {supported}")
+    return POLICIES[name](tasks, arguments)
 
 
 def _number(arguments: Mapping[str, str], key: str, default: _Number) -> _Number:

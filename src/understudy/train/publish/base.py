@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
@@ -176,15 +177,24 @@ class PathMapping(Struct, frozen=True):
             ) from None
 
 
+_UNNAMED = "default"
+"""What vLLM and SGLang call weights that were given no version."""
+
+
+class _WeightsInfo(Struct):
+    weight_version: str | int | None = None
+
+
 class DiskPublisher:
     """What publishers have in common whose server reads weights from a disk that it shares with us.
 
-    A kind of server takes weights by one of its `ways`; `missing` says what to do where it lacks an endpoint.
-    `adapter` names what is loaded by "lora".
+    A kind of server takes weights by one of its `ways`; `missing` says what to do where it lacks an endpoint, and
+    `version_path` is the one that names the version. `adapter` names what is loaded by "lora".
     """
 
     ways: tuple[PublishMethod, ...]
     missing: str
+    version_path: str
 
     def __init__(
         self,
@@ -197,13 +207,20 @@ class DiskPublisher:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         if method not in self.ways:
-            raise ConfigError(
-                f"unsupported way to publish to this server: {method!r}; expected one of {', '.join(self.ways)}"
-            )
+            supported = ", ".join(self.ways)
+            raise ConfigError(f"unsupported way to publish to this server {method!r}; expected one of {supported}")
         self.orders = ControlClient(base_url, api_key, missing=self.missing, timeout_s=timeout_s)
         self._method: PublishMethod = method
         self._adapter = adapter
         self._seen_as = seen_as
+
+    async def current(self) -> str | None:
+        """See Publisher."""
+        version = (await self.orders.get(self.version_path, _WeightsInfo)).weight_version
+        return None if version is None or version == _UNNAMED else str(version)
+
+    async def release(self) -> None:
+        """See Publisher."""
 
     def _seen(self, weights: Path) -> str:
         """The path at which the server finds the weights. Raises ConfigError where they are none for this way."""
@@ -214,13 +231,11 @@ class DiskPublisher:
 def check_weights(weights: Path, kind: WeightsKind) -> Path:
     """The absolute path of a directory that holds what `kind` says. Raises ConfigError when it does not."""
     path = weights.resolve()
-    if kind == "lora":
-        needed, stems = "adapter_config.json", ("adapter_model",)
-    else:
-        needed, stems = "config.json", ("model", "pytorch_model")
+    lora = kind == "lora"
+    needed, other = ("adapter_config.json", "config.json") if lora else ("config.json", "adapter_config.json")
+    stems = ("adapter_model",) if lora else ("model", "pytorch_model")
     if not (path / needed).is_file():
-        other = path / ("config.json" if kind == "lora" else "adapter_config.json")
-        held = f"; it holds {'a whole model' if kind == 'lora' else 'a LoRA adapter'}" if other.is_file() else ""
+        held = f"; it holds {'a whole model' if lora else 'a LoRA adapter'}" if (path / other).is_file() else ""
         raise ConfigError(f"{path} has no {needed}, so no weights to publish as {kind}{held}")
     ends = ("safetensors", "bin")
     if not any(file.is_file() for stem in stems for end in ends for file in path.glob(f"{stem}*.{end}")):
@@ -228,11 +243,15 @@ def check_weights(weights: Path, kind: WeightsKind) -> Path:
     return path
 
 
-def load_failure(error: BackendError, seen: str) -> BackendError:
-    """What is to be said of a server that failed to load the directory that it sees as `seen`."""
-    return BackendError(
-        f"{error}. The server reads {seen} itself: has it that path, with the architecture that it serves? "
-        "It stays paused, because its weights may be neither the old nor the new ones",
-        status=error.status,
-        body=error.body,
-    )
+@contextmanager
+def explain_load_failure(seen: str) -> Generator[None]:
+    """Say of a server that failed to load the directory that it sees as `seen` what may be wrong."""
+    try:
+        yield
+    except BackendError as error:
+        raise BackendError(
+            f"{error}. The server reads {seen} itself: has it that path, with the architecture that it serves? "
+            "It stays paused, because its weights may be neither the old nor the new ones",
+            status=error.status,
+            body=error.body,
+        ) from error

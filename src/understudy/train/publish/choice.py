@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from understudy.errors import BackendError, ConfigError
-from understudy.train.publish.base import ADAPTER, TIMEOUT_S, PathMapping, Publisher, PublisherCapabilities
+from understudy.train.publish.base import (
+    ADAPTER,
+    TIMEOUT_S,
+    PathMapping,
+    Publisher,
+    PublisherCapabilities,
+    PublishMethod,
+)
 from understudy.train.publish.servers import EmbeddedPublisher, SGLangPublisher, VLLMPublisher
 
-
-def _transfer(base_url: str, **options: Any) -> Publisher:
-    from understudy.train.publish.vllm_transfer import TransferPublisher
-
-    options.pop("adapter")
-    options.pop("seen_as")
-    return TransferPublisher(base_url, **options)
-
-
-_MAKERS: dict[tuple[str, str], Callable[..., Publisher]] = {
-    ("embedded", "disk"): EmbeddedPublisher,
-    ("embedded", "lora"): EmbeddedPublisher,
-    ("vllm", "disk"): VLLMPublisher,
-    ("vllm", "sleep"): VLLMPublisher,
-    ("vllm", "lora"): VLLMPublisher,
-    ("vllm", "transfer"): _transfer,
-    ("sglang", "disk"): SGLangPublisher,
-    ("sglang", "lora"): SGLangPublisher,
+_DISK_PUBLISHERS: dict[str, type[VLLMPublisher] | type[SGLangPublisher]] = {
+    "embedded": EmbeddedPublisher,
+    "vllm": VLLMPublisher,
+    "sglang": SGLangPublisher,
 }
 
 
@@ -44,19 +37,29 @@ def make_publisher(
 ) -> Publisher:
     """A publisher for the servers at `base_urls`, all of the kind `server`: embedded, vllm or sglang.
 
-    `way` is how weights get there: "disk" and "lora" for all, "sleep" and "transfer" for vLLM. Raises ConfigError
-    for a combination that there is not.
+    `method` is how weights get there: "disk" and "lora" for all, "sleep" and "transfer" for vLLM. Raises
+    ConfigError for an unsupported combination.
     """
     urls = [base_urls] if isinstance(base_urls, str) else list(base_urls)
-    make = _MAKERS.get((server, method))
-    if make is None or not urls:
-        supported = ", ".join(f"{name} by {how}" for name, how in sorted(_MAKERS))
+    kind = _DISK_PUBLISHERS.get(server)
+    transfers = (server, method) == ("vllm", "transfer")
+    if kind is None or not urls or not (transfers or method in kind.ways):
+        ways = [(name, way) for name, each in _DISK_PUBLISHERS.items() for way in each.ways]
+        supported = ", ".join(f"{name} by {way}" for name, way in sorted([*ways, ("vllm", "transfer")]))
         raise ConfigError(f"cannot publish weights to {len(urls)} × {server} by {method}; supported: {supported}")
-    if method == "transfer" and len(urls) > 1:
-        raise ConfigError("a transfer goes to one server; give it all its GPUs by --data-parallel-size")
-    options: dict[str, Any] = {"api_key": api_key, "adapter": adapter, "seen_as": seen_as, "timeout_s": timeout_s}
-    options |= {} if method == "transfer" else {"method": method}
-    publishers = [make(url, **options) for url in urls]
+    publishers: list[Publisher]
+    if transfers:
+        from understudy.train.publish.vllm_transfer import TransferPublisher
+
+        if len(urls) > 1:
+            raise ConfigError("a transfer goes to one server; give it all its GPUs by --data-parallel-size")
+        publishers = [TransferPublisher(urls[0], api_key=api_key, timeout_s=timeout_s)]
+    else:
+        way = cast("PublishMethod", method)
+        publishers = [
+            kind(url, api_key=api_key, method=way, adapter=adapter, seen_as=seen_as, timeout_s=timeout_s)
+            for url in urls
+        ]
     return publishers[0] if len(publishers) == 1 else MultiPublisher(publishers)
 
 

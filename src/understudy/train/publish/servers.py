@@ -16,20 +16,10 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from understudy.errors import BackendError, ConfigError
-from understudy.train.publish.base import (
-    DiskPublisher,
-    PublisherCapabilities,
-    load_failure,
-)
+from understudy.train.publish.base import DiskPublisher, PublisherCapabilities, explain_load_failure
 
 _RESET_TRIES = 20
 _RESET_PAUSE_S = 0.25
-_UNTOLD = "default"
-"""What vLLM calls weights whose version it was not told."""
-
-
-class _VLLMInfo(Struct):
-    weight_version: str | None = None
 
 
 class _Reset(Struct):
@@ -47,11 +37,12 @@ class _Awake(Struct):
 class VLLMPublisher(DiskPublisher):
     """Has a vLLM server read weights from a disk that it shares with us (see Publisher).
 
-    `way`: "disk" loads whole weights in place, between a pause and a resume; "sleep" does it on waking, and
+    The method "disk" loads whole weights in place, between a pause and a resume; "sleep" does it on waking, and
     `release` has the server sleep before; "lora" loads an adapter in place, served under the name `adapter`.
     """
 
     ways = ("disk", "sleep", "lora")
+    version_path = "/weight_info"
     missing = "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
     missing_lora = "start vLLM with --enable-lora, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
 
@@ -75,11 +66,6 @@ class VLLMPublisher(DiskPublisher):
         else:
             await self._load(seen)
         await self.go_on(version)
-
-    async def current(self) -> str | None:
-        """See Publisher."""
-        version = (await self.orders.get("/weight_info", _VLLMInfo)).weight_version
-        return None if version == _UNTOLD else version
 
     async def release(self) -> None:
         """See Publisher."""
@@ -130,10 +116,8 @@ class VLLMPublisher(DiskPublisher):
 
     async def _load(self, seen: str) -> None:
         order = {"method": "reload_weights", "kwargs": {"weights_path": seen}}
-        try:
+        with explain_load_failure(seen):
             await self.orders.post("/collective_rpc", order)
-        except BackendError as error:
-            raise load_failure(error, seen) from error
 
     async def _load_adapter(self, seen: str) -> None:
         order = {"lora_name": self._adapter, "lora_path": seen, "load_inplace": True}
@@ -169,10 +153,6 @@ class _CommandResult(Struct):
     error_message: str | None = None
 
 
-class _SGLangInfo(Struct):
-    weight_version: str | int | None = None
-
-
 class _Card(Struct):
     id: str
     parent: str | None = None
@@ -185,11 +165,12 @@ class _Cards(Struct):
 class SGLangPublisher(DiskPublisher):
     """Has an SGLang server read weights from a disk that it shares with us (see Publisher).
 
-    `way`: "disk" loads whole weights in place, between a pause and its end; "lora" loads an adapter in
+    The method "disk" loads whole weights in place, between a pause and its end; "lora" loads an adapter in
     place of the one before. SGLang takes `lora:ADAPTER` for the name of a model with it.
     """
 
     ways = ("disk", "lora")
+    version_path = "/model_info"
     missing = "is it an SGLang server, of version 0.5.20 or later?"
 
     @property
@@ -208,23 +189,10 @@ class SGLangPublisher(DiskPublisher):
             return
         # Retracted requests hold no cache: it is flushed with the update, and computed anew.
         await self.orders.post("/pause_generation", {"mode": "retract"})
-        await self._load(seen, version)
-        await self.orders.post("/continue_generation", {})
-
-    async def current(self) -> str | None:
-        """See Publisher."""
-        version = (await self.orders.get("/model_info", _SGLangInfo)).weight_version
-        return None if version is None or version == _UNTOLD else str(version)
-
-    async def release(self) -> None:
-        """See Publisher."""
-
-    async def _load(self, seen: str, version: str) -> None:
         order = {"model_path": seen, "weight_version": version, "flush_cache": True, "abort_all_requests": False}
-        try:
+        with explain_load_failure(seen):
             await self._order("/update_weights_from_disk", order)
-        except BackendError as error:
-            raise load_failure(error, seen) from error
+        await self.orders.post("/continue_generation", {})
 
     async def _load_adapter(self, seen: str, version: str) -> None:
         loaded = await self.orders.get("/v1/models", _Cards)
