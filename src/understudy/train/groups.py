@@ -23,8 +23,6 @@ from understudy.trajectory.tree import build
 from understudy.types import Call, group_name
 from understudy.util.files import atomic_path
 
-_T = TypeVar("_T")
-
 
 class TokenSequence(Struct, frozen=True, kw_only=True):
     """One segment of a rollout's trajectory.
