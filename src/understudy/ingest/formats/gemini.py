@@ -224,8 +224,11 @@ def _messages(record: dict[str, Any], answered: set[str], losses: Counter[str]) 
         if str(call.get("id")) not in call_ids:
             calls.append(_call(call, len(calls), losses))
         if call.get("result") is not None:
+            # Stores hold these messages with their keys in this order: another would be another content.
+            text = _result(call, losses)
+            result: Message = {"role": "tool", "tool_call_id": str(call.get("id")), "content": text}
             failed = call.get("status") in ("error", "cancelled")
-            results.append(result_message(str(call.get("id")), _result(call, losses), is_error=failed))
+            results.append({**result, "is_error": True} if failed else result)
     text = content(parts_shown, losses)
     if not text and not calls:
         return []
