@@ -218,8 +218,13 @@ class TranscriptPrinter:
             self._fact("task", f"{record.task.instance_id}   {record.task.repo}")
             self._fact("status", status)
             self._fact("reward", "none" if verdict is None else f"{verdict.reward:g}   {verdict.reason}")
-            if verdict is not None and verdict.integrity.status == "suspicious":
-                self._fact("integrity", Text(f"suspicious   {visible(verdict.integrity.reason)}", style="red"))
+            if verdict is not None and verdict.protection != "twins" and verdict.reward > 0:
+                self._fact("protection", f"{verdict.protection}   {verdict.unprotected}".rstrip())
+            if verdict is not None and verdict.integrity.status != "clean":
+                self._fact(
+                    "integrity",
+                    Text(f"{verdict.integrity.status}   {visible(verdict.integrity.reason)}", style="red"),
+                )
         elif record.attempt is not None:
             self._fact("client", record.attempt.id.removeprefix(CLIENT))
         for attempt in record.attempts:
@@ -332,7 +337,7 @@ class TranscriptPrinter:
         if integrity.status == "clean" and not integrity.reason:
             return
         self._section("integrity")
-        style = "red" if integrity.status == "suspicious" else "green"
+        style = "red" if integrity.status != "clean" else "green"
         self._line(f"{integrity.status}: {integrity.reason}", style)
         for evidence in integrity.evidence:
             location = f"{evidence.path}:{evidence.line}" if evidence.line else evidence.path

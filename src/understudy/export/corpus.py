@@ -287,7 +287,7 @@ class Corpus:
             graded = decisions.get(rollout.id)
             if graded is None:
                 tally.left_out[f"rollout without a verdict, {rollout.status}"] += 1
-            elif graded.verdict.integrity.status == "suspicious" and not self.selection.include_suspicious:
+            elif graded.verdict.integrity.status != "clean" and not self.selection.include_suspicious:
                 tally.left_out["suspicious patch"] += 1
             elif self.selection.solved_only and not is_solved(graded.verdict.reward):
                 tally.left_out["not solved"] += 1

@@ -78,8 +78,8 @@ def read_run_figures(
         directory=str(directory),
         solved=len(solved),
         unsolved=len(graded) - len(solved),
-        suspicious=sum(outcome.integrity == "suspicious" for outcome in graded),
-        suspicious_solved=sum(outcome.integrity == "suspicious" for outcome in solved),
+        suspicious=sum(outcome.integrity not in (None, "clean") for outcome in graded),
+        suspicious_solved=sum(outcome.integrity not in (None, "clean") for outcome in solved),
         failed=sum(outcome.status == "failed" and outcome.reward is None for outcome in outcomes),
         pending=sum(outcome.status not in ("succeeded", "failed", "cancelled") for outcome in outcomes),
         timeouts=sum(outcome.ended == "timeout" for outcome in graded),
@@ -233,7 +233,7 @@ def _solves(outcome: RolloutOutcome) -> bool:
 
 
 def _solves_cleanly(outcome: RolloutOutcome) -> bool:
-    return _solves(outcome) and outcome.integrity != "suspicious"
+    return _solves(outcome) and outcome.integrity == "clean"
 
 
 def _tried(outcomes: Sequence[RolloutOutcome], solves: Callable[[RolloutOutcome], bool]) -> SolveCounts:

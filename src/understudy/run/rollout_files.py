@@ -202,7 +202,7 @@ class RolloutFiles:
         directory = self._dataset(label)
         rows = list(hf.rows_of(task, graded, nodes))
         state: DatasetState = "written"
-        if graded.verdict.integrity.status == "suspicious":
+        if graded.verdict.integrity.status != "clean":
             state = "suspicious patch"
         elif not rows:
             state = "no token ids" if any(node.call.status == "ok" for node in nodes) else "no calls"

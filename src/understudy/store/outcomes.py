@@ -213,9 +213,7 @@ class OutcomeRepository(Repository):
         decided = select(
             _count(attempt.c.reward >= SOLVED_REWARD).label("solved"),
             func.count(attempt.c.reward).label("graded"),
-            func.coalesce(func.sum(case((attempt.c.integrity == "suspicious", 1), else_=0)), 0).label(
-                "suspicious"
-            ),
+            func.coalesce(func.sum(case((attempt.c.integrity != "clean", 1), else_=0)), 0).label("suspicious"),
         )
         by_status = (
             select(rollouts.c.status, func.count().label("number"))
@@ -270,7 +268,7 @@ class OutcomeRepository(Repository):
         suspicious: Counter[str] = Counter()
         for graded in self.decisions(run_id):
             by_rollout.pop(graded.rollout.id, None)
-            if graded.verdict.integrity.status == "suspicious" and not include_suspicious:
+            if graded.verdict.integrity.status != "clean" and not include_suspicious:
                 suspicious[graded.rollout.task_id] += 1
             else:
                 selected.setdefault(graded.rollout.task_id, []).append(graded)

@@ -8,8 +8,8 @@ A rollout's `agent` is the name of the agent that works on it; `agent_version` i
 `token_values` are what a trainer computed for the tokens of calls in one of its steps.
 
 An attempt without a rollout is a client of a gateway that runs alone. A key is kept as its hash only. A reward's
-`integrity` is clean or suspicious, as the grader said or, where `review` says why, a person after it; the evidence
-is in the verdict.
+`integrity` is clean, suspicious or forged, as the grader said or, where `review` says why, a person after it;
+the evidence is in the verdict.
 
 `sources` are the log files that were read, `traces` and `turns` what was in them: a turn's context is a node of
 the same prefix tree, each with a list of messages that the trace's renderer made; `answer_id` is the node that the
