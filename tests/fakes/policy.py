@@ -156,9 +156,11 @@ class FakeTrainer:
         ]
         if telling:
             # Of what was said, not of whose it is: ids follow from where a test's files are, chance from weights.
+            # By fields: another field of a sequence must not change the weights, and with them every draw after.
+            fields = ("token_ids", "loss_mask", "logprobs", "policy_versions")
             learned = [
                 [
-                    (each.reward, [msgspec.structs.replace(part, calls=()) for part in each.sequences])
+                    (each.reward, [{name: getattr(part, name) for name in fields} for part in each.sequences])
                     for each in group.rollouts
                 ]
                 for group in given
