@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -105,6 +106,26 @@ def test_modules_have_at_most_six_hundred_lines():
 
 def test_every_module_says_what_it_is_for():
     assert {dotted(path) for path, tree in MODULES.items() if not ast.get_docstring(tree)} == set()
+
+
+def named_in_the_map() -> Iterator[tuple[str, str]]:
+    """The files and directories in docs/architecture.md, and each name in parentheses behind a file."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for match in re.finditer(r"`([\w<>./-]+(?:\.py|/))`(?: \(([^()]*)\))?", text):
+        path = match[1]
+        yield path, ""
+        if path.endswith(".py"):
+            yield from ((path, name) for name in re.findall(r"`(\w+)`", match[2] or ""))
+
+
+def test_the_map_names_what_exists():
+    missing: list[str] = []
+    for path, name in named_in_the_map():
+        pattern = re.sub("<[a-z]+>", "*", path)
+        files = [*SOURCE.glob(pattern), *ROOT.glob(pattern)]
+        if not files or (name and not any(re.search(rf"\b{name}\b", file.read_text()) for file in files)):
+            missing.append(f"{path} {name}".strip())
+    assert missing == []
 
 
 def test_lock_files_name_no_package_index():

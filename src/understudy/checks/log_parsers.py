@@ -303,8 +303,9 @@ class LoggedTest(Struct):
 class ParsedLog(Struct):
     """What a log contains about the wanted tests.
 
-    `found` tells that any test was found, asked for or not, `failures` that one failed, and `ran` that there is a
-    sign that tests ran at all.
+    `tests` has these alone, and those with the canaries' token in their ids: a log may name more tests than memory
+    holds, so nothing is kept of any other, not even how many there are. `any_test` says that any test was found,
+    wanted or not, `failures` that one failed, and `ran` that there is a sign that tests ran at all.
     """
 
     tests: dict[str, LoggedTest] = field(default_factory=dict[str, LoggedTest])

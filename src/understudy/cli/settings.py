@@ -332,7 +332,10 @@ _AGENT_OPTIONS = {
     "tools": "claude-code",
     "system_prompt": "claude-code",
 }
-"""The options of `AgentSettings` that are passed to the agent, with the agent that has them."""
+"""The fields of `AgentRunSettings` that are passed to the agent's constructor, with the agent that has them.
+
+A field that is not here is shown in `--help` and reaches no agent.
+"""
 
 
 class SandboxSettings(Struct, frozen=True, kw_only=True):

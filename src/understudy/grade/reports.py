@@ -140,7 +140,8 @@ def write_report(
     """Write the files of one judged instance, each whole, the report last; the path of the report.
 
     `patch` is None where there was none; `took_s` is how long judging it took; `key` says what the verdict depends
-    on, for `read_verdict`. Raises ConfigError when they cannot be written.
+    on, for `read_verdict`: `grade.batch` makes it (`_key`); reports of a run have none, for nothing reuses them.
+    Raises ConfigError when they cannot be written.
     """
     log = [
         f"{task.instance_id}: {len(patch or b'')} bytes of patch, judged in {took_s:.2f} s",
@@ -161,7 +162,8 @@ def write_report(
 
 
 def read_verdict(directory: Path, key: str) -> Verdict | None:
-    """The stored verdict with this key; None when there is none, or it is incomplete."""
+    """The stored verdict with this key, which `grade.batch` makes (`_key`); None when there is none, or it is
+    incomplete."""
     try:
         if not (directory / REPORT).exists():
             return None

@@ -50,7 +50,10 @@ from understudy.store.sessions import LogSource, TextOrBytes
 from understudy.util.files import locked
 
 _READER = "2"
-"""Raise it when what is read of a log changes within a release."""
+"""Raise it when the results of reading a log change within a release: what is read, a signal, a rule of redaction.
+
+Logs that were read with another one are read again.
+"""
 
 _FORMAT = 1
 

@@ -93,11 +93,20 @@ def key_body(key: str) -> str:
 
 
 class TokenForm(NamedTuple):
-    """A kind of token: the name of its rule, the word in its pseudonym, and what it looks like."""
+    """A kind of token: the name of its rule, the word in its pseudonym, and what it looks like.
+
+    `dotted` says that a token is more than one run of letters, digits, `_` and `-`. Only runs of 20 or more are
+    looked at (`rules.find_secrets`), so one part of a token must be that long.
+
+    What has to follow a new form: without dots, its first letters in `_STARTS_TEXT`, for a run of which no part
+    begins with any of these is not searched; with dots, a way to its beginning in `tokens_in_run`, as `_dot` for
+    a short part before a long one. Else it is only found where its surroundings tell, as behind `token=`.
+    """
 
     rule: str
     label: str
     pattern: str
+    dotted: bool = False
 
 
 FORMS = (
@@ -155,22 +164,20 @@ FORMS = (
     TokenForm("nvidia-key", "NVIDIA_KEY", r"nvapi-[\w-]{40,100}"),
     TokenForm("tavily-key", "TAVILY_KEY", r"tvly-(?:dev-|prod-)?[A-Za-z0-9]{28,64}"),
     TokenForm("sonar-token", "SONAR_TOKEN", r"sq[pua]_[0-9a-f]{40}"),
-    TokenForm("discord-token", "DISCORD_TOKEN", r"[MNO][\w-]{22,28}\.[\w-]{6}\.[\w-]{27,40}"),
-    TokenForm("telegram-token", "TELEGRAM_TOKEN", r"\d{8,10}:AA[\w-]{33}(?![\w-])"),
-    TokenForm("sendgrid-key", "SENDGRID_KEY", r"SG\.[\w-]{16,32}\.[\w-]{16,64}"),
+    TokenForm("discord-token", "DISCORD_TOKEN", r"[MNO][\w-]{22,28}\.[\w-]{6}\.[\w-]{27,40}", dotted=True),
+    TokenForm("telegram-token", "TELEGRAM_TOKEN", r"\d{8,10}:AA[\w-]{33}(?![\w-])", dotted=True),
+    TokenForm("sendgrid-key", "SENDGRID_KEY", r"SG\.[\w-]{16,32}\.[\w-]{16,64}", dotted=True),
     TokenForm(
         "jwt",
         "JWT",
         r"eyJ[\w-]{10,}\.eyJ[\w-]{8,}(?:\.[\w-]+)?|eyJ[\w-]{10,}\.[\w-]*\.[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}",
+        dotted=True,
     ),
-    TokenForm("google-token", "GOOGLE_TOKEN", r"ya29\.[\w-]{20,1000}"),
-    TokenForm("vault-token", "VAULT_TOKEN", r"hv[sbr]\.[\w-]{20,300}"),
-    TokenForm("doppler-token", "DOPPLER_TOKEN", r"dp\.(?:pt|st|ct|sa|scim|audit)\.[\w.-]{30,64}"),
+    TokenForm("google-token", "GOOGLE_TOKEN", r"ya29\.[\w-]{20,1000}", dotted=True),
+    TokenForm("vault-token", "VAULT_TOKEN", r"hv[sbr]\.[\w-]{20,300}", dotted=True),
+    TokenForm("doppler-token", "DOPPLER_TOKEN", r"dp\.(?:pt|st|ct|sa|scim|audit)\.[\w.-]{30,64}", dotted=True),
 )
-"""All of them. Where two fit, the first names the token."""
-
-DOTTED = ("discord-token", "jwt", "sendgrid-key", "google-token", "vault-token", "doppler-token", "telegram-token")
-"""The forms that are more than one run of letters, digits, `_` and `-`."""
+"""All of them; `TokenForm` says what has to follow a new one. Where two fit, the first names the token."""
 
 BEFORE = (
     r"(?:(?<![A-Za-z0-9])|(?<=\\[nrtbf])|(?<=%[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4})"
@@ -185,26 +192,27 @@ snt sq0 tsk whs xai xap xke xox age a3t ata atb atc sk0 sk1 sk2 sk3 sk4 sk5 sk6 
 ske skf nfp cci rnd phc phx nva tvl sqp squ sqa ac0 ac1 ac2 ac3 ac4 ac5 ac6 ac7 ac8 ac9 aca acb acd ace acf
 """
 _STARTS = frozenset(_STARTS_TEXT.split())
-"""What a token's first letters are, or all of them where `_` or `-` comes sooner: three small letters."""
+"""The first three letters, in lower case, of each form without dots; fewer where `_` or `-` comes sooner."""
 
 
 def _any(before: str, forms: tuple[TokenForm, ...]) -> re.Pattern[str]:
     return re.compile(before + "(?:" + "|".join(f"({form.pattern})" for form in forms) + ")", re.ASCII)
 
 
-_IN_RUN = tuple(form for form in FORMS if form.rule not in DOTTED)
+_IN_RUN = tuple(form for form in FORMS if not form.dotted)
 _in_run = _any("(?<![A-Za-z0-9])", _IN_RUN)
 _in_escaped = _any(BEFORE, _IN_RUN)
-_DOTTED = tuple(form for form in FORMS if form.rule in DOTTED)
+_DOTTED = tuple(form for form in FORMS if form.dotted)
 _dotted = _any(BEFORE, _DOTTED)
 _dot = re.compile(r"(?:SG|ya29|hv[sbr]|dp\.[a-z]{2,5})\.$|[0-9]{8,10}:$", re.ASCII)
+"""What a dotted form begins with, before its first long run; at most 11 characters."""
 _whole = re.compile("|".join(f"({form.pattern})" for form in FORMS), re.ASCII)
 
 
 def tokens_in_run(text: str, start: int, end: int) -> list[tuple[int, int, str]]:
     """The tokens in a run of letters, digits, `_` and `-`: where they begin and end, and their rule.
 
-    Tokens of several runs, with dots between, are found by their first or second.
+    Tokens of several runs, with dots between, are found by the first run that is long.
     """
     before = text[start - 1 : start] if start else ""
     spans: list[tuple[int, int, str]] = []

@@ -77,7 +77,7 @@ async def execute_attempt(
 ) -> Verdict:
     """Carry out one attempt that the store has just started, and store how it ended.
 
-    Calls `leave` when the agent is done and its sandbox gone.
+    Calls `release_slot` when the agent is done and its sandbox gone.
 
     Returns the verdict. Raises an UnderstudyError for an infrastructure failure, with the attempt left for the
     caller to close; nothing of the sandbox is left in either case. In the `final` attempt, an agent that the model

@@ -1,4 +1,4 @@
-"""What a run lends to training: waves of rollouts on one model server, and the change of its weights."""
+"""Rollouts for training: collects waves of them on one model server, and has its weights changed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TrainedModelServer(Struct, frozen=True, kw_only=True):
     """The server of the model that learns: its kind, its addresses, what it calls the model.
 
     `tokenizer` is a directory with the model's tokenizer and chat template, `tool_format` the syntax of its tool
-    calls: tokens go in and come out as they are. The addresses are no part of what a wave is.
+    calls: tokens go in and come out as they are. The addresses do not belong to a wave's configuration.
     """
 
     backend: str = "embedded"
@@ -96,7 +96,7 @@ class RolloutCollector:
         self._shared = SharedResources(
             gateway=gateway, control=self._control, agent_slots=asyncio.Semaphore(concurrency)
         )
-        self._batches: list[RolloutBatch] = []
+        self._waves: list[RolloutBatch] = []
         self._draining = False
 
     @property
@@ -137,31 +137,31 @@ class RolloutCollector:
             timeout_s=settings.timeout_s,
             tasks=task_digests(tasks),
         )
-        batch = RolloutBatch(config, tasks, directory)
+        wave = RolloutBatch(config, tasks, directory)
         shared = replace(self._shared, gateway=_with_model(self._shared.gateway, model))
-        batch.start(
+        wave.start(
             execute_run(
                 config,
                 tasks,
                 directory,
                 sandboxes=self._sandboxes,
                 concurrency=self._concurrency,
-                monitor=batch,
+                monitor=wave,
                 shared=shared,
             )
         )
-        self._batches.append(batch)
+        self._waves.append(wave)
         if self._draining:
-            batch.drain()
-        return batch
+            wave.drain()
+        return wave
 
     async def update_weights(
         self, version: str, publish: Callable[[], Awaitable[None]], *, drain_s: float = DRAIN_S
     ) -> WeightUpdate:
-        """Hold all calls, let those in flight end, have `publish` change the weights, and go on as `version`.
+        """Pause new calls, let those in flight end, change the weights by `publish`, and continue as `version`.
 
-        Those that do not end within `drain_s` seconds go on through the change. Raises what `publish` raises;
-        calls go on under the version there was.
+        Calls that do not end within `drain_s` seconds go on through the change. Raises what `publish` raises; then
+        the version stays what it was.
         """
         control, started = self._control, time.monotonic()
         control.pause()
@@ -174,25 +174,25 @@ class RolloutCollector:
         return WeightUpdate(version=version, seconds=time.monotonic() - started, cut=cut)
 
     def drain(self) -> None:
-        """Begin no further rollout; those that run are let finish, and waves end."""
+        """Begin no further rollout. Those that run go on to their end, and with the last one its wave ends."""
         self._draining = True
-        for wave in self._batches:
+        for wave in self._waves:
             wave.drain()
 
     async def finish(self) -> None:
         """Drain, and wait until nothing runs."""
         self.drain()
-        await asyncio.gather(*(wave.wait() for wave in self._batches), return_exceptions=True)
+        await asyncio.gather(*(wave.wait() for wave in self._waves), return_exceptions=True)
 
     async def close(self) -> None:
-        """Stop every wave that has not ended; it can be gone on with."""
-        for wave in self._batches:
+        """Stop every wave that has not ended. `start` with the same directory continues it."""
+        for wave in self._waves:
             wave.cancel()
-        await asyncio.gather(*(wave.wait() for wave in self._batches), return_exceptions=True)
+        await asyncio.gather(*(wave.wait() for wave in self._waves), return_exceptions=True)
 
 
 class RolloutBatch(RunMonitor):
-    """Rollouts that are being collected into a directory with a store of its own."""
+    """A wave while it is collected: rollouts into a directory with a store of its own."""
 
     def __init__(self, config: RunConfig, tasks: Sequence[Task], directory: Path) -> None:
         self.directory = directory
@@ -220,47 +220,50 @@ class RolloutBatch(RunMonitor):
             self._scheduler.drain()
 
     def cancel(self) -> None:
-        """Stop; it has ended when all is put away."""
+        """Stop the work. The wave has ended when everything is closed."""
         if self._work is not None:
             self._work.cancel()
 
-    # --- what the run tells ----------------------------------------------------------------------------
+    # --- events of the run -----------------------------------------------------------------------------
 
     def stage(self, text: str) -> None:
-        """See Monitor."""
+        """Show the stage as the status."""
         self.status = text
 
     def running(self, scheduler: Scheduler, store: Store) -> None:
-        """See Monitor."""
+        """Take note of the scheduler and the store, whose counts can be read from now on."""
         self._scheduler, self._store = scheduler, store
         self.status = "collecting"
         if self._drain:
             scheduler.drain()
 
     def stopped(self) -> None:
-        """See Monitor."""
+        """Forget the store, which is about to be closed."""
         self._store = None
         self.status = "ended"
 
-    # --- what training asks ----------------------------------------------------------------------------
+    # --- for the training loop -------------------------------------------------------------------------
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come of it; `wait` says how it ended."""
+        """Whether the wave has ended; `wait` says how."""
         return self._work is not None and self._work.done()
 
     @property
     def progress(self) -> RunProgress:
-        """Where it stands."""
+        """How many rollouts have ended so far, and how."""
         return RunProgress(total=self.total) if self._scheduler is None else self._scheduler.progress
 
     async def wait(self) -> RunSummary:
-        """Its summary, when it has ended. Raises what ended it; cancelled, it leaves the wave going on."""
+        """Wait for the end, and return the summary. Raises the error that ended the wave, if one did.
+
+        Cancelling the wait does not stop the wave.
+        """
         assert self._work is not None
         return await asyncio.shield(self._work)
 
     async def changed(self) -> None:
-        """Returns when a further rollout has ended since the last time it did, or the wave has."""
+        """Return when another rollout has ended since it last returned, or when the wave has ended."""
         while not self.ended:
             done = self.progress.done
             if done != self._reported:
@@ -286,7 +289,7 @@ class RolloutBatch(RunMonitor):
         return {task: count for task, count in counts.items() if count.graded + count.failed == self.samples}
 
     def last_error(self) -> ErrorInfo | None:
-        """The last fault that a rollout met."""
+        """The last error of a rollout; None when there was none."""
         return self.progress.last_error
 
 

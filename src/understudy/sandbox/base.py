@@ -30,7 +30,18 @@ class Mount(Struct, frozen=True):
 
 
 class SandboxLimits(Struct, frozen=True):
-    """What a sandbox may use. `disk_bytes` bounds all it writes; the wall-clock limit is `run`'s own."""
+    """What a sandbox may use: memory, processes at a time, all that it writes, and the output of each command.
+
+    The wall-clock limit is `run`'s own. What enforces the others:
+
+    - local: `disk_bytes` is the size of the one tmpfs that all writes go to. That is memory too, so a control
+      group bounds the sum of `memory_bytes` and `disk_bytes`; where no such group can be made, each process gets
+      `memory_bytes` of data. `processes` are counted by the kernel.
+    - docker: the engine bounds `memory_bytes` and `processes`. No single file is larger than `disk_bytes`; the sum
+      is bounded by the engine's storage where that has quotas, else it is measured every few seconds and a command
+      that wrote more is killed.
+    - unsafe-local: nothing but `output_bytes`, which every kind cuts off.
+    """
 
     memory_bytes: int = 4 << 30
     processes: int = 512

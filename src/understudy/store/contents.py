@@ -38,9 +38,9 @@ _elements = msgspec.json.Decoder(list[Raw]).decode
 
 
 class Skeleton(Struct, frozen=True, array_like=True):
-    """What is left of a body: `pieces[i]` comes before slot `i`, the last piece after all of them.
+    """The rest of a body without its parts: `pieces[i]` comes before slot `i`, the last piece after all slots.
 
-    `glue` stands between two messages.
+    `glue` separates two messages.
     """
 
     pieces: list[bytes]
@@ -96,7 +96,7 @@ def split_body(body: bytes) -> Parts:
     skeleton.pieces.append(body[cut:])
 
     parts = Parts(_encode(skeleton), body_parts.get("system"), body_parts.get("tools"), messages)
-    # A key that comes twice, or spacing that is not the same everywhere, shows here.
+    # Bodies with a key twice, or with irregular spacing, cannot be put together from parts: store these whole.
     return parts if _fill(skeleton, body_parts, messages) == body else _whole(body)
 
 
@@ -152,16 +152,16 @@ RAW: Final = 0
 ZSTD: Final = 1
 LEVEL: Final = 3
 SMALL: Final = 96
-"""Below this many bytes zstd gains nothing worth its time."""
+"""Contents of fewer bytes are stored uncompressed: zstd would gain less than it costs."""
 
 HASH: Final = 20
-"""Bytes kept of a SHA-256: nobody finds two contents that share them."""
+"""How many bytes of a SHA-256 identify a content. Nobody can find two contents that share so many."""
 
 EMPTY: Final = 0
 """The node of the conversation without messages."""
 
 LINES: Final = 32 << 20
-"""How many bytes of requests are remembered, of each branch the last one."""
+"""Bytes of requests to remember in all: the last request of each branch, the latest branches."""
 
 _K = TypeVar("_K")
 _REMEMBERED: Final = 100_000
@@ -176,7 +176,7 @@ _FIND_NODE = compile_hot(
 
 
 class _Chain(Struct, frozen=True, gc=False):
-    """A request that was stored last on its branch: its parts and their ids; `nodes[i]` ends in `messages[i]`."""
+    """The last request of a branch that was stored: its parts and their ids. `nodes[i]` ends in `messages[i]`."""
 
     size: int
     parts: Parts
@@ -189,7 +189,7 @@ _NOTHING = _Chain(0, Parts(b""), None, None, [])
 
 
 class Packed(Struct, frozen=True, array_like=True, gc=False):
-    """A content ready to be stored. Without `data` it is one that was given before."""
+    """A content ready to be stored. Without `data` it names a content that was packed with its data before."""
 
     digest: bytes
     codec: int = RAW
@@ -197,9 +197,10 @@ class Packed(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Packer:
-    """Packs contents where they are made, so that the writer has only to write them.
+    """Compresses contents outside of the writer's thread, so that the writer only has to write them.
 
-    What it packed before is only named: what one packer gives must be stored in the order in which it was given.
+    A content that it packed before is returned without its data. So the results of one packer must be stored in
+    the order in which it returned them.
     """
 
     def __init__(self) -> None:
@@ -207,7 +208,7 @@ class Packer:
         self._seen: set[bytes] = set()
 
     def __call__(self, data: bytes) -> Packed:
-        """The content with these bytes."""
+        """These bytes as a content to store."""
         digest = sha256(data).digest()[:HASH]
         if digest in self._seen:
             return Packed(digest)
@@ -218,7 +219,7 @@ class Packer:
 
 
 class ContentWriter:
-    """Writes blobs and nodes within the writer's transaction, and remembers the ids of those it met lately."""
+    """Writes blobs and nodes within the writer's transaction, and caches the ids of the latest ones."""
 
     def __init__(self, raw: sqlite3.Connection) -> None:
         self._cursor = raw.cursor()
@@ -229,7 +230,7 @@ class ContentWriter:
         self._compress = zstandard.ZstdCompressor(level=LEVEL).compress
 
     def blob(self, data: Buffer) -> int:
-        """The id of the blob with these bytes, stored now unless it was."""
+        """The id of the blob with these bytes, which is stored if it is new."""
         digest = sha256(data).digest()[:HASH]
         blob_id = self._blobs.get(digest)
         if blob_id is None:
@@ -238,7 +239,10 @@ class ContentWriter:
         return blob_id
 
     def packed(self, content: Packed) -> int:
-        """The id of the blob with this content, stored now unless it was. Raises StoreError when it is nowhere."""
+        """The id of the blob with this content, which is stored if it is new.
+
+        Raises StoreError for a content without data that is not in the store.
+        """
         known = self._blobs.get(content.digest)
         if known is None:
             if content.data is not None:
@@ -254,8 +258,8 @@ class ContentWriter:
     def request(self, branch: Hashable, parts: Parts, size: int) -> tuple[int | None, int | None, int]:
         """The ids of a request's system and tools, and of the node that its conversation ends in.
 
-        They are stored now unless they were. What is as it was in the request before, of the `branch`, is only
-        compared with that: most of it, at a tenth of what hashing takes.
+        They are stored if they are new. Parts that are equal to those of the last request of the `branch` are not
+        hashed, only compared with it: that is most of a request, at a tenth of the time.
         """
         before = self._lines.pop(branch, _NOTHING)
         system = before.system if parts.system == before.parts.system else self._blob(parts.system)
@@ -279,7 +283,7 @@ class ContentWriter:
         return None if data is None else self.blob(data)
 
     def node(self, before: int, blob: int) -> int:
-        """The node that adds a blob to the conversation that ends in `before`, stored now unless it was."""
+        """The node that adds a blob to the conversation that ends in `before`; it is stored if it is new."""
         step = (before, blob)
         node_id = self._nodes.get(step)
         if node_id is None:
@@ -288,19 +292,19 @@ class ContentWriter:
         return node_id
 
     def pack(self, data: bytes) -> bytes:
-        """One column with its codec in the first byte."""
+        """The bytes compressed for a column, with the codec in the first byte."""
         codec, packed = self._packed(data)
         return bytes((codec,)) + packed
 
     def forget(self) -> None:
-        """Drop what is remembered: a rollback took ids back."""
+        """Clear the caches, after a rollback: ids in them may not be in the store."""
         self._blobs.clear()
         self._nodes.clear()
         self._lines.clear()
         self._size = 0
 
     def _id(self, insert_it: str, row: tuple[Any, ...], find_it: str, key: tuple[Any, ...]) -> int:
-        """The id of a row, inserted first: what is not remembered is most often new."""
+        """The id of a row. It is inserted before it is searched for: a row that is not cached is mostly new."""
         cursor = self._cursor.execute(insert_it, row)
         if cursor.rowcount == 1 and cursor.lastrowid is not None:
             return cursor.lastrowid
@@ -317,7 +321,7 @@ def _pack(compress: Callable[[bytes], bytes], plain: bytes) -> tuple[int, bytes]
 
 
 def unpack(column: bytes) -> bytes:
-    """What `ContentWriter.pack` was given. Raises StoreError when the column is damaged."""
+    """The bytes that `ContentWriter.pack` compressed. Raises StoreError when the column is damaged."""
     return _plain(column[0], column[1:], "a token column")
 
 
@@ -332,9 +336,9 @@ def read_blobs(connection: Connection, ids: Iterable[int]) -> dict[int, bytes]:
 
 
 def read_nodes(connection: Connection, ends: Select[Any] | CompoundSelect[Any]) -> dict[int, tuple[int, int]]:
-    """Every node of some conversations: id → (id of the node before it, blob id of what it adds).
+    """All nodes of some conversations: id → (id of the node before it, id of the blob that it adds).
 
-    `ends` is a query that returns the ids of the nodes that they end in.
+    `ends` is a query that returns the ids of the last nodes of these conversations.
     """
     columns = (nodes.c.id, nodes.c.parent_id, nodes.c.blob_id)
     chain = select(*columns).where(nodes.c.id.in_(ends)).cte("path", recursive=True)

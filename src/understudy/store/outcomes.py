@@ -82,7 +82,8 @@ class TaskCounts(Struct, frozen=True):
     """The ended rollouts of a task: those `solved`, those with a verdict, and those that failed without one.
 
     `differ` says whether rollouts of one agent ended differently, so that there is something to learn: of a task
-    that one agent always solved and another never, there is not.
+    that one agent always solved and another never, there is not. It goes by verdicts alone: what a trainer takes
+    off rewards, for overlong rollouts, is not counted.
     """
 
     solved: int

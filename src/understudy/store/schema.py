@@ -39,7 +39,11 @@ from sqlalchemy import (
 )
 
 HEAD = "0005"
-"""The newest migration: what this release reads and writes."""
+"""The newest migration: what this release reads and writes.
+
+Raise it together with `_READ_BY_VIEWS` in `store.sqlite`, and write the views for what is new: else a store of the
+release before, on a medium that cannot be written, cannot be read any more.
+"""
 
 metadata = MetaData()
 

@@ -1,6 +1,6 @@
-"""Sessions that other programs logged: the logs they were read from, their traces, and a row each turn.
+"""Sessions that other programs logged: the logs they were read from, their traces, and a row for each turn.
 
-The store knows nothing of log formats: contents come as bytes, and `ingest.library` says what is in them.
+The store knows nothing of log formats: contents come as bytes, and `ingest.trace_store` decides what is in them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ from understudy.store.sqlite import (
 )
 
 TextOrBytes = Any
-"""A text; bytes, UTF-8 with surrogates passed, where it is no Unicode, as a name of a file may be."""
+"""A text; where it is not valid Unicode, as names of files may be, bytes: UTF-8 with surrogates let through."""
 
 
 class LogSource(Struct, frozen=True, array_like=True):
-    """A log as it was when it was read. `batch` names what is read together, `reader` who read it, and how."""
+    """A log as it was when it was read.
+
+    `batch` names the logs that are read together, `reader` the version and options of reading (`ingest.collect`).
+    """
 
     path: TextOrBytes
     batch: TextOrBytes
@@ -43,10 +46,10 @@ class LogSource(Struct, frozen=True, array_like=True):
 
 
 class TurnRow(Struct, array_like=True, kw_only=True):
-    """A turn. `node` and `answer` are indexes of nodes of its trace, -1 for the beginning; the others of contents.
+    """A turn. `node` and `answer` are indexes of nodes of its trace, -1 for the beginning.
 
-    `system` and `tools` are None where they are those of the trace. `notes` are a JSON list. The signals have the
-    names of `ingest.base.Signals`.
+    `action`, `system` and `tools` are indexes of contents; `system` and `tools` are None where they are those of
+    the trace. `notes` are a JSON list. The signals have the names of `ingest.trace.TurnSignals`.
     """
 
     state_id: str
@@ -75,9 +78,10 @@ class TurnRow(Struct, array_like=True, kw_only=True):
 
 
 class TraceRow(Struct, array_like=True, kw_only=True):
-    """A trace with some of its turns and the nodes that they need: the index of the one before (-1) and a content.
+    """A trace with some of its turns and the nodes that they need.
 
-    `parent`, `outcome` and `losses` are JSON; `system` and `tools` are indexes of contents.
+    A node is the index of the node before it (-1: none) and the index of a content. `parent`, `outcome` and
+    `losses` are JSON; `system` and `tools` are indexes of contents.
     """
 
     id: TextOrBytes
@@ -102,7 +106,7 @@ PackedTrace = tuple[TraceRow, list[Packed]]
 
 
 class TraceChanges(Struct, frozen=True):
-    """What storing a trace did: how many of its turns were new, were changed, and were there as they are."""
+    """The result of storing a trace: how many of its turns were new, were changed, and were there as they are."""
 
     new: int = 0
     changed: int = 0
@@ -146,7 +150,7 @@ _PUT_SOURCE = compile_hot(
 
 
 class TurnSelection(Mapping[int, "array[int]"]):
-    """Which turns were chosen: the keys of traces, each with those of its turns, in order."""
+    """The turns that were chosen: the keys of their traces, each with the keys of its turns, in order."""
 
     def __init__(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._turns: dict[int, array[int]] = {}
@@ -165,15 +169,16 @@ class TurnSelection(Mapping[int, "array[int]"]):
 
 
 class SessionRepository(Repository):
-    """`Store.sessions`: logs that were read, their traces, and the turns of these."""
+    """`Store.sessions`: logs that were read, their traces and their turns."""
 
     @queued
     def add(
         self, context: WriteContext, new: Sequence[PackedTrace], sources: Sequence[LogSource] = ()
     ) -> TraceChanges:
-        """Store traces, all or none, and note that logs were read: the last of which these traces come of.
+        """Store traces, all or none, and record `sources` as read.
 
-        Turns that exist are brought up to date; those that a trace does not have any more stay.
+        A log's source is given with the last of its traces. Turns that exist are brought up to date; turns that a
+        trace does not have any more stay in the store.
         """
         totals = TraceChanges()
         for trace, contents in new:
@@ -187,14 +192,14 @@ class SessionRepository(Repository):
         return totals
 
     def sources(self) -> dict[TextOrBytes, LogSource]:
-        """The logs that were read, by their path."""
+        """The logs that were read, by path."""
         query = select(*(sources.c[name] for name in _SOURCE[:-1]))
         return {source.path: source for source in self._read_all(query, lambda row: LogSource(**row))}
 
     def select(self, where: str | None = None, *, limit: int | None = None) -> TurnSelection:
-        """The turns that an SQL expression over `COLUMNS` is true of, in the order in which they were stored.
+        """The turns for which an SQL expression over `COLUMNS` is true, in the order in which they were stored.
 
-        Raises ConfigError where the expression is none, or takes too long.
+        Raises ConfigError for an expression that is invalid or takes too long.
         """
         with filter_connection(self._file) as raw:
             return TurnSelection(select_turns(raw, ("trace_key", "turn_key"), where, limit))
@@ -202,18 +207,18 @@ class SessionRepository(Repository):
     def table(
         self, columns: Sequence[str], where: str | None = None, *, limit: int | None = None
     ) -> list[tuple[Any, ...]]:
-        """Some of `COLUMNS` of the turns that an SQL expression is true of. Raises ConfigError as `choose`."""
+        """Some of `COLUMNS` of the turns for which an expression is true. Raises ConfigError as `select`."""
         with filter_connection(self._file) as raw:
             return select_turns(raw, [name for name in columns if name in COLUMNS], where, limit)
 
     def count(self, where: str | None = None) -> tuple[int, int]:
-        """How many turns an SQL expression is true of, and of how many traces. Raises ConfigError as `choose`."""
+        """For how many turns an expression is true, of how many traces. Raises ConfigError as `select`."""
         with filter_connection(self._file) as raw:
             ((turns_, traces_),) = select_turns(raw, ("count(*)", "count(DISTINCT trace_key)"), where, None)
         return turns_, traces_
 
     def read(self, given: TurnSelection) -> Iterator[tuple[TraceRow, list[bytes]]]:
-        """The traces of chosen turns with these alone, and their contents; each is read when it is asked for."""
+        """The traces of the chosen turns, with these turns only, and their contents; each is read when needed."""
         for key, keys in given.items():
             with self._reading() as connection:
                 read = _read(connection, key, keys)
@@ -266,7 +271,7 @@ def _write_trace(context: WriteContext, row: TraceRow, contents: Sequence[Packed
 
 
 def _content(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """All of a turn but its place, which moves when another is found before it."""
+    """The values of a turn without its position, which moves when another turn is found before it."""
     return values[:_POSITION] + values[_POSITION + 1 :]
 
 
@@ -330,12 +335,12 @@ def _turn(row: RowMapping, at: Mapping[int, int], places: _Places) -> TurnRow:
 
 
 class _Places(dict[int, int]):
-    """Ids of blobs → places in the order in which they were first asked for."""
+    """Ids of blobs → their index in the order in which they were first asked for."""
 
     def __missing__(self, key: int) -> int:
         self[key] = place = len(self)
         return place
 
     def of(self, key: int | None) -> int | None:
-        """The place of a blob that need not be there."""
+        """The index of a blob; None for None."""
         return None if key is None else self[key]

@@ -138,7 +138,8 @@ _VIEWS = (
     "'claude-code') AS agent, NULL AS agent_version FROM main.rollouts JOIN main.runs ON runs.id = run_id",
     "CREATE TEMP TABLE token_values (step, call_id, version, logprobs, ratios, advantages)",
 )
-"""What a store at schema `_READ_BY_VIEWS` lacks, for those that are on a medium that cannot be written."""
+"""What a store at schema `_READ_BY_VIEWS` lacks: such a store is read through these where it cannot be migrated,
+because it is on a medium that cannot be written."""
 
 # Alembic's operations go through module-level proxies: one migration at a time in a process.
 _migrating = threading.Lock()
@@ -348,7 +349,10 @@ def select_turns(
     limit: int | None,
     patience_s: float = PATIENCE_S,
 ) -> list[tuple[Any, ...]]:
-    """Columns of the turns that an expression is true of, in order. Raises ConfigError as `Sessions.choose`."""
+    """Columns of the turns that an expression is true of, in order.
+
+    Raises ConfigError as `SessionRepository.select`.
+    """
     if where is not None and not where.strip():
         raise _wrong(where, "it is empty")
     until = math.inf if where is None else time.monotonic() + patience_s

@@ -1,4 +1,4 @@
-"""What a trainer can be told, with its defaults. Plain data, no torch: the command line and TOML fill it in."""
+"""The options of the trainers, with their defaults. Plain data, no torch: the command line and TOML fill it in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Correction = Literal["truncate", "band", "none"]
 Precision = Literal["auto", "bf16", "fp32"]
 
 CLIPS: dict[Loss, tuple[float, float]] = {"ppo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
-"""How far below and above 1 a ratio counts, unless told otherwise: DAPO's, GSPO's, and for CISPO only above."""
+"""The default clip range of each loss, below and above 1: DAPO's, GSPO's, and for CISPO above only."""
 
 
 _AT_LEAST: dict[str, float] = {
@@ -57,50 +57,51 @@ class LoraOptions(_CheckedOptions, frozen=True, kw_only=True, forbid_unknown_fie
     """An adapter that is trained instead of all weights (arXiv 2106.09685)."""
 
     table: ClassVar[str] = "lora"
-    rank: Annotated[int, option("Of the adapter.")] = 16
-    alpha: Annotated[float, option("Its scale, times its rank.")] = 32.0
-    dropout: Annotated[float, option("Of its input.")] = 0.0
+    rank: Annotated[int, option("The rank of the adapter.")] = 16
+    alpha: Annotated[float, option("The adapter is scaled by this, divided by its rank.")] = 32.0
+    dropout: Annotated[float, option("The share of the adapter's input that is dropped in training.")] = 0.0
     modules: Annotated[
         tuple[str, ...],
-        option("Layers that get one, with commas between them [default: all linear ones].", commas=True),
+        option("Layers that get an adapter, with commas between them [default: all linear ones].", commas=True),
     ] = ()
-    """Names of the layers that get one; none: every linear layer but the head."""
+    """Names of the layers that get an adapter; none: every linear layer but the head."""
 
 
 class TrainOptions(_CheckedOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every trainer can be told."""
+    """The options that every trainer has."""
 
-    learning_rate: Annotated[float, option("The learning rate at its height.")] = 1e-5
-    weight_decay: Annotated[float, option("What is taken off the weights, by share of the learning rate.")] = 0.0
-    beta1: Annotated[float, option("AdamW's first.")] = 0.9
-    beta2: Annotated[float, option("AdamW's second.")] = 0.95
-    warmup_steps: Annotated[int, option("Optimizer steps in which the learning rate grows to its height.")] = 0
-    max_grad_norm: Annotated[float, option("The gradient is cut to this length.")] = 1.0
-    epochs: Annotated[int, option("How often the same data are gone through.")] = 1
-    """How often the same data is gone through."""
-    max_tokens: Annotated[int, option("Longer sequences are left out, and counted.")] = 32_768
+    learning_rate: Annotated[float, option("The highest learning rate.")] = 1e-5
+    weight_decay: Annotated[float, option("The weight decay of AdamW.")] = 0.0
+    beta1: Annotated[float, option("The first beta of AdamW: how slowly the mean of the gradient changes.")] = 0.9
+    beta2: Annotated[float, option("The second beta of AdamW: the same for its square.")] = 0.95
+    warmup_steps: Annotated[int, option("Optimizer steps in which the learning rate grows to its maximum.")] = 0
+    max_grad_norm: Annotated[float, option("A gradient with a larger norm is scaled down to this one.")] = 1.0
+    epochs: Annotated[int, option("How often training goes through the same data.")] = 1
+    max_tokens: Annotated[int, option("Sequences with more tokens are left out, and counted.")] = 32_768
     """Sequences longer than this are left out and counted."""
     micro_batch_tokens: Annotated[
         int, option("Tokens that go through the model at once; lower it where memory runs out.")
     ] = 8_192
     """How many tokens, padding included, go through the model at once: lower it where memory runs out."""
-    precision: Annotated[Precision, option("auto is bf16 on a GPU that has it.")] = "auto"
+    precision: Annotated[Precision, option("auto: bf16 on a GPU that supports it, else fp32.")] = "auto"
     """auto: bf16 where a GPU has it, else fp32."""
-    gradient_checkpointing: Annotated[bool, option("Less memory, more time.")] = False
+    gradient_checkpointing: Annotated[
+        bool, option("Compute activations again in the backward pass: less memory, more time.")
+    ] = False
     lora: Annotated[LoraOptions | None, option("Train an adapter in place of all weights.")] = None
-    seed: Annotated[int, option("Of all that is drawn.")] = 0
+    seed: Annotated[int, option("The seed of everything that is drawn at random.")] = 0
 
 
 class SFTOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Imitation of solved rollouts, with loss on the sampled tokens only."""
 
     table: ClassVar[str] = "sft"
-    epochs: Annotated[int, option("How often the same data are gone through.")] = 3
+    epochs: Annotated[int, option("How often training goes through the same data.")] = 3
     batch_rollouts: Annotated[int, option("Sequences that make one optimizer step.")] = 16
     """How many sequences make one optimiser step; a rollout is one mostly, more with subagents and compactions."""
-    schedule: Annotated[Literal["constant", "linear", "cosine"], option("How the learning rate goes down.")] = (
-        "cosine"
-    )
+    schedule: Annotated[
+        Literal["constant", "linear", "cosine"], option("How the learning rate goes down after the warm-up.")
+    ] = "cosine"
 
 
 class DPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -111,11 +112,11 @@ class DPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     table: ClassVar[str] = "dpo"
-    learning_rate: Annotated[float, option("The learning rate at its height.")] = 1e-6
-    beta: Annotated[float, option("How strongly the policy is held to the reference.")] = 0.1
-    """How strongly the policy is held to the reference."""
-    label_smoothing: Annotated[float, option("How often a preference is taken to be the wrong way round.")] = 0.0
-    """How often a pair's preference is taken to be the wrong way round."""
+    learning_rate: Annotated[float, option("The highest learning rate.")] = 1e-6
+    beta: Annotated[float, option("How strongly the policy is kept near the reference.")] = 0.1
+    label_smoothing: Annotated[
+        float, option("The share of preferences that are assumed to be the wrong way round.")
+    ] = 0.0
     batch_pairs: Annotated[int, option("Pairs that make one optimizer step.")] = 8
 
     def __post_init__(self) -> None:
@@ -134,34 +135,35 @@ class GRPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     table: ClassVar[str] = "grpo"
-    learning_rate: Annotated[float, option("The learning rate at its height.")] = 1e-6
+    learning_rate: Annotated[float, option("The highest learning rate.")] = 1e-6
     advantage: Annotated[
         Advantage,
         option("What a rollout is compared with: its group's mean and deviation, its mean, the others' mean."),
     ] = "group"
-    loss: Annotated[Loss, option("Which ratio is clipped, and how.")] = "ppo"
+    loss: Annotated[
+        Loss, option("What is clipped: ratios of tokens (ppo), of sequences (gspo), or weights of tokens (cispo).")
+    ] = "ppo"
     clip_low: Annotated[float | None, option("How far below 1 a ratio counts [default: by the loss].")] = None
-    clip_high: Annotated[float | None, option("How far above 1 [default: by the loss].")] = None
+    clip_high: Annotated[float | None, option("How far above 1 a ratio counts [default: by the loss].")] = None
     """How far below and above 1 a ratio counts; None: what the loss has in `CLIPS`."""
-    normalisation: Annotated[Normalisation, option("What a token weighs.")] = "rollout-mean"
+    normalisation: Annotated[Normalisation, option("How the losses of tokens are averaged.")] = "rollout-mean"
     constant_tokens: Annotated[
-        int, option("What a rollout's sum is divided by under --normalisation constant.")
+        int, option("The number that a rollout's sum is divided by under --normalisation constant.")
     ] = 1024
-    """What a rollout's sum is divided by under "constant"."""
     correction: Annotated[Correction, option("What is done about tokens that another policy sampled.")] = (
         "truncate"
     )
     """How the difference between the policy that sampled and the one that is trained is weighed."""
     truncate_at: Annotated[float, option("The most that such a token weighs under --correction truncate.")] = 2.0
-    band_low: Annotated[float, option("Where the band of --correction band begins.")] = 0.5
-    band_high: Annotated[float, option("Where it ends.")] = 5.0
+    band_low: Annotated[float, option("The lower end of the band of --correction band.")] = 0.5
+    band_high: Annotated[float, option("The upper end of that band.")] = 5.0
     kl_coefficient: Annotated[
-        float, option("Above 0 the policy is held to the model that training began with.")
+        float, option("The weight of the KL divergence from the model that training began with.")
     ] = 0.0
-    """Above 0 the policy is held to the model that training began with."""
-    entropy_coefficient: Annotated[float, option("Above 0 an undecided policy is rewarded.")] = 0.0
-    temperature: Annotated[float, option("What the rollouts were sampled with.")] = 1.0
-    """What the rollouts were sampled with: logprobs are recomputed after it."""
+    """Above 0 the policy is kept near the model that training began with."""
+    entropy_coefficient: Annotated[float, option("The weight of the policy's entropy, which is rewarded.")] = 0.0
+    temperature: Annotated[float, option("The temperature that the rollouts were sampled with.")] = 1.0
+    """The temperature that the rollouts were sampled with: logprobs are computed again at the same one."""
     dynamic_sampling: Annotated[bool, option("Leave out groups whose rewards are all equal.")] = True
     """Groups whose rewards are all equal are left out; else they count in the normaliser."""
     overlong_tokens: Annotated[
@@ -169,10 +171,10 @@ class GRPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields
         option("Sampled tokens at which a rollout's reward is 1 lower [default: length costs nothing]."),
     ] = None
     """Sampled tokens at which a rollout's reward is 1 lower; None: length costs nothing."""
-    overlong_buffer: Annotated[int, option("Over how many tokens before that the penalty grows.")] = 512
-    """Over how many tokens before that the penalty grows."""
-    mini_batches: Annotated[int, option("Optimizer steps of an update.")] = 1
-    """Optimiser steps an update; more than one makes the later ones off-policy, which is what clipping is for."""
+    overlong_buffer: Annotated[int, option("How many tokens before that the penalty begins to grow.")] = 512
+    """How many tokens before that the penalty begins to grow, in a straight line."""
+    mini_batches: Annotated[int, option("Optimizer steps in each update.")] = 1
+    """Optimizer steps in each update; the second and later ones are off-policy, which is what clipping is for."""
 
     @property
     def clip(self) -> tuple[float, float]:

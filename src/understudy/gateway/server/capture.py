@@ -86,10 +86,13 @@ class InFlightCall:
     def is_retried_by(self, request: AgentRequest) -> bool:
         """Whether an identical request repeats the one that this call answers, and is not another sample.
 
-        Idempotency keys decide where there are any. Else it is a retry when the earlier client has disconnected,
-        or when the request counts as a later try than those that wait here. (Claude Code sends a retry count of 0
-        with every try, so that only its disconnection tells.) Agents that ask for several samples at once send
-        identical requests too, and each of these must be answered by a generation of its own.
+        Idempotency keys decide where there are any. Else it is a retry when the request has a higher retry count
+        than those that wait here, or when nobody waits here any more. The latter is seen only while the answer is
+        being committed: before that, the disconnection of the last client has abandoned the call, and a later try
+        gets a call of its own. (So it is for Claude Code, which sends a retry count of 0 with every try.)
+
+        Agents that ask for several samples at once send identical requests too, and each of these must be
+        answered by a generation of its own.
         """
         if self.abandoned:
             return False

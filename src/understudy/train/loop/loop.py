@@ -215,7 +215,7 @@ class Loop:
             groups_file = self.directory.groups(number)
             values = self.directory.token_values(number) if self._token_values_bytes else None
             work = self._trainer.update(groups_file, number, version, weights, values)
-            report = await self._unless_a_batch_fails(work)
+            report = await self._unless_a_wave_fails(work)
         if report.updated:
             await asyncio.to_thread(make_durable, weights)
             await asyncio.to_thread(self._store_token_values, step, version)
@@ -283,7 +283,7 @@ class Loop:
         last = number >= self.config.steps or not self._overlaps(number)
         wanted = max(1, math.ceil(self.config.quorum * self.config.groups))
         while True:
-            # Noted before rollouts are counted: a batch that ends meanwhile is counted once more.
+            # Noted before rollouts are counted: a wave that ends meanwhile is counted once more.
             running = {number: wave for number, wave in self._waves.items() if not wave.ended}
             await self._record_refused()
             ready = await self._ready()
@@ -325,7 +325,7 @@ class Loop:
                     ready[ref] = figures
         return dict(sorted(ready.items()))
 
-    async def _unless_a_batch_fails(self, work: Awaitable[_T]) -> _T:
+    async def _unless_a_wave_fails(self, work: Awaitable[_T]) -> _T:
         """Do the work to its end, or to that of a wave beside it that cannot go on, which raises."""
         waves = [wave.wait() for wave in self._waves.values() if not wave.ended]
         async with concurrently(work, *waves) as (task, *others):
@@ -377,7 +377,7 @@ class Loop:
             purpose="evaluation",
             model=self._model(),
         )
-        summary = await self._unless_a_batch_fails(wave.wait())
+        summary = await self._unless_a_wave_fails(wave.wait())
         if summary.pending:
             raise LoopStopped
         if not summary.rollouts:
