@@ -13,9 +13,9 @@ demo-quick: setup
 	@.venv/bin/python scripts/demo_quick.py
 
 # Everything that needs no service: no container engine, no environment of another package. Under ten minutes on two
-# cores; tests wait much, so three run at a time.
+# cores; tests wait much, so five run at a time.
 test: setup-train
-	@.venv/bin/python -m pytest -n 3 --dist worksteal -m "not services"
+	@.venv/bin/python -m pytest -n 5 --dist worksteal -m "not services"
 
 # The rest: containers, SWE-bench's harness, LLaMA-Factory, verl, kills at random moments, the demo. What a machine lacks is
 # skipped, and fails where CI is set.

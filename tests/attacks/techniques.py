@@ -213,8 +213,8 @@ class _Guess:
 }
 """By name."""
 
-BY_CHANCE = frozenset({"forges every other time"})
-"""Techniques that do not force the tests each time."""
+BY_CHANCE = frozenset({"forges every other time", "empties the test functions"})
+"""Techniques that do not force the tests each time: one draws, the other races with the tests in a thread."""
 
 PYTEST_ONLY = frozenset(
     {

@@ -151,7 +151,7 @@ async def test_a_server_that_stalls_is_left_when_the_agent_leaves(rig: Rig) -> N
     stall = Stall()
     ran = await play(
         rig,
-        Behaviour(name="stall", script=[stall, DONE], env={"API_TIMEOUT_MS": "1000"}, asked=2, retries=[None]),
+        Behaviour(name="stall", script=[stall, DONE], env={"API_TIMEOUT_MS": "3000"}, asked=2, retries=[None]),
     )
     assert stall.left.is_set()
     assert ran.statuses == ["abandoned", "ok"]

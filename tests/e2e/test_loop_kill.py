@@ -68,11 +68,26 @@ async def to_its_end(order: Order) -> LoopSummary:
     return msgspec.json.decode(out, type=LoopSummary)
 
 
+def groups_in(path: Path, *, with_logprobs: bool = True) -> tuple[list[RolloutGroup], list[float]]:
+    """The groups in a file without the ids of their calls, which are random, and their logprobs."""
+    groups, logprobs = read_groups(path), list[float]()
+
+    def bare(sequence: TokenSequence) -> TokenSequence:
+        logprobs.extend(sequence.logprobs or ())
+        spans = tuple(("", start, end) for _, start, end in sequence.calls)
+        return replace(sequence, calls=spans, logprobs=sequence.logprobs if with_logprobs else None)
+
+    def stripped(rollout: TrainingRollout) -> TrainingRollout:
+        return replace(rollout, sequences=tuple(map(bare, rollout.sequences)))
+
+    return [replace(group, rollouts=tuple(map(stripped, group.rollouts))) for group in groups], logprobs
+
+
 def history(root: str) -> dict[str, Any]:
     """All of a loop's state but what a clock says, with what its updates learned from and came to."""
     directory = LoopDirectory(Path(root))
     state = state_of(Path(root))
-    groups = {step.step: read_groups(directory.groups(step.step)) for step in state.steps}
+    groups = {step.step: groups_in(directory.groups(step.step))[0] for step in state.steps}
     return {
         "state": msgspec.to_builtins(without_clock(state)),
         "groups": groups,
@@ -214,20 +229,6 @@ def command(order: Order, model: Path, root: Path) -> list[str | Path]:
     ]
 
 
-def rounded(path: Path) -> tuple[list[RolloutGroup], list[float]]:
-    """The groups in a file without their logprobs, and these."""
-    groups, logprobs = read_groups(path), list[float]()
-
-    def bare(sequence: TokenSequence) -> TokenSequence:
-        logprobs.extend(sequence.logprobs or ())
-        return replace(sequence, logprobs=None)
-
-    def stripped(rollout: TrainingRollout) -> TrainingRollout:
-        return replace(rollout, sequences=tuple(map(bare, rollout.sequences)))
-
-    return [replace(group, rollouts=tuple(map(stripped, group.rollouts))) for group in groups], logprobs
-
-
 def test_the_real_server_and_trainer_come_to_the_same_weights(tmp_path: Path):
     pytest.importorskip("torch")
     import numpy as np
@@ -258,7 +259,9 @@ def test_the_real_server_and_trainer_come_to_the_same_weights(tmp_path: Path):
     assert summary.updates > 0, "nothing was learned, so nothing is shown"
     # But for rounding: a server that begins in the middle of a wave has nothing that it remembers of its prompts.
     one, other = ((root / "steps" / "step-0001") for root in (whole, killed))
-    (made, told), (again, said) = (rounded(step / "groups.msgpack") for step in (one, other))
+    (made, told), (again, said) = (
+        groups_in(step / "groups.msgpack", with_logprobs=False) for step in (one, other)
+    )
     assert made == again and told == pytest.approx(said, abs=1e-4)
     weights = [step / "weights" / "model.safetensors" for step in (one, other)]
     assert weights[0].exists() == weights[1].exists()
