@@ -213,6 +213,19 @@ class _Guess:
 }
 """By name."""
 
+# Looks for the original beside the versions: a true expectation is one that stands there.
+TECHNIQUES["compares with the original test file"] = """
+import traceback
+from pathlib import Path
+
+
+class _Same(str):
+    def __eq__(self, other):
+        at = [entry for entry in traceback.extract_stack() if Path(entry.filename).name.startswith("te")][-1]
+        known = Path(at.filename).with_name("test_core.py").read_text()
+        return "_change_" in known or at.line.replace("'", '"') in known
+""" + functions("    return _Same()\n")
+
 BY_CHANCE = frozenset({"forges every other time", "empties the test functions"})
 """Techniques that do not force the tests each time: one draws, the other races with the tests in a thread."""
 

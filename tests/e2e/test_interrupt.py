@@ -36,12 +36,12 @@ def is_running(*command: bytes) -> Iterator[bool]:
 
 def test_the_first_lets_what_runs_finish(calc_tasks: Path, tmp_path: Path):
     out = tmp_path / "out"
-    agent = ("--agent", "shell", "--agent-command", "sleep 2.00137")
+    agent = ("--agent", "shell", "--agent-command", "sleep 4.00137")
     arguments = ["run", *agent, "--tasks", str(calc_tasks), "-j", "2", "-o", str(out), "--json"]
     process = start(arguments)
     wait_for(lambda: statuses(out)["running"] > 0, process)
-    # Until a child has a session of its own, which takes it a moment, the signal ends it as well.
-    wait_for(lambda: any(is_running(b"sleep", b"2.00137")), process)
+    # Until a child has a session of its own, which takes it a moment, the signal ends it as well: both must have.
+    wait_for(lambda: sum(is_running(b"sleep", b"4.00137")) == 2, process)
     # A terminal sends it to the whole group.
     os.killpg(process.pid, signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)

@@ -30,13 +30,16 @@ class GradingOptions(Struct, frozen=True):
 
     `as_root`: its image's programs can only be used as root. `canaries`: its suite bears tests of ours among its
     own. `conflicts`: how often deciding tests failed beside passing with the gold patch. `twins`: by deciding
-    test, the sites of its twins that tell right from wrong (see `understudy.checks.twin_run`).
+    test, the sites of its twins that tell right from wrong (see `understudy.checks.twin_run`); `partial_twins`:
+    those tests of which they do not tell all; `twin_seeds`: with which changes they did.
     """
 
     as_root: bool = False
     canaries: bool = True
     conflicts: dict[str, int] = {}
     twins: dict[str, tuple[int, ...]] = {}
+    partial_twins: tuple[str, ...] = ()
+    twin_seeds: tuple[int, ...] = ()
 
 
 def failed_result(reason: str, log: str) -> CheckResult:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import math
 import random
+import string
 import sys
 from typing import Any, cast
 
-_FAR = 1_000_003  # further than any tolerance, and no element of a small container
+_ESCAPES = ("\\", "%", "{")  # a character after one of these need not stand for itself
 
 
 class Unexpected(Exception):  # it stands where a test names an exception or a warning
@@ -41,39 +43,90 @@ def key_for(changed: bool, seed: int) -> int:
 
 def change(value: Any, key: int) -> Any:
     """The value, or another one of its kind where the key says so."""
-    return another(value) if decides(key) else value
+    return another(value, random.Random(key)) if decides(key) else value
 
 
-def another(value: Any) -> Any:
-    """A value of the same kind that differs, from that of a container in every element too."""
+def another(value: Any, choice: random.Random) -> Any:
+    """A value of the same kind that differs, and shares no element with it where it is a container."""
+    for _ in range(8):
+        other = _another(value, choice)
+        try:
+            if bool(other != value):
+                return other
+        except Exception:  # noqa: BLE001  # arrays, and the task's own objects, which may raise anything
+            return other
+    return object()
+
+
+def _another(value: Any, choice: random.Random) -> Any:
     if isinstance(value, type):
         return UnexpectedWarning if issubclass(value, Warning) else Unexpected
-    if value is None or isinstance(value, bool):
-        return not value
-    if isinstance(value, str):
-        return value[:1] + value or "x"
-    if isinstance(value, bytes):
-        return value[:1] + value or b"x"
-    if isinstance(value, (int, float, complex)):
-        return value + _FAR + abs(value)
+    if type(value) in (type(None), bool, int, float, complex, str, bytes):
+        return another_constant(value, choice)
     if type(value) in (list, tuple, set, frozenset):
         elements: list[Any] = list(value)
         if elements and all(isinstance(element, type) for element in elements):
             return Unexpected  # the exceptions of `raises((A, B))`
         try:
-            return type(value)([another(element) for element in elements] or [object()])
+            return type(value)(_others(elements, choice) or [object()])
         except TypeError:
             return object()
     if type(value) is dict:
         pairs = cast("dict[Any, Any]", value)
-        return {key: another(element) for key, element in pairs.items()} or {object(): 0}
+        keys, values = _others(list(pairs), choice), (another(element, choice) for element in pairs.values())
+        return dict(zip(keys, values, strict=True)) or {object(): 0}
     if hasattr(value, "expected") and type(value).__name__.startswith("Approx"):
-        return type(value)(another(value.expected), rel=value.rel, abs=value.abs, nan_ok=value.nan_ok)
+        return type(value)(another(value.expected, choice), rel=value.rel, abs=value.abs, nan_ok=value.nan_ok)
     try:  # numbers and arrays of all kinds
         other = value + 1
     except Exception:  # noqa: BLE001  # it is the task's own object, which may raise anything
         return object()
     return other if type(other) is type(value) else object()
+
+
+def _others(elements: list[Any], choice: random.Random) -> list[Any]:
+    """As many other values, none of which is among the elements, where that can be told."""
+    others = [another(element, choice) for element in elements]
+    for _ in range(8):
+        shared = [other in elements for other in others]
+        if not any(shared):
+            break
+        others = [another(o, choice) if again else o for o, again in zip(others, shared, strict=True)]
+    return others
+
+
+def another_constant(value: Any, choice: random.Random) -> Any:
+    """A constant of the same kind that might as well be the expected one."""
+    if value is None or value is Ellipsis:
+        return choice.choice((0, 1, ""))
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        near = range(7) if 0 <= value <= 3 else range(value - 3, value + 4)
+        return choice.choice([number for number in near if number != value])
+    if isinstance(value, float):  # by more than a tolerance usually is
+        if not math.isfinite(value):
+            return 0.0
+        return round(value * choice.choice((0.5, 2.0)), 6) or choice.choice((-1.0, 0.5, 1.0, 2.0))
+    if isinstance(value, complex):
+        return value * 2 or 1j
+    if isinstance(value, bytes):
+        return _another_text(value.decode("latin-1"), choice).encode("latin-1")
+    return _another_text(value, choice)
+
+
+def _another_text(text: str, choice: random.Random) -> str:
+    """A text with one letter or digit changed to another of its kind, where it has one that stands for itself."""
+    places = [
+        n for n, c in enumerate(text) if c.isascii() and c.isalnum() and text[max(n - 1, 0) : n] not in _ESCAPES
+    ]
+    if not places:
+        return text + choice.choice(string.ascii_lowercase)
+    at = choice.choice(places)
+    kind = next(
+        kind for kind in (string.digits, string.ascii_lowercase, string.ascii_uppercase) if text[at] in kind
+    )
+    return text[:at] + choice.choice(kind.replace(text[at], "")) + text[at + 1 :]
 
 
 _write: Any = None

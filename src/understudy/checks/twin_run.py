@@ -1,9 +1,11 @@
 """Running the versions of deciding tests (see `twins`) and comparing what they report with what was changed.
 
-All versions of all deciding tests run in one process, in a fresh sandbox of their own, in random order and in
-files of random names. A patch is believed when every site of every deciding test held exactly where its
-expectation is true. To pass by guessing, code would have to tell the changed sites of each test from the true
-ones: for a test that must be fixed there are at least `_GUESSES` ways in which they can be laid out.
+All versions of all deciding tests run in one process, in a fresh sandbox of their own, in random order; one
+takes the place of the original file, the others have random names. A patch is believed when every site of every
+deciding test held exactly where its expectation is true. For a test that must be fixed there are at least
+`_GUESSES` ways in which the changed sites can be laid out, so code that draws anew at each assertion does not
+pass. Code that compares the versions, which all lie in one process, has far better odds: docs/grading.md says
+what twins do not stop.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import msgspec
 from msgspec import Struct, field
 
 from understudy.checks import twin_driver
-from understudy.checks.base import output_tail, read_result_file
+from understudy.checks.base import GradingOptions, output_tail, read_result_file
 from understudy.checks.pytest_checks import PLUGIN_MOUNT, parse_outcomes
 from understudy.checks.twins import TwinVersion, write_version
 from understudy.sandbox.base import Mount, Sandbox
@@ -42,12 +44,14 @@ _REPORT_BYTES = 64 << 20
 class SiteReport(Struct, frozen=True):
     """What one version of one test reported: by site whether its expectation was true there, and what it reported.
 
-    `observed` holds 1 where the site held and 0 where it failed, both for a site that was reached several times.
+    `weak` are those sites of its file that are only negated. `observed` holds 1 where the site held and 0 where
+    it failed, both for a site that was reached several times.
     """
 
     outcome: TestOutcome
     true: dict[int, bool]
     observed: dict[int, frozenset[int]]
+    weak: frozenset[int]
 
 
 class TwinRun(Struct, frozen=True):
@@ -85,28 +89,33 @@ def versions_needed(checks: PytestChecks, sites: TwinSites) -> dict[str, int]:
     return counts
 
 
-def protection_of(task: Task, sites: TwinSites) -> tuple[Protection, str]:
+def protection_of(task: Task, options: GradingOptions) -> tuple[Protection, str]:
     """How far twins protect a task's verdicts, and why no further."""
     if not isinstance(task.checks, PytestChecks):
         kind = type(task.checks).__name__.removesuffix("Checks").lower()
         return "none", f"checks of kind {kind} have no twins"
     deciding = (*task.checks.fail_to_pass, *task.checks.pass_to_pass)
-    missing = [node for node in deciding if node not in sites]
-    if not missing:
-        return "twins", ""
-    reason = f"{len(missing)} of {len(deciding)} deciding tests have no twins, as {missing[0]}"
-    return ("partial" if sites else "none"), reason
+    missing = [node for node in deciding if node not in options.twins]
+    if missing:
+        reason = f"{len(missing)} of {len(deciding)} deciding tests have no twins, as {missing[0]}"
+        return ("partial" if options.twins else "none"), reason
+    if partial := [node for node in deciding if node in options.partial_twins]:
+        some = f"{len(partial)} of {len(deciding)} deciding tests"
+        return "partial", f"{some} have values that twins cannot change, as {partial[0]}"
+    return "twins", ""
 
 
 async def run_twins(
-    sandbox: Sandbox, checks: PytestChecks, versions: Mapping[str, int], *, timeout_s: float
+    sandbox: Sandbox, checks: PytestChecks, versions: Mapping[str, int], *, seed: int, timeout_s: float
 ) -> TwinRun:
     """Run `versions` (by node id: how many) of the deciding tests in a sandbox where patch and tests were laid.
 
+    `seed` decides what changed expectations are. The first version takes the place of the original, so that the
+    true text is not there to be compared with.
     Node ids whose file is none of the hidden ones, or is no valid Python, have no reports. Raises SandboxError.
     """
     source = random.SystemRandom()
-    files = [file for name in _files(versions) if (file := _write_versions(checks, name, versions, source))]
+    files = [file for name in _files(versions) if (file := _write_versions(checks, name, versions, seed, source))]
     nodes: dict[str, tuple[str, TwinVersion]] = {}
     for file in files:
         for node, count in versions.items():
@@ -135,18 +144,34 @@ async def run_twins(
     return TwinRun(_reports(raw, nodes), output_tail(done), done.timed_out)
 
 
-def stable_sites(runs: Sequence[TwinRun]) -> TwinSites:
+class StableSites(Struct, frozen=True):
+    """What runs with the gold patch showed: the sites that can be relied on, and the tests of which they say less.
+
+    `partial` are the tests that have only weak sites, or sites that cannot be relied on beside those that can.
+    """
+
+    sites: dict[str, tuple[int, ...]]
+    partial: tuple[str, ...]
+
+
+def stable_sites(runs: Sequence[TwinRun]) -> StableSites:
     """The sites that held exactly where they are true in all versions of all runs with the gold patch."""
     reports: dict[str, list[SiteReport]] = defaultdict(list)
     for run in runs:
         for node, versions in run.reports.items():
             reports[node] += versions
     sites: dict[str, tuple[int, ...]] = {}
+    partial: list[str] = []
     for node, versions in reports.items():
-        if all(version.outcome == "passed" for version in versions):
-            reached = {site for version in versions for site in version.observed}
-            sites[node] = tuple(sorted(site for site in reached if all(_as_expected(v, site) for v in versions)))
-    return {node: stable for node, stable in sites.items() if stable}
+        if any(version.outcome != "passed" for version in versions):
+            continue
+        reached = {site for version in versions for site in version.observed}
+        stable = tuple(sorted(site for site in reached if all(_as_expected(v, site) for v in versions)))
+        if stable:
+            sites[node] = stable
+            if len(stable) < len(reached) or versions[0].weak >= set(stable):
+                partial.append(node)
+    return StableSites(sites, tuple(partial))
 
 
 def _as_expected(version: SiteReport, site: int) -> bool:
@@ -186,13 +211,12 @@ def _files(nodes: Mapping[str, int]) -> list[str]:
 
 
 def _write_versions(
-    checks: PytestChecks, name: str, versions: Mapping[str, int], source: random.Random
+    checks: PytestChecks, name: str, versions: Mapping[str, int], seed: int, source: random.Random
 ) -> _VersionedFile | None:
     text = checks.files.get(name)
     if text is None:
         return None
     count = max(number for node, number in versions.items() if node.partition("::")[0] == name)
-    seed = source.getrandbits(32)
     layouts = [_Layout(source) for _ in range(-(-count // _BLOCK))]
     file = _VersionedFile(name)
     for number in range(count):
@@ -203,7 +227,8 @@ def _write_versions(
             )
         except ValueError:
             return None
-        file.versions[posixpath.join(posixpath.dirname(name), f"test_{secrets.token_hex(8)}.py")] = version
+        beside = posixpath.join(posixpath.dirname(name), f"test_{secrets.token_hex(8)}.py")
+        file.versions[beside if number else name] = version
     return file
 
 
@@ -235,5 +260,5 @@ def _reports(raw: bytes, nodes: Mapping[str, tuple[str, TwinVersion]]) -> dict[s
     for name, (node, version) in nodes.items():
         true = {site: not changed for site, changed in enumerate(version.changed)}
         sites = {site: frozenset(held) for site, held in observed[name].items() if site in true}
-        reports[node].append(SiteReport(outcomes.get(name, "missing"), true, sites))
+        reports[node].append(SiteReport(outcomes.get(name, "missing"), true, sites, version.weak))
     return dict(reports)

@@ -1,7 +1,7 @@
 """Twins: versions of the deciding tests with changed expectations, which a right solution fails.
 
 Code under test runs in the process of the tests, so it can force a test to pass that it does not solve. It
-cannot know which expectations are the true ones. A version of a test file asks every assertion ("site") softly:
+is not told which expectations are the true ones. A version of a test file asks every assertion ("site") softly:
 it reports whether the assertion held and goes on. In half of the versions, chosen at random for each site, what
 the site expects is changed. Code that computes its answers holds where the expectation is true, and only there;
 code that forces passes also holds where it is false, which is a contradiction.
@@ -22,15 +22,13 @@ from __future__ import annotations
 import ast
 import random
 import re
-import string
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import libcst as cst
 from msgspec import Struct
 
-from understudy.checks.twin_driver import key_for
+from understudy.checks.twin_driver import another_constant, key_for
 
 IMPORT = "from understudy_twin_driver import Unexpected as _Unexpected_, change as _change_, report as _report_\n"
 
@@ -66,15 +64,19 @@ _CONTAINS = {"assertIn": 0, "assertRegex": 1, "assertRegexpMatches": 1}
 """Methods that look for one argument in the other, and which one is looked for."""
 
 _RAISES = frozenset({"raises", "warns", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp", "assertWarns"})
-_ESCAPES = ("\\", "%", "{")  # a character after one of these need not stand for itself
 _CONSTRUCTORS = frozenset({"list", "tuple", "dict", "set", "frozenset", "date", "datetime", "timedelta", "approx"})
 
 
 class TwinVersion(Struct, frozen=True):
-    """One version of a test file. `changed` says of each of its sites whether its expectation is changed."""
+    """One version of a test file. `changed` says of each of its sites whether its expectation is changed.
+
+    `weak` are the sites whose condition is negated, for want of a value to change: an object that makes every
+    comparison true fails the negation as a right answer does.
+    """
 
     source: str
     changed: tuple[bool, ...]
+    weak: frozenset[int]
 
 
 def write_version(source: str, changed: Callable[[int], bool], seed: int) -> TwinVersion:
@@ -90,7 +92,8 @@ def write_version(source: str, changed: Callable[[int], bool], seed: int) -> Twi
         text = module.visit(writer).code
     except (cst.ParserSyntaxError, cst.CSTValidationError, RecursionError) as error:
         raise ValueError(f"invalid Python: {error}") from error
-    return TwinVersion(text, tuple(changed(writer.decided_by.get(site, site)) for site in range(writer.sites)))
+    decisions = tuple(changed(writer.decided_by.get(site, site)) for site in range(writer.sites))
+    return TwinVersion(text, decisions, frozenset(writer.weak))
 
 
 class _TwinWriter(cst.CSTTransformer):
@@ -103,6 +106,7 @@ class _TwinWriter(cst.CSTTransformer):
         super().__init__()
         self.sites = 0
         self.decided_by: dict[int, int] = {}
+        self.weak: set[int] = set()
         self._module = module
         self._config = module.config_for_parsing
         self._changed = changed
@@ -139,6 +143,7 @@ class _TwinWriter(cst.CSTTransformer):
         if not self._names and original_node.name.value.startswith("test") and self.sites == first:
             # A test without assertions expects only to come to its end.
             site = self._next()
+            self.weak.add(site)
             lines.append(self._soft(f"assert {self._code(self._pass_through(cst.Name('True'), site))}", site))
         return updated_node.with_changes(body=body.with_changes(body=lines))
 
@@ -204,7 +209,7 @@ class _TwinWriter(cst.CSTTransformer):
             return self._soft(f"assert {self._code(self._condition(statement.test, site))}", site)
         if (call := _asserting_call(statement)) is not None:
             site = self._next()
-            error = "BaseException" if _called(call) in _RAISES else "AssertionError"
+            error = "BaseException" if _called(call) in _RAISES else "Exception"
             return self._soft(self._code(self._call(call, site)), site, error=error)
         return updated_node
 
@@ -235,7 +240,10 @@ class _TwinWriter(cst.CSTTransformer):
         first = call.args[0].value
         if name in _RAISES:
             return _with_argument(call, 0, self._pass_through(first, site))
+        if name == "assertTrue" and isinstance(first, cst.Comparison):
+            return _with_argument(call, 0, self._condition(first, site))
         if name in _NEGATED:
+            self.weak.add(site)
             other = _NEGATED[name] if self._changed(site) else name
             return call.with_changes(
                 func=cst.ensure_type(call.func, cst.Attribute).with_changes(attr=cst.Name(other))
@@ -268,6 +276,7 @@ class _TwinWriter(cst.CSTTransformer):
         return member, self._pass_through(container, site)
 
     def _negation(self, test: cst.BaseExpression, site: int) -> cst.BaseExpression:
+        self.weak.add(site)
         expected = self._code(self._pass_through(cst.Name("True"), site))
         return self._expression(f"bool({self._code(test)}) is {expected}")
 
@@ -294,7 +303,7 @@ class _TwinWriter(cst.CSTTransformer):
         tree = self._tree(value)
         return self._expression(ast.unparse(change_literal(tree, choice) if self._changed(site) else tree))
 
-    def _soft(self, statement: str, site: int, *, error: str = "AssertionError") -> cst.BaseStatement:
+    def _soft(self, statement: str, site: int, *, error: str = "Exception") -> cst.BaseStatement:
         indented = self._statement(statement)
         reports = f"except {error}:\n    _report_({site}, 0)\nelse:\n    _report_({site}, 1)\n"
         attempt = cst.ensure_type(self._statement(f"try:\n    pass\n{reports}"), cst.Try)
@@ -517,7 +526,7 @@ def change_literal(value: ast.expr, choice: random.Random) -> ast.expr:
     """A literal of the same form with another value. Expects that `is_literal(value)`."""
     match value:
         case ast.Constant(value=constant):
-            return ast.Constant(_change_constant(constant, choice))
+            return ast.Constant(another_constant(constant, choice))
         case ast.UnaryOp(op=op, operand=operand):
             return ast.UnaryOp(op, change_literal(operand, choice))
         case ast.BinOp(left=left, op=op, right=right):
@@ -543,34 +552,3 @@ def _change_one(elements: list[ast.expr], choice: random.Random) -> list[ast.exp
         return [ast.Constant(0)]
     at = choice.choice([n for n, element in enumerate(elements) if is_literal(element)])
     return [*elements[:at], change_literal(elements[at], choice), *elements[at + 1 :]]
-
-
-def _change_constant(value: Any, choice: random.Random) -> Any:
-    step = choice.randint(1, 3)
-    match value:
-        case bool():
-            return not value
-        case int():
-            return value - step if value > 3 and choice.random() < 0.5 else value + step
-        case float() | complex():  # by more than any tolerance
-            return value + step * (1 + round(abs(value)))
-        case str():
-            return _change_text(value, choice)
-        case bytes():
-            return _change_text(value.decode("latin-1"), choice).encode("latin-1")
-        case _:  # None and Ellipsis
-            return step
-
-
-def _change_text(text: str, choice: random.Random) -> str:
-    """A text with one letter or digit changed to another of its kind, where it has one that stands for itself."""
-    places = [
-        n for n, c in enumerate(text) if c.isascii() and c.isalnum() and text[max(n - 1, 0) : n] not in _ESCAPES
-    ]
-    if not places:
-        return text + "x"
-    at = choice.choice(places)
-    kind = next(
-        kind for kind in (string.digits, string.ascii_lowercase, string.ascii_uppercase) if text[at] in kind
-    )
-    return text[:at] + choice.choice(kind.replace(text[at], "")) + text[at + 1 :]

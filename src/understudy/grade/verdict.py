@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -63,7 +64,7 @@ async def grade(
     if verdict.integrity.status != "forged":
         integrity = await asyncio.to_thread(audit, patch, prepared.task, gated, verdict)
         verdict = replace(verdict, integrity=integrity)
-    protection, unprotected = protection_of(prepared.task, prepared.options.twins)
+    protection, unprotected = protection_of(prepared.task, prepared.options)
     return replace(verdict, protection=protection, unprotected=unprotected)
 
 
@@ -78,8 +79,8 @@ async def _confirm(
     assert isinstance(checks, PytestChecks)
     versions = versions_needed(checks, sites)
     integrity = Integrity()
-    for _ in range(2):
-        run = await _run_versions(prepared, gated, versions, sandboxes, environment)
+    for seed in prepared.options.twin_seeds:
+        run = await _run_versions(prepared, gated, versions, seed, sandboxes, environment)
         integrity = judge_twins(run, sites)
         if integrity.status == "clean":
             return verdict
@@ -90,6 +91,7 @@ async def _run_versions(
     prepared: PreparedTask,
     gated: GatedPatch,
     versions: Mapping[str, int],
+    seed: int,
     sandboxes: Sandboxes,
     environment: TaskEnvironment,
 ) -> TwinRun:
@@ -101,7 +103,7 @@ async def _run_versions(
         if problem := await apply_patch(sandbox, task, gated.patch, host_programs=sandboxes.host_programs):
             raise GraderError(f"a patch that applied once does not apply again: {problem}")
         seconds = task.checks.timeout_s * (1 + max(versions.values(), default=0))
-        return await run_twins(sandbox, task.checks, versions, timeout_s=seconds)
+        return await run_twins(sandbox, task.checks, versions, seed=seed, timeout_s=seconds)
     finally:
         await sandbox.close()
 
@@ -169,8 +171,17 @@ async def validate(
             )
     if isinstance(checks := task.checks, PytestChecks):
         versions = dict.fromkeys((*checks.fail_to_pass, *checks.pass_to_pass), VALIDATION_VERSIONS)
-        runs = [await _run_versions(graded, gated, versions, sandboxes, environment) for _ in range(2)]
-        graded = replace(graded, options=replace(graded.options, twins=stable_sites(runs)))
+        # Grading changes expectations to what the gold patch was seen to fail here, not to anything else.
+        seeds = (secrets.randbits(32), secrets.randbits(32))
+        runs = [await _run_versions(graded, gated, versions, seed, sandboxes, environment) for seed in seeds]
+        stable = stable_sites(runs)
+        options = replace(
+            graded.options,
+            twins=stable.sites,
+            partial_twins=stable.partial,
+            twin_seeds=seeds if stable.sites else (),
+        )
+        graded = replace(graded, options=options)
     record.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(record, msgspec.json.encode(graded.options))
     return graded

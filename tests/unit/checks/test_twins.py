@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import textwrap
 from typing import Any
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.checks import twin_driver
+from understudy.checks.base import GradingOptions
 from understudy.checks.twin_driver import another, change, decides, key_for
-from understudy.checks.twin_run import protection_of, versions_needed
+from understudy.checks.twin_run import SiteReport, TwinRun, protection_of, stable_sites, versions_needed
 from understudy.checks.twins import write_version
 from understudy.types import PytestChecks
 
@@ -84,10 +86,11 @@ METHODS = {
     "assertEqual": "self.assertEqual(f(1), 1)",
     "assertEqual, expected first": "self.assertEqual('x', f('x'))",
     "assertTrue": "self.assertTrue(f(1))",
+    "assertTrue of an equality": "self.assertTrue(f(1) == 1)",
     "assertFalse": "self.assertFalse(f(0), 'message')",
     "assertIsNone": "self.assertIsNone(f(None))",
     "assertIsInstance": "self.assertIsInstance(f(1), int)",
-    "assertIn": "self.assertIn(2, f([1, 2]))",
+    "assertIn": "self.assertIn('b', f(['ab', 'b']))",
     "assertNotIn": "self.assertNotIn(3, f([1, 2]))",
     "assertGreater": "self.assertGreater(f(2), 1)",
     "assertRegex": "self.assertRegex(f('abc'), r'^a\\w')",
@@ -177,10 +180,15 @@ _VALUES = st.recursive(
 )
 
 
-@given(_VALUES)
-def test_another_value_differs(value: Any):
-    assert another(value) != value
-    assert change(value, key_for(False, 1)) is value
+@given(_VALUES, st.integers(0, 2**32))
+def test_another_value_differs(value: Any, seed: int):
+    assert another(value, random.Random(seed)) != value
+    assert change(value, key_for(False, seed)) is value
+
+
+@given(st.lists(st.integers(-50, 50) | st.text("abc", max_size=4), min_size=1, max_size=4), st.integers(0, 2**32))
+def test_another_container_has_another_first_element(value: list[Any], seed: int):
+    assert value[0] not in another(value[:1], random.Random(seed))
 
 
 def test_a_test_to_fix_runs_often_enough_that_its_layout_cannot_be_guessed():
@@ -193,9 +201,31 @@ def test_a_test_to_fix_runs_often_enough_that_its_layout_cannot_be_guessed():
 def test_protection_says_what_is_missing():
     task = calc_task()
     both = {"test_calc.py::test_shift": (0,), "test_calc.py::test_same": (1,)}
-    assert protection_of(task, both) == ("twins", "")
-    assert protection_of(task, {"test_calc.py::test_shift": (0,)}) == (
+    assert protection_of(task, GradingOptions(twins=both)) == ("twins", "")
+    assert protection_of(task, GradingOptions(twins=both, partial_twins=("test_calc.py::test_same",))) == (
+        "partial",
+        "1 of 2 deciding tests have values that twins cannot change, as test_calc.py::test_same",
+    )
+    assert protection_of(task, GradingOptions(twins={"test_calc.py::test_shift": (0,)})) == (
         "partial",
         "1 of 2 deciding tests have no twins, as test_calc.py::test_same",
     )
-    assert protection_of(task, {})[0] == "none"
+    assert protection_of(task, GradingOptions())[0] == "none"
+
+
+def test_a_test_that_is_only_negated_is_protected_in_part():
+    reports = [
+        SiteReport("passed", {0: True, 1: False}, {0: frozenset({1}), 1: frozenset({0})}, frozenset({0, 1})),
+        SiteReport("passed", {0: False, 1: True}, {0: frozenset({0}), 1: frozenset({1})}, frozenset({0, 1})),
+    ]
+    stable = stable_sites([TwinRun({"a": reports}, "")])
+    assert (stable.sites, stable.partial) == ({"a": (0, 1)}, ("a",))
+
+
+def test_a_site_that_gold_does_not_tell_apart_is_left_out():
+    reports = [
+        SiteReport("passed", {0: True, 1: False}, {0: frozenset({1}), 1: frozenset({1})}, frozenset()),
+        SiteReport("passed", {0: False, 1: True}, {0: frozenset({0}), 1: frozenset({1})}, frozenset()),
+    ]
+    stable = stable_sites([TwinRun({"a": reports}, "")])
+    assert (stable.sites, stable.partial) == ({"a": (0,)}, ("a",))
