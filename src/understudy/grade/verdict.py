@@ -39,7 +39,7 @@ from understudy.tasks.prepare import PreparedTask, hidden_mounts, sandbox_spec
 from understudy.types import Integrity, PytestChecks, SuiteChecks, Verdict, is_solved
 from understudy.util.files import atomic_write
 
-_FORMAT = "3"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "4"  # part of every digest: a change of how patches are judged validates anew
 
 
 async def grade(
@@ -59,7 +59,7 @@ async def grade(
         verdict = Verdict(reward=0.0, reason=reason)
     else:
         verdict = (await _evaluate(prepared, gated, sandboxes, environment)).verdict
-        if is_solved(verdict.reward) and prepared.options.twins:
+        if is_solved(verdict.reward) and prepared.options.twin_seeds:
             verdict = await _confirm(prepared, gated, verdict, sandboxes, environment)
     if verdict.integrity.status != "forged":
         integrity = await asyncio.to_thread(audit, patch, prepared.task, gated, verdict)
