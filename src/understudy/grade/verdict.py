@@ -39,7 +39,7 @@ from understudy.tasks.prepare import PreparedTask, hidden_mounts, sandbox_spec
 from understudy.types import Integrity, PytestChecks, SuiteChecks, Verdict, is_solved
 from understudy.util.files import atomic_write
 
-_FORMAT = "4"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "5"  # part of every digest: a change of how patches are judged validates anew
 
 
 async def grade(

@@ -191,11 +191,10 @@ def test_another_container_has_another_first_element(value: list[Any], seed: int
     assert value[0] not in another(value[:1], random.Random(seed))
 
 
-def test_a_test_to_fix_runs_often_enough_that_its_layout_cannot_be_guessed():
+def test_a_test_to_fix_with_few_sites_runs_more_often():
     checks = PytestChecks(files={}, fail_to_pass=("a", "b"), pass_to_pass=("c",))
     counts = versions_needed(checks, {"a": (0,), "b": (0, 1, 2, 3, 4, 5), "c": (0,)})
-    assert counts == {"a": 24, "b": 4, "c": 4}
-    assert 6 ** (counts["a"] // 4) > 10_000
+    assert counts == {"a": 8, "b": 4, "c": 4}
 
 
 def test_protection_says_what_is_missing():
