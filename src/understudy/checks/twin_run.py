@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct, field
 
 from understudy.checks import twin_driver
-from understudy.checks.base import GradingOptions, output_tail, read_result_file
+from understudy.checks.base import GradingOptions, read_result_file
 from understudy.checks.pytest_checks import PLUGIN_MOUNT, parse_outcomes
 from understudy.checks.twins import TwinVersion, write_version
 from understudy.sandbox.base import Mount, Sandbox
@@ -56,11 +56,9 @@ class SiteReport(Struct, frozen=True):
 
 
 class TwinRun(Struct, frozen=True):
-    """The end of a run of versions: the reports by the original's node id, and the end of the output."""
+    """What the versions reported, by the original's node id; what did not come to its end is missing in it."""
 
     reports: dict[str, list[SiteReport]]
-    log: str
-    timed_out: bool = False
 
 
 class _Line(Struct):
@@ -130,7 +128,7 @@ async def run_twins(
         for name, version in file.versions.items():
             await sandbox.write(posixpath.join(sandbox.workdir, name), version.source.encode())
     if not nodes:
-        return TwinRun({}, "")
+        return TwinRun({})
     token = secrets.token_hex(16)
     report, selection = (posixpath.join(sandbox.home, f".{token}.{kind}") for kind in ("jsonl", "json"))
     names = [posixpath.join(sandbox.workdir, name) for file in files for name in file.versions]
@@ -138,14 +136,14 @@ async def run_twins(
     content = {"seed": source.getrandbits(32), "files": names, "nodes": sorted(nodes)}
     await sandbox.write(selection, msgspec.json.encode(content))
     driver, plugin = sandbox.locate(DRIVER_MOUNT.target), sandbox.locate(PLUGIN_MOUNT.target)
-    done = await sandbox.run(
+    await sandbox.run(
         ["python", "-P", "-s", driver, plugin, report, sandbox.workdir, selection],
         timeout_s=timeout_s,
         env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         cwd=sandbox.workdir,
     )
     raw = await read_result_file(sandbox, report, _REPORT_BYTES)
-    return TwinRun(_reports(raw, nodes), output_tail(done), done.timed_out)
+    return TwinRun(_reports(raw, nodes))
 
 
 class StableSites(Struct, frozen=True):
@@ -185,7 +183,8 @@ def _as_expected(version: SiteReport, site: int) -> bool:
 def judge_twins(run: TwinRun, sites: TwinSites) -> Integrity:
     """Whether a patch that passes the deciding tests computes what they expect.
 
-    `forged` where an expectation held that is false, `suspicious` where a version did not pass that is true.
+    `forged` where an expectation held that is false, `suspicious` where a true one did not hold, or a version
+    did not come to its end.
     """
     forged: list[Evidence] = []
     unmet: list[Evidence] = []
@@ -205,7 +204,7 @@ def judge_twins(run: TwinRun, sites: TwinSites) -> Integrity:
         reason = f"{len(forged)} tests pass whatever they expect: {some.path}: {some.text}"
         return Integrity("forged", reason, tuple(forged[:20]))
     if unmet:
-        reason = f"{len(unmet)} tests pass only under their own name: {unmet[0].path}"
+        reason = f"{len(unmet)} tests pass, but not in all versions of them: {unmet[0].path}"
         return Integrity("suspicious", reason, tuple(unmet[:20]))
     return Integrity()
 

@@ -217,7 +217,7 @@ def test_a_test_that_is_only_negated_is_protected_in_part():
         SiteReport("passed", {0: True, 1: False}, {0: frozenset({1}), 1: frozenset({0})}, frozenset({0, 1})),
         SiteReport("passed", {0: False, 1: True}, {0: frozenset({0}), 1: frozenset({1})}, frozenset({0, 1})),
     ]
-    stable = stable_sites([TwinRun({"a": reports}, "")])
+    stable = stable_sites([TwinRun({"a": reports})])
     assert (stable.sites, stable.partial) == ({"a": (0, 1)}, ("a",))
 
 
@@ -226,5 +226,5 @@ def test_a_site_that_gold_does_not_tell_apart_is_left_out():
         SiteReport("passed", {0: True, 1: False}, {0: frozenset({1}), 1: frozenset({1})}, frozenset()),
         SiteReport("passed", {0: False, 1: True}, {0: frozenset({0}), 1: frozenset({1})}, frozenset()),
     ]
-    stable = stable_sites([TwinRun({"a": reports}, "")])
+    stable = stable_sites([TwinRun({"a": reports})])
     assert (stable.sites, stable.partial) == ({"a": (0,)}, ("a",))
