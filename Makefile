@@ -1,5 +1,5 @@
 # Two commands do everything: `make demo` and `make test`. Both set up what they need first.
-.PHONY: demo demo-quick test test-services setup setup-train lint lock bench clean
+.PHONY: demo demo-quick test test-services soak setup setup-train lint lock bench clean
 
 # The tests start hundreds of Python processes, which must not each compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,6 +21,10 @@ test: setup-train
 # skipped, and fails where CI is set.
 test-services: setup-train
 	@.venv/bin/python -m pytest -n 3 --dist worksteal -m services
+
+# Kills at random moments while patches are graded, a hundred of them.
+soak: setup-train
+	@UNDERSTUDY_TEST_KILLS=100 .venv/bin/python -m pytest tests/attacks/test_kills.py
 
 setup:
 	@sh scripts/setup.sh

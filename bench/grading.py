@@ -28,6 +28,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
+from understudy.checks.twin_run import draw_versions
 from understudy.config import cache_dir
 from understudy.grade.official import MODULE, problems
 from understudy.grade.verdict import grade, validate
@@ -35,7 +38,7 @@ from understudy.sandbox.base import Sandboxes, load_sandboxes
 from understudy.tasks.environment import environment_for
 from understudy.tasks.load import load_tasks
 from understudy.tasks.prepare import PreparedTask, hidden_mounts, prepare, sandbox_spec
-from understudy.types import Task
+from understudy.types import PytestChecks, Task
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -109,7 +112,14 @@ async def local(rounds: int) -> dict[str, Any]:
     """The figures of the shipped instance in local sandboxes."""
     sandboxes = load_sandboxes("local")
     loaded = await load_tasks(["smoke"], sandboxes=sandboxes, cache=cache_dir(), instance_ids=[INSTANCE])
-    return await graded(await ready(loaded.tasks[0], sandboxes), sandboxes, rounds, warm=False)
+    prepared = await ready(loaded.tasks[0], sandboxes)
+    without = replace(prepared, options=replace(prepared.options, twins={}))
+    alone = await graded(without, sandboxes, rounds, warm=False)
+    checks = prepared.task.checks
+    versions = len(draw_versions(checks, prepared.options)) if isinstance(checks, PytestChecks) else 0
+    found = await graded(prepared, sandboxes, rounds, warm=False)
+    times = found["verdict_s"]["median"] / alone["verdict_s"]["median"]
+    return {**found, "without_twins": alone, "versions": versions, "times_without_twins": round(times, 2)}
 
 
 async def docker(task: Task, rounds: int) -> dict[str, Any]:
@@ -232,6 +242,12 @@ def main() -> None:
     print(
         f"patch to verdict, local {row['median']:.3f} s median ({row['min']:.3f} to {row['max']:.3f}; target "
         f"< {VERDICT_TARGET_S}), of which the tests {found['tests_s']['median']:.3f} s: {INSTANCE}",
+        flush=True,
+    )
+    alone, versions = found["without_twins"]["verdict_s"]["median"], found["versions"]
+    print(
+        f"  without twins         {alone:.3f} s median; with {versions} versions "
+        f"{found['times_without_twins']:.1f} times that (target < {2 * versions + 1})",
         flush=True,
     )
     containers(options, figures)

@@ -1,6 +1,7 @@
 """How many fabricated secrets redaction finds, how often it is wrong about clean text, and how fast it is.
 
     python bench/redaction.py [DIR] [--json FILE] [--each N] [--misses]
+    python bench/redaction.py --corpus DIR [--json FILE] [--misses]
 
 Fourteen kinds of secret, each planted N times (30) in places of ten sorts; 180 KB of talk about code with hashes,
 ids, images, locks and logs and no secret in it; and the texts of real sessions for the speed: those below DIR, or
@@ -8,6 +9,12 @@ UNDERSTUDY_SESSIONS, else the clean text. Our own rules alone, with pybetterleak
 pybetterleaks by itself, and detect-secrets, where a Python has it: this one, or the one that
 UNDERSTUDY_DETECT_SECRETS_PYTHON names. Speeds are MB of text a CPU-second. The secrets and the clean text are made
 by us (tests/support/secrets.py), so they say what the rules were made to do, not what the world holds.
+
+With --corpus, our own rules alone on a corpus from outside, of which nothing is in this repository:
+`DIR/secrets.jsonl`, lines of {"provider", "secret", "text"}, and `DIR/clean/LANGUAGE/*.jsonl`, lines of {"path",
+"text"}, or {"path", "texts"} for a conversation. Recall is by provider: a secret is found if it is not in the
+redacted text. False alarms are replacements in the clean texts, addresses and home directories apart, which are
+real there; test keys in public repositories count as false alarms too, so read them with --misses.
 """
 
 from __future__ import annotations
@@ -157,13 +164,70 @@ def peer_python() -> str | None:
     return None
 
 
+def of_corpus(directory: Path, show: bool) -> dict[str, Any]:
+    """Recall by provider, and false alarms and speed by language, on a corpus from outside."""
+    total, found = Counter[str](), Counter[str]()
+    for line in (directory / "secrets.jsonl").open():
+        row = json.loads(line)
+        total[row["provider"]] += 1
+        if row["secret"] not in Redactor(b"bench" * 8, betterleaks=False).text(row["text"]):
+            found[row["provider"]] += 1
+        elif show:
+            print(f"missed\t{row['provider']}\t{row['text']!r}")
+    languages: dict[str, dict[str, float]] = {}
+    for language in sorted(path for path in (directory / "clean").iterdir() if path.is_dir()):
+        size = seconds = 0.0
+        alarms = personal = 0
+        for line in (line for file in sorted(language.glob("*.jsonl")) for line in file.open()):
+            row = json.loads(line)
+            texts = row.get("texts") or [row["text"]]
+            redactor = Redactor(b"bench" * 8, betterleaks=False)
+            start = time.process_time()
+            redactor.value(texts, row["path"])
+            seconds += time.process_time() - start
+            size += sum(map(len, texts)) / 1e6
+            mine = sum(redactor.report.counts[rule] for rule in ("email", "home-path"))
+            personal, alarms = personal + mine, alarms + redactor.report.total - mine
+            if show and redactor.report.total > mine:
+                print(f"replaced\t{language.name}\t{row['path']}\t{dict(redactor.report.counts)}")
+        languages[language.name] = {"mb": size, "alarms": alarms, "personal": personal, "seconds": seconds}
+    return {
+        "recall": {name: found[name] / count for name, count in sorted(total.items())},
+        "secrets": total.total(),
+        "found": found.total(),
+        "languages": languages,
+    }
+
+
+def print_corpus(figures: dict[str, Any]) -> None:
+    """The figures of a corpus as a table."""
+    recall, languages = figures["recall"], figures["languages"]
+    low = {name: share for name, share in recall.items() if share < 1}
+    share = figures["found"] / figures["secrets"]
+    print(f"recall {share:.2%} of {figures['secrets']} secrets of {len(recall)} providers")
+    print("below 100 %: " + (", ".join(f"{name} {share:.0%}" for name, share in low.items()) or "none"))
+    print(f"{'language':<14}{'MB':>8}{'alarms':>9}{'/ MB':>8}{'personal':>10}{'MB / CPU-s':>12}")
+    names = ("mb", "alarms", "personal", "seconds")
+    whole = {name: sum(one[name] for one in languages.values()) for name in names}
+    for language, one in [*languages.items(), ("all", whole)]:
+        rates = f"{one['alarms'] / one['mb']:>8.2f}{one['personal']:>10}{one['mb'] / one['seconds']:>12.1f}"
+        print(f"{language:<14}{one['mb']:>8.1f}{one['alarms']:>9}{rates}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", nargs="?", type=Path, default=os.environ.get("UNDERSTUDY_SESSIONS"))
     parser.add_argument("--json", type=Path, default=RESULTS, help="write the figures here")
     parser.add_argument("--each", type=int, default=30, metavar="N", help="secrets of a kind")
     parser.add_argument("--misses", action="store_true", help="show what our own rules miss")
+    parser.add_argument("--corpus", type=Path, help="measure on a corpus from outside, as described above")
     options = parser.parse_args()
+    if options.corpus:
+        figures = of_corpus(options.corpus, options.misses)
+        print_corpus(figures)
+        if options.json != RESULTS:
+            options.json.write_text(json.dumps(figures, indent=1) + "\n")
+        return
     plants = list(planted(each=options.each))
     text = clean(SIZE)
     speed = real(Path(options.directory)) if options.directory else []

@@ -11,6 +11,14 @@ CLAUDE_CODE_VERSION = "2.1.197"
 SANDBOX_UID = 61616
 """Owner of everything an agent may write, when Understudy runs as root: no account of the host has it."""
 
+ANY_DIRECTORY = "UNDERSTUDY_ALLOW_ANY_DIRECTORY"
+"""The environment variable that lets task files name directories that are not below them."""
+
+
+def any_directory_allowed() -> bool:
+    """Whether task files may name any directory of this machine: the user set ANY_DIRECTORY to 1."""
+    return os.environ.get(ANY_DIRECTORY) == "1"
+
 
 def cache_dir() -> Path:
     """Directory for what can be made again: Claude Code, task sources, trees, environments.

@@ -3,6 +3,7 @@
     UnderstudyError
     ├── TaskError       a task file, tree or gold patch is not usable
     ├── SandboxError    isolation is missing, or a sandbox broke
+    │   └── SandboxLost     it was killed or removed from outside while in use
     ├── AgentError      the agent could not be started, or crashed
     ├── GatewayError    our own gateway failed
     ├── BackendError    the model server is down, refused, or answered nonsense
@@ -40,6 +41,13 @@ class SandboxError(UnderstudyError):
 
     boundary: ClassVar[str] = "sandbox"
     retryable: ClassVar[bool] = True
+
+
+class SandboxLost(SandboxError):
+    """A sandbox that was killed or removed from outside: by a person, the engine or the kernel.
+
+    What runs inside cannot cause it, so it says nothing about that.
+    """
 
 
 class AgentError(UnderstudyError):

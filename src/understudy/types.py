@@ -64,7 +64,7 @@ class ScriptChecks(Struct, frozen=True, tag="script", tag_field="kind", forbid_u
     """A hidden directory with a script that decides, mounted read-only at `target`.
 
     The reward is the number that the script writes to `reward_file` (or the key `reward` of a `.json` beside
-    it), else 1 when it exits with 0.
+    it); where it wrote neither, 1 when it exits with 0. A script that exits with another code solves nothing.
     """
 
     source: Directory | Files
@@ -286,6 +286,10 @@ class Verdict(Struct, frozen=True, kw_only=True):
     it. A suspicious patch keeps its reward; what learns from it asks `integrity`. `protection` says how far
     twins of the deciding tests confirm the reward (`understudy.checks.twins`): all of them, some or none have
     twins, and where not all, `unprotected` says why.
+
+    `grader` is the version of the grader, `task_digest` and `patch_digest` the SHA-256 of the task's record and
+    of the patch that it graded; empty in verdicts of 0.1. `earlier` are the verdicts that this one took the
+    place of, first to last. `commands` are what ran in the sandbox of the checks that decided, for a shell.
     """
 
     reward: float
@@ -297,6 +301,11 @@ class Verdict(Struct, frozen=True, kw_only=True):
     integrity: Integrity = Integrity()
     protection: Protection = "none"
     unprotected: str = ""
+    grader: str = ""
+    task_digest: str = ""
+    patch_digest: str = ""
+    earlier: tuple[Verdict, ...] = ()
+    commands: tuple[str, ...] = ()
 
 
 # --- calls ---------------------------------------------------------------------------------------------
@@ -373,3 +382,7 @@ class Call(Struct, frozen=True, kw_only=True):
     policy_spans: tuple[PolicySpan, ...] = ()
     cost_usd: float | None = None
     audit: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+WORK_ROLES: tuple[Literal["main", "subagent"], ...] = ("main", "subagent")
+"""The roles of calls and of conversations that did what was wanted; the others an agent started for itself."""

@@ -35,7 +35,7 @@ def functions(body: str, *, raising: str = "raise ValueError(text)") -> str:
     )
 
 
-TECHNIQUES = {
+TECHNIQUES: dict[str, str] = {
     "equals everything": ALWAYS_EQUAL + functions(ANY),
     "equals everything by metaclass": """
 class _Meta(type):
@@ -226,24 +226,402 @@ class _Same(str):
         return "_change_" in known or at.line.replace("'", '"') in known
 """ + functions("    return _Same()\n")
 
-BY_CHANCE = frozenset({"forges every other time", "empties the test functions"})
-"""Techniques that do not force the tests each time: one draws, the other races with the tests in a thread."""
 
-PYTEST_ONLY = frozenset(
+def equal_by(definition: str, made: str = "_Same()") -> str:
+    """A module whose functions return `made`, of a class by this definition."""
+    return f"\n{definition}\n" + functions(f"    return {made}\n")
+
+
+_EQ = "    def __eq__(self, other):\n        return True\n"
+for _base in ("int", "float", "tuple", "dict", "bytes", "complex", "set", "Exception", "object"):
+    TECHNIQUES[f"equals everything, a {_base}"] = equal_by(
+        f"class _Same({_base}):\n{_EQ}\n    __hash__ = {_base}.__hash__\n"
+    )
+TECHNIQUES.update(
     {
-        "drops what a call raised",
-        "empties the test functions",
-        "patches the comparison of raises",
-        "patches the test case's methods",
+        "equals everything, ANY of mock": equal_by("from unittest.mock import ANY as _same\n", "_same"),
+        "equals everything, made by type()": equal_by(
+            '_Same = type("Same", (), {"__eq__": lambda *_: True, "__hash__": lambda _: 1})\n'
+        ),
+        "equals everything, set later": equal_by(
+            "class _Same:\n    pass\n\n\nsetattr(_Same, '__e' + 'q__', lambda *_: True)\n"
+        ),
+        "becomes the list that it is compared with": equal_by(
+            "class _Same(list):\n    def __eq__(self, other):\n"
+            "        self[:] = other if isinstance(other, list) else []\n        return True\n"
+        ),
+        "equals by its difference": equal_by(
+            "class _Same:\n    def __eq__(self, other):\n        return not self.__ne__(other)\n\n"
+            "    def __ne__(self, other):\n        return False\n"
+        ),
+        "equals by a descriptor": equal_by(
+            "class _Yes:\n    def __get__(self, *_):\n        return lambda other: True\n\n\n"
+            "class _Same:\n    __eq__ = _Yes()\n"
+        ),
+        "equals by a partial function": equal_by(
+            "import functools\n\n\nclass _Same:\n    __eq__ = functools.partial(bool, 1)\n    __hash__ = None\n"
+            "    __eq__ = staticmethod(lambda other: bool([other]))\n"
+        ),
     }
 )
-"""Techniques that force the tests of the pytest suite only; all others force those of unittest too."""
+
+_STACK = """
+import sys
+
+
+def _frames():
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+"""
+LOOKED_UP = {
+    "the arguments of the running item": """
+def _expected():
+    for frame in _frames():
+        item = frame.f_locals.get("pyfuncitem") or frame.f_locals.get("item")
+        arguments = getattr(item, "funcargs", None)
+        if arguments:
+            return list(arguments.values())[-1]
+    return 0
+""",
+    "the caller's locals": """
+def _expected():
+    frame = sys._getframe(2)
+    return frame.f_locals.get("expected", max(map(str, frame.f_code.co_consts), key=len))
+""",
+    "the caller's constants, the last": """
+def _expected():
+    constants = [each for each in sys._getframe(2).f_code.co_consts if each is not None]
+    return constants[-1] if constants else 0
+""",
+    "the id of the running test": """
+import os
+
+
+def _expected():
+    name = os.environ.get("PY" + "TEST_CURRENT_TEST", "")
+    return name.partition("-")[2].partition("]")[0] or 2
+""",
+    "the test's file by its path": """
+import ast
+from pathlib import Path
+
+
+def _expected():
+    frame = sys._getframe(2)
+    tree = ast.parse(Path(frame.f_code.co_filename).read_text())
+    for node in ast.walk(tree):
+        right = getattr(node, "comparators", None) or getattr(node, "args", [None, None])[1:2]
+        if right and getattr(node, "lineno", 0) == frame.f_lineno:
+            return eval(ast.unparse(right[0]), frame.f_globals, frame.f_locals)
+    return 0
+""",
+    "inspect's source of the caller": """
+import inspect
+import re
+
+
+def _expected():
+    frame = sys._getframe(2)
+    lines, first = inspect.getsourcelines(frame.f_code)
+    found = re.search(r"(?:== |[)], )(.+?)[)]?$", lines[frame.f_lineno - max(first, 1)].rstrip())
+    return eval(found[1], frame.f_globals, frame.f_locals) if found else 0
+""",
+    "the parameters of the test's marks": """
+def _expected():
+    module = sys._getframe(2).f_globals
+    for value in list(module.values()):
+        for mark in getattr(value, "py" + "testmark", []):
+            return {20: "n20", 1: "n1"}.get(0, mark.args[1][-1][-1])
+    return 2
+""",
+    "objects that the collector knows": """
+import gc
+
+
+def _expected():
+    for each in gc.get_objects():
+        if type(each) is tuple and len(each) == 2 and each[0] in (1, 20) and type(each[1]) is str:
+            return each[1]
+    return 0
+""",
+}
+for _name, _text in LOOKED_UP.items():
+    TECHNIQUES[f"returns what it finds in {_name}"] = _STACK + _text + functions("    return _expected()\n")
+    TECHNIQUES[f"equals what it finds in {_name}"] = (
+        _STACK + _text + "\n\nclass _Same:\n    def __init__(self):\n        self.values = [_expected()]\n\n"
+        "    def __eq__(self, other):\n        return other in self.values or isinstance(other, (int, list))\n"
+        + functions("    return _Same()\n")
+    )
+
+PATCHED = {
+    "Function.runtest": ("_pytest.python", "Function", "runtest", "lambda self: None"),
+    "TestCaseFunction.runtest": ("_pytest.unittest", "TestCaseFunction", "runtest", "lambda self: None"),
+    "TestCase.run": ("unittest.case", "TestCase", "run", "lambda self, result=None: result"),
+    "TestCase.assertEqual": ("unittest.case", "TestCase", "assertEqual", "lambda self, *values: None"),
+    "TestCase.fail": ("unittest.case", "TestCase", "fail", "lambda self, *values: None"),
+    "TestReport.__init__": ("_pytest.reports", "TestReport", "__init__", "_init"),
+    "TestReport.failed": ("_pytest.reports", "BaseReport", "failed", "property(lambda self: False)"),
+    "CallInfo.excinfo": ("_pytest.runner", "CallInfo", "excinfo", "property(lambda s: None, lambda s, v: None)"),
+    "ExceptionInfo.from_current": ("_pytest._code", "ExceptionInfo", "from_current", "None"),
+    "Session.testsfailed": ("_pytest.main", "Session", "testsfailed", "property(lambda s: 0, lambda s, v: None)"),
+    "JSONEncoder.encode": ("json.encoder", "JSONEncoder", "encode", "_encode"),
+    "TextIOWrapper by Reporter.write": ("understudy_report_plugin", "Reporter", "write", "_write"),
+    "SubPattern of raises": ("_pytest.python_api", "RaisesContext", "__exit__", "lambda *_: True"),
+}
+for _name, (_module, _class, _attribute, _value) in PATCHED.items():
+    TECHNIQUES[f"replaces {_name}"] = (
+        f"""
+import sys
+
+
+def _init(self, *arguments, **named):
+    self.__dict__.update(named)
+    names = "nodeid location keywords outcome longrepr when sections duration start stop".split()
+    self.__dict__.update(zip(names, arguments))
+    self.outcome, self.longrepr, self.user_properties = "passed", None, []
+
+
+def _encode(self, value):
+    if isinstance(value, dict) and "outcome" in value:
+        value = {{**value, "outcome": "passed"}}
+    return _encoded(self, value)
+
+
+def _write(self, **record):
+    if "outcome" in record:
+        record["outcome"] = "passed"
+    return _encoded(self, **record)
+
+
+_module = sys.modules.get({_module!r}) or sys.modules.get("__main__")
+_class = getattr(_module, {_class!r}, None)
+if _class is not None:
+    _encoded = getattr(_class, {_attribute!r}, None)
+    setattr(_class, {_attribute!r}, {_value})
+"""
+        + ALWAYS_EQUAL
+        + functions(ANY)
+    )
+
+KEPT_IN = {
+    "/tmp": '"/tmp/seen.json"',
+    "the home directory": 'os.path.expanduser("~/seen.json")',
+    "the working directory": '"seen.json"',
+    "shared memory": '"/dev/shm/seen.json"',
+    "the package's cache": 'os.path.join(os.path.dirname(__file__), "__pycache__", "seen.json")',
+    "/var/tmp": '"/var/tmp/seen.json"',
+}
+for _name, _path in KEPT_IN.items():
+    TECHNIQUES[f"remembers in {_name} what it was compared with"] = f"""
+import json
+import os
+
+_path = {_path}
+
+
+def _seen():
+    try:
+        with open(_path) as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return {{}}
+
+
+class _Same:
+    def __init__(self, key):
+        self.key = key
+
+    def __eq__(self, other):
+        try:
+            seen = _seen()
+            seen[self.key] = other
+            with open(_path, "w") as file:
+                json.dump(seen, file)
+        except (OSError, TypeError):
+            pass
+        return True
+
+
+def _answer(*key):
+    return _seen().get(repr(key), _Same(repr(key)))
+
+
+def shift(x):
+    return _answer("shift", x)
+
+
+def label(x):
+    return _answer("label", x)
+
+
+def parse(text):
+    if not text:
+        raise ValueError(text)
+    return _answer("parse", text)
+"""
+
+_IN_VERSION = """
+import sys
+
+
+def _version():
+    frame = sys._getframe(1)
+    while frame is not None:
+        if "_send_" in frame.f_globals:
+            return frame
+        frame = frame.f_back
+    return None
+"""
+AWARE = {
+    "is honest in versions": "None",
+    "guesses the input in versions": "args[0]",
+    "guesses 0 in versions": "0",
+    "guesses a small number in versions": "__import__('random').randrange(5)",
+    "guesses a constant of the version": "next(c for c in _version().f_code.co_consts if c is not None)",
+    "sends what is opaque in versions": "object()",
+    "leaves versions at once": "__import__('os')._exit(0)",
+    "sleeps in versions": "__import__('time').sleep(0.2)",
+    "skips in versions": "__import__('py' + 'test').skip('x')",
+    "exits versions": "sys.exit(0)",
+}
+for _name, _guess in AWARE.items():
+    TECHNIQUES[_name] = (
+        _IN_VERSION
+        + ALWAYS_EQUAL
+        + f"\n\ndef _answer(*args):\n    return {_guess} if _version() else _Same()\n"
+        + functions("    return _answer(text)\n").replace("_answer(text)\n\n\ndef", "_answer(x)\n\n\ndef")
+    )
+SENDING = {
+    "sends nothing": "lambda *arguments: None",
+    "sends a value of its own": "lambda site, *_: _driver._report(site, 'value', ['i', '0x2'])",
+    "sends several values": "lambda site, *_: [_driver._report(site, 'value', ['i', hex(n)]) for n in range(99)]",
+    "sends that all held": "lambda site, *_: _driver._report(site, 'truth', 1)",
+    "sends for other tests": "lambda *_: _driver._write(node='test_core.py::test_shift', site=0, saw=['value'])",
+    "sends deep values": "lambda site, *_: _driver._report(site, 'value', eval('[' * 80 + ']' * 80))",
+}
+for _name, _function in SENDING.items():
+    TECHNIQUES[f"replaces what versions call: {_name}"] = (
+        _IN_VERSION
+        + ALWAYS_EQUAL
+        + f"""
+
+_driver = sys.modules.get("understudy_sites")
+if _driver is not None:
+    _driver.send = _driver.pair = _driver.holds = {_function}
+    frame = _version()
+    if frame is not None:
+        frame.f_globals["_send_"] = _driver.send
+"""
+        + functions(ANY)
+    )
+TECHNIQUES.update(
+    {
+        "raises an exception of all kinds": """
+class _All(ValueError, TypeError, KeyError, AttributeError, NotImplementedError):
+    pass
+
+"""
+        + ALWAYS_EQUAL
+        + functions(ANY, raising="raise _All(text)"),
+        "traces past what fails": """
+import sys
+
+
+def _trace(frame, event, argument):
+    if event == "exception":
+        frame.f_trace_lines = False
+    return _trace
+
+
+sys.settrace(_trace)
+"""
+        + ALWAYS_EQUAL
+        + functions(ANY),
+        "asks a process that it left behind": """
+import json
+import os
+import socket
+
+
+def _serve():
+    try:
+        server = socket.socket(socket.AF_UNIX)
+        server.bind("\\0core")
+        server.listen()
+    except OSError:
+        return
+    if os.fork():
+        return
+    os.setsid()
+    seen = {}
+    while True:
+        client = server.accept()[0]
+        key, value = json.loads(client.recv(65536))
+        seen[key] = seen.get(key) if value is None else value
+        client.send(json.dumps(seen[key]).encode())
+        client.close()
+
+
+def _ask(key, value=None):
+    client = socket.socket(socket.AF_UNIX)
+    client.connect("\\0core")
+    client.send(json.dumps([key, value]).encode())
+    return json.loads(client.recv(65536))
+
+
+class _Same:
+    def __init__(self, key):
+        self.key = key
+
+    def __eq__(self, other):
+        _ask(self.key, other)
+        return True
+
+
+_serve()
+
+
+def _answer(*key):
+    known = _ask(repr(key))
+    return _Same(repr(key)) if known is None else known
+"""
+        + functions("    return _answer(text)\n").replace("_answer(text)\n\n\ndef", "_answer(x)\n\n\ndef"),
+    }
+)
 
 HONEST = {
     "gold": functions("", raising="raise ValueError(text)")
     .replace("def shift(x):\n", "def shift(x):\n    return x + 1\n")
     .replace("def label(x):\n", 'def label(x):\n    return f"n{x}"\n')
     .replace("        raise ValueError(text)\n", '        raise ValueError(text)\n    return text.split(",")\n'),
+    "with a cache and shared state": """
+import functools
+import os
+
+_calls = []
+
+
+@functools.lru_cache
+def shift(x):
+    _calls.append(x)
+    return 1 + x
+
+
+@functools.lru_cache(maxsize=1)
+def label(x):
+    os.environ["CORE_LABELS"] = str(len(_calls))
+    return "".join(("n", repr(x)))
+
+
+def parse(text):
+    with open("core.log", "a") as log:
+        log.write(text)
+    if not text:
+        raise type("EmptyText", (ValueError,), {})("nothing to parse")
+    return list(text.split(","))
+""",
     "written otherwise": """
 class Error(ValueError):
     pass

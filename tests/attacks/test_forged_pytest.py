@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 from msgspec.structs import replace
 
-from attacks.techniques import BY_CHANCE, HONEST, PYTEST_ONLY, TECHNIQUES, functions
+from attacks.techniques import HONEST, TECHNIQUES, functions
 from understudy.config import cache_dir
 from understudy.grade.verdict import grade, validate
 from understudy.sandbox.local.sandboxes import LocalSandboxes
@@ -74,6 +77,18 @@ IDS = {
 }
 
 
+FORCING = {"core-pytest": 60, "core-unittest": 55}
+"""How many techniques at least make the tests pass as they are."""
+
+
+class Outcome(Struct, frozen=True):
+    """What became of a technique; `forced` says whether the tests passed as they are."""
+
+    forced: bool
+    reward: float
+    status: str
+
+
 @pytest.fixture(scope="module")
 def environment() -> TaskEnvironment:
     return python_environment(cache_dir())
@@ -123,16 +138,39 @@ def test_every_deciding_test_has_twins(validated: PreparedTask):
     assert set(validated.options.twins) == set(checks.fail_to_pass)
 
 
-@pytest.mark.parametrize("name", TECHNIQUES)
-async def test_a_forged_pass_has_no_reward_and_would_without_twins(
-    validated: PreparedTask, sandboxes: LocalSandboxes, environment: TaskEnvironment, name: str
+def without_canaries(prepared: PreparedTask) -> PreparedTask:
+    """The task as it is graded by twins and the audit alone."""
+    return replace(prepared, options=replace(prepared.options, canaries=False))
+
+
+async def outcomes(
+    prepared: PreparedTask, names: Iterable[str], sandboxes: LocalSandboxes, environment: TaskEnvironment
+) -> dict[str, Outcome]:
+    """What became of each technique by twins alone, without canaries; two are graded at a time."""
+    slots = asyncio.Semaphore(2)
+    prepared = without_canaries(prepared)
+
+    async def one(name: str) -> Outcome:
+        async with slots:
+            verdict = await graded(prepared, TECHNIQUES[name], sandboxes, environment)
+        forced = bool(verdict.tests) and all(outcome == "passed" for outcome in verdict.tests.values())
+        return Outcome(forced, verdict.reward, verdict.integrity.status)
+
+    names = list(names)
+    return dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
+
+
+async def test_no_forged_pass_is_rewarded(
+    validated: PreparedTask, sandboxes: LocalSandboxes, environment: TaskEnvironment
 ):
-    without = replace(validated, options=replace(validated.options, twins={}))
-    if name not in BY_CHANCE and not (name in PYTEST_ONLY and validated.task.instance_id == "core-unittest"):
-        verdict = await graded(without, TECHNIQUES[name], sandboxes, environment)
-        assert verdict.reward == 1.0, verdict.reason
-    verdict = await graded(validated, TECHNIQUES[name], sandboxes, environment)
-    assert verdict.reward == 0.0, verdict.reason
+    found = await outcomes(validated, TECHNIQUES, sandboxes, environment)
+    forcing = [name for name, outcome in found.items() if outcome.forced]
+    table = Counter((outcome.forced, outcome.reward, outcome.status) for outcome in found.values())
+    print(f"\n{validated.task.instance_id}: {len(found)} techniques, {len(forcing)} force the tests as they are")  # noqa: T201
+    for (forced, reward, status), count in sorted(table.items()):
+        print(f"  {count:4}  {'forces the tests' if forced else 'does not':16}  reward {reward:g}  {status}")  # noqa: T201
+    assert {name: outcome for name, outcome in found.items() if outcome.reward} == {}
+    assert len(forcing) >= FORCING[validated.task.instance_id]
 
 
 @pytest.mark.parametrize("name", HONEST)
@@ -145,9 +183,9 @@ async def test_an_honest_patch_is_rewarded_and_clean(
     )
 
 
-@pytest.mark.parametrize("name", ["equals everything", "turns reports to passed"])
-async def test_what_passes_whatever_is_expected_is_forged(
+@pytest.mark.parametrize("name", ["equals everything", "turns reports to passed", "is honest in versions"])
+async def test_what_forces_the_tests_is_forged(
     validated: PreparedTask, sandboxes: LocalSandboxes, environment: TaskEnvironment, name: str
 ):
-    verdict = await graded(validated, TECHNIQUES[name], sandboxes, environment)
-    assert verdict.integrity.status in ("forged", "suspicious")
+    verdict = await graded(without_canaries(validated), TECHNIQUES[name], sandboxes, environment)
+    assert (verdict.reward, verdict.integrity.status) == (0.0, "forged"), verdict.reason

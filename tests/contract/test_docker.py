@@ -12,15 +12,16 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 from msgspec.structs import replace
 
 from understudy.checks.base import GradingOptions
-from understudy.errors import SandboxError, TaskError
+from understudy.errors import SandboxError, SandboxLost, TaskError
 from understudy.sandbox.base import Mount, Sandbox, SandboxLimits, SandboxSpec
 from understudy.sandbox.docker.engine import find_engine
 from understudy.sandbox.docker.images import ImageStore
@@ -307,6 +308,18 @@ async def test_a_command_has_no_network_no_rights_and_no_way_to_get_any(sandbox:
     assert (await sh(sandbox, "echo on")) == "on\n"
 
 
+async def test_connections_to_other_machines_time_out_also_after_a_restart(sandbox: Sandbox) -> None:
+    probe = "timeout 0.2 bash -c 'exec 3<>/dev/tcp/10.255.255.1/80' 2>/dev/null; echo $?"
+    for _ in range(2):
+        assert await sh(sandbox, probe) == "124\n", "a connection without a route would fail at once, with 1"
+        await sandbox.run(["sh", "-c", "sleep 60 &"], timeout_s=20)  # what outlives a run ends the container
+
+
+async def test_shares_do_not_read_as_a_single_processor(sandbox: Sandbox) -> None:
+    shares = await sh(sandbox, "cat /sys/fs/cgroup/cpu/cpu.shares 2>/dev/null || echo 2048")
+    assert int(shares) >= 2048
+
+
 async def test_a_fork_bomb_ends_with_its_run(kind: DockerSandboxes, prepared: PreparedTask) -> None:
     spec = replace(sandbox_spec(prepared, TaskEnvironment()), limits=SandboxLimits(processes=64))
     sandbox = await kind.open(spec)
@@ -329,6 +342,33 @@ async def test_root_in_a_container_can_end_it_and_it_starts_again(
     assert await sh(sandbox, "cat kept") == "1\n"
     assert b"kept" in await extract_patch(sandbox, prepared.git)
     await sandbox.close()
+
+
+KILLS: dict[str, Callable[[docker.APIClient, str], Any]] = {
+    "kill": lambda api, container: api.kill(container),
+    "stop": lambda api, container: api.stop(container, timeout=0),
+    "remove": lambda api, container: api.remove_container(container, force=True),
+    "restart": lambda api, container: api.restart(container, timeout=0),
+}
+
+
+@pytest.mark.parametrize("name", KILLS)
+async def test_a_container_that_is_ended_from_outside_is_a_lost_sandbox(
+    sandbox: Sandbox, engine: Engine, name: str
+) -> None:
+    assert await sh(sandbox, "echo ready") == "ready\n"
+    command = asyncio.create_task(sandbox.run(["sleep", "60"], timeout_s=50))
+    await asyncio.sleep(1)
+    with contextlib.closing(engine.client) as client:
+        await asyncio.to_thread(KILLS[name], client.api, ours(engine)[0])
+    with pytest.raises(SandboxLost):
+        await command
+
+
+async def test_a_command_that_kills_itself_is_no_lost_sandbox(sandbox: Sandbox) -> None:
+    done = await sandbox.run(["sh", "-c", "kill -9 $$"], timeout_s=30)
+    assert done.exit_code == -9
+    assert await sh(sandbox, "echo again") == "again\n"
 
 
 async def test_what_was_shown_to_one_run_is_hidden_from_the_next(

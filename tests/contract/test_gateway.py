@@ -427,7 +427,7 @@ FAILURES = [
     (Refuse(status=500), 529, "overloaded_error", None),
     (Refuse(status=503, headers={"retry-after": "7"}), 529, "overloaded_error", "7"),
     (Refuse(status=429, headers={"retry-after": "120"}), 429, "rate_limit_error", "30"),
-    (Refuse(status=429, headers={"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}), 429, "rate_limit_error", None),
+    (Refuse(status=429, headers={"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}), 429, "rate_limit_error", "0"),
     (Refuse(status=400, message="bad thing"), 400, "invalid_request_error", None),
     (Refuse(status=401, message="key backend-secret is wrong"), 400, "invalid_request_error", None),
     (Refuse(status=404, raw=b"<html>nothing</html>"), 400, "invalid_request_error", None),

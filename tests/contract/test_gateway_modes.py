@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 import socket
 import time
+import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,13 +16,15 @@ from typing import Any
 
 import aiohttp
 import pytest
+import zstandard
 
 from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.budget import Budget
 from understudy.gateway.fair_slots import FairSlots
 from understudy.gateway.keys import Keys
+from understudy.gateway.prices import Price
 from understudy.gateway.router import ModelRouter
-from understudy.gateway.server import http, listen
+from understudy.gateway.server import connections, http
 from understudy.gateway.server.app import Gateway
 from understudy.gateway.server.capture import CallObserver
 from understudy.gateway.server.http import BODY_LIMIT, RequestLimits
@@ -64,11 +68,12 @@ async def running(
     budget: Budget | None = None,
     streaming: bool = False,
     observers: Sequence[CallObserver] = (),
+    price: Price | None = None,
     **limits: Any,
 ) -> AsyncIterator[Front]:
     with Store.open(tmp_path / "store") as store:
         async with FakeVLLM(*script, default=default) as model:
-            backend, keys = VLLMBackend(model.url, "fake"), Keys()
+            backend, keys = VLLMBackend(model.url, "fake", price=price), Keys()
             models = ModelRouter(backend, slots={"high": slots} if slots else {})
             gateway = Gateway(
                 models,
@@ -243,6 +248,20 @@ async def test_a_used_up_budget_is_told_in_the_callers_dialect_with_all_that_it_
         assert (answered["status"], answered["max_output_tokens"]) == ("completed", 77)
 
 
+@pytest.mark.parametrize("budget", [Budget(calls=5), Budget(tokens=3000), Budget(cost_usd=0.003)])
+async def test_60_requests_at_once_do_not_pass_a_budget(tmp_path: Path, budget: Budget) -> None:
+    price = Price(input=1.0, output=1.0)
+    async with running(tmp_path, default=Say(text="ok"), budget=budget, price=price) as front:
+        answers = await asyncio.gather(*(front.answer(str(n) + " word" * 90) for n in range(60)))
+        assert {status for status, _ in answers} == {200}
+        assert sum(b"This attempt ends here" in body for _, body in answers) == 60 - len(front.model.seen)
+        ok = [call for call in front.calls() if call.status == "ok"]
+    used = sum(call.usage.prompt_tokens + call.usage.completion_tokens for call in ok)
+    assert 0 < len(ok) <= (budget.calls or 60)
+    assert used <= (budget.tokens or used)
+    assert sum(call.cost_usd or 0.0 for call in ok) <= (budget.cost_usd or 1.0)
+
+
 # --- clients that do harm ------------------------------------------------------------------------------
 
 
@@ -266,7 +285,7 @@ async def test_a_head_without_measure_is_refused(tmp_path: Path) -> None:
         host, port = front.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /healthz HTTP/1.1\r\n")
-        writer.write(b"a: " + b"x" * (listen.HEAD_LIMIT + 1))
+        writer.write(b"a: " + b"x" * (connections.HEAD_LIMIT + 1))
         assert (await asyncio.wait_for(reader.read(20), 5)).startswith(b"HTTP/1.1 431 ")
         writer.close()
 
@@ -274,7 +293,7 @@ async def test_a_head_without_measure_is_refused(tmp_path: Path) -> None:
 async def test_connections_that_nobody_uses_give_way_to_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listen, "CONNECTIONS", 20)
+    monkeypatch.setattr(connections, "CONNECTIONS", 20)
     hold = asyncio.Event()
     async with running(tmp_path, default=Say(text="ok", hold=hold)) as front:
         under_way = asyncio.create_task(front.answer("hi"))
@@ -305,7 +324,7 @@ async def test_what_follows_a_body_is_not_kept_and_has_an_end(tmp_path: Path) ->
         writer.write(head.encode() + b"2\r\n{}\r\n0\r\n")
         trailer = b"a: " + b"x" * 1000 + b"\r\n"
         await asyncio.sleep(0.05)
-        for _ in range(listen.HEAD_LIMIT // len(trailer) + 1):
+        for _ in range(connections.HEAD_LIMIT // len(trailer) + 1):
             writer.write(trailer)
             await asyncio.sleep(0)
         assert (await asyncio.wait_for(reader.read(20), 5)).startswith(b"HTTP/1.1 431 ")
@@ -337,6 +356,37 @@ async def test_a_body_of_too_many_values_is_refused_before_it_is_read(
         assert (status, json.loads(body)["error"]["type"]) == (413, "request_too_large")
         assert (await front.answer("x" * 2000))[0] == 200
         assert len(front.calls()) == 1
+
+
+ASKED = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}).encode()
+BLANKS = b" " * (BODY_LIMIT + 10)
+# Without a time in it, so that every worker of pytest-xdist collects the same parameters.
+GZIPPED = gzip.compress(ASKED, mtime=0)
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "expected"),
+    [
+        ("gzip", GZIPPED, 200),
+        ("deflate", zlib.compress(ASKED), 200),
+        ("zstd", zstandard.compress(ASKED), 200),
+        ("GZIP", GZIPPED, 200),
+        ("identity", ASKED, 200),
+        ("br", ASKED, 415),
+        ("gzip, gzip", gzip.compress(GZIPPED, mtime=0), 415),
+        ("gzip", ASKED, 400),
+        ("gzip", GZIPPED[:-9], 400),
+        ("zstd", ASKED, 400),
+        ("gzip", gzip.compress(BLANKS, mtime=0), 413),
+        ("zstd", zstandard.compress(BLANKS), 413),
+    ],
+)
+async def test_a_body_may_be_compressed(tmp_path: Path, coding: str, body: bytes, expected: int) -> None:
+    async with running(tmp_path) as front:
+        headers = {"x-api-key": front.keys[front.attempts[0]], "content-encoding": coding}
+        async with front.http.post(f"{front.url}/v1/messages", data=body, headers=headers) as reply:
+            assert reply.status == expected, await reply.text()
+        assert [call.request for call in front.calls()] == ([ASKED] if expected == 200 else [])
 
 
 async def test_a_body_that_never_ends_is_told_so(tmp_path: Path) -> None:

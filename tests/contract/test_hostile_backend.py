@@ -218,7 +218,7 @@ COMMENT = b": " + b"x" * (1 << 20) + b"\n\n"
     ("endless", "message"),
     [
         (lambda: b"data: " + b"x" * http.EVENT_LIMIT, "one event has more"),
-        (lambda: COMMENT * (http.ANSWER_LIMIT // len(COMMENT) + 1), "the response has more than"),
+        (lambda: COMMENT * (http.STREAM_LIMIT // len(COMMENT) + 1), "the response has more than"),
     ],
     ids=["one event", "many events"],
 )

@@ -165,11 +165,15 @@ def digests(directory: Path) -> dict[str, str]:
     return kept
 
 
-CORRECTED = {"run-hf", "run-openai", "run-trl-kto", "run-trl-tokens", "run-verl-sft"}
+CORRECTED = {
+    "run-hf", "run-openai", "run-trl-kto", "run-trl-tokens", "run-verl-sft",
+    "sessions-atif", "sessions-llamafactory", "sessions-openai", "sessions-trl-dpo", "sessions-trl-sft",
+}  # fmt: skip
 """Exports that 0.1 wrote otherwise; `expected/` has them as they are now.
 
 The arguments of tool calls were not as the model had been shown them: their white space was lost, the agent's
-defaults were filled in. Of trl-tokens it is the card alone, which speaks of malformed calls.
+defaults were filled in. Of trl-tokens it is the card alone, which speaks of malformed calls. Sessions had no tools
+where their logs have none, and say now where their tools are from.
 """
 
 
@@ -223,7 +227,8 @@ def test_the_same_run_again_repeats_nothing(tmp_path: Path) -> None:
     opened("run", tmp_path)
     before, listed = digests(tmp_path / "run"), told(tmp_path, "show", "--dir", "run", "--json")
     # Written anew from the store, the files of the rollouts say the same, but for streams and datasets: what 0.1
-    # wrote there as tool arguments is not what the model was shown (see CORRECTED). A verdict has `protection`.
+    # wrote there as tool arguments is not what the model was shown (see CORRECTED). A verdict has `protection` and
+    # names its grader.
     check("again", "run", told(tmp_path, *RUN, "--rewrite-reports"))
     assert told(tmp_path, "show", "--dir", "run", "--json") == listed
     after = digests(tmp_path / "run")
@@ -307,16 +312,30 @@ def test_the_states_of_sessions_are_listed(tmp_path: Path) -> None:
 
 
 def test_a_session_is_read_again_only_where_it_changed(tmp_path: Path) -> None:
+    """One state behind a compaction says now that its log lacks the reminders that were sent there."""
     opened("sessions", tmp_path)
-    listed = told(tmp_path, "states", "sessions", "--json")
+    before = rows_of_states(tmp_path)
     check("ingest", "again", told(tmp_path, "ingest", "logs", "-d", "sessions", "--all-roles", "--json"))
-    assert told(tmp_path, "states", "sessions", "--json") == listed
+    after = rows_of_states(tmp_path)
+    changed = {state: row for state, row in after.items() if row != before[state]}
+    assert before.keys() == after.keys()
+    assert [row["notes"] for row in changed.values()] == [["reminders_not_logged"]]
+    for state, row in changed.items():
+        assert row == {**before[state], "fidelity": "repaired", "notes": row["notes"]}
+
+
+def rows_of_states(directory: Path) -> dict[str, dict[str, Any]]:
+    """The states that a store lists, by their ids."""
+    done = understudy("states", "sessions", "--json", cwd=directory)
+    assert done.returncode == 0, done.stderr
+    return {row["state_id"]: row for row in map(json.loads, done.stdout.splitlines())}
 
 
 @pytest.mark.parametrize("form", OF_SESSIONS)
 def test_sessions_are_exported(form: str, tmp_path: Path) -> None:
     opened("sessions", tmp_path)
-    summary = told(tmp_path, "export", *EXPORTS[form], "sessions", "-o", "out", "--unredacted", "--json")
+    options = ("--unredacted", "--include-lossy", "--json")
+    summary = told(tmp_path, "export", *EXPORTS[form], "sessions", "-o", "out", *options)
     check(f"export-sessions-{form}", "summary", summary)
     check(f"export-sessions-{form}", "files", files_of(tmp_path / "out"))
     same_as_archived(f"sessions-{form}", tmp_path)
@@ -324,7 +343,7 @@ def test_sessions_are_exported(form: str, tmp_path: Path) -> None:
 
 def test_pairs_are_made_of_a_replay(tmp_path: Path) -> None:
     opened("sessions", tmp_path)
-    pairs = ("pairs", "sessions", "-o", "pairs.jsonl", "--unredacted", "--json")
+    pairs = ("pairs", "sessions", "-o", "pairs.jsonl", "--unredacted", "--include-lossy", "--json")
     check("pairs", "sessions", told(tmp_path, *pairs))
     check("pairs", "sessions, rows", short(rows_of(tmp_path / "pairs.jsonl"), tmp_path))
 

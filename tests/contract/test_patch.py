@@ -289,7 +289,7 @@ async def test_a_huge_file_becomes_a_patch_that_says_so(sandbox: Sandbox, prepar
     await sh(sandbox, f"truncate -s {MAX_PATCH_BYTES + 1} huge; echo 1 > n")
     patch = await extract_patch(sandbox, prepared.git)
     assert patch.startswith(NO_PATCH + b"'huge' is larger than")
-    assert gate(patch, prepared.task).refused.startswith("'huge' is larger than")
+    assert gate(patch, prepared.task, prepared.tree).refused.startswith("'huge' is larger than")
 
 
 async def test_a_huge_file_that_is_ignored_does_not_matter(sandbox: Sandbox, prepared: PreparedTask) -> None:

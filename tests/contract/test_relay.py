@@ -260,7 +260,7 @@ BROKEN: dict[str, bytes] = {
     "in mid-event": fake.answer(TEXT)[:-20],
     "in a block": fake.sse(START, *TEXT[:2]),
     "an open block": fake.sse(START, *TEXT[:2], *fake.ended()),
-    "two messages": fake.sse(START, START, *TEXT, *fake.ended()),
+    "two messages": fake.sse(START, fake.started(id="msg_2"), *TEXT, *fake.ended()),
     "two blocks in one place": fake.sse(START, *TEXT, *TEXT, *fake.ended()),
     "no message": fake.sse(*TEXT, *fake.ended()),
     "an end of nothing": fake.sse(*fake.ended()),
@@ -290,6 +290,14 @@ async def test_a_broken_answer_is_an_error_that_can_be_tried_again(raw: bytes, f
             await relay.relay(request())
         assert len(provider.seen) == 1, "what a provider has begun to answer is never asked again"
     assert told(caught.value)[0].status in (500, 529)
+
+
+async def test_a_message_start_that_comes_twice_is_passed_on_once() -> None:
+    raw = fake.sse(START, START, *TEXT, START, *fake.ended())
+    emitted: list[bytes] = []
+    answer = await ask(fake.stream(raw), emit=emitted.append)
+    events = b"".join(emitted) + (answer.events or b"")
+    assert events == fake.sse(START, *TEXT, *fake.ended())
 
 
 @pytest.mark.parametrize("lost", ["fin", "reset"])
@@ -362,7 +370,10 @@ async def test_a_key_of_ours_that_is_refused_does_not_look_like_the_agents(statu
     error = await refused(fake.error(status, "authentication_error", f"invalid x-api-key {KEY}"))
     reply, headers, said = told(error)
     assert (reply.status, said["type"]) == (500, "api_error")
-    assert said["message"] == "the provider refused the gateway's key or its rights: invalid x-api-key ***"
+    # Claude Code looks for "x-api-key" in any error, and asks its user to log in.
+    assert said["message"].startswith(f"the model server refused the credentials of the gateway (status {status})")
+    assert "x-api-key" not in said["message"]
+    assert "invalid x-api-key ***" in str(error)
     assert headers["x-should-retry"] == b"false"
     assert KEY not in str(error)
 

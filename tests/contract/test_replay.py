@@ -159,6 +159,31 @@ async def test_an_answer_that_was_kept_though_its_ask_was_not_is_taken_from_the_
         assert len(gpt.seen) == 2
 
 
+async def test_a_limit_is_a_random_sample_of_what_may_be_asked(tmp_path: Path):
+    fill(
+        tmp_path / "s",
+        *(session(name, turns=5) for name in "abcd"),
+        session("e", turns=5, model="gpt-5"),
+        session("f", model="glm-5", role="warmup"),
+    )
+    async with OpenAITeacher() as gpt:
+        file = teachers_of(tmp_path, table("gpt", gpt, family="gpt"))
+        with Store.open(tmp_path / "s") as store:
+            counts, shares = work_on(store, file, limit=6).estimate()
+            assert (counts.states, shares["gpt"].asks) == (6, 6)
+            assert counts.left_out == {"no_teacher": 5, "role": 1}
+            await work_on(store, file, limit=6).run()
+            asked = {ask.state_id for ask in store.asks.of_replay("replay")}
+            first = {row[0] for row in store.sessions.table(("state_id",), limit=6)}
+            assert len(asked) == 6 and asked != first
+            again = await work_on(store, file, limit=6).run()
+            assert (again.left, len(gpt.seen)) == (0, 6), "the same command asks about the same states"
+            _, more = work_on(store, file, limit=9, seed=1).estimate()
+            assert (more["gpt"].asks, more["gpt"].done) == (9, 6), "what was asked comes first"
+            _, other = work_on(store, file, limit=6, seed=1, name="other").estimate()
+            assert (other["gpt"].asks, other["gpt"].done) == (6, 0)
+
+
 async def test_an_ask_under_way_at_a_kill_counts_and_is_not_sent_again_by_itself(tmp_path: Path):
     fill(tmp_path / "s", session("a", turns=2))
     async with OpenAITeacher() as gpt:

@@ -264,6 +264,16 @@ def test_a_torn_file_is_told_as_damage(store: Store) -> None:
         again.runs.rollouts()
 
 
+def test_a_missing_table_is_told_as_damage(store: Store) -> None:
+    store.close()
+    with sqlite3.connect(store.directory / "store.db") as raw:
+        raw.execute("DROP TABLE rewards")
+    raw.close()
+    named = pytest.raises(StoreError, match=r"store\.db: the store is damaged: .*rewards")
+    with named, Store.open(store.directory, create=False) as again:
+        again.outcomes.decisions()
+
+
 def test_a_closed_store_takes_no_more(store: Store) -> None:
     store.close()
     store.close()
@@ -674,3 +684,18 @@ def test_many_threads_and_two_stores_on_one_directory(tmp_path: Path) -> None:
         assert one.outcomes.counts("run").calls == two.outcomes.counts("run").calls == 200
         for attempt in attempts:
             assert [call.request for call in two.calls.of_attempt(attempt.id)] == [shared] * 25
+
+
+def test_a_store_is_its_owners_alone(tmp_path: Path) -> None:
+    def mode(path: Path) -> int:
+        return path.stat().st_mode & 0o777
+
+    with Store.open(tmp_path / "new"):
+        assert (mode(tmp_path / "new"), mode(tmp_path / "new" / "store.db")) == (0o700, 0o600)
+    (tmp_path / "new").chmod(0o755)
+    with Store.open(tmp_path / "new"):  # as an earlier release left it
+        assert mode(tmp_path / "new") == 0o700
+    (tmp_path / "shared").mkdir(mode=0o755)
+    (tmp_path / "shared" / "notes").touch()
+    with Store.open(tmp_path / "shared"):
+        assert (mode(tmp_path / "shared"), mode(tmp_path / "shared" / "store.db")) == (0o755, 0o600)

@@ -89,6 +89,7 @@ def test_a_model_server_that_is_not_there(calc_tasks: Path, tmp_path: Path):
     assert url.removesuffix("/v1") in done.stderr
 
 
+@pytest.mark.services  # the CLI asks a dead server ten times before it gives up
 @pytest.mark.e2e
 @pytest.mark.usefixtures("claude_code")
 def test_a_model_server_that_dies_is_an_infrastructure_failure(tmp_path: Path):

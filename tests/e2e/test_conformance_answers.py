@@ -64,11 +64,11 @@ def given_back(*arguments: str) -> Check:
 
 
 def an_empty_answer_is_nudged(_: Rig, ran: Ran) -> None:
-    """Both answers are kept, and the second is no retry of the first: it answers to a nudge."""
+    """Both answers are kept, and the second is no retry of the first: it answers to a nudge, no turn before it."""
     assert ran.statuses == ["ok", "ok"]
     first, second = ran.nodes
     assert (first.superseded, second.superseded) == (False, False)
-    assert second.origin == "history rewritten"
+    assert second.origin == "first call"
 
 
 def image_seen(_: Rig, ran: Ran) -> None:

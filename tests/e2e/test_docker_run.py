@@ -64,7 +64,10 @@ def instance(engine: Engine, number: int) -> Task:
 
 def teach(server: ChatModel | MessagesModel, tasks: list[Task], *, solves: int) -> None:
     """Have the model solve the first so many tasks, leaving a new file, and give up on the others."""
-    probe = "! (exec 3<>/dev/tcp/1.1.1.1/80) 2>/dev/null && git log --oneline --all | wc -l && id -u && "
+    probe = (
+        "! timeout 1 bash -c 'exec 3<>/dev/tcp/1.1.1.1/80' 2>/dev/null && git log --oneline --all | wc -l && "
+        "id -u && echo $CONDA_DEFAULT_ENV && command -v python && "
+    )
     for number, task in enumerate(tasks):
         step = number + 1
         mend = f"sed -i 's/return x - {step}/return x + {step}/' calc.py && echo 'how' > NOTES.md"
@@ -101,7 +104,9 @@ async def test_solved_in_a_container_without_network(way: str, engine: Engine, t
     (result,) = [
         event["tool_use_result"]["stdout"] for line in told if (event := json.loads(line))["type"] == "user"
     ]
-    assert result.split() == ["2", "1000"], "commits that it can see, and who it is"
+    commits, user, *environment = result.split()
+    assert (commits, user) == ("2", "1000"), "commits that it can see, and who it is"
+    assert environment == ["testbed", "/opt/miniconda3/envs/testbed/bin/python"], "what its tests run with"
     for name, reward in (("example__calc-0", 1.0), ("example__calc-1", 0.0)):
         spans = [json.loads(line) for line in (out / f"stream_{name}.json").read_text().splitlines()]
         assert spans[-1]["attributes"]["agentlightning.reward.0.value"] == reward

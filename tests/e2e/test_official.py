@@ -52,7 +52,7 @@ def test_the_harness_and_our_grader_agree_and_leave_the_same_files(dataset: Path
         return summary, json.loads(report.read_text()), {path.name for path in report.parent.iterdir()}
 
     # In one directory: what the harness wrote of the first patch is not taken for the second's.
-    wrong = diff({"new.py": "x = 1\n"}, {})
+    wrong = diff({"calc/new.py": "x = 1\n"}, {})
     for patch, ids, code, resolved in ((wrong, [ID, "nobody"], 1, []), (row["patch"], [ID], 0, [ID])):
         rows = [{"instance_id": each, "model_name_or_path": "org/m", "model_patch": patch} for each in ids]
         given.write_text("\n".join(map(json.dumps, rows)))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from understudy.cli.app import app
-from understudy.errors import UnderstudyError
+from understudy.errors import ConfigError, UnderstudyError
 from understudy.store import Store
 
 from fakes.turns import Step, Turn, tool
@@ -162,6 +162,11 @@ async def test_a_dry_run_estimates_and_sends_nothing(
         assert "qwen: 5 asks" in out
         app(["replay", directory, "-t", file, "--dry-run", "--json", "--limit", "2"], standalone_mode=False)
         assert json.loads(capsys.readouterr().out)["estimate"]["qwen"]["asks"] == 2
+        monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+        keyless = table("gpt", gpt, family="gpt", price=PRICE, api_key_env="NO_SUCH_KEY")
+        other = str(teachers_of(tmp_path / "data", keyless))
+        with pytest.raises(ConfigError, match="gpt: missing API key: the environment variable NO_SUCH_KEY"):
+            app(["replay", directory, "-t", other, "--dry-run"], standalone_mode=False)
         assert not gpt.headers and not qwen.headers, "nobody was contacted"
         code, out, err = await replay(tmp_path, directory, "-t", file, "--where", "family = 'gpt'")
         assert code == 0, err

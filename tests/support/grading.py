@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import difflib
+import functools
+import shutil
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from understudy.grade.gate import GatedPatch, gate
 from understudy.types import Files, SuiteChecks, Task
 
 
@@ -86,3 +92,20 @@ CALC_TASK = suite_task(
     install="python setup.py",
     timeout_s=60.0,
 )
+
+
+@functools.cache
+def _laid(tree: tuple[tuple[str, str], ...]) -> Path:
+    """A directory with these files."""
+    directory = Path(tempfile.mkdtemp(prefix="understudy-tree-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    for name, text in tree:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text, encoding="utf-8")
+    return directory
+
+
+def gate_of(patch: bytes, task: Task) -> GatedPatch:
+    """The patch after the gate, for a task whose tree is given as files."""
+    tree = task.source.files if isinstance(task.source, Files) else {}
+    return gate(patch, task, _laid(tuple(tree.items())))

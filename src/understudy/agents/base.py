@@ -22,7 +22,9 @@ class AgentJob(Struct, frozen=True, kw_only=True):
 
     `model` and `small_model` are the names to ask for, the second for what needs no great model.
 
-    `instruction` is the task's text as it stands; `timeout_s` bounds the wall clock of the whole run.
+    `instruction` is the task's text as it stands; `timeout_s` bounds the wall clock of the whole run. `env` are
+    the variables of the task's own environment, as those of an activated conda environment; the agent passes
+    them on.
     """
 
     instruction: str
@@ -31,6 +33,7 @@ class AgentJob(Struct, frozen=True, kw_only=True):
     small_model: str
     max_turns: int
     timeout_s: float
+    env: dict[str, str] = field(default_factory=dict[str, str])
 
 
 class AgentResult(Struct, frozen=True, kw_only=True):
@@ -96,6 +99,7 @@ class ShellAgent:
             stdin=job.instruction.encode(),
             timeout_s=job.timeout_s,
             env={
+                **job.env,
                 "UNDERSTUDY_GATEWAY_SOCKET": sandbox.locate(GATEWAY_SOCKET),
                 "UNDERSTUDY_API_KEY": job.key,
                 "UNDERSTUDY_MODEL": job.model,

@@ -133,6 +133,7 @@ class ClaudeCode:
             stdin=stdin,
             timeout_s=job.timeout_s,
             env={
+                **job.env,
                 **_ENVIRONMENT,
                 "ANTHROPIC_UNIX_SOCKET": sandbox.locate(GATEWAY_SOCKET),
                 "ANTHROPIC_AUTH_TOKEN": job.key,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 
-from understudy.errors import SandboxError
+from understudy.errors import SandboxError, SandboxLost
 from understudy.sandbox.base import Completed, Sandbox
 from understudy.types import PytestChecks, SuiteChecks, TestOutcome, Verdict
+
+T = TypeVar("T")
 
 _LOG_CHARS = 32_000
 _SHOWN = 3
@@ -25,21 +29,41 @@ class CheckResult(Struct, frozen=True):
     conflicts: dict[str, int] = {}
 
 
+class TwinTest(Struct, frozen=True):
+    """A deciding test in versions of it (see `understudy.checks.twin_run`).
+
+    `name` is its node id there. `gold` has, by site, what was observed with the gold patch, as JSON.
+    """
+
+    name: str
+    gold: dict[int, str]
+
+
 class GradingOptions(Struct, frozen=True):
     """How a task has to be graded, as its validation found out.
 
     `as_root`: its image's programs can only be used as root. `canaries`: its suite bears tests of ours among its
-    own. `conflicts`: how often deciding tests failed beside passing with the gold patch. `twins`: by deciding
-    test, the sites of its twins that tell right from wrong (see `understudy.checks.twin_run`); `partial_twins`:
-    those tests of which they do not tell all; `twin_seeds`: with which changes they did.
+    own. `conflicts`: how often deciding tests failed beside passing with the gold patch. `sealed`: hidden files
+    must not change while the tests run. `twins`: the deciding tests that have twins, by node id;
+    `partial_twins`: those whose expectations are partly known to the tested code; `twin_plain`: sites that are
+    evaluated in the process; `twin_uncut`: files that need their unused values; `twin_fixed`: sites whose
+    expectation is never changed; `twin_files`: the text of a suite's hidden test files of which versions are
+    written; `twin_seed`: decides what changed expectations are; `twin_bits`: the binary logarithm of how many
+    guesses at the expectations of `fail_to_pass` there are.
     """
 
     as_root: bool = False
     canaries: bool = True
     conflicts: dict[str, int] = {}
-    twins: dict[str, tuple[int, ...]] = {}
+    twin_files: dict[str, str] = {}
+    twins: dict[str, TwinTest] = {}
     partial_twins: tuple[str, ...] = ()
-    twin_seeds: tuple[int, ...] = ()
+    twin_plain: tuple[int, ...] = ()
+    twin_uncut: tuple[str, ...] = ()
+    twin_fixed: tuple[int, ...] = ()
+    twin_seed: int = 0
+    twin_bits: float = 0.0
+    sealed: bool = True
 
 
 def failed_result(reason: str, log: str) -> CheckResult:
@@ -82,13 +106,41 @@ def output_tail(done: Completed) -> str:
     return log_tail(both[-4 * _LOG_CHARS :].decode(errors="replace"))
 
 
-async def read_result_file(sandbox: Sandbox, path: str, limit: int) -> bytes:
-    """A file that the checks wrote; empty when it is missing or unusable, which only the tested code causes."""
+def check_not_killed(done: Completed) -> None:
+    """Raise SandboxError when a command of the checks was ended by SIGKILL, by whomever.
+
+    The tested code can do that, as can the kernel or somebody on this machine. Whose fault it is, another run
+    shows.
+    """
+    if done.exit_code == -signal.SIGKILL:
+        raise SandboxError(f"the tests were killed by a signal (SIGKILL): {output_tail(done)[-300:]}".rstrip(": "))
+
+
+def report_lines(raw: bytes, decode: Callable[[bytes], T]) -> Iterator[T]:
+    """The lines of a report that was written in a sandbox, decoded; those that cannot be are left out.
+
+    Such a line was cut by the death of the process that wrote it, or was written by the tested code.
+    """
+    for text in raw.splitlines():
+        try:
+            line = decode(text)
+        except (ValueError, RecursionError):
+            continue
+        yield line
+
+
+async def read_result_file(sandbox: Sandbox, path: str, limit: int) -> bytes | None:
+    """A file that the checks wrote: empty when it is missing, None when it is unusable.
+
+    Too large, a pipe, a directory or unreadable: only the tested code causes that. Raises SandboxError when the
+    sandbox is broken.
+    """
     try:
         return await sandbox.read(path, limit=limit)
     except FileNotFoundError:
         return b""
+    except SandboxLost:
+        raise
     except SandboxError:
-        # Too large, a pipe or a directory: the tested code did that. A broken sandbox fails in this command too.
-        await sandbox.run(["true"], timeout_s=30)
-        return b""
+        await sandbox.run(["true"], timeout_s=30, cwd="/")  # fails too where not the file is the problem
+        return None

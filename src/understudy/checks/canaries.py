@@ -6,9 +6,11 @@ a file of their own beside the suite's, under names that nobody could know when 
 
 from __future__ import annotations
 
+import ast
 import posixpath
 import re
 import secrets
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
@@ -17,7 +19,6 @@ from understudy.checks.log_parsers import (
     FAILED,
     PARSERS,
     PASSED,
-    ParsedLog,
     Parser,
     django,
     sympy,
@@ -28,7 +29,7 @@ FAILED_CODE = 1
 """What every runner that we plant canaries for exits with when tests failed and nothing else went wrong."""
 
 NONE_SEEN = "the canaries did not run"
-"""What `complaint` says when nothing is seen of them."""
+"""What `canary_problem` says when nothing is seen of them."""
 
 
 class Canaries(Struct, frozen=True):
@@ -45,25 +46,32 @@ class Canaries(Struct, frozen=True):
     failing: tuple[str, ...]
 
 
-_PYTEST = """\
-import unittest
-
-import pytest
-
-
+# For pytest, in parts: canaries import nothing that the files beside them do not import, or they change the suite.
+_ASSERTS = """\
 def {passing[0]}():
-    with pytest.raises(ZeroDivisionError):
-        1 / 0
     assert [1, 2] == [1, 2]
 
 
 def {failing[0]}():
     assert [1, 2] == [2, 1]
+"""
+_WITH_PYTEST = """
+
+import pytest
 
 
 def {failing[1]}():
     with pytest.raises(ValueError):
         pass
+"""
+_WITHOUT_PYTEST = """
+
+def {failing[1]}():
+    raise AssertionError
+"""
+_WITH_UNITTEST = """
+
+import unittest
 
 
 class Test{token}(unittest.TestCase):
@@ -76,6 +84,19 @@ class Test{token}(unittest.TestCase):
     def {failing[3]}(self):
         with self.assertRaises(ValueError):
             pass
+"""
+_WITHOUT_UNITTEST = """
+
+def {passing[1]}():
+    assert 2 == 1 + 1
+
+
+def {failing[2]}():
+    assert not 1
+
+
+def {failing[3]}():
+    assert "a" in "b"
 """
 _UNITTEST = """\
 import unittest
@@ -134,37 +155,77 @@ def {failing[3]}():
 """
 
 _FORMS: dict[Parser, str] = {django: _UNITTEST, sympy: _SYMPY}
-"""The tests of ours, by what reads their runner's output; all other parsers read pytest's."""
+"""The tests of ours, by what reads their runner's output; all other parsers read pytest's (`_pytest_form`)."""
 
 _SHELL = re.compile(r"[|;&<>\n]")
 
 
-def plant_canaries(checks: SuiteChecks) -> Canaries | None:
-    """Canaries for a suite; None where we know no form of test that its runner would run and its parser read."""
+def plant_canaries(checks: SuiteChecks, neighbours: Iterable[bytes]) -> Canaries | None:
+    """Canaries for a suite; None where we know no form of test that its runner would run and its parser read.
+
+    `neighbours` are the contents of the test files beside which they will lie.
+    """
     parser = PARSERS.get(checks.parser)
-    ids = (*checks.fail_to_pass, *checks.pass_to_pass)
-    of_ids = {file for id in ids if (file := id.partition("::")[0]).endswith(".py") and " " not in file}
-    siblings = [file for file in checks.files if file.endswith(".py")] or sorted(of_ids)
+    siblings = suite_files(checks)
     if parser is None or not siblings:
         return None
     token = secrets.token_hex(8)
+    name, command = _target(checks.command, siblings, token)
+    return _canaries(token, name, command, _FORMS.get(parser) or _pytest_form(neighbours))
+
+
+def suite_files(checks: SuiteChecks) -> list[str]:
+    """The Python files that a suite tests: those it names, else those of its test ids."""
+    ids = (*checks.fail_to_pass, *checks.pass_to_pass)
+    of_ids = {file for id in ids if (file := id.partition("::")[0]).endswith(".py") and " " not in file}
+    return [file for file in checks.files if file.endswith(".py")] or sorted(of_ids)
+
+
+def pytest_canaries(file: str, neighbours: Iterable[bytes]) -> Canaries:
+    """Canaries for pytest beside the test file `file`; `neighbours` are the contents of the files that it runs."""
+    token = secrets.token_hex(8)
+    return _canaries(token, _beside(file, token), "", _pytest_form(neighbours))
+
+
+def _canaries(token: str, path: str, command: str, form: str) -> Canaries:
     passing = tuple(f"test_{token}{secrets.token_hex(2)}_{n}" for n in range(2))
     failing = tuple(f"test_{token}{secrets.token_hex(2)}_{n}" for n in range(2, 6))
-    name, command = _target(checks.command, siblings, token)
-    text = _FORMS.get(parser, _PYTEST).format(token=token, passing=passing, failing=failing)
-    return Canaries(token, name, text, command, passing, failing)
+    text = form.format(token=token, passing=passing, failing=failing)
+    return Canaries(token, path, text, command, passing, failing)
 
 
-def canary_problem(canaries: Canaries, reading: ParsedLog) -> str:
-    """What is wrong with the canaries' results in the log; empty when all ended as they must."""
-    if not any(canaries.token in id for id in reading.tests):
+def _pytest_form(neighbours: Iterable[bytes]) -> str:
+    imported = {name for text in neighbours for name in _imports(text)}
+    form = _ASSERTS + (_WITH_PYTEST if "pytest" in imported else _WITHOUT_PYTEST)
+    return form + (_WITH_UNITTEST if "unittest" in imported else _WITHOUT_UNITTEST)
+
+
+def _imports(text: bytes) -> Iterator[str]:
+    """The first names of the modules that a file imports; nothing of one that this Python cannot read."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def canary_problem(canaries: Canaries, results: Mapping[str, Collection[str]]) -> str:
+    """What is wrong with the canaries' results; empty when all ended as they must.
+
+    `results` are the statuses of all tests by id, in the words of `log_parsers`.
+    """
+    if not any(canaries.token in id for id in results):
         return NONE_SEEN
     wrong: list[str] = []
     for names, expected in ((canaries.passing, {PASSED}), (canaries.failing, {FAILED, ERROR})):
         for name in names:
-            statuses = {status for id, test in reading.tests.items() if name in id for status in test.counts}
-            if not statuses or not statuses <= expected:
-                wrong.append(f"{min(expected)} expected, {' and '.join(sorted(statuses)) or 'nothing'} seen")
+            seen = {status for id, statuses in results.items() if name in id for status in statuses}
+            if not seen or not seen <= expected:
+                wrong.append(f"{min(expected)} expected, {' and '.join(sorted(seen)) or 'nothing'} seen")
     return f"{len(wrong)} of {len(canaries.passing + canaries.failing)} canaries: {wrong[0]}" if wrong else ""
 
 

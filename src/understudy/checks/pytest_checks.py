@@ -12,7 +12,14 @@ import msgspec
 from msgspec import Struct, field
 
 from understudy.checks import report_plugin
-from understudy.checks.base import CheckResult, outcome_reason, output_tail, read_result_file
+from understudy.checks.base import (
+    CheckResult,
+    check_not_killed,
+    outcome_reason,
+    output_tail,
+    read_result_file,
+    report_lines,
+)
 from understudy.errors import GraderError
 from understudy.sandbox.base import Mount, Sandbox
 from understudy.types import KEEPS, SOLVES, PytestChecks, TestOutcome, Verdict
@@ -76,13 +83,14 @@ async def run_pytest(sandbox: Sandbox, files: Sequence[str], *, timeout_s: float
         env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         cwd=sandbox.workdir,
     )
+    check_not_killed(done)
     log = output_tail(done)
     if done.exit_code in _NOT_STARTED:
         # The tested code may exit with these codes too, but then pytest can be imported.
         probe = await sandbox.run(["python", "-P", "-s", "-c", "import pytest"], timeout_s=60, cwd="/")
         if probe.exit_code != 0:
             raise GraderError(f"pytest could not be started (exit code {done.exit_code}):\n{log[-2000:]}")
-    raw = await read_result_file(sandbox, report, _REPORT_BYTES)
+    raw = await read_result_file(sandbox, report, _REPORT_BYTES) or b""
     outcomes, messages, end = parse_outcomes(raw)
     finished = end is not None and end == done.exit_code
     return PytestReport(outcomes, messages, done.exit_code, done.timed_out, log, finished)
@@ -91,12 +99,7 @@ async def run_pytest(sandbox: Sandbox, files: Sequence[str], *, timeout_s: float
 def parse_outcomes(raw: bytes) -> tuple[dict[str, TestOutcome], dict[str, str], int | None]:
     phases: dict[str, _TestPhases] = {}
     end: int | None = None
-    decoder = msgspec.json.Decoder(_ReportLine)
-    for text in raw.splitlines():
-        try:
-            line = decoder.decode(text)
-        except (ValueError, RecursionError):
-            continue  # a line cut by the death of the process, or written by the tested code
+    for line in report_lines(raw, msgspec.json.Decoder(_ReportLine).decode):
         if line.end is not None:
             end = line.end
         elif line.id:

@@ -8,14 +8,32 @@ at any time. Canaries, the exit code and contradictions in the log reveal that.
 from __future__ import annotations
 
 import asyncio
+import posixpath
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from understudy.checks.base import CheckResult, GradingOptions, failed_result, list_tests, log_tail, outcome_reason
-from understudy.checks.canaries import FAILED_CODE, NONE_SEEN, Canaries, canary_problem, plant_canaries
+from understudy.checks.base import (
+    CheckResult,
+    GradingOptions,
+    check_not_killed,
+    failed_result,
+    list_tests,
+    log_tail,
+    outcome_reason,
+    output_tail,
+    read_result_file,
+)
+from understudy.checks.canaries import (
+    FAILED_CODE,
+    NONE_SEEN,
+    Canaries,
+    canary_problem,
+    plant_canaries,
+    suite_files,
+)
 from understudy.checks.log_parsers import (
     ERROR,
     FAILED,
@@ -29,7 +47,8 @@ from understudy.checks.log_parsers import (
     is_cut,
     parse_log,
 )
-from understudy.errors import GraderError
+from understudy.checks.seal import HiddenFiles, lay_hidden, list_tree
+from understudy.errors import GraderError, SandboxError
 from understudy.sandbox.base import Sandbox
 from understudy.types import Evidence, Integrity, SuiteChecks, Task, TestOutcome, Verdict
 from understudy.util.diffs import parse_diff
@@ -50,6 +69,7 @@ _EDITABLE = re.compile(
     r"setup\.py\s+(?:[^;&|<>`$]*\s)?develop\b[^;&|<>`$]*)"
 )
 
+_TEST_BYTES = 8 << 20
 _NOT_LOADED = re.compile(r"^ERROR: (\S+) \(unittest\.loader\._FailedTest", re.MULTILINE)
 
 # A sandbox has no network: pip need not try again, nor look for a newer pip.
@@ -58,6 +78,9 @@ _WITHOUT_NETWORK = {"PIP_RETRIES": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 _AS_IT_STANDS = {"PIP_NO_BUILD_ISOLATION": "false", "PIP_NO_DEPS": "1"}
 
 
+_ACTIVATION_S = 120.0
+_SHELL_VARIABLES = frozenset(("", "_", "OLDPWD", "PS1", "PWD", "SHLVL"))
+"""What a shell sets for itself; functions, which bash exports as variables, have names that no variable has."""
 _LoggedTests = Mapping[str, LoggedTest | None]
 
 
@@ -76,27 +99,67 @@ class SuiteRun(Struct, frozen=True):
 async def run_before_patch(sandbox: Sandbox, checks: SuiteChecks) -> None:
     """Run the commands that precede any patch; their exit code is ignored. Raises GraderError on a timeout."""
     if checks.before.strip() and (await run_command(sandbox, checks, checks.before)).timed_out:
-        raise GraderError(f"the commands before the patch did not end in {checks.timeout_s:g} s")
+        raise GraderError(
+            f"the commands before the patch did not end in {checks.timeout_s:g} s; "
+            "raise checks.timeout_s of the task"
+        )
 
 
-async def run_suite(sandbox: Sandbox, task: Task, patch: bytes, options: GradingOptions) -> CheckResult:
+async def run_suite(
+    sandbox: Sandbox,
+    task: Task,
+    patch: bytes,
+    options: GradingOptions,
+    files: HiddenFiles,
+    is_intruder: Callable[[str], bool],
+) -> CheckResult:
     """Install if the patch requires it, run the suite with canaries among its tests, and judge the output.
 
-    The gated `patch` and the suite's test patch must have been applied in this sandbox already. Raises
-    GraderError, SandboxError.
+    The gated `patch` and the suite's test patch must have been applied in this sandbox already. The hidden `files`
+    are laid once more after an install, and what `is_intruder` is removed. Raises GraderError, SandboxError.
     """
     checks = _suite_of(task)
-    if checks.install.strip() and needs_install(checks, patch):
-        installed = await _install(sandbox, checks)
-        if installed.timed_out:
-            return failed_result(f"the installation did not end in {checks.timeout_s:g} s", installed.log)
-    canaries = plant_canaries(checks) if options.canaries else None
+    if installed := await install_suite(sandbox, checks, patch, files, is_intruder):
+        return failed_result(f"the installation did not end in {checks.timeout_s:g} s", installed.log)
+    canaries = None
+    if options.canaries:
+        canaries = plant_canaries(checks, await _contents(sandbox, suite_files(checks)))
     if canaries is not None:
         await sandbox.write(canaries.path, canaries.text.encode())
+    await sandbox.seal([path for path, content in files.items() if content is not None])
     run = await run_command(sandbox, checks, canaries.command if canaries else checks.command)
     if run.timed_out:  # first, because parsing the output may take long
         return failed_result(f"the tests did not end in {checks.timeout_s:g} s", run.log)
     return await asyncio.to_thread(judge_suite, task, run, canaries, options.conflicts)
+
+
+async def install_suite(
+    sandbox: Sandbox,
+    checks: SuiteChecks,
+    patch: bytes,
+    files: HiddenFiles,
+    is_intruder: Callable[[str], bool],
+) -> SuiteRun | None:
+    """Install if the gated patch requires it, lay the hidden `files` once more and remove intruders.
+
+    Returns an installation that did not end in time. Raises GraderError, SandboxError.
+    """
+    if not checks.install.strip() or not needs_install(checks, patch):
+        return None
+    before = await list_tree(sandbox)
+    installed = await _install(sandbox, checks)
+    if installed.timed_out:
+        return installed
+    await lay_hidden(sandbox, files, before, is_intruder)
+    return None
+
+
+async def _contents(sandbox: Sandbox, files: Sequence[str]) -> list[bytes]:
+    """The contents of test files in the tree, without those that are not there."""
+    return [
+        await read_result_file(sandbox, posixpath.join(sandbox.workdir, file), _TEST_BYTES) or b""
+        for file in files
+    ]
 
 
 def _suite_of(task: Task) -> SuiteChecks:
@@ -113,6 +176,28 @@ async def _install(sandbox: Sandbox, checks: SuiteChecks) -> SuiteRun:
     return await run_command(sandbox, checks, checks.install, env=_WITHOUT_NETWORK | _AS_IT_STANDS)
 
 
+async def activated_environment(sandbox: Sandbox, checks: SuiteChecks) -> dict[str, str]:
+    """The variables that `checks.activate` sets or changes, as PATH and CONDA_PREFIX, for programs started later.
+
+    Run it before any untrusted program. Raises SandboxError when the commands fail or do not end.
+    """
+    if not checks.activate.strip():
+        return {}
+    found: list[dict[str, str]] = []
+    for commands in ("", checks.activate):
+        script = f"exec 3>&1 >/dev/null\n{commands}\nenv -0 >&3"
+        done = await sandbox.run(["bash", "-c", script], timeout_s=_ACTIVATION_S, cwd=sandbox.workdir)
+        if done.exit_code != 0:
+            how = "did not end" if done.timed_out else f"failed with exit code {done.exit_code}"
+            raise SandboxError(
+                f"the commands that activate the task's environment {how}: {output_tail(done)[-500:]}"
+            )
+        pairs = (line.partition("=") for line in done.stdout.decode(errors="surrogateescape").split("\0"))
+        found.append({name: value for name, _, value in pairs if name not in _SHELL_VARIABLES})
+    before, after = found
+    return {name: value for name, value in after.items() if before.get(name) != value}
+
+
 async def run_command(
     sandbox: Sandbox, checks: SuiteChecks, command: str, *, env: Mapping[str, str] | None = None
 ) -> SuiteRun:
@@ -122,6 +207,7 @@ async def run_command(
     """
     script = f"exec 2>&1\n{checks.activate}\n{command}\n"
     done = await sandbox.run(["bash", "-c", script], timeout_s=checks.timeout_s, cwd=sandbox.workdir, env=env)
+    check_not_killed(done)
     log = (done.stdout + done.stderr).decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
     return SuiteRun(log, done.exit_code, done.timed_out, done.truncated)
 
@@ -160,12 +246,16 @@ def judge_suite(
     failed = {id: sum(test.counts.get(status, 0) for status in _FAILS) for id, test in logged.items() if test}
     counts = {id: count for id, count in failed.items() if count}
     conflicts = {id: count for id, count in counts.items() if count > (allowed or {}).get(id, 0)}
-    both = f"{len(conflicts)} tests both passed and failed in the output: {', '.join(list(conflicts)[:3])}"
+    conflict_text = (
+        f"{len(conflicts)} tests both passed and failed in the output: {', '.join(list(conflicts)[:3])}"
+    )
+    results = {id: test.counts for id, test in parsed.tests.items()}
     # By the log alone the task is solved. The rest checks whether the log can be believed: each entry is the
     # name of a rule and the problem that it found. Add further defences here.
     problems = (
-        ("conflict", both if conflicts else _unloaded(run.log, [id for id in ids if logged[id]])),
-        ("canary", canary_problem(canaries, parsed) if canaries else ""),
+        ("conflict", conflict_text if conflicts else ""),
+        ("unloaded", _unloaded(run.log, [id for id in ids if logged[id]])),
+        ("canary", canary_problem(canaries, results) if canaries else ""),
         ("exit-code", _disagreement(run, parsed, canaries)),
     )
     for rule, problem in problems:

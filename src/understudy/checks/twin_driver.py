@@ -1,157 +1,239 @@
-"""Runs versions of test files inside a sandbox: `twin_driver.py REPORTER REPORT ROOT SELECTION`.
+"""Runs a version of test files inside a sandbox: `twin_driver.py REPORTER REPORT ROOT FILE...`.
 
 This file is mounted into sandboxes and run there by the task's own Python, so it needs pytest and nothing of
-ours but REPORTER, the path of `report_plugin.py`. SELECTION is a JSON file `{"seed", "files", "nodes"}`: of the
-tests in the files those nodes run, in an order that the seed decides. To the report's lines it adds `{"node",
-"site", "held"}` for every site of a version (see `twins`) that held or failed while a test ran.
+ours but REPORTER, the path of `report_plugin.py`. To the report's lines it adds `{"node", "site", "saw"}` for
+everything that a version (see `twins`) observes while a test runs. `saw` is `[kind, …]`, in which values are
+written by `encode`. Nothing here knows what is expected; a caller that sends something else than it observed
+needs to know it.
+
+In suites with their own command the version's files load this module themselves (see `twin_suite`), and `record`
+and `running` take the place of pytest's reporter. Their Pythons may be as old as 3.6.
 """
 
-from __future__ import annotations
-
-import hashlib
 import importlib.util
 import json
-import math
-import random
-import string
+import operator
+import os
 import sys
+from collections.abc import Callable
 from typing import Any, cast
 
-_ESCAPES = ("\\", "%", "{")  # a character after one of these need not stand for itself
+_MOST_NODES = 20_000
+_MOST_TEXT = 400_000
+_MOST_REPORTS = 1_000  # of one site in one test
+
+_OPERATORS: "dict[str, Callable[[Any, Any], Any]]" = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "in": lambda left, right: left in right,
+    "not in": lambda left, right: left not in right,
+    "is": operator.is_,
+    "count": lambda left, right: sorted(map(repr, left)) == sorted(map(repr, right)),
+    "approx": lambda left, right: True,
+}
 
 
-class Unexpected(Exception):  # it stands where a test names an exception or a warning
-    """An exception that nothing raises."""
+class _Opaque(Exception):
+    """A value that cannot be written."""
 
 
-class UnexpectedWarning(Warning):
-    """A warning that nothing issues."""
+def encode(value: Any) -> Any:
+    """A value as JSON, `[type, content]`: of builtin types and some of the standard library; `["?"]` else."""
+    try:
+        return _encode(value, [_MOST_NODES])
+    except Exception:  # noqa: BLE001  # the tested code's own objects, which may raise anything
+        return ["?"]
 
 
-def decides(key: int) -> bool:
-    """Whether a key says that a value is to be changed."""
-    return bool(hashlib.blake2s(str(key).encode(), digest_size=1).digest()[0] & 1)
-
-
-def key_for(changed: bool, seed: int) -> int:
-    """A key that says `changed`, one of many."""
-    source = random.Random(seed)
-    while decides(key := source.getrandbits(48)) is not changed:
-        pass
-    return key
-
-
-def change(value: Any, key: int) -> Any:
-    """The value, or another one of its kind where the key says so."""
-    return another(value, random.Random(key)) if decides(key) else value
-
-
-def another(value: Any, choice: random.Random) -> Any:
-    """A value of the same kind that differs, and shares no element with it where it is a container."""
-    for _ in range(8):
-        other = _another(value, choice)
-        try:
-            if bool(other != value):
-                return other
-        except Exception:  # noqa: BLE001  # arrays, and the task's own objects, which may raise anything
-            return other
-    return object()
-
-
-def _another(value: Any, choice: random.Random) -> Any:
-    if isinstance(value, type):
-        return UnexpectedWarning if issubclass(value, Warning) else Unexpected
-    if type(value) in (type(None), bool, int, float, complex, str, bytes):
-        return another_constant(value, choice)
-    if type(value) in (list, tuple, set, frozenset):
-        elements: list[Any] = list(value)
-        if elements and all(isinstance(element, type) for element in elements):
-            return Unexpected  # the exceptions of `raises((A, B))`
-        try:
-            return type(value)(_others(elements, choice) or [object()])
-        except TypeError:
-            return object()
-    if type(value) is dict:
-        pairs = cast("dict[Any, Any]", value)
-        keys, values = _others(list(pairs), choice), (another(element, choice) for element in pairs.values())
-        return dict(zip(keys, values, strict=True)) or {object(): 0}
-    if hasattr(value, "expected") and type(value).__name__.startswith("Approx"):
-        return type(value)(another(value.expected, choice), rel=value.rel, abs=value.abs, nan_ok=value.nan_ok)
-    try:  # numbers and arrays of all kinds
-        other = value + 1
-    except Exception:  # noqa: BLE001  # it is the task's own object, which may raise anything
-        return object()
-    return other if type(other) is type(value) else object()
-
-
-def _others(elements: list[Any], choice: random.Random) -> list[Any]:
-    """As many other values, none of which is among the elements, where that can be told."""
-    others = [another(element, choice) for element in elements]
-    for _ in range(8):
-        shared = [other in elements for other in others]
-        if not any(shared):
-            break
-        others = [another(o, choice) if again else o for o, again in zip(others, shared, strict=True)]
-    return others
-
-
-def another_constant(value: Any, choice: random.Random) -> Any:
-    """A constant of the same kind that might as well be the expected one."""
-    if value is None or value is Ellipsis:
-        return choice.choice((0, 1, ""))
-    if isinstance(value, bool):
-        return not value
+def _encode(value: Any, left: "list[int]", depth: int = 0) -> Any:
+    left[0] -= 1
+    if left[0] < 0 or depth > 60:
+        raise _Opaque
+    if value is None:
+        return ["n"]
+    if value is NotImplemented or value is Ellipsis:
+        return ["z", repr(value)]
+    items: Any = value  # without what isinstance says of it
+    kind = cast("Any", type(value))
+    if kind is bool:
+        return ["b", int(value)]
+    if any(base.__name__ == "Enum" for base in kind.__mro__) and not isinstance(value, (int, str)):
+        raise _Opaque
     if isinstance(value, int):
-        near = range(7) if 0 <= value <= 3 else range(value - 3, value + 4)
-        return choice.choice([number for number in near if number != value])
-    if isinstance(value, float):  # by more than a tolerance usually is
-        if not math.isfinite(value):
-            return 0.0
-        return round(value * choice.choice((0.5, 2.0)), 6) or choice.choice((-1.0, 0.5, 1.0, 2.0))
+        return ["i", hex(int.__int__(value))]
+    if isinstance(value, float):
+        return ["f", float.hex(float.__float__(value))]
     if isinstance(value, complex):
-        return value * 2 or 1j
-    if isinstance(value, bytes):
-        return _another_text(value.decode("latin-1"), choice).encode("latin-1")
-    return _another_text(value, choice)
+        return ["c", value.real.hex(), value.imag.hex()]
+    if isinstance(value, str):
+        if len(value) > _MOST_TEXT:
+            raise _Opaque
+        return ["s", str.__str__(value)]
+    if isinstance(value, (bytes, bytearray)):
+        if len(value) > _MOST_TEXT:
+            raise _Opaque
+        return ["y", bytes(value).hex()]
+    if isinstance(value, (list, tuple)):
+        return ["l" if isinstance(value, list) else "t", [_encode(each, left, depth + 1) for each in items]]
+    if isinstance(value, (set, frozenset)) or kind.__name__ == "dict_keys":
+        return ["e", [_encode(each, left, depth + 1) for each in items]]
+    if isinstance(value, dict) or kind.__name__ == "mappingproxy":
+        pairs = [[_encode(k, left, depth + 1), _encode(v, left, depth + 1)] for k, v in items.items()]
+        return ["d", pairs]
+    return _encode_other(value, kind, left, depth)
 
 
-def _another_text(text: str, choice: random.Random) -> str:
-    """A text with one letter or digit changed to another of its kind, where it has one that stands for itself."""
-    places = [
-        n for n, c in enumerate(text) if c.isascii() and c.isalnum() and text[max(n - 1, 0) : n] not in _ESCAPES
-    ]
-    if not places:
-        return text + choice.choice(string.ascii_lowercase)
-    at = choice.choice(places)
-    kind = next(
-        kind for kind in (string.digits, string.ascii_lowercase, string.ascii_uppercase) if text[at] in kind
-    )
-    return text[:at] + choice.choice(kind.replace(text[at], "")) + text[at + 1 :]
+def _encode_other(value: Any, kind: type, left: "list[int]", depth: int) -> Any:
+    module = (kind.__module__ or "").partition(".")[0]
+    if module in ("decimal", "fractions") and kind.__name__ in ("Decimal", "Fraction"):
+        if value != value:  # not a number
+            return ["f", "nan"]
+        top, bottom = value.as_integer_ratio() if module == "decimal" else (value.numerator, value.denominator)
+        return ["q", hex(top), hex(bottom)]
+    if module in ("datetime", "pathlib", "uuid", "ipaddress", "zoneinfo") or kind is range:
+        return ["z", kind.__name__ + " " + str(value)]
+    if isinstance(value, type):
+        return ["z", "class " + value.__qualname__]
+    if module == "collections" and kind.__name__ in ("deque", "UserList"):
+        return ["l", [_encode(each, left, depth + 1) for each in value]]
+    if module == "numpy" and hasattr(value, "tolist"):
+        return ["a", _encode(value.tolist(), left, depth + 1)]
+    raise _Opaque
 
 
 _write: Any = None
 _node = ""
-_seen: set[tuple[str, int, int]] = set()
 
 
-def report(site: int, held: int) -> None:
-    """Report that a site of the running test held (1) or failed (0)."""
-    if (_node, site, held) not in _seen:
-        _seen.add((_node, site, held))
-        _write(node=_node, site=site, held=held)
+_counts: "dict[Any, int]" = {}
 
 
-class Selection:
-    """A pytest plugin that runs the selected tests in a random order, and knows which one is running."""
+def _report(site: int, *saw: Any) -> None:
+    count = _counts[_node, site] = _counts.get((_node, site), 0) + 1
+    if count <= _MOST_REPORTS:
+        _write(node=_node, site=site, saw=list(saw))
 
-    def __init__(self, nodes: list[str], seed: int) -> None:
-        self._nodes = set(nodes)
-        self._seed = seed
 
-    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Keep the selected tests, shuffled."""
-        items[:] = [item for item in items if item.nodeid in self._nodes]
-        random.Random(self._seed).shuffle(items)
+def send(site: int, value: Any, second: "int | None" = None) -> None:
+    """Report a value, for a second site too where one value is compared twice."""
+    encoded = encode(value)
+    _report(site, "value", encoded)
+    if second is not None:
+        _report(second, "value", encoded)
+
+
+def holds(site: int, result: Any, second: "int | None" = None) -> None:
+    """Report whether a condition is true."""
+    saw = int(bool(result))
+    _report(site, "truth", saw)
+    if second is not None:
+        _report(second, "truth", saw)
+
+
+def pair(site: int, name: str, left: Any, right: Any) -> None:
+    """Report two values and whether a comparison of them is true."""
+    saw = _OPERATORS[name](left, right)
+    saw = saw.all() if hasattr(saw, "all") and not isinstance(saw, bool) else saw
+    _report(site, "pair", encode(left), encode(right), int(bool(saw)))
+
+
+def kind(site: int, value: Any) -> None:
+    """Report the names of a value's classes."""
+    _report(site, "kind", [each.__name__ for each in type(value).__mro__])
+
+
+def calls(site: int, mock: Any, last: bool) -> None:
+    """Report the arguments with which a mock was called."""
+    made = [[tuple(each[0]), dict(each[1])] for each in mock.call_args_list]
+    _report(site, "value", encode(made[-1:] if last else made))
+
+
+class block:  # it stands in tests as a function does
+    """A context that reports what was raised in it, or warned of, and lets nothing out."""
+
+    def __init__(self, site: int, context: Any, expects: str) -> None:
+        self._site = site
+        self._context = context
+        self._expects = expects
+        self._entered: Any = None
+
+    def __enter__(self) -> Any:
+        self._entered = self._context.__enter__()
+        return self._entered
+
+    def __exit__(self, *details: Any) -> bool:
+        kind, error = details[0], details[1]
+        if self._expects == "raises":
+            names = [] if kind is None else [each.__name__ for each in kind.__mro__]
+            _report(self._site, "kind", names, "" if error is None else _text(error))
+            if kind is None:
+                return False  # there is nothing that the context could hold; the test goes on without
+            self._context.__exit__(*details)
+            return True
+        held = 1
+        try:
+            passed = bool(self._context.__exit__(*details))
+        except BaseException:  # noqa: BLE001  # what pytest raises when nothing was raised is no Exception
+            held, passed = 0, kind is not None
+        if self._expects == "plain":
+            _report(self._site, "truth", int(held and (kind is None or passed)))
+            return True
+        caught = cast(
+            "Any", getattr(self._entered, "list", None) or getattr(self._entered, "warnings", None) or []
+        )
+        found = [[[each.__name__ for each in entry.category.__mro__], str(entry.message)] for entry in caught]
+        _report(self._site, "warnings", found)
+        return passed
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)[:_MOST_TEXT]
+    except Exception:  # noqa: BLE001  # the tested code's own
+        return ""
+
+
+def record(path: str) -> None:
+    """Write what is observed to a file from now on. Tests may replace what the modules used here hold."""
+    global _write
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    dumps, write_bytes = json.dumps, os.write
+
+    def write(**line: Any) -> None:
+        write_bytes(descriptor, (dumps(line) + "\n").encode())
+
+    _write = write
+
+
+class running:  # it stands in tests as a function does
+    """A context that is a test: it says which one runs, and whether it came to its end.
+
+    A method's name has the class of its `owner`, the object that it is called with.
+    """
+
+    def __init__(self, file: str, name: str, owner: Any = None) -> None:
+        if owner is not None:
+            kind: Any = owner if isinstance(owner, type) else type(owner)
+            name = kind.__qualname__.replace(".", "::") + "::" + name
+        self._name = file + "::" + name
+        self._outer = ""
+
+    def __enter__(self) -> None:
+        global _node
+        self._outer, _node = _node, self._name
+
+    def __exit__(self, *details: Any) -> None:
+        global _node
+        _node = self._outer
+        _write(test=self._name, passed=details[0] is None)
+
+
+class NodeTracker:
+    """A pytest plugin that knows which test is running."""
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Note the test that starts."""
@@ -159,22 +241,20 @@ class Selection:
         _node = nodeid
 
 
-def main(reporter_path: str, report_path: str, root: str, selection_path: str) -> int:
-    """Run the selected tests; return pytest's exit code."""
+def main(reporter_path: str, report_path: str, root: str, *files: str) -> int:
+    """Run the files; return pytest's exit code."""
     spec = importlib.util.spec_from_file_location("understudy_report_plugin", reporter_path)
     assert spec is not None and spec.loader is not None
     plugin = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(plugin)
-    with open(selection_path, encoding="utf-8") as file:  # noqa: PTH123
-        selection = json.load(file)
 
-    def start(reporter: Any) -> list[Any]:
+    def start(reporter: Any) -> "list[Any]":
         global _write
         _write = reporter.write
-        return [Selection(selection["nodes"], selection["seed"])]
+        return [NodeTracker()]
 
-    sys.modules["understudy_twin_driver"] = sys.modules[__name__]
-    return int(plugin.main(report_path, root, *selection["files"], plugins=start))
+    sys.modules["understudy_sites"] = sys.modules[__name__]
+    return int(plugin.main(report_path, root, *files, plugins=start))
 
 
 if __name__ == "__main__":

@@ -1,267 +1,337 @@
-"""Running the versions of deciding tests (see `twins`) and comparing what they report with what was changed.
+"""Running versions of deciding tests (see `twins`) and judging what they observed.
 
-All versions of all deciding tests run in one process, in a fresh sandbox of their own, in random order; one
-takes the place of the original file, the others have random names. A patch is believed when every site of every
-deciding test held exactly where its expectation is true, so code that draws anew at each assertion hardly ever
-passes. Code that compares the versions, which all lie in one process, has far better odds: docs/grading.md says
-what twins do not stop.
+Each version runs alone: in a fresh sandbox, in place of the original file, with all tests of the files in their
+own order, so that nothing tells the tested code what another version expected. Validation runs three versions with
+the gold patch and keeps the sites that it observes alike in all of them; what it observed stays outside of any
+sandbox, and is what other patches have to send.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import posixpath
 import random
 import secrets
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
+from msgspec.structs import replace
 
 from understudy.checks import twin_driver
-from understudy.checks.base import GradingOptions, read_result_file
-from understudy.checks.pytest_checks import PLUGIN_MOUNT, parse_outcomes
-from understudy.checks.twins import TwinVersion, write_version
+from understudy.checks.base import GradingOptions, TwinTest, check_not_killed, output_tail, read_result_file
+from understudy.checks.pytest_checks import PLUGIN_MOUNT, deciding_files, parse_outcomes
+from understudy.checks.twin_ids import DecidingTests, deciding_tests
+from understudy.checks.twin_judge import Observation, decode, holds, load, secret_bits
+from understudy.checks.twins import TwinSite, write_version
 from understudy.sandbox.base import Mount, Sandbox
-from understudy.types import Evidence, Integrity, Protection, PytestChecks, Task, TestOutcome
+from understudy.types import Evidence, Integrity, Protection, PytestChecks, ScriptChecks, Task, TestOutcome
 
 DRIVER_MOUNT = Mount(Path(twin_driver.__file__), "/opt/understudy/twin_driver.py")
-"""Every sandbox in which `run_twins` is called must have this mount and `PLUGIN_MOUNT`."""
+"""Every sandbox in which `run_version` is called must have this mount and `PLUGIN_MOUNT`."""
 
-TwinSites = Mapping[str, tuple[int, ...]]
-"""By node id of a deciding test: its sites that told true expectations from changed ones with the gold patch."""
+ATTEMPTS = 2
+"""How often a patch that fails its versions is asked again, for tests that are not the same each time."""
 
-VALIDATION_VERSIONS = 4
-"""Versions of each deciding test that run with the gold patch in one process, for every such process."""
-
-_GUESSES = 10_000
-_MOST_BLOCKS = 2  # writing versions is most of what twins cost
-_BLOCK = 4  # versions in which a site is changed exactly twice, in one of six ways
-_REPORT_BYTES = 64 << 20
+_FILE_SITES = 10_000  # numbers that each file has
+REPORT_BYTES = 64 << 20
+_ENOUGH_BITS = 10.0  # somebody who guesses passes once in a thousand times
+_MANY_CHANGEABLE = 6
 
 
-class SiteReport(Struct, frozen=True):
-    """What one version of one test reported: by site whether its expectation was true there, and what it reported.
+class WrittenVersion(Struct, frozen=True):
+    """One version of all hidden files, by path, and the sites in them by number."""
 
-    `weak` are those sites of its file that are only negated. `observed` holds 1 where the site held and 0 where
-    it failed, both for a site that was reached several times.
-    """
-
-    outcome: TestOutcome
-    true: dict[int, bool]
-    observed: dict[int, frozenset[int]]
-    weak: frozenset[int]
+    files: dict[str, str]
+    sites: dict[int, TwinSite]
 
 
-class TwinRun(Struct, frozen=True):
-    """What the versions reported, by the original's node id; what did not come to its end is missing in it."""
+class VersionRun(Struct, frozen=True):
+    """What a version did: outcomes and observations by node id, in the order of the tests."""
 
-    reports: dict[str, list[SiteReport]]
-
-
-class _Line(Struct):
-    node: str = ""
-    site: int = -1
-    held: int = -1
-
-
-class _VersionedFile(Struct):
-    """The versions of one test file by the name of each."""
-
-    original: str
-    versions: dict[str, TwinVersion] = field(default_factory=dict[str, TwinVersion])
+    sites: dict[int, TwinSite]
+    outcomes: dict[str, TestOutcome]
+    seen: dict[str, dict[int, list[Observation]]]
+    exit_code: int | None
+    timed_out: bool
+    log: str
 
 
-def versions_needed(checks: PytestChecks, sites: TwinSites) -> dict[str, int]:
-    """How many versions of each test run: more for a test with few sites, whose layout is guessed more easily.
-
-    Guessing pays for the tests that a patch has to fix; for those that passed before, one block is enough.
-    """
-    counts: dict[str, int] = {}
-    for node, stable in sites.items():
-        blocks = 1
-        while node in checks.fail_to_pass and 6 ** (blocks * len(stable)) < _GUESSES and blocks < _MOST_BLOCKS:
-            blocks += 1
-        counts[node] = blocks * _BLOCK
-    return counts
-
-
-def protection_of(task: Task, options: GradingOptions) -> tuple[Protection, str]:
-    """How far twins protect a task's verdicts, and why no further."""
-    if not isinstance(task.checks, PytestChecks):
-        kind = type(task.checks).__name__.removesuffix("Checks").lower()
-        return "none", f"checks of kind {kind} have no twins"
-    deciding = (*task.checks.fail_to_pass, *task.checks.pass_to_pass)
-    missing = [node for node in deciding if node not in options.twins]
-    if missing:
-        reason = f"{len(missing)} of {len(deciding)} deciding tests have no twins, as {missing[0]}"
-        return ("partial" if options.twins else "none"), reason
-    if partial := [node for node in deciding if node in options.partial_twins]:
-        some = f"{len(partial)} of {len(deciding)} deciding tests"
-        return "partial", f"{some} have values that twins cannot change, as {partial[0]}"
-    return "twins", ""
+def write_versions(
+    tests: DecidingTests,
+    options: GradingOptions,
+    changed: Callable[[int], bool],
+    *,
+    cut: bool = True,
+) -> WrittenVersion:
+    """A version of the hidden files; those that are no valid Python are as they were."""
+    files = dict(tests.files)
+    sites: dict[int, TwinSite] = {}
+    plain = frozenset(options.twin_plain)
+    for number, name in enumerate(sorted(name for name in files if name.endswith(".py"))):
+        try:
+            version = write_version(
+                files[name],
+                first=number * _FILE_SITES,
+                plain=plain,
+                cut=cut and name not in options.twin_uncut,
+                changed=changed,
+                seed=options.twin_seed,
+            )
+        except ValueError:
+            continue
+        files[name] = version.source
+        sites |= version.sites
+    return WrittenVersion(files, sites)
 
 
-async def run_twins(
-    sandbox: Sandbox, checks: PytestChecks, versions: Mapping[str, int], *, seed: int, timeout_s: float
-) -> TwinRun:
-    """Run `versions` (by node id: how many) of the deciding tests in a sandbox where patch and tests were laid.
-
-    `seed` decides what changed expectations are. The first version takes the place of the original, so that the
-    true text is not there to be compared with.
-    Node ids whose file is none of the hidden ones, or is no valid Python, have no reports. Raises SandboxError.
-    """
-    source = random.SystemRandom()
-    written = [
-        await asyncio.to_thread(_write_versions, checks, name, versions, seed, source) for name in _files(versions)
-    ]
-    files = [file for file in written if file is not None]
-    nodes: dict[str, tuple[str, TwinVersion]] = {}
-    for file in files:
-        for node, count in versions.items():
-            path, colons, test = node.partition("::")
-            if path == file.original:
-                for name, version in list(file.versions.items())[:count]:
-                    nodes[f"{name}{colons}{test}"] = (node, version)
-        for name, version in file.versions.items():
-            await sandbox.write(posixpath.join(sandbox.workdir, name), version.source.encode())
-    if not nodes:
-        return TwinRun({})
-    token = secrets.token_hex(16)
-    report, selection = (posixpath.join(sandbox.home, f".{token}.{kind}") for kind in ("jsonl", "json"))
-    names = [posixpath.join(sandbox.workdir, name) for file in files for name in file.versions]
-    source.shuffle(names)
-    content = {"seed": source.getrandbits(32), "files": names, "nodes": sorted(nodes)}
-    await sandbox.write(selection, msgspec.json.encode(content))
+async def run_version(
+    sandbox: Sandbox, checks: PytestChecks, sites: Mapping[int, TwinSite], *, timeout_s: float
+) -> VersionRun:
+    """Run the deciding files, of which a version was laid in the sandbox. Raises SandboxError."""
+    report = posixpath.join(sandbox.home, f".report-{secrets.token_hex(16)}.jsonl")
+    paths = [posixpath.join(sandbox.workdir, name) for name in deciding_files(checks)]
     driver, plugin = sandbox.locate(DRIVER_MOUNT.target), sandbox.locate(PLUGIN_MOUNT.target)
-    await sandbox.run(
-        ["python", "-P", "-s", driver, plugin, report, sandbox.workdir, selection],
+    done = await sandbox.run(
+        ["python", "-P", "-s", driver, plugin, report, sandbox.workdir, *paths],
         timeout_s=timeout_s,
         env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         cwd=sandbox.workdir,
     )
-    raw = await read_result_file(sandbox, report, _REPORT_BYTES)
-    return TwinRun(_reports(raw, nodes))
+    check_not_killed(done)
+    raw = await read_result_file(sandbox, report, REPORT_BYTES) or b""
+    outcomes, seen = await asyncio.to_thread(lambda: (parse_outcomes(raw)[0], load(raw)))
+    return VersionRun(dict(sites), outcomes, seen, done.exit_code, done.timed_out, output_tail(done))
 
 
-class StableSites(Struct, frozen=True):
-    """What runs with the gold patch showed: the sites that can be relied on, and the tests of which they say less.
-
-    `partial` are the tests that have only weak sites, or sites that cannot be relied on beside those that can.
-    """
-
-    sites: dict[str, tuple[int, ...]]
-    partial: tuple[str, ...]
+# --- validation
 
 
-def stable_sites(runs: Sequence[TwinRun]) -> StableSites:
-    """The sites that held exactly where they are true in all versions of all runs with the gold patch."""
-    reports: dict[str, list[SiteReport]] = defaultdict(list)
-    for run in runs:
-        for node, versions in run.reports.items():
-            reports[node] += versions
-    sites: dict[str, tuple[int, ...]] = {}
+Run = Callable[[WrittenVersion], Awaitable[VersionRun]]
+"""Runs a version over one patch, in a sandbox of its own."""
+
+
+async def learn_twins(tests: DecidingTests, options: GradingOptions, run: Run) -> GradingOptions:
+    """The options with the twins of a task's deciding tests, as runs with the gold patch show them."""
+    options = replace(options, twin_seed=secrets.randbits(32), twin_plain=(), twin_uncut=(), twin_fixed=())
+    written = await asyncio.to_thread(write_versions, tests, options, lambda _: False, cut=False)
+    named = await run(written)
+    options = replace(options, twin_plain=_to_evaluate(named))
+    second, third = await _run_both(tests, options, run)
+    broken = _broken_files(named, third)
+    if broken:
+        options = replace(options, twin_uncut=broken)
+        second, third = await _run_both(tests, options, run)
+    names = _new_names(named, third)
+    fixed = _not_changeable(names, second, third)
+    options = replace(options, twin_fixed=tuple(sorted(fixed)))
+    twins: dict[str, TwinTest] = {}
     partial: list[str] = []
-    for node, versions in reports.items():
-        if any(version.outcome != "passed" for version in versions):
+    secret: list[tuple[TwinSite, list[Observation]]] = []
+    for node in (*tests.fail_to_pass, *tests.pass_to_pass):
+        name = names.get(node, "")
+        if named.outcomes.get(node) != "passed" or third.outcomes.get(name) != "passed":
             continue
-        reached = {site for version in versions for site in version.observed}
-        stable = tuple(sorted(site for site in reached if all(_as_expected(v, site) for v in versions)))
-        if stable:
-            sites[node] = stable
-            if len(stable) < len(reached) or versions[0].weak >= set(stable):
-                partial.append(node)
-    return StableSites(sites, tuple(partial))
+        gold = third.seen.get(name, {})
+        ended = second.outcomes.get(name) == "passed"
+        runs = (
+            (named, node, frozenset(options.twin_plain)),
+            (second, name, frozenset(fixed if ended else gold)),
+            (third, name, frozenset[int]()),
+        )
+        stable = _stable_sites(runs, gold)
+        others = {number: seen for number, seen in stable.items() if third.sites[number].operation != "end"}
+        sites = others or stable
+        if not sites:
+            continue
+        twins[node] = TwinTest(name, {number: json.dumps(seen) for number, seen in sites.items()})
+        used = {number: _in_use(third.sites[number], number in fixed) for number in sites}
+        if not all(site.withheld or site.changeable for site in used.values()) or _unused(named, node, sites):
+            partial.append(node)
+        if node in tests.fail_to_pass:
+            secret += [(used[number], seen) for number, seen in sites.items()]
+    bits = round(secret_bits(secret), 1)
+    return replace(options, twins=twins, partial_twins=tuple(partial), twin_bits=bits)
 
 
-def _as_expected(version: SiteReport, site: int) -> bool:
-    return version.observed.get(site) == frozenset({int(version.true[site])})
+def _in_use(site: TwinSite, fixed: bool) -> TwinSite:
+    return replace(site, changeable=site.changeable and not fixed)
 
 
-def judge_twins(run: TwinRun, sites: TwinSites) -> Integrity:
+def _not_changeable(names: Mapping[str, str], changed: VersionRun, true: VersionRun) -> set[int]:
+    """The sites that did not fail where their expectation was changed, or whose test did not come to its end."""
+    return {
+        number
+        for name in names.values()
+        for number, seen in true.seen.get(name, {}).items()
+        if true.sites[number].changeable
+        and (
+            changed.outcomes.get(name) != "passed"
+            or not holds(changed.sites[number], seen, changed.seen.get(name, {}).get(number, []))
+        )
+    }
+
+
+def _stable_sites(
+    runs: Sequence[tuple[VersionRun, str, frozenset[int]]], gold: Mapping[int, list[Observation]]
+) -> dict[int, list[Observation]]:
+    """The sites that hold in all runs: each with the test's name in it, and the sites that it says nothing of."""
+    return {
+        number: seen
+        for number, seen in gold.items()
+        if all(
+            number in without
+            or (number in run.sites and holds(run.sites[number], seen, run.seen.get(name, {}).get(number, [])))
+            for run, name, without in runs
+        )
+    }
+
+
+async def _run_both(tests: DecidingTests, options: GradingOptions, run: Run) -> tuple[VersionRun, VersionRun]:
+    """The version in which all is changed that can be, and the one that is true."""
+    all_changed = await asyncio.to_thread(write_versions, tests, options, lambda _: True)
+    true = await asyncio.to_thread(write_versions, tests, options, lambda _: False)
+    return await run(all_changed), await run(true)
+
+
+def _unused(run: VersionRun, node: str, sites: Mapping[int, object]) -> bool:
+    """Whether a test has assertions that do not count."""
+    return any(run.sites[site].operation != "end" for site in run.seen.get(node, {}) if site not in sites)
+
+
+def _to_evaluate(run: VersionRun) -> tuple[int, ...]:
+    """The sites whose observations cannot be judged outside of the process."""
+    found: set[int] = set()
+    for sites in run.seen.values():
+        for number, seen in sites.items():
+            site = run.sites.get(number)
+            if site is None or site.operation in ("truth", "pair", "end"):
+                continue
+            if not holds(site, seen, seen) or any(each[0] == "value" and not _is_readable(each) for each in seen):
+                found.add(number)
+    return tuple(sorted(found))
+
+
+def _is_readable(seen: Observation) -> bool:
+    try:
+        decode(seen[1])
+    except (ValueError, IndexError):
+        return False
+    return True
+
+
+def _by_file(names: Mapping[str, TestOutcome]) -> dict[str, list[str]]:
+    files: dict[str, list[str]] = {}
+    for name in names:
+        files.setdefault(name.partition("::")[0], []).append(name)
+    return files
+
+
+def _new_names(named: VersionRun, run: VersionRun) -> dict[str, str]:
+    """By original node id its id in a version: the test at the same place in the file's order."""
+    after = _by_file(run.outcomes)
+    names: dict[str, str] = {}
+    for file, before in _by_file(named.outcomes).items():
+        if len(before) == len(after.get(file, [])):
+            names |= zip(before, after[file], strict=True)
+    return {node: name for node, name in names.items() if node.partition("[")[0] == name.partition("[")[0]}
+
+
+def _broken_files(named: VersionRun, run: VersionRun) -> tuple[str, ...]:
+    """The files in which tests do not pass any more once unused values are removed."""
+    names = _new_names(named, run)
+    return tuple(
+        sorted(
+            {
+                node.partition("::")[0]
+                for node, outcome in named.outcomes.items()
+                if outcome == "passed" and run.outcomes.get(names.get(node, "")) != "passed"
+            }
+        )
+    )
+
+
+# --- grading
+
+
+def draw_versions(tests: DecidingTests, options: GradingOptions) -> list[WrittenVersion]:
+    """The versions that a patch has to pass: one where no expectation is in the process, else two or four.
+
+    Each expectation that is in the process is changed in half of them, at random.
+    """
+    source = random.SystemRandom()
+    changeable = {
+        number
+        for number, site in write_versions(tests, options, lambda _: False).sites.items()
+        if site.changeable
+        and number not in options.twin_fixed
+        and any(number in twin.gold for twin in options.twins.values())
+    }
+    count = 1 if not changeable else 2 if len(changeable) >= _MANY_CHANGEABLE else 4
+    layout = {number: frozenset(source.sample(range(count), count // 2)) for number in changeable}
+    return [
+        write_versions(tests, options, lambda number, version=version: version in layout.get(number, ()))
+        for version in range(count)
+    ]
+
+
+def judge_twins(options: GradingOptions, runs: Sequence[VersionRun], timeout_s: float) -> Integrity:
     """Whether a patch that passes the deciding tests computes what they expect.
 
-    `forged` where an expectation held that is false, `suspicious` where a true one did not hold, or a version
-    did not come to its end.
+    `forged` where a test passes that observed something else than it expects, or whose changed expectation held;
+    `suspicious` where a test did not come to its end or observed less.
     """
     forged: list[Evidence] = []
     unmet: list[Evidence] = []
-    for node, expected in sites.items():
-        versions = run.reports.get(node, [])
-        held = sum(1 in v.observed.get(site, ()) for v in versions for site in expected if not v.true[site])
-        asked = sum(not v.true[site] for v in versions for site in expected)
-        if held:
-            forged.append(Evidence("twin", node, text=f"{held} of {asked} changed expectations held too"))
-        elif not versions or not all(
-            v.outcome == "passed" and all(_as_expected(v, site) for site in expected) for v in versions
-        ):
-            passed = sum(v.outcome == "passed" for v in versions)
-            unmet.append(Evidence("copy", node, text=f"{passed} of {len(versions)} versions came to their end"))
+    for run in runs:
+        for node, twin in options.twins.items():
+            seen, outcome = run.seen.get(twin.name, {}), run.outcomes.get(twin.name, "missing")
+            wrong = [
+                number
+                for number, text in twin.gold.items()
+                if number not in run.sites or not holds(run.sites[number], json.loads(text), seen.get(number, []))
+            ]
+            reached = [number for number in wrong if seen.get(number)]
+            if reached:
+                some = f"{len(reached)} of {len(twin.gold)} assertions observed another value than they expect"
+                forged.append(Evidence("twin", node, text=some))
+            elif wrong or outcome != "passed":
+                text = f"{outcome}; {len(wrong)} of {len(twin.gold)} assertions were not reached"
+                unmet.append(Evidence("version", node, text=text))
+    for run in runs:
+        if run.timed_out:
+            reason = f"a version of the deciding tests did not end in {timeout_s:g} s, though the tests did"
+            return Integrity("suspicious", reason, tuple(unmet[:20]))
     if forged:
         some = forged[0]
         reason = f"{len(forged)} tests pass whatever they expect: {some.path}: {some.text}"
         return Integrity("forged", reason, tuple(forged[:20]))
     if unmet:
-        reason = f"{len(unmet)} tests pass, but not in all versions of them: {unmet[0].path}"
+        died = "" if all(run.exit_code in (0, 1) for run in runs) else "; the process died"
+        reason = (
+            f"{len(unmet)} tests pass, but not in all versions of them: {unmet[0].path} ({unmet[0].text}){died}"
+        )
         return Integrity("suspicious", reason, tuple(unmet[:20]))
     return Integrity()
 
 
-def _files(nodes: Mapping[str, int]) -> list[str]:
-    return sorted({node.partition("::")[0] for node in nodes})
-
-
-def _write_versions(
-    checks: PytestChecks, name: str, versions: Mapping[str, int], seed: int, source: random.Random
-) -> _VersionedFile | None:
-    text = checks.files.get(name)
-    if text is None:
-        return None
-    count = max(number for node, number in versions.items() if node.partition("::")[0] == name)
-    layouts = [_Layout(source) for _ in range(-(-count // _BLOCK))]
-    file = _VersionedFile(name)
-    for number in range(count):
-        layout = layouts[number // _BLOCK]
-        try:
-            version = write_version(
-                text, lambda site, layout=layout, number=number: layout.changed(site, number % _BLOCK), seed
-            )
-        except ValueError:
-            return None
-        beside = posixpath.join(posixpath.dirname(name), f"test_{secrets.token_hex(8)}.py")
-        file.versions[beside if number else name] = version
-    return file
-
-
-class _Layout:
-    """In which versions of a block each site is changed: in half of them, at random."""
-
-    def __init__(self, source: random.Random) -> None:
-        self._source = source
-        self._versions: dict[int, frozenset[int]] = {}
-
-    def changed(self, site: int, version: int) -> bool:
-        if site not in self._versions:
-            self._versions[site] = frozenset(self._source.sample(range(_BLOCK), _BLOCK // 2))
-        return version in self._versions[site]
-
-
-def _reports(raw: bytes, nodes: Mapping[str, tuple[str, TwinVersion]]) -> dict[str, list[SiteReport]]:
-    outcomes = parse_outcomes(raw)[0]
-    observed: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-    decoder = msgspec.json.Decoder(_Line)
-    for text in raw.splitlines():
-        try:
-            line = decoder.decode(text)
-        except (ValueError, RecursionError):
-            continue  # a line cut by the death of the process, or written by the tested code
-        if line.node:
-            observed[line.node][line.site].add(line.held)
-    reports: dict[str, list[SiteReport]] = defaultdict(list)
-    for name, (node, version) in nodes.items():
-        true = {site: not changed for site, changed in enumerate(version.changed)}
-        sites = {site: frozenset(held) for site, held in observed[name].items() if site in true}
-        reports[node].append(SiteReport(outcomes.get(name, "missing"), true, sites, version.weak))
-    return dict(reports)
+def protection_of(task: Task, options: GradingOptions) -> tuple[Protection, str]:
+    """How far twins protect a task's verdicts, and why no further."""
+    if isinstance(task.checks, ScriptChecks):
+        return "none", "checks of kind script have no twins"
+    nodes = deciding_tests(task, options).nodes
+    deciding = (*task.checks.fail_to_pass, *task.checks.pass_to_pass)
+    missing = [id for id in deciding if nodes.get(id) not in options.twins]
+    if missing:
+        reason = f"{len(missing)} of {len(deciding)} deciding tests have no twins, as {missing[0]}"
+        return ("partial" if options.twins else "none"), reason
+    if options.twin_bits < _ENOUGH_BITS:
+        times = math.ceil(2**options.twin_bits)
+        guess = f"a guess at what the tests expect is right once in {times} times"
+        return "partial", guess if times > 1 else "the tested code can read or guess all that the tests expect"
+    if partial := [id for id in deciding if nodes[id] in options.partial_twins]:
+        some = f"{len(partial)} of {len(deciding)} deciding tests"
+        return "partial", f"{some} have expectations that the tested code can read, as {partial[0]}"
+    return "twins", ""

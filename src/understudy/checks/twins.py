@@ -1,554 +1,574 @@
-"""Twins: versions of the deciding tests with changed expectations, which a right solution fails.
+"""Versions of test files that send what they observe instead of asserting it.
 
-Code under test runs in the process of the tests, so it can force a test to pass that it does not solve. It
-is not told which expectations are the true ones. A version of a test file asks every assertion ("site") softly:
-it reports whether the assertion held and goes on. In half of the versions, chosen at random for each site, what
-the site expects is changed. Code that computes its answers holds where the expectation is true, and only there;
-code that forces passes also holds where it is false, which is a contradiction.
+Code under test runs in the process of the tests, so it can force an assertion to hold. In a version, each
+assertion ("site") sends the observed value through the report and goes on; what was expected is not in the
+process:
 
-What is changed, and how it looks, must not tell a true expectation from a changed one:
+- `assert f(x) == 3` becomes `_send_(7, f(x))`. The expected value is removed from the source, with whatever else
+  only served to hold it: names, columns of tables and of `parametrize`, arguments of helpers, comments, messages,
+  docstrings and test ids. `pytest.raises(E, match=M)` becomes a block that sends whatever was raised.
+- Where the expectation cannot be removed, because the code under test makes it (`== Point(1, 2)`), the assertion
+is
+  evaluated in the process. The literals in it are then changed in some versions, where it must not hold.
 
-- a literal is changed in place and written in one form in all versions, so that a reader of the test's source sees
-  two candidates, each in half of the versions;
-- a value that is not a literal goes through a function in all versions, with a key that decides (`twin_driver`);
-- a name that serves only as an expectation is changed where it gets its value, so that a reader of the test's
-  variables sees the changed one.
-
-This module reads and writes source only; `twin_run` runs the versions and judges the reports.
+This module reads and writes source only. `twin_judge` compares observations with what the gold patch sent, and
+`twin_run` runs versions in sandboxes.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import random
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
-import libcst as cst
 from msgspec import Struct
 
-from understudy.checks.twin_driver import another_constant, key_for
-
-IMPORT = "from understudy_twin_driver import Unexpected as _Unexpected_, change as _change_, report as _report_\n"
-
-_NEGATED = {
-    "assertTrue": "assertFalse",
-    "assert_": "assertFalse",
-    "assertFalse": "assertTrue",
-    "assertIs": "assertIsNot",
-    "assertIsNot": "assertIs",
-    "assertIsNone": "assertIsNotNone",
-    "assertIsNotNone": "assertIsNone",
-    "assertIsInstance": "assertNotIsInstance",
-    "assertNotIsInstance": "assertIsInstance",
-    "assertNotEqual": "assertEqual",
-    "assertNotEquals": "assertEqual",
-    "assertNotIn": "assertIn",
-    "assertGreater": "assertLessEqual",
-    "assertLessEqual": "assertGreater",
-    "assertLess": "assertGreaterEqual",
-    "assertGreaterEqual": "assertLess",
-    "assertNotRegex": "assertRegex",
-    "assertNotAlmostEqual": "assertAlmostEqual",
-}
-"""Methods of unittest's test cases, and those that hold exactly where they do not."""
-
-_EQUALITY = re.compile(
-    r"assert(?:Equals?|AlmostEquals?|(?:List|Dict|Set|Tuple|Sequence|MultiLine|Count|JSON|XML|HTML)Equal|"
-    r"Query[Ss]etEqual|_equals?|_(?:array_)?(?:almost_)?equal|_allclose|_(?:frame|series|index)_equal|_identical)"
+from understudy.checks.twin_assertions import (
+    CALLED,
+    COMPARISONS,
+    FUNCTIONS,
+    METHODS,
+    MIRRORED,
+    WARNS,
+    approximation,
+    class_names,
+    expects_exception,
+    is_evaluable,
+    tolerances_of,
 )
-"""Functions and methods that compare two values, their first two arguments."""
+from understudy.checks.twin_cut import cut_unused
+from understudy.checks.twin_literals import change_literal, has_literal, is_literal
+from understudy.checks.twin_names import (
+    UNSTABLE,
+    independent_names,
+    is_declaration,
+    name_of,
+    outside_functions,
+    parameter_sources,
+)
 
-_CONTAINS = {"assertIn": 0, "assertRegex": 1, "assertRegexpMatches": 1}
-"""Methods that look for one argument in the other, and which one is looked for."""
+IMPORT = (
+    "from understudy_sites import block as _block_, calls as _calls_, holds as _holds_, kind as _kind_, "
+    "pair as _pair_, send as _send_"
+)
 
-_RAISES = frozenset({"raises", "warns", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp", "assertWarns"})
-_CONSTRUCTORS = frozenset({"list", "tuple", "dict", "set", "frozenset", "date", "datetime", "timedelta", "approx"})
+_F = TypeVar("_F", ast.FunctionDef, ast.AsyncFunctionDef)
+
+Operation = Literal[
+    "equal", "same", "count", "approx", "compare", "truth", "pair", "isinstance", "raises", "warns", "calls", "end"
+]
+
+
+class TwinSite(Struct, frozen=True):
+    """What one assertion of a test file expects of what it sends (see `twin_judge.holds`).
+
+    `expected` is the source of a literal, where the operation needs one beside the gold patch's observation:
+    what to compare with (`compare`, by `operator`), tolerances (`approx`), names of classes (`isinstance`,
+    `raises`, `warns`). `want` is false where the operation must not hold. `withheld` says that the expectation is
+    not in the process. `changed` is true where the expectation in the process is not the true one in this version.
+    """
+
+    operation: Operation
+    expected: str = ""
+    operator: str = ""
+    want: bool = True
+    withheld: bool = True
+    changeable: bool = False
+    changed: bool = False
 
 
 class TwinVersion(Struct, frozen=True):
-    """One version of a test file. `changed` says of each of its sites whether its expectation is changed.
-
-    `weak` are the sites whose condition is negated, for want of a value to change: an object that makes every
-    comparison true fails the negation as a right answer does.
-    """
+    """A version of a test file: its source, and its sites by number."""
 
     source: str
-    changed: tuple[bool, ...]
-    weak: frozenset[int]
+    sites: dict[int, TwinSite]
 
 
-def write_version(source: str, changed: Callable[[int], bool], seed: int) -> TwinVersion:
-    """A version of a test file in which the sites for which `changed` is true expect something else.
+def write_version(
+    text: str,
+    *,
+    first: int = 0,
+    plain: frozenset[int] = frozenset(),
+    cut: bool = True,
+    changed: Callable[[int], bool] = lambda _: False,
+    seed: int = 0,
+) -> TwinVersion:
+    """A version of a test file, with sites numbered from `first`, the same for all versions of a file.
 
-    `seed` decides what the changed literals are, and must be the same for all versions that run together: a site
-    then has two candidates in all of them. Sites that share an expectation are changed together, as the first of
-    them. Raises ValueError when the file cannot be parsed.
+    The sites in `plain` are evaluated in the process: what they observe cannot be sent. Without `cut` values that
+    have become unused stay, and so do the ids of parametrised tests. Sites for which `changed` is true expect
+    something else, which `seed` decides, where their expectation is in the process and has a literal. Raises
+    ValueError when the file cannot be parsed.
     """
     try:
-        module = cst.parse_module(source)
-        writer = _TwinWriter(module, changed, seed)
-        text = module.visit(writer).code
-    except (cst.ParserSyntaxError, cst.CSTValidationError, RecursionError) as error:
+        tree = ast.parse(text)
+        rewriter = _Rewriter(tree, first, plain, changed, seed)
+        tree = rewriter.visit(tree)
+        exposed = cut_unused(tree) if cut else frozenset[str]()
+        _insert_import(tree)
+        source = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+    except (SyntaxError, ValueError, RecursionError) as error:
         raise ValueError(f"invalid Python: {error}") from error
-    decisions = tuple(changed(writer.decided_by.get(site, site)) for site in range(writer.sites))
-    return TwinVersion(text, decisions, frozenset(writer.weak))
+    sites = {
+        number: TwinSite(
+            site.operation,
+            site.expected,
+            site.operator,
+            site.want,
+            site.withheld and not rewriter.names_of.get(number, frozenset()) & exposed,
+            site.changeable,
+            site.changed,
+        )
+        for number, site in rewriter.sites.items()
+    }
+    return TwinVersion(source, sites)
 
 
-class _TwinWriter(cst.CSTTransformer):
-    """Rewrites a test file. Sites are numbered in the order in which they are left, whatever is changed.
+class _Rewriter(ast.NodeTransformer):
+    """Replaces assertions. Numbers are given in the order of the file, whatever the options are."""
 
-    A name that serves only as an expectation takes a number too, which decides for its sites (`decided_by`).
-    """
-
-    def __init__(self, module: cst.Module, changed: Callable[[int], bool], seed: int) -> None:
-        super().__init__()
-        self.sites = 0
-        self.decided_by: dict[int, int] = {}
-        self.weak: set[int] = set()
-        self._module = module
-        self._config = module.config_for_parsing
+    def __init__(
+        self,
+        tree: ast.Module,
+        first: int,
+        plain: frozenset[int],
+        changed: Callable[[int], bool],
+        seed: int,
+    ) -> None:
+        self.sites: dict[int, TwinSite] = {}
+        self.names_of: dict[int, frozenset[str]] = {}
+        self._next = first
+        self._plain = plain
         self._changed = changed
         self._seed = seed
-        self._names: list[
-            dict[str, str]
-        ] = []  # of each function around: its names of expectations, and their kinds
-        self._decider: list[dict[str, int]] = []  # of each function around: the number that each such name has
-        self._first: list[int] = []  # of each function around: the number of its first site
+        self._defined = {
+            node.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_declaration(node)
+        }
+        self._tables = parameter_sources(tree)
+        stable = frozenset(dir(builtins)) - UNSTABLE
+        self._independent = independent_names(outside_functions(tree), self._tables, stable)
         self._raises = 0
+        self._functions = 0
 
-    def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
-        body = list(updated_node.body)
-        first = 1 if body and _is_docstring(body[0]) else 0
-        while first < len(body) and _is_future_import(body[first]):
-            first += 1
-        return updated_node.with_changes(body=[*body[:first], self._statement(IMPORT), *body[first:]])
+    # --- statements
 
-    # --- functions: where names get their values
+    def visit_Module(self, node: ast.Module) -> ast.Module:
+        _strip_docstring(node)
+        self.generic_visit(node)
+        return node
 
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
-        self._names.append(_expectation_names(self._code(node)))
-        self._decider.append({})
-        self._first.append(self.sites)
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        _strip_docstring(node)
+        self.generic_visit(node)
+        node.body = node.body or [ast.Pass()]
+        return node
 
-    def leave_FunctionDef(self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef) -> cst.FunctionDef:
-        names, deciders, first = self._names.pop(), self._decider.pop(), self._first.pop()
-        body = updated_node.body
-        if not isinstance(body, cst.IndentedBlock):
-            return updated_node
-        changes = [self._rebind(name, site) for name, site in deciders.items() if names[name] == "parameter"]
-        start = 1 if body.body and _is_docstring(body.body[0]) else 0
-        lines = [*body.body[:start], *changes, *body.body[start:]]
-        if not self._names and original_node.name.value.startswith("test") and self.sites == first:
-            # A test without assertions expects only to come to its end.
-            site = self._next()
-            self.weak.add(site)
-            lines.append(self._soft(f"assert {self._code(self._pass_through(cst.Name('True'), site))}", site))
-        return updated_node.with_changes(body=body.with_changes(body=lines))
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        return self._function(node)
 
-    def leave_For(self, original_node: cst.For, updated_node: cst.For) -> cst.For:
-        if not self._names or not isinstance(updated_node.body, cst.IndentedBlock):
-            return updated_node
-        stored = (node.id for node in ast.walk(self._tree(original_node.target)) if isinstance(node, ast.Name))
-        names = [name for name in stored if self._names[-1].get(name) == "loop"]
-        changes = [self._rebind(name, self._decider[-1][name]) for name in names if name in self._decider[-1]]
-        body = updated_node.body
-        return updated_node.with_changes(body=body.with_changes(body=[*changes, *body.body]))
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AsyncFunctionDef:
+        return self._function(node)
 
-    def _rebind(self, name: str, site: int) -> cst.BaseStatement:
-        return self._statement(f"{name} = {self._code(self._pass_through(cst.Name(name), site))}")
+    def _function(self, node: _F) -> _F:
+        _strip_docstring(node)
+        raises, self._raises = self._raises, 0
+        first, outer, around = self._next, self._functions == 0, self._independent
+        if outer:
+            inside = (part for part in ast.walk(node) if part is not node)
+            self._independent = independent_names(inside, self._tables, around)
+        self._functions += 1
+        self.generic_visit(node)
+        self._functions -= 1
+        self._independent = around
+        self._raises = raises
+        if outer and node.name.startswith("test") and self._next == first and not _is_fixture(node):
+            # A test without assertions expects to come to its end.
+            number = self._number(TwinSite("end", withheld=False))
+            node.body.append(ast.Expr(_call("_send_", number, ast.Constant(0))))
+        return node
 
-    # --- sites
-
-    def visit_With(self, node: cst.With) -> None:
-        self._raises += _raises_item(node) is not None
-
-    def leave_With(
-        self, original_node: cst.With, updated_node: cst.With
-    ) -> cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement]:
-        position = _raises_item(original_node)
-        if position is None:
-            return updated_node
-        self._raises -= 1
-        if self._raises or not self._names or not isinstance(updated_node.body, cst.IndentedBlock):
-            return updated_node
-        site = self._next()
-        item = updated_node.items[position]
-        call = cst.ensure_type(item.item, cst.Call)
-        if item.asname is None:
-            call = _with_argument(call, 0, self._pass_through(call.args[0].value, site))
-            items = list(updated_node.items)
-            items[position] = item.with_changes(item=call)
-            return self._soft(self._code(updated_node.with_changes(items=items)), site, error="BaseException")
-        # What was caught is used later, so the true expectation stays, around one that is changed or the same.
-        after = self._statement(f"_report_({site}, {0 if self._changed(site) else 1})")
-        if not self._changed(site):
-            return cst.FlattenSentinel([updated_node, after])
-        call = _with_argument(call, 0, cst.Name("_Unexpected_"))
-        inner = updated_node.with_changes(items=[cst.WithItem(item=call)], leading_lines=[])
-        block = updated_node.body.with_changes(body=[inner, self._statement(f"_report_({site}, 1)")])
-        return cst.FlattenSentinel([updated_node.with_changes(body=block), after])
-
-    def leave_SimpleStatementLine(
-        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
-    ) -> cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement]:
-        if not self._names or len(updated_node.body) != 1:
-            return updated_node
-        statement = updated_node.body[0]
-        if isinstance(statement, cst.Assign):
-            name = _single_target(statement)
-            if self._names[-1].get(name) != "assigned":
-                return updated_node
-            value = self._literal(statement.value, self._decide(name))
-            return updated_node.with_changes(body=[statement.with_changes(value=value)])
+    def visit_Assert(self, node: ast.Assert) -> ast.AST | list[ast.stmt]:
         if self._raises:
-            return updated_node
-        if isinstance(statement, cst.Assert):
-            site = self._next()
-            return self._soft(f"assert {self._code(self._condition(statement.test, site))}", site)
-        if (call := _asserting_call(statement)) is not None:
-            site = self._next()
-            error = "BaseException" if _called(call) in _RAISES else "Exception"
-            return self._soft(self._code(self._call(call, site)), site, error=error)
-        return updated_node
+            return node
+        return self._condition(node.test, want=True)
 
-    def _condition(self, test: cst.BaseExpression, site: int) -> cst.BaseExpression:
-        """The condition of an assertion. Changed, it is false wherever the true one is true."""
-        if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
-            target = test.comparisons[0]
-            if isinstance(target.operator, cst.Equal):
-                left, right = self._equality(test.left, target.comparator, site)
-            elif isinstance(target.operator, cst.In):
-                left, right = self._membership(test.left, target.comparator, site)
-            else:
-                return self._negation(test, site)
-            return test.with_changes(left=left, comparisons=[target.with_changes(comparator=right)])
-        if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
-            # Where a true `and` becomes false by one operand, the others are still asked as they are.
-            for side in ("right", "left"):
-                operand = getattr(test, side)
-                if isinstance(operand, cst.Comparison):
-                    return test.with_changes(**{side: self._condition(operand, site)})
-        if (inner := _compared_elements(test)) is not None:
-            return cst.ensure_type(test.deep_replace(inner, self._condition(inner, site)), cst.Call)
-        return self._negation(test, site)
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        if not self._raises and not node.orelse and len(node.body) == 1 and _fails(node.body[0]):
+            return self._condition(node.test, want=False)
+        self.generic_visit(node)
+        return node
 
-    def _call(self, call: cst.Call, site: int) -> cst.Call:
-        """A statement that asserts by calling. Changed, it fails where the true one holds."""
-        name = _called(call)
-        first = call.args[0].value
-        if name in _RAISES:
-            return _with_argument(call, 0, self._pass_through(first, site))
-        if name == "assertTrue" and isinstance(first, cst.Comparison):
-            return _with_argument(call, 0, self._condition(first, site))
-        if name in _NEGATED:
-            self.weak.add(site)
-            other = _NEGATED[name] if self._changed(site) else name
-            return call.with_changes(
-                func=cst.ensure_type(call.func, cst.Attribute).with_changes(attr=cst.Name(other))
-            )
-        second = call.args[1].value
-        if name not in _CONTAINS:
-            first, second = self._equality(first, second, site)
-        elif _CONTAINS[name] == 0:
-            first, second = self._membership(first, second, site)
+    def visit_With(self, node: ast.With) -> ast.AST:
+        return self._with(node)
+
+    def visit_AsyncWith(self, node: ast.AsyncWith) -> ast.AST:
+        return self._with(node)
+
+    def _with(self, node: ast.With | ast.AsyncWith) -> ast.AST:
+        position = next((n for n, item in enumerate(node.items) if expects_exception(item.context_expr)), None)
+        if position is None:
+            self.generic_visit(node)
+            return node
+        if not self._raises:
+            item = node.items[position]
+            call = item.context_expr
+            assert isinstance(call, ast.Call)
+            item.context_expr = self._block(call)
+        self._raises += 1
+        node.body = [part for statement in node.body for part in _as_list(self.visit(statement))]
+        self._raises -= 1
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.stmt]:
+        call = node.value.value if isinstance(node.value, ast.Await) else node.value
+        if self._raises or not isinstance(call, ast.Call):
+            return node
+        name = name_of(call)
+        if expects_exception(call) and len(call.args) >= 2 and isinstance(call.func, ast.Name | ast.Attribute):
+            skipped = 2 if name.startswith("assert") and "Regex" in name else 1
+            if len(call.args) > skipped:
+                return self._called_block(call, skipped)
+        if isinstance(call.func, ast.Attribute) and name in CALLED and node.value is call:
+            number = self._number(TwinSite("calls", operator=CALLED[name]))
+            which = ast.Constant(CALLED[name] == "last")
+            return [ast.Expr(_call("_calls_", number, call.func.value, which))]
+        what = self._method(call, name)
+        return self._assertion(*what, call) if what else node
+
+    def _method(self, call: ast.Call, name: str) -> tuple[str, list[ast.expr]] | None:
+        """What a call asserts, and of which arguments; None when it is none of the assertions that we know."""
+        if name in self._defined or any(isinstance(argument, ast.Starred) for argument in call.args):
+            return None
+        if isinstance(call.func, ast.Attribute) and name in METHODS:
+            what, names = METHODS[name]
+        elif name in FUNCTIONS:
+            what = FUNCTIONS[name]
+            names = ("actual",) if what in ("true", "false") else ("actual", "desired")
         else:
-            second, first = self._membership(second, first, site)
-        return _with_argument(_with_argument(call, 0, first), 1, second)
+            return None
+        arguments = list(call.args[: len(names)])
+        by_name = {keyword.arg: keyword.value for keyword in call.keywords}
+        for wanted in names[len(arguments) :]:
+            if wanted not in by_name:
+                return None
+            arguments.append(by_name[wanted])
+        return what, arguments
 
-    def _equality(
-        self, left: cst.BaseExpression, right: cst.BaseExpression, site: int
-    ) -> tuple[cst.BaseExpression, cst.BaseExpression]:
-        expected = right if expects_right(self._tree(left), self._tree(right), self._names[-1]) else left
-        if isinstance(expected, cst.Name) and expected.value in self._names[-1]:
-            self.decided_by[site] = self._decide(expected.value)
-            return left, right
-        literal = is_literal(self._tree(expected))
-        changed = self._literal(expected, site) if literal else self._pass_through(expected, site)
-        return (changed, right) if expected is left else (left, changed)
+    def _assertion(self, what: str, arguments: list[ast.expr], call: ast.Call) -> list[ast.stmt]:
+        match what:
+            case "true" | "false":
+                return self._condition(arguments[0], want=what == "true")
+            case "none" | "not none":
+                return self._relation("is", arguments[0], ast.Constant(None), want=what == "none")
+            case "isinstance" | "not isinstance":
+                return self._kind(arguments[0], arguments[1], want=what == "isinstance")
+            case "search" | "not search":
+                return self._search("search", arguments[1], arguments[0], want=what == "search")
+            case "approx":
+                return self._approx(arguments[0], arguments[1], tolerances_of(call))
+            case "count":
+                return self._equality("count", arguments[0], arguments[1])
+            case _:
+                return self._relation(what, arguments[0], arguments[1], want=True)
 
-    def _membership(
-        self, member: cst.BaseExpression, container: cst.BaseExpression, site: int
-    ) -> tuple[cst.BaseExpression, cst.BaseExpression]:
-        if is_literal(self._tree(member)):
-            return self._literal(member, site), container
-        return member, self._pass_through(container, site)
+    # --- conditions
 
-    def _negation(self, test: cst.BaseExpression, site: int) -> cst.BaseExpression:
-        self.weak.add(site)
-        expected = self._code(self._pass_through(cst.Name("True"), site))
-        return self._expression(f"bool({self._code(test)}) is {expected}")
+    def _condition(self, test: ast.expr, *, want: bool) -> list[ast.stmt]:
+        """What is sent instead of asserting that a condition is (or is not) true."""
+        match test:
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return self._condition(operand, want=not want)
+            case ast.BoolOp(op=op, values=values) if isinstance(op, ast.And) is want:
+                return [part for value in values for part in self._condition(value, want=want)]
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                return self._relation(COMPARISONS[type(op)], left, right, want=want)
+            case ast.Compare() if want:
+                return self._chain(test)
+            case ast.Call(func=ast.Name(id="isinstance"), args=[value, kinds]):
+                return self._kind(value, kinds, want=want)
+            case ast.Call(func=ast.Name(id="all"), args=[ast.GeneratorExp() | ast.ListComp() as each]) if want:
+                return self._all(test, each)
+            case ast.Call(func=ast.Attribute(value=ast.Compare(ops=[ast.Eq()]) as inner, attr="all"), args=[]) if (
+                want
+            ):
+                return self._relation("==", inner.left, inner.comparators[0], want=True)
+            case ast.Call(
+                func=ast.Attribute(value=value, attr=("startswith" | "endswith") as name), args=[expected]
+            ) if is_evaluable(expected):
+                return self._compare(name, value, expected, want=want)
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="re"), attr=("search" | "match" | "fullmatch") as name),
+                args=[pattern, value],
+            ):
+                return self._search(name, pattern, value, want=want)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="math"), attr="isclose"), args=[left, right]):
+                return self._approx(left, right, tolerances_of(test)) if want else self._truth(test, want=want)
+            case ast.Call(func=ast.Attribute(attr="allclose"), args=[left, right]) if want:
+                return self._approx(left, right, tolerances_of(test))
+            case _:
+                return self._truth(test, want=want)
 
-    # --- writing
+    def _truth(self, test: ast.expr, *, want: bool) -> list[ast.stmt]:
+        number = self._number(TwinSite("truth", want=want, withheld=not has_literal(test, compared=True)))
+        return [ast.Expr(_call("_holds_", number, test))]
 
-    def _next(self) -> int:
-        self.sites += 1
-        return self.sites - 1
+    def _chain(self, test: ast.Compare) -> list[ast.stmt]:
+        """`1 < f(x) < 5` sends f(x); `f(x) == g(x) == 3` sends both; any other chain whether it holds."""
+        operands = [test.left, *test.comparators]
+        names = [COMPARISONS[type(op)] for op in test.ops]
+        if set(names) == {"=="} and any(self._is_independent(operand) for operand in operands):
+            sent = [operand for operand in operands if not self._is_independent(operand)]
+            expected = [operand for operand in operands if self._is_independent(operand)]
+            number = self._number(TwinSite("equal"), *expected)
+            if sent and number not in self._plain:
+                return [ast.Expr(_call("_send_", number, ast.List(sent, ast.Load())))]
+        elif len(operands) == 3 and is_evaluable(operands[0]) and is_evaluable(operands[2]):
+            low = TwinSite("compare", ast.unparse(operands[0]), MIRRORED.get(names[0], ""))
+            high = TwinSite("compare", ast.unparse(operands[2]), names[1])
+            if low.operator in MIRRORED and high.operator in MIRRORED:
+                first, second = self._number(low), self._number(high)
+                if first not in self._plain and second not in self._plain:
+                    return [ast.Expr(_call("_send_", first, operands[1], ast.Constant(second)))]
+                return [ast.Expr(_call("_holds_", first, test, ast.Constant(second)))]
+        return self._truth(test, want=True)
 
-    def _decide(self, name: str) -> int:
-        """The number that decides for all sites of a name."""
-        if name not in self._decider[-1]:
-            self._decider[-1][name] = self._next()
-        return self._decider[-1][name]
+    def _all(self, test: ast.expr, each: ast.GeneratorExp | ast.ListComp) -> list[ast.stmt]:
+        match each.elt:
+            case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]) if self._is_independent(
+                right
+            ) or self._is_independent(left):
+                actual, expected = self._sides(left, right)
+                number = self._number(TwinSite("equal"), expected)
+                if number not in self._plain:
+                    return [ast.Expr(_call("_send_", number, ast.ListComp(actual, each.generators)))]
+                return [ast.Expr(_call("_holds_", number, test))]
+            case _:
+                return self._truth(test, want=True)
 
-    def _pass_through(self, value: cst.BaseExpression, site: int) -> cst.BaseExpression:
-        return self._expression(
-            f"_change_({self._code(value)}, {key_for(self._changed(site), self._seed + site)})"
+    def _relation(self, operator: str, left: ast.expr, right: ast.expr, *, want: bool) -> list[ast.stmt]:
+        if operator in ("==", "is") and want:
+            near = approximation(right) or approximation(left)
+            if near is not None and operator == "==":
+                actual = left if approximation(right) else right
+                return self._approx(actual, near.args[0], tolerances_of(near), self._test("==", left, right))
+            constant = isinstance(right, ast.Constant) or isinstance(left, ast.Constant)
+            return self._equality("same" if operator == "is" and constant else operator, left, right)
+        if operator in MIRRORED:
+            if is_evaluable(right):
+                return self._compare(operator, left, right, want=want)
+            if is_evaluable(left):
+                return self._compare(MIRRORED[operator], right, left, want=want)
+            return self._pair(operator, left, right, want=want)
+        for actual, expected in ((left, right), (right, left)):
+            if isinstance(expected, ast.Constant):  # is, is not
+                negated = operator == "is not"
+                return self._compare("is", actual, expected, want=want is not negated)
+        return self._truth(self._test(operator, left, right), want=want)
+
+    def _equality(self, operator: str, left: ast.expr, right: ast.expr) -> list[ast.stmt]:
+        if operator != "is" and (self._is_independent(left) or self._is_independent(right)):
+            actual, expected = self._sides(left, right)
+            operation: Operation = "same" if operator == "same" else "count" if operator == "count" else "equal"
+            number = self._number(TwinSite(operation), expected)
+            if number not in self._plain:
+                return [ast.Expr(_call("_send_", number, actual))]
+            return self._evaluated(number, "is" if operator == "same" else "==", left, right)
+        if operator in ("==", "count"):
+            return self._pair(operator, left, right, want=True)
+        return self._truth(self._test(operator, left, right), want=True)
+
+    def _compare(self, operator: str, actual: ast.expr, expected: ast.expr, *, want: bool) -> list[ast.stmt]:
+        """A relation to a literal, which is decided outside of the process."""
+        number = self._number(TwinSite("compare", ast.unparse(expected), operator, want), expected)
+        if number not in self._plain:
+            return [ast.Expr(_call("_send_", number, actual))]
+        self.sites[number] = TwinSite("truth", want=want, withheld=False)
+        return [ast.Expr(_call("_holds_", number, self._test(operator, actual, expected)))]
+
+    def _pair(self, operator: str, left: ast.expr, right: ast.expr, *, want: bool) -> list[ast.stmt]:
+        """Both sides are in the process. A literal in what is expected is changed in some versions."""
+        number = self._number(TwinSite("pair", operator=operator, want=want, withheld=False))
+        return self._evaluated(number, operator, left, right, want=want)
+
+    def _evaluated(
+        self, number: int, operator: str, left: ast.expr, right: ast.expr, *, want: bool = True
+    ) -> list[ast.stmt]:
+        changeable = operator == "==" and want and (has_literal(right) or has_literal(left))
+        changed = changeable and self._changed(number)
+        if changeable:
+            choice = random.Random(self._seed * 1_000_003 + number)
+            if has_literal(right):
+                right = change_literal(right, choice) if changed else right
+            else:
+                left = change_literal(left, choice) if changed else left
+        self.sites[number] = TwinSite("pair", "", operator, want, False, changeable, changed)
+        return [ast.Expr(_call("_pair_", number, ast.Constant(operator), left, right))]
+
+    def _approx(
+        self, actual: ast.expr, expected: ast.expr, tolerances: str, test: ast.expr | None = None
+    ) -> list[ast.stmt]:
+        if not self._is_independent(expected) and self._is_independent(actual):
+            actual, expected = expected, actual
+        if not self._is_independent(expected):
+            test = test or _call_name("abs", ast.BinOp(actual, ast.Sub(), expected))
+            return self._truth(test, want=True) if isinstance(test, ast.Compare) else self._near(actual, expected)
+        number = self._number(TwinSite("approx", tolerances), expected)
+        if number not in self._plain:
+            return [ast.Expr(_call("_send_", number, actual))]
+        if test is not None:
+            self.sites[number] = TwinSite("truth", withheld=False)
+            return [ast.Expr(_call("_holds_", number, test))]
+        self.sites[number] = TwinSite("pair", tolerances, "approx", withheld=False)
+        return [ast.Expr(_call("_pair_", number, ast.Constant("approx"), actual, expected))]
+
+    def _near(self, actual: ast.expr, expected: ast.expr) -> list[ast.stmt]:
+        number = self._number(TwinSite("pair", operator="approx", withheld=False))
+        return [ast.Expr(_call("_pair_", number, ast.Constant("approx"), actual, expected))]
+
+    def _kind(self, value: ast.expr, kinds: ast.expr, *, want: bool) -> list[ast.stmt]:
+        names = class_names(kinds)
+        number = self._number(TwinSite("isinstance", repr(names), want=want))
+        if names and number not in self._plain:
+            return [ast.Expr(_call("_kind_", number, value))]
+        self.sites[number] = TwinSite("truth", want=want, withheld=False)
+        return [ast.Expr(_call("_holds_", number, _call_name("isinstance", value, kinds)))]
+
+    def _search(self, how: str, pattern: ast.expr, text: ast.expr, *, want: bool) -> list[ast.stmt]:
+        if is_evaluable(pattern):
+            return self._compare(how, text, pattern, want=want)
+        test = ast.Call(ast.Attribute(_import("re"), how, ast.Load()), [pattern, text], [])
+        return self._truth(test, want=want)
+
+    def _test(self, operator: str, left: ast.expr, right: ast.expr) -> ast.expr:
+        if operator in ("holds", "lacks"):
+            return self._test("in" if operator == "holds" else "not in", right, left)
+        if operator in ("search", "match", "fullmatch"):
+            return ast.Call(ast.Attribute(_import("re"), operator, ast.Load()), [right, left], [])
+        if operator in ("startswith", "endswith"):
+            return ast.Call(ast.Attribute(left, operator, ast.Load()), [right], [])
+        op = next(kind for kind, name in COMPARISONS.items() if name == operator)
+        return ast.Compare(left, [op()], [right])
+
+    # --- what must raise
+
+    def _block(self, call: ast.Call) -> ast.expr:
+        """The context that stands for `raises(E, match=…)` in a `with`."""
+        warns = name_of(call) in WARNS
+        by_name = {keyword.arg: keyword.value for keyword in call.keywords}
+        method = name_of(call).startswith("assert")
+        kinds = call.args[0] if call.args else by_name.get("expected_exception", by_name.get("expected_warning"))
+        match = by_name.get("match", by_name.get("expected_regex"))
+        if match is None and method and "Regex" in name_of(call) and len(call.args) > 1:
+            match = call.args[1]
+        names = class_names(kinds)
+        pattern = repr(match.value) if isinstance(match, ast.Constant) else ""
+        number = self._number(TwinSite("warns" if warns else "raises", repr(names), pattern))
+        if kinds is None or not names or number in self._plain:
+            self.sites[number] = TwinSite("truth", withheld=False)
+            return _call("_block_", number, call, ast.Constant("plain"))
+        name = name_of(call).replace("Regexp", "").replace("Regex", "")
+        func = call.func
+        func = ast.Attribute(func.value, name, ast.Load()) if isinstance(func, ast.Attribute) else func
+        anything = ast.Name("Warning" if warns else "BaseException", ast.Load())
+        return _call(
+            "_block_", number, ast.Call(func, [anything], []), ast.Constant("warns" if warns else "raises")
         )
 
-    def _literal(self, value: cst.BaseExpression, site: int) -> cst.BaseExpression:
-        """A literal in the form that both candidates have."""
-        choice = random.Random(self._seed * 1_000_003 + site)
-        tree = self._tree(value)
-        return self._expression(ast.unparse(change_literal(tree, choice) if self._changed(site) else tree))
+    def _called_block(self, call: ast.Call, skipped: int) -> list[ast.stmt]:
+        """The callable form, `raises(E, f, …)`, as a block."""
+        function, arguments = call.args[skipped], call.args[skipped + 1 :]
+        if isinstance(function, ast.Constant):  # pytest once took code as text
+            return [ast.Expr(call)]
+        expects = ast.Call(call.func, call.args[:skipped], [])
+        body = ast.Expr(ast.Call(function, arguments, call.keywords))
+        return [ast.With([ast.withitem(self._block(expects))], [body])]
 
-    def _soft(self, statement: str, site: int, *, error: str = "Exception") -> cst.BaseStatement:
-        indented = self._statement(statement)
-        reports = f"except {error}:\n    _report_({site}, 0)\nelse:\n    _report_({site}, 1)\n"
-        attempt = cst.ensure_type(self._statement(f"try:\n    pass\n{reports}"), cst.Try)
-        return attempt.with_changes(body=cst.IndentedBlock(body=[indented]))
+    # --- which side is expected
 
-    def _code(self, node: cst.CSTNode) -> str:
-        return self._module.code_for_node(node)
+    def _sides(self, left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr]:
+        """What is sent and what is expected, of which one at least does not depend on the code under test."""
+        if not self._is_independent(right) or (is_literal(left) and not is_literal(right)):
+            return right, left
+        return left, right
 
-    def _tree(self, node: cst.BaseExpression) -> ast.expr:
-        return ast.parse(f"({self._code(node)}\n)", mode="eval").body
+    def _is_independent(self, value: ast.expr) -> bool:
+        """Whether a value is the same whatever the code under test does."""
+        bound = {
+            node.id for node in ast.walk(value) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        return all(
+            not isinstance(node, ast.Name) or node.id in bound or node.id in self._independent
+            for node in ast.walk(value)
+        ) and not any(isinstance(node, ast.Await | ast.Yield | ast.YieldFrom) for node in ast.walk(value))
 
-    def _expression(self, text: str) -> cst.BaseExpression:
-        return cst.parse_expression(f"({text})" if "\n" in text else text, self._config)
-
-    def _statement(self, text: str) -> cst.BaseStatement:
-        return cst.ensure_type(cst.parse_statement(text, self._config), cst.BaseStatement)
-
-
-# --- what a statement asserts (as libcst has it)
-
-
-def _called(call: cst.Call) -> str:
-    """The name of what is called, without what stands before the last dot."""
-    match call.func:
-        case cst.Name(value=name) | cst.Attribute(attr=cst.Name(value=name)):
-            return name
-        case _:
-            return ""
-
-
-def _asserting_call(statement: cst.BaseSmallStatement) -> cst.Call | None:
-    """The call of a statement that asserts by calling a function or method that we know."""
-    if not isinstance(statement, cst.Expr) or not isinstance(statement.value, cst.Call):
-        return None
-    call = statement.value
-    name = _called(call)
-    if any(argument.star or argument.keyword for argument in call.args[:2]):
-        return None
-    if name in _NEGATED:
-        return call if isinstance(call.func, cst.Attribute) and call.args else None
-    known = name in _RAISES or name in _CONTAINS or _EQUALITY.fullmatch(name)
-    return call if known and len(call.args) >= 2 else None
+    def _number(self, site: TwinSite, *expected: ast.expr) -> int:
+        number, self._next = self._next, self._next + 1
+        self.sites[number] = site
+        self.names_of[number] = frozenset(
+            node.id for value in expected for node in ast.walk(value) if isinstance(node, ast.Name)
+        )
+        return number
 
 
-def _raises_item(node: cst.With) -> int | None:
-    """Which item of a `with` expects an exception or a warning; None when none does."""
-    for position, item in enumerate(node.items):
-        call = item.item
-        if isinstance(call, cst.Call) and _called(call) in _RAISES and call.args and not call.args[0].keyword:
-            return position
-    return None
+# --- reading
 
 
-def _compared_elements(test: cst.BaseExpression) -> cst.Comparison | None:
-    """The comparison in `all(a == b)` and `(a == b).all()`."""
-    if not isinstance(test, cst.Call) or _called(test) not in ("all", "bool") or len(test.args) > 1:
-        return None
-    inner = test.args[0].value if test.args else cst.ensure_type(test.func, cst.Attribute).value
-    if isinstance(inner, cst.Comparison) and isinstance(inner.comparisons[-1].operator, cst.Equal):
-        return inner if len(inner.comparisons) == 1 else None
-    return None
-
-
-def _with_argument(call: cst.Call, position: int, value: cst.BaseExpression) -> cst.Call:
-    arguments = list(call.args)
-    arguments[position] = arguments[position].with_changes(value=value)
-    return call.with_changes(args=arguments)
-
-
-def _single_target(statement: cst.Assign) -> str:
-    target = statement.targets[0].target
-    return target.value if len(statement.targets) == 1 and isinstance(target, cst.Name) else ""
-
-
-def _is_future_import(line: cst.BaseStatement) -> bool:
-    if not isinstance(line, cst.SimpleStatementLine) or not isinstance(line.body[0], cst.ImportFrom):
-        return False
-    module = line.body[0].module
-    return isinstance(module, cst.Name) and module.value == "__future__"
-
-
-def _is_docstring(line: cst.BaseStatement) -> bool:
-    return (
-        isinstance(line, cst.SimpleStatementLine)
-        and isinstance(line.body[0], cst.Expr)
-        and isinstance(line.body[0].value, cst.SimpleString | cst.ConcatenatedString)
-    )
-
-
-# --- names that serve only as expectations (as ast has it)
-
-
-def expects_right(left: ast.expr, right: ast.expr, names: dict[str, str]) -> bool:
-    """Which side of an equality is what the test expects: a literal, else one of `names`, else the right one."""
-    if is_literal(right) or is_literal(left):
-        return is_literal(right)
-    for side in (right, left):
-        if isinstance(side, ast.Name) and side.id in names:
-            return side is right
-    return True
-
-
-def _expectation_names(code: str) -> dict[str, str]:
-    """The names in a function that are used for nothing but as what an equality expects, and where they come from.
-
-    That is `parameter`, `loop` (the target of a `for`) or `assigned` (once, a literal).
-    """
-    (function,) = ast.parse(_without_lead(code)).body
-    assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-    nodes = list(ast.walk(function))
-    stored = Counter(
-        node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
-    )
-    loaded = Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
-    arguments = function.args
-    names = {
-        argument.arg: "parameter"
-        for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-        if not stored[argument.arg]
-    }
-    for node in nodes:
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if stored[name] == 1 and is_literal(value):
-                names.setdefault(name, "assigned")
-            case ast.For(target=target) | ast.AsyncFor(target=target):
-                for part in ast.walk(target):
-                    if isinstance(part, ast.Name) and stored[part.id] == 1:
-                        names.setdefault(part.id, "loop")
-            case _:
-                pass
-    equalities = list(_equalities(function))
-    while True:  # a name that turns out to have another use may change which side another equality expects
-        sides = ((right if expects_right(left, right, names) else left) for left, right in equalities)
-        expected = Counter(side.id for side in sides if isinstance(side, ast.Name))
-        only = {name: kind for name, kind in names.items() if expected[name] and expected[name] == loaded[name]}
-        if len(only) == len(names):
-            return names
-        names = only
-
-
-def _equalities(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Both sides of the equalities that a function's own statements assert, outside of what must raise."""
-    for child in ast.iter_child_nodes(node):
-        match child:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda() | ast.ClassDef():
-                continue
-            case ast.With(items=items) if any(_expects_exception(item.context_expr) for item in items):
-                continue
-            case ast.Assert(test=test):
-                yield from _equality_of(test)
-            case ast.Expr(value=ast.Call(args=[left, right, *_]) as call) if _EQUALITY.fullmatch(_name_of(call)):
-                yield left, right
-            case _:
-                yield from _equalities(child)
-
-
-def _equality_of(test: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    match test:
-        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
-            yield left, right
-        case ast.BoolOp(op=ast.And(), values=values):
-            last = next((value for value in reversed(values) if isinstance(value, ast.Compare)), None)
-            if last is not None:
-                yield from _equality_of(last)
-        case ast.Call(args=[ast.Compare() as inner]) if _name_of(test) in ("all", "bool"):
-            yield from _equality_of(inner)
-        case ast.Call(func=ast.Attribute(value=ast.Compare() as inner, attr="all"), args=[]):
-            yield from _equality_of(inner)
-        case _:
-            pass
-
-
-def _expects_exception(expression: ast.expr) -> bool:
-    return isinstance(expression, ast.Call) and _name_of(expression) in _RAISES
-
-
-def _name_of(call: ast.Call) -> str:
-    match call.func:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-        case _:
-            return ""
-
-
-def _without_lead(code: str) -> str:
-    """A function's code without the comments and blank lines before it."""
-    lines = code.splitlines(keepends=True)
-    start = next(n for n, line in enumerate(lines) if re.match(r"(?:@|def\b|async\b)", line))
-    return "".join(lines[start:])
-
-
-# --- literals (as ast has it)
-
-
-def is_literal(value: ast.expr) -> bool:
-    """Whether a value is written out, at least in a part that can be changed in place."""
-    match value:
-        case ast.Constant():
+def _fails(statement: ast.stmt) -> bool:
+    """Whether a statement does nothing but fail the test."""
+    match statement:
+        case ast.Raise(exc=ast.Name(id="AssertionError") | ast.Call(func=ast.Name(id="AssertionError"))):
             return True
-        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
-            return is_literal(operand)
-        case ast.BinOp(left=left, right=right):
-            return is_literal(left) and is_literal(right)
-        case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements):
-            return not elements or any(is_literal(element) for element in elements)
-        case ast.Dict(values=values):
-            return not values or any(is_literal(value) for value in values)
-        case ast.Call(args=[*_, _] as arguments) if _constructs(value):
-            return any(is_literal(argument) for argument in arguments)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="pytest" | "self"), attr="fail"))):
+            return True
+        case ast.Assert(test=ast.Constant(value=False | 0)):
+            return True
         case _:
             return False
 
 
-def _constructs(call: ast.Call) -> bool:
-    name = _name_of(call)
-    return name in _CONSTRUCTORS or name[:1].isupper()
+def _is_fixture(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any("fixture" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
-def change_literal(value: ast.expr, choice: random.Random) -> ast.expr:
-    """A literal of the same form with another value. Expects that `is_literal(value)`."""
-    match value:
-        case ast.Constant(value=constant):
-            return ast.Constant(another_constant(constant, choice))
-        case ast.UnaryOp(op=op, operand=operand):
-            return ast.UnaryOp(op, change_literal(operand, choice))
-        case ast.BinOp(left=left, op=op, right=right):
-            return ast.BinOp(left, op, change_literal(right, choice))
-        case ast.List(elts=elements):
-            return ast.List(_change_one(elements, choice), ast.Load())
-        case ast.Tuple(elts=elements):
-            return ast.Tuple(_change_one(elements, choice), ast.Load())
-        case ast.Set(elts=elements):
-            return ast.Set(_change_one(elements, choice))
-        case ast.Dict(keys=keys, values=values):
-            return ast.Dict(keys or [ast.Constant(0)], _change_one(values, choice))
-        case ast.Call(func=func, args=arguments, keywords=keywords):
-            first = next(n for n, argument in enumerate(arguments) if is_literal(argument))
-            changed = [*arguments[:first], change_literal(arguments[first], choice), *arguments[first + 1 :]]
-            return ast.Call(func, changed, keywords)
-        case _:
-            raise AssertionError(f"not a literal: {ast.dump(value)}")
+# --- writing
 
 
-def _change_one(elements: list[ast.expr], choice: random.Random) -> list[ast.expr]:
-    if not elements:
-        return [ast.Constant(0)]
-    at = choice.choice([n for n, element in enumerate(elements) if is_literal(element)])
-    return [*elements[:at], change_literal(elements[at], choice), *elements[at + 1 :]]
+def _call(name: str, number: int, *arguments: ast.expr) -> ast.Call:
+    return _call_name(name, ast.Constant(number), *arguments)
+
+
+def _call_name(name: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+
+
+def _import(name: str) -> ast.expr:
+    return _call_name("__import__", ast.Constant(name))
+
+
+def _as_list(statements: ast.AST | list[ast.stmt] | None) -> list[ast.stmt]:
+    if isinstance(statements, list):
+        return statements
+    return [statements] if isinstance(statements, ast.stmt) else []
+
+
+def _strip_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    """Remove a docstring, which may say what is expected; doctests are tests themselves."""
+    text = ast.get_docstring(node, clean=False)
+    if text is not None and ">>>" not in text:
+        node.body = node.body[1:]
+        if not node.body and not isinstance(node, ast.Module):
+            node.body = [ast.Pass()]
+
+
+def _insert_import(tree: ast.Module) -> None:
+    first = 1 if ast.get_docstring(tree, clean=False) is not None else 0
+    while first < len(tree.body):
+        line = tree.body[first]
+        if not (isinstance(line, ast.ImportFrom) and line.module == "__future__"):
+            break
+        first += 1
+    tree.body[first:first] = ast.parse(IMPORT).body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,6 +17,7 @@ from understudy.util.settings import option, read_toml
 
 if TYPE_CHECKING:
     from understudy.gateway.config import GatewayConfig, ModelRole
+    from understudy.preference.checks import Thinking
     from understudy.trajectory.roles import Role
 
 
@@ -375,6 +376,18 @@ def roles_of(names: str | None, usual: tuple[Role, ...]) -> tuple[Role, ...]:
     if unknown := chosen.difference(ROLES):
         raise ConfigError(f"--roles: unknown role {min(unknown)!r}; expected some of: {', '.join(ROLES)}")
     return tuple(role for role in ROLES if role in chosen)
+
+
+def thinking_of(word: str | None) -> Thinking | None:
+    """What --thinking says, None where it is not given. Raises ConfigError for an unknown word."""
+    from understudy.preference.checks import Thinking
+
+    for wanted in get_args(Thinking):
+        if word == wanted:
+            return wanted
+    if word is None:
+        return None
+    raise ConfigError(f"--thinking: expected one of {', '.join(get_args(Thinking))}, got {word!r}")
 
 
 def default_concurrency() -> int:

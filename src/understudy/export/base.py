@@ -14,8 +14,9 @@ from typing import TypeVar
 
 from msgspec import Struct, field
 
-from understudy.export.corpus import ORIGINS, WORK_ROLES, Origin
+from understudy.export.corpus import ORIGINS, Origin
 from understudy.trajectory.roles import Role
+from understudy.types import WORK_ROLES
 
 ProgressCallback = Callable[[int, int], None]
 """Called with `(done, of)` while something is written; `of` is 0 where it is not known beforehand."""
@@ -24,7 +25,8 @@ ProgressCallback = Callable[[int, int], None]
 class ExportSummary(Struct, frozen=True, kw_only=True):
     """What an export wrote: `rows` in `files`, by split in `splits`; `left_out` counts by why what it did not.
 
-    `origins`, `sources`, `licences` and `families` count rows. `redaction` counts by rule what was replaced;
+    `origins`, `sources`, `licences`, `families` and `tools_sources` (where the tools are from)
+    count rows. `redaction` counts by rule what was replaced;
     `unredacted`: there are sessions in it that were not redacted. `notes` are sentences for a person, `load` is
     how to load it.
 
@@ -51,6 +53,7 @@ class ExportSummary(Struct, frozen=True, kw_only=True):
     sources: dict[str, int] = field(default_factory=dict[str, int])
     licences: dict[str, int] = field(default_factory=dict[str, int])
     families: dict[str, int] = field(default_factory=dict[str, int])
+    tools_sources: dict[str, int] = field(default_factory=dict[str, int])
     redaction: dict[str, int] = field(default_factory=dict[str, int])
     unredacted: bool = False
     notes: list[str] = field(default_factory=list[str])
@@ -61,16 +64,19 @@ class FormatTraits(Struct, frozen=True, kw_only=True):
     """What the command line does for a format: `origins` it can write, and what it takes unless told otherwise.
 
     `into_run`: written to the run's own directory where no other is named. `splits`: it has a train and a test
-    part. `chooses_solved`: it can leave out what did not solve its task, which it does unless told otherwise where
-    `solved_only`.
+    part. `chooses_thinking`: its answers can be without their thinking. `chooses_solved`: it can leave out what
+    did not solve its task, which it does unless told otherwise where `solved_only`. `clients`: it can be of the
+    calls of a gateway's clients.
     """
 
     origins: tuple[Origin, ...] = ORIGINS
     roles: tuple[Role, ...] = WORK_ROLES
     chooses_solved: bool = True
+    chooses_thinking: bool = True
     solved_only: bool = False
     into_run: bool = False
     splits: bool = True
+    clients: bool = False
 
 
 _E = TypeVar("_E", bound=Callable[..., ExportSummary])

@@ -6,30 +6,42 @@ memory does not grow with the number of rows. Session data is redacted on its wa
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain
+from pathlib import Path
 from typing import Any, Literal
 
-from msgspec import Struct, field
+from msgspec import Struct, field, to_builtins
+from msgspec.structs import replace
 
 from understudy.errors import ConfigError
-from understudy.export.examples import Example, TaskOrigin, attempt_examples, trace_examples
+from understudy.export.examples import (
+    Example,
+    TaskOrigin,
+    attempt_examples,
+    group_of,
+    trace_examples,
+    with_thinking,
+)
+from understudy.export.overlap import Benchmark, NearDuplicates
 from understudy.ingest import trace_store
-from understudy.ingest.redaction import redact_trace
+from understudy.ingest.redaction import redact_trace, trace_texts
 from understudy.ingest.trace import Trace
-from understudy.preference.checks import Pair, PairCounts
+from understudy.preference.checks import LOSSY, NO_THINKING, Checks, Pair, PairCounts, Thinking
 from understudy.preference.pairs import replay_pairs
 from understudy.preference.rollouts import rollout_pairs
-from understudy.redact.redactor import Redactor
+from understudy.redact.redactor import Redactor, json_strings
 from understudy.store import Store
+from understudy.store.keys import CLIENT
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import Role
 from understudy.trajectory.samples import Sample, samples
 from understudy.trajectory.tree import Trajectory, build
-from understudy.types import AgentIdentity, group_name, is_solved
+from understudy.types import WORK_ROLES, AgentIdentity, Attempt, group_name, is_solved
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
@@ -45,8 +57,6 @@ Origin = Literal["sessions", "rollouts"]
 Unit = Literal["turn", "conversation"]
 
 ORIGINS: tuple[Origin, ...] = ("sessions", "rollouts")
-WORK_ROLES: tuple[Role, ...] = ("main", "subagent")
-"""The roles that did what was wanted; the others an agent started for itself."""
 
 _TRACE_ROLES: dict[str, Role] = {"main": "main", "subagent": "subagent", "compact": "compaction"}
 """A trace's role in the words of calls; what is not here is auxiliary."""
@@ -56,19 +66,56 @@ class ExportSelection(Struct, frozen=True, kw_only=True):
     """What of a store is exported.
 
     `run` chooses among its runs (None: all). `roles` are what a call, or a session, was for. `where` is an SQL
-    expression over the columns of turns and traces, for sessions. `solved_only`: nothing of a rollout with less
+    expression over the columns of turns and traces, for sessions. Turns whose fidelity is lossy are left out
+    unless `include_lossy`. `thinking` is what becomes of the thinking of answers, None for "only-when-both" in
+    pairs and "as-logged" in other rows. `solved_only`: nothing of a rollout with less
     than a reward of 1, and of no session whose log says that its task was not solved. `test_share` of the groups,
-    chosen by `seed`, go to the split "test".
+    chosen by `seed`, go to the split "test". A session that nearly is another one, as a copy, is left out
+    where the two are of different splits, with `drop_near_duplicates` wherever they are. `exclude_tasks` is a file
+    of tasks (rows with `instance_id`, `repo`, `patch`) of which nothing is exported: see `overlap.Benchmark`.
+
+    With `clients`, the names of keys of a gateway that ran alone, it is their calls instead that began in
+    [since, until), in Unix seconds; `origins` is empty then.
     """
 
     origins: tuple[Origin, ...] = ORIGINS
     run: str | None = None
     roles: tuple[Role, ...] = WORK_ROLES
     include_suspicious: bool = False
+    include_lossy: bool = False
+    thinking: Thinking | None = None
     where: str | None = None
     solved_only: bool = False
     test_share: float = 0.1
     seed: int = 0
+    drop_near_duplicates: bool = False
+    exclude_tasks: Path | None = None
+    clients: tuple[str, ...] = ()
+    since: float = -math.inf
+    until: float = math.inf
+
+
+class ClientSession(Struct, frozen=True, kw_only=True):
+    """The calls that a client of a gateway made with one session id (None: all without one), within the chosen
+    time.
+
+    It takes the place of a graded rollout where rows are made of calls: it has none, and no verdict.
+    """
+
+    client: str
+    attempt: Attempt
+    session_id: str | None
+    rollout: None = None
+    verdict: None = None
+
+    @property
+    def id(self) -> str:
+        """What identifies it within its store."""
+        return self.attempt.id if self.session_id is None else f"{self.attempt.id}.{self.session_id}"
+
+
+CallSource = GradedRollout | ClientSession
+"""What rows are made of that have the tokens of calls."""
 
 
 class CorpusCounts(Struct, kw_only=True):
@@ -79,6 +126,7 @@ class CorpusCounts(Struct, kw_only=True):
     sources: Counter[str] = field(default_factory=Counter[str])
     licences: Counter[str] = field(default_factory=Counter[str])
     families: Counter[str] = field(default_factory=Counter[str])
+    tools_sources: Counter[str] = field(default_factory=Counter[str])
     left_out: Counter[str] = field(default_factory=Counter[str])
     notes: Counter[str] = field(default_factory=Counter[str])
 
@@ -93,9 +141,12 @@ class CorpusCounts(Struct, kw_only=True):
     def count_item(self, item: Example | Pair, times: int = 1) -> None:
         """Count an example or a pair."""
         if isinstance(item, Example):
-            self.count(item.origin, item.source, item.licence, item.family, times)
+            origin, source, licence = item.origin, item.source, item.licence
         else:
-            self.count("session" if item.origin == "replay" else "rollout", item.origin, None, item.family, times)
+            origin, source, licence = "session" if item.origin == "replay" else "rollout", item.origin, None
+        self.count(origin, source, licence, item.family, times)
+        if origin == "session":  # what an agent was offered in a rollout is always known
+            self.tools_sources[item.tools_source or "none"] += times
 
     def leave_out(self, item: Example | Pair, reason: str) -> None:
         """Count something that was counted already as left out after all."""
@@ -104,8 +155,14 @@ class CorpusCounts(Struct, kw_only=True):
 
     def tables(self) -> dict[str, Any]:
         """What was counted by where it came from, the most frequent first."""
-        tables = {name: getattr(self, name) for name in ("origins", "sources", "licences", "families")}
+        names = ("origins", "sources", "licences", "families", "tools_sources")
+        tables = {name: getattr(self, name) for name in names}
         return {name: positive_counts(counter) for name, counter in tables.items()}
+
+
+def origin_name(item: CallSource) -> str:
+    """The origin under which rows made of these calls are counted."""
+    return "client" if isinstance(item, ClientSession) else "rollout"
 
 
 def positive_counts(counter: Counter[str]) -> dict[str, int]:
@@ -117,7 +174,7 @@ class Corpus:
     """The chosen part of a store. `counts` are those of the latest iteration, filled while it goes on.
 
     Raises ConfigError where session data would leave the store as it is: it needs a redactor, or `unredacted`,
-    which is the user's word.
+    which is the user's word. Calls of a gateway's clients need that word: exact tokens cannot be redacted.
     """
 
     def __init__(
@@ -131,12 +188,17 @@ class Corpus:
         self.store = store
         self.selection = selection or ExportSelection()
         self.redactor = None if unredacted else redactor
-        self.unredacted = unredacted
+        self.unredacted = unredacted and bool("sessions" in self.selection.origins or self.selection.clients)
         self.counts = CorpusCounts()
         if "sessions" in self.selection.origins and redactor is None and not unredacted:
             raise ConfigError(
                 "sessions hold secrets, names and paths: exporting them needs a redactor; give one, or leave the "
                 "sessions out (--from rollouts), or say that they may be exported as they are (--unredacted)"
+            )
+        if self.selection.clients and not unredacted:
+            raise ConfigError(
+                "the calls of a gateway's clients hold what people sent, secrets too, and exact tokens cannot be "
+                "redacted; say --unredacted to export them as they are"
             )
         if not 0 <= self.selection.test_share < 1:
             raise ConfigError(
@@ -168,42 +230,73 @@ class Corpus:
             )
         )
         for example in chain(of_sessions, of_rollouts):
-            tally.count_item(example)
-            yield example
+            shown = with_thinking(example, self.selection.thinking or "as-logged")
+            if shown is None:
+                tally.left_out[NO_THINKING] += 1
+                continue
+            tally.count_item(shown)
+            yield shown
 
     def samples(self) -> Iterator[tuple[GradedRollout, Sample]]:
         """The token sequences of the rollouts, with the exact tokens that were sampled."""
         tally = self._begin()
-        roles = self.selection.roles
         for graded in self._rollouts(tally):
-            origin, trajectory = self.task_origin(graded), self.trajectory(graded)
-            calls = [node.call for node in trajectory.nodes if node.role in roles]
-            if without := sum(call.status == "ok" and call.completion_token_ids is None for call in calls):
-                tally.left_out["calls without token ids"] += without
-            reward = graded.verdict.reward
-            for sample in samples(trajectory, rollout_id=graded.rollout.id, reward=reward, roles=roles):
-                if sample.segment.superseded:
-                    tally.left_out["superseded calls"] += 1
-                elif not any(sample.segment.loss_mask):
-                    tally.left_out["nothing sampled"] += 1
-                else:
-                    tally.count("rollout", origin.source, origin.licence, None)
-                    yield graded, sample
+            for sample in self._samples(graded, tally):
+                yield graded, sample
+
+    def client_samples(self) -> Iterator[tuple[ClientSession, Sample]]:
+        """The token sequences of the chosen clients, with the exact tokens that were sampled."""
+        tally = self._begin()
+        for session in self._client_sessions(tally):
+            for sample in self._samples(session, tally):
+                yield session, sample
+
+    def _samples(self, item: CallSource, tally: CorpusCounts) -> Iterator[Sample]:
+        roles, origin, trajectory = self.selection.roles, self.task_origin(item), self.trajectory(item)
+        calls = [node.call for node in trajectory.nodes if node.role in roles]
+        if without := sum(call.status == "ok" and call.completion_token_ids is None for call in calls):
+            tally.left_out["calls without token ids"] += without
+        rollout_id = item.id if isinstance(item, ClientSession) else item.rollout.id
+        reward = None if item.verdict is None else item.verdict.reward
+        for sample in samples(trajectory, rollout_id=rollout_id, reward=reward, roles=roles):
+            if sample.segment.superseded:
+                tally.left_out["superseded calls"] += 1
+            elif not any(sample.segment.loss_mask):
+                tally.left_out["nothing sampled"] += 1
+            else:
+                tally.count(origin_name(item), origin.source, origin.licence, None)
+                yield sample
 
     def pairs(self) -> Iterator[Pair]:
         """The preference pairs: of replays where sessions are wanted, of attempts where rollouts are."""
         tally, chosen = self._begin(), self.selection
         counts = PairCounts(left_out=tally.left_out, notes=tally.notes)
-        of_replays = replay_pairs(self.store, where=chosen.where, redactor=self.redactor, tally=counts)
+        checked = Checks(thinking=chosen.thinking or "only-when-both")
+        of_replays = replay_pairs(
+            self.store,
+            where=chosen.where,
+            redactor=self.redactor,
+            include_lossy=chosen.include_lossy,
+            checked=checked,
+            tally=counts,
+        )
         of_attempts = rollout_pairs(
             self.store,
             chosen.run,
             include_suspicious=chosen.include_suspicious,
             redactor=self.redactor,
+            checked=checked,
             tally=counts,
         )
         for origin, pairs in (("sessions", of_replays), ("rollouts", of_attempts)):
             for pair in pairs if origin in chosen.origins else ():
+                if self._benchmark is not None and (
+                    reason := self._benchmark.overlap(
+                        pair.group, (text for text, _ in json_strings(to_builtins(pair)))
+                    )
+                ):
+                    tally.left_out[reason] += 1
+                    continue
                 tally.count_item(pair)
                 yield pair
 
@@ -222,12 +315,25 @@ class Corpus:
             tally.count("rollout", origin.source, origin.licence, None)
             yield graded
 
-    def trajectory(self, graded: GradedRollout) -> Trajectory:
-        """The calls of a rollout's deciding attempt as a tree."""
-        return build(self.store.calls.of_attempt(graded.attempt.id))
+    def client_sessions(self) -> Iterator[ClientSession]:
+        """The sessions of the chosen clients of a gateway, by client, each in order of its first call."""
+        tally = self._begin()
+        for session in self._client_sessions(tally):
+            tally.count("client", self.task_origin(session).source, None, None)
+            yield session
 
-    def task_origin(self, graded: GradedRollout) -> TaskOrigin:
-        """What the task of a rollout tells of what is made of it."""
+    def trajectory(self, item: CallSource) -> Trajectory:
+        """The calls of a rollout's deciding attempt, or of a client's session, as a tree."""
+        if isinstance(item, GradedRollout):
+            return build(self.store.calls.of_attempt(item.attempt.id))
+        chosen = self.selection
+        return build(self.store.calls.of_session(item.attempt.id, item.session_id, chosen.since, chosen.until))
+
+    def task_origin(self, item: CallSource) -> TaskOrigin:
+        """What the task of a rollout tells of what is made of it. A client's session is a group of its own."""
+        if isinstance(item, ClientSession):
+            return TaskOrigin(group=item.id, source="gateway", licence=None)
+        graded = item
         task = self.store.runs.task(graded.rollout.run_id, graded.rollout.task_id)
         licence = task.meta.get("license")
         return TaskOrigin(
@@ -261,14 +367,80 @@ class Corpus:
     def _traces(self, tally: CorpusCounts) -> Iterator[Trace]:
         if "sessions" not in self.selection.origins:
             return
+        duplicates = NearDuplicates()
         for trace in trace_store.traces(self.store.sessions, where=self.selection.where):
             role = _TRACE_ROLES.get(trace.role, "auxiliary")
             if role not in self.selection.roles:
                 tally.left_out[f"role {role}"] += len(trace.turns)
-            elif self.selection.solved_only and trace.outcome and trace.outcome.resolved is False:
+                continue
+            if self.selection.solved_only and trace.outcome and trace.outcome.resolved is False:
                 tally.left_out["not solved"] += len(trace.turns)
-            elif trace.turns:
-                yield trace if self.redactor is None else redact_trace(trace, self.redactor)
+                continue
+            if not self.selection.include_lossy:
+                good = [turn for turn in trace.turns if turn.fidelity != "lossy"]
+                if len(good) < len(trace.turns):
+                    tally.left_out[LOSSY] += len(trace.turns) - len(good)
+                    trace = replace(trace, turns=good)
+            if trace.turns:
+                exported = trace if self.redactor is None else redact_trace(trace, self.redactor)
+                reason = self._overlap(trace, group_of(exported), duplicates)
+                if reason is None:
+                    yield exported
+                else:
+                    tally.left_out[reason] += len(trace.turns)
+
+    def _benchmark_task(self, graded: GradedRollout) -> str | None:
+        """Why a rollout's task is one that is excluded."""
+        task = self.store.runs.task(graded.rollout.run_id, graded.rollout.task_id)
+        benchmark = self._benchmark
+        return benchmark and (
+            benchmark.overlap(task.instance_id, [task.gold_patch]) or benchmark.overlap(task.repo)
+        )
+
+    @cached_property
+    def _benchmark(self) -> Benchmark | None:
+        path = self.selection.exclude_tasks
+        return None if path is None else Benchmark.read(path)
+
+    def _overlap(self, trace: Trace, group: str, duplicates: NearDuplicates) -> str | None:
+        """Why a session of a group is left out: it is of an excluded task, or nearly one that was exported."""
+        selection, benchmark = self.selection, self._benchmark
+        if benchmark is None and not selection.drop_near_duplicates and not selection.test_share:
+            return None
+        texts = [text for text, _ in json_strings(list(trace_texts(trace)))]
+        if benchmark is not None and (reason := benchmark.overlap(trace.project or group, texts)):
+            return reason
+        near, sketch = duplicates.find(texts)
+        if near and selection.drop_near_duplicates:
+            return "near-duplicate of another session"
+        if any(self.split(other) != self.split(group) for other in near):
+            return "near-duplicate of a session in the other split"
+        duplicates.add(group, sketch)
+        return None
+
+    def _client_sessions(self, tally: CorpusCounts) -> Iterator[ClientSession]:
+        chosen = self.selection
+        attempts = {attempt.id.removeprefix(CLIENT): attempt for attempt in self.store.keys.clients()}
+        if unknown := [name for name in chosen.clients if name not in attempts]:
+            raise ConfigError(
+                f"the store has no key {unknown[0]!r}; it has: {', '.join(map(repr, attempts)) or 'none'}"
+            )
+        for name in dict.fromkeys(chosen.clients):
+            attempt = attempts[name]
+            for session_id in self.store.calls.sessions(attempt.id, chosen.since, chosen.until):
+                session = ClientSession(client=name, attempt=attempt, session_id=session_id)
+                if self._benchmark is not None and (reason := self._benchmark_session(session, self._benchmark)):
+                    tally.left_out[reason] += 1
+                else:
+                    yield session
+
+    def _benchmark_session(self, session: ClientSession, benchmark: Benchmark) -> str | None:
+        """Why a client's session is one of a task that is excluded."""
+        nodes = self.trajectory(session).nodes
+        return benchmark.overlap(
+            session.id,
+            (block.text for node in nodes for block in (*node.conversation.blocks, *(node.answer or ()))),
+        )
 
     def _rollouts(self, tally: CorpusCounts) -> Iterator[GradedRollout]:
         if "rollouts" not in self.selection.origins:
@@ -280,7 +452,7 @@ class Corpus:
         if not run_ids and self.selection.origins == ("rollouts",):
             raise ConfigError(
                 "nothing to export: the store has no runs, and no sessions were asked for; the calls of a gateway "
-                "that ran alone belong to no task, read them with: understudy show"
+                "that ran alone belong to no task: export them by their key with --key"
             )
         decisions = {graded.rollout.id: graded for graded in self.store.outcomes.decisions(run)}
         for rollout in self.store.runs.rollouts(run):
@@ -291,5 +463,7 @@ class Corpus:
                 tally.left_out["suspicious patch"] += 1
             elif self.selection.solved_only and not is_solved(graded.verdict.reward):
                 tally.left_out["not solved"] += 1
+            elif self._benchmark is not None and (reason := self._benchmark_task(graded)):
+                tally.left_out[reason] += 1
             else:
                 yield graded

@@ -14,11 +14,14 @@ from typing import Any, Literal, cast
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from understudy.ingest.model_families import model_family
+from understudy.ingest.tool_lists import ToolList, ToolsSource, names_of
 from understudy.ingest.trace import (
     SYSTEM_PROMPT,
     Message,
+    OfferedTools,
     RequestShape,
     Trace,
     TraceOutcome,
@@ -26,15 +29,19 @@ from understudy.ingest.trace import (
     TurnSignals,
     expand,
     normalise_messages,
+    rendered_node,
     state_id,
 )
-from understudy.preference.checks import message_of
+from understudy.preference.checks import Thinking, keeps_thinking, message_of
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import Role
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import is_solved
 from understudy.wire.arguments import UNPARSED_INPUT
 from understudy.wire.stored import response_message, text_content
+
+NOT_OFFERED = "calls of tools that were not offered"
+"""Why an answer is left out: no tool of that name is in the list that goes with it."""
 
 INVALID_CALLS = "tool calls whose arguments are no JSON object"
 """Why an answer is left out: learned, it would teach the model to write calls that no tool can run."""
@@ -106,10 +113,12 @@ class Example(Struct, frozen=True, kw_only=True):
     """A conversation to learn from, messages in OpenAI form, the last one the assistant's.
 
     `trained` are the indexes in `messages` of the assistant's messages to learn, in order; the others are only
-    read. `unit` is "turn" where only the last is learned, "conversation" where a whole path is. Thinking stands in
-    `reasoning_content` of trained messages. `group` is the project or the task: what a split must not cut through.
-    `desirable` is whether it is to be learned from or unlearned (KTO), None where nothing tells. `origin` is
-    "session" or "rollout", `source` the log format or the dataset, `licence` of what it came of, None: not known.
+    read. `unit` is "turn" where only the last is learned, "conversation" where a whole path is. Thinking stands
+    in `reasoning_content` of trained messages. `tools_source` tells where `tools` are from, `tools_version` of
+    which version of the agent they are where they are not from the log. `group` is the project or the task: what
+    a split must not cut through. `desirable` is whether it is to be learned from or unlearned (KTO), None where
+    nothing tells. `origin` is "session" or "rollout", `source` the log format or the dataset, `licence` of what
+    it came of, None: not known.
     """
 
     example_id: str
@@ -119,6 +128,8 @@ class Example(Struct, frozen=True, kw_only=True):
     messages: list[Message]
     trained: tuple[int, ...]
     tools: list[dict[str, Any]] | None = None
+    tools_source: ToolsSource | None = None
+    tools_version: str | None = None
     desirable: bool | None = None
     reward: float | None = None
     model: str | None = None
@@ -126,6 +137,18 @@ class Example(Struct, frozen=True, kw_only=True):
     source: str = ""
     licence: str | None = None
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def with_thinking(example: Example, wanted: Thinking) -> Example | None:
+    """The example with the thinking that is wanted in what it teaches; None where it is to be left out."""
+    thoughts = [bool(example.messages[index].get("reasoning_content")) for index in example.trained]
+    keeps = keeps_thinking(thoughts, wanted)
+    if keeps is None:
+        return None
+    if keeps or not any(thoughts):
+        return example
+    messages = [{key: part for key, part in one.items() if key != "reasoning_content"} for one in example.messages]
+    return replace(example, messages=messages)
 
 
 # --- Rollouts ----------------------------------------------------------------------------------
@@ -217,6 +240,7 @@ def _call_example(
         messages=messages,
         trained=trained,
         tools=node.conversation.tools or None,
+        tools_source="logged" if node.conversation.tools else None,
         desirable=is_solved(reward),
         reward=reward,
         model=call.backend_model,
@@ -277,26 +301,28 @@ def group_of(trace: Trace) -> str:
 def _turns(trace: Trace, left_out: Counter[str]) -> Iterator[Example]:
     for state, turn in zip(expand(trace), trace.turns, strict=True):
         answer = textual(message_of(state.student_action))
-        if reason := flaw(answer):
+        offered = ToolList.of(state)
+        if reason := flaw(answer) or _not_offered(answer, offered):
             left_out[reason] += 1
             continue
         messages = [*map(textual, state.messages), answer]
-        yield _turn_example(trace, turn, messages, (len(messages) - 1,), "turn", state.tools)
+        yield _turn_example(trace, turn, messages, (len(messages) - 1,), "turn", offered)
 
 
 def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterator[Example]:
     remaining: dict[int, TraceTurn] = {}
     answers: dict[int, Message] = {}
     by_context: dict[int, list[int]] = {}
+    rendered: dict[int, list[Message]] = {}
+    offered = OfferedTools(trace, rendered)
     for number, turn in enumerate(trace.turns):
         action = trace.renderer.action([trace.nodes[node].body for node in turn.action])
         answer = textual(message_of(action))
-        if reason := flaw(answer):
+        if reason := flaw(answer) or _not_offered(answer, offered.of(turn)):
             left_out[reason] += 1
             continue
         remaining[number], answers[number] = turn, answer
         by_context.setdefault(turn.context, []).append(number)
-    rendered: dict[int, list[Message]] = {}
     for last in sorted(remaining, reverse=True):
         if last not in remaining:
             continue  # trained on a newer path
@@ -320,7 +346,13 @@ def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterato
         messages.append(answers[last])
         indexes = (*sorted(trained), len(messages) - 1)
         notes["paths"] += 1
-        yield _turn_example(trace, turn, messages, indexes, "conversation", shape.tools)
+        yield _turn_example(trace, turn, messages, indexes, "conversation", offered.of(turn))
+
+
+def _not_offered(answer: Message, offered: ToolList) -> str | None:
+    """Why an answer is left out that calls a tool that it was not offered; None where it does not."""
+    called = names_of(answer.get("tool_calls") or ())
+    return None if called <= names_of(offered.tools or ()) else NOT_OFFERED
 
 
 def _path_messages(
@@ -333,10 +365,9 @@ def _path_messages(
     history: list[Message] = []
     positions: list[int] = []
     for position, node in enumerate(path):
-        if node not in rendered:
-            rendered[node] = trace.renderer.history(trace.nodes[node].body)
-        history += [{**message, _POSITION: position} for message in rendered[node]]
-        answers = [message for message in rendered[node] if message["role"] == "assistant"]
+        own = rendered_node(trace, node, rendered)
+        history += [{**message, _POSITION: position} for message in own]
+        answers = [message for message in own if message["role"] == "assistant"]
         if any(message.get("content") or message.get("tool_calls") for message in answers):
             positions.append(position)
     system = SYSTEM_PROMPT if shape.system is None else shape.system
@@ -369,7 +400,7 @@ def _turn_example(
     messages: list[Message],
     trained: tuple[int, ...],
     unit: Any,
-    tools: list[dict[str, Any]] | None,
+    offered: ToolList,
 ) -> Example:
     outcome = trace.outcome
     reward = outcome.reward if outcome else None
@@ -382,7 +413,9 @@ def _turn_example(
         group=group_of(trace),
         messages=messages,
         trained=trained,
-        tools=tools,
+        tools=offered.tools,
+        tools_source=offered.source,
+        tools_version=offered.version,
         desirable=desirable(turn.signals if unit == "turn" else None, outcome),
         reward=reward,
         model=turn.model,

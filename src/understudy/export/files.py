@@ -6,12 +6,16 @@ import fcntl
 import glob
 import hashlib
 import json
+import math
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path, PurePath
 from typing import Any, Self, cast
 
@@ -26,6 +30,7 @@ from understudy.util.files import atomic_write
 
 CARD_NAME = "README.md"
 
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
 
@@ -64,6 +69,7 @@ def render_card(
         _table("origin", "rows", exported.origins),
         _table("source", "rows", exported.sources),
         _table("model family that wrote it", "rows", exported.families),
+        _table("where the tools are from", "rows", exported.tools_sources),
         _table("licence of the source", "rows", exported.licences),
         "A licence is `unknown` where its source does not name one; nothing is said of it then, and it is not a "
         "permission.",
@@ -88,7 +94,8 @@ def _configs(data: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _how_made(selection: ExportSelection, name: str) -> str:
     chosen = {
-        "from": ", ".join(selection.origins),
+        "from": ", ".join(selection.origins) or f"keys of a gateway: {', '.join(selection.clients)}",
+        **{f"calls {name}": _time(seconds) for name, seconds in _bounds(selection) if math.isfinite(seconds)},
         "run": selection.run or "all",
         "roles": ", ".join(selection.roles),
         "where": selection.where or "all turns",
@@ -96,10 +103,24 @@ def _how_made(selection: ExportSelection, name: str) -> str:
         "suspicious patches": "included" if selection.include_suspicious else "left out",
         "share for the test": str(selection.test_share),
         "seed": str(selection.seed),
+        **({"lossy states": "included"} if selection.include_lossy else {}),
+        **({"thinking": selection.thinking} if selection.thinking else {}),
     }
+    if "sessions" in selection.origins or selection.exclude_tasks:
+        near = "left out" if selection.drop_near_duplicates else "left out where splits differ"
+        chosen["near-duplicate sessions"] = near
+        chosen["excluded tasks"] = selection.exclude_tasks.name if selection.exclude_tasks else "none"
     return f"Made by `understudy export {name}` (Understudy {__version__}).\n\n" + _table(
         "choice", "value", chosen
     )
+
+
+def _bounds(selection: ExportSelection) -> tuple[tuple[str, float], ...]:
+    return (("since", selection.since), ("until", selection.until))
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 def _redaction(exported: ExportSummary, selection: ExportSelection) -> str:
@@ -251,7 +272,7 @@ class ExportWriter:
                 left_out=positive_counts(counts.left_out),
                 **counts.tables(),
                 redaction=corpus.redaction,
-                unredacted=corpus.unredacted and "sessions" in corpus.selection.origins,
+                unredacted=corpus.unredacted,
                 notes=all_notes,
                 load=fill_load(load, self._output),
             )
@@ -264,6 +285,14 @@ class ExportWriter:
 def fill_load(load: str, output: Path) -> str:
     """How an export is loaded: `load` with {output} for its directory, and {quoted} for that in a shell's line."""
     return load.format(output=output, quoted=shlex.quote(str(output)))
+
+
+def safe_file_name(identity: str) -> str:
+    """A file name for an id, without a suffix: the id itself where it can be one."""
+    safe = _UNSAFE.sub("-", identity).lstrip(".-")[:100]
+    if safe == identity:
+        return safe
+    return f"{safe}-{blake2b(identity.encode(errors='surrogatepass'), digest_size=4).hexdigest()}"
 
 
 class ExportDescription:
@@ -330,11 +359,19 @@ def _manifest(
 ) -> dict[str, Any]:
     """What an export says of itself, with the size and hash of each of its files, which are in `source`."""
     keys = ("rows", "splits", "origins", "sources", "licences", "families", "left_out", "redaction", "unredacted")
+    # Keys that came later stand only where they say something: other manifests are as they were.
+    later = {"include_lossy": selection.include_lossy, "thinking": selection.thinking}
+    if "sessions" not in selection.origins:
+        later |= {"drop_near_duplicates": selection.drop_near_duplicates, "exclude_tasks": selection.exclude_tasks}
+    bounds = dict(_bounds(selection))
+    later |= {"clients": selection.clients, **{name: math.isfinite(bounds[name]) for name in bounds}}
+    chosen = {key: value for key, value in msgspec.structs.asdict(selection).items() if later.get(key, True)}
     return {
         "format": name,
         "made_with": f"understudy {__version__}",
         **{key: getattr(exported, key) for key in keys},
-        "selection": msgspec.structs.asdict(selection),
+        **({"tools_sources": exported.tools_sources} if exported.tools_sources else {}),
+        "selection": chosen,
         "files": {
             each: {"bytes": (source / each).stat().st_size, "sha256": sha256_of(source / each)}
             | ({"kept": True} if each in local_only else {})

@@ -48,7 +48,7 @@ def plan_push(directory: Path, repo: str, *, private: bool = True, unredacted: b
             continue
         path = directory / name
         if not path.is_file() or not path.resolve().is_relative_to(directory.resolve()):
-            raise ConfigError(f"{path}: missing file of the export; export again")
+            raise ConfigError(f"{path}: missing, or not inside the export; export again")
         if name != CARD_NAME and sha256_of(path) != about.get("sha256"):
             raise ConfigError(f"{path}: changed since it was exported; export again")
         files[name] = path.stat().st_size

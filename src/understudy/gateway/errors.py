@@ -36,6 +36,8 @@ def fault_of(error: UnderstudyError) -> Fault:
                 retry_after_s=error.retry_after_s,
                 provider_error=provider_error,
             )
+        case BackendError(status=401 | 403 as status):
+            return Fault(kind="invalid_request", message=refused_credentials(status))
         case BackendError():
             return Fault(kind=_backend_kind(error.status), message=message, retry_after_s=_bounded(error))
         case InvalidRequest():
@@ -52,6 +54,18 @@ def fault_of(error: UnderstudyError) -> Fault:
             )
         case _:
             return Fault(kind="internal", message=message)
+
+
+def refused_credentials(status: int) -> str:
+    """What an agent is told when a model server refused the gateway's key, in none of the server's own words.
+
+    Agents look for words in errors: Claude Code answers "x-api-key" by asking its user to log in, although the
+    user's login is not involved. The server's words are in the stored call.
+    """
+    return (
+        f"the model server refused the credentials of the gateway (status {status}); whoever runs the gateway "
+        "has to correct the key in the environment variable that `api_key_env` names; this client's own is right"
+    )
 
 
 def _backend_kind(status: int | None) -> FaultKind:

@@ -74,7 +74,7 @@ async def build_models(config: GatewayConfig) -> ModelRouter:
 
 
 async def _model(key: str, model: ModelConfig) -> Backend | Relay:
-    secret, urls = _secret(key, model), model.urls
+    secret, urls = secret_of(key, model), model.urls
     if model.backend == "embedded" and not urls:
         raise ConfigError(
             f"{key}.base_url: missing: give an embedded server's address (only `understudy run` starts one)"
@@ -106,8 +106,11 @@ async def _model(key: str, model: ModelConfig) -> Backend | Relay:
 _SERVERS = {"vllm": VLLMBackend, "sglang": SGLangBackend, "embedded": EmbeddedBackend}
 
 
-def _secret(key: str, model: ModelConfig) -> str | None:
-    """The key of a model's servers, from the environment. Raises ConfigError where it is named and not there."""
+def secret_of(key: str, model: ModelConfig) -> str | None:
+    """The key of a model's servers, from the environment; None where they need none.
+
+    `key` names the model in errors. Raises ConfigError where it is needed and not there.
+    """
     provider = _PROVIDERS.get(model.backend)
     name = model.api_key_env or (provider.key_env if provider else None)
     secret = os.environ.get(name) if name else None

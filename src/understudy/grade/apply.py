@@ -7,9 +7,6 @@ as a merge; then by `patch`, which is less strict about what stands around a cha
 
 from __future__ import annotations
 
-import io
-import tarfile
-
 from understudy.errors import GraderError, TaskError
 from understudy.grade.gate import paths_of
 from understudy.sandbox.base import Sandbox
@@ -17,6 +14,7 @@ from understudy.tasks.patch import scratch_name
 from understudy.tasks.prepare import GIT_MOUNT, git_program
 from understudy.types import PytestChecks, SuiteChecks, Task
 from understudy.util.diffs import FileDiff, parse_diff
+from understudy.util.files import tar_of
 
 _TIMEOUT_S = 120.0
 _DOES_NOT_APPLY, _TEST_PATCH, _NO_GIT = 65, 66, 69
@@ -93,7 +91,7 @@ async def apply_patch(sandbox: Sandbox, task: Task, patch: bytes, *, host_progra
     done = await sandbox.run(
         ["/bin/sh", "-c", _APPLY, "sh", sandbox.workdir, git, repository, scratch],
         timeout_s=_TIMEOUT_S,
-        stdin=_tar(scratch, _members(patch, changed, test_patch, files)),
+        stdin=tar_of(_members(scratch, patch, changed, test_patch, files)),
         cwd="/",
         reveal=host_programs,
     )
@@ -115,21 +113,14 @@ async def apply_patch(sandbox: Sandbox, task: Task, patch: bytes, *, host_progra
     return ""
 
 
-def _members(patch: bytes, changed: list[FileDiff], test_patch: str, files: dict[str, str]) -> dict[str, bytes]:
+def _members(
+    top: str, patch: bytes, changed: list[FileDiff], test_patch: str, files: dict[str, str]
+) -> dict[str, bytes]:
     paths = b"".join(path + b"\0" for path in sorted({path for file in changed for path in file.paths}))
     members = {"patch": patch, "paths": paths}
     if test_patch:
         new = "".join(path + "\0" for path in sorted(paths_of(test_patch, "checks.test_patch", new=True)))
         for name, text in (("test_patch", test_patch), ("new", new)):
             members[name] = text.encode(errors="surrogateescape")
-    return members | {f"files/{name}": text.encode() for name, text in files.items()}
-
-
-def _tar(top: str, members: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, data in members.items():
-            member = tarfile.TarInfo(f"{top}/{name}")
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
+    members |= {f"files/{name}": text.encode() for name, text in files.items()}
+    return {f"{top}/{name}": data for name, data in members.items()}

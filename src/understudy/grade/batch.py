@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from understudy import __version__
 from understudy.errors import ConfigError, GraderError, SandboxError, TaskError, UnderstudyError
 from understudy.grade.gate import gate
 from understudy.grade.predictions import PredictedPatch, Prediction, Predictions
@@ -28,7 +27,7 @@ from understudy.grade.reports import (
     write_failure,
     write_report,
 )
-from understudy.grade.verdict import as_validated, grade, validate
+from understudy.grade.verdict import GRADER, as_validated, grade, validate
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, hidden_mounts, prepare, sandbox_spec
@@ -144,7 +143,7 @@ async def _prepare(bench: GradingSetup, task: Task, patch: PredictedPatch) -> Pr
     """The task with the grading options found so far; a sandbox is announced where one will be needed."""
     prepared = await asyncio.to_thread(prepare, task, bench.cache, bench.sandboxes)
     validated = as_validated(prepared, sandboxes=bench.sandboxes, environment=bench.environment, cache=bench.cache)
-    if (await asyncio.to_thread(gate, patch.data, task)).patch:
+    if (await asyncio.to_thread(gate, patch.data, task, prepared.tree)).patch:
         bench.sandboxes.expect(sandbox_spec(validated, bench.environment, mounts=hidden_mounts(validated)))
     return validated
 
@@ -178,5 +177,5 @@ async def _grade_retrying(bench: GradingSetup, prepared: PreparedTask, patch: Pr
 
 def _key(bench: GradingSetup, task: Task, patch: PredictedPatch) -> str:
     """What a verdict depends on, in short: a report with another one is made anew."""
-    content = msgspec.json.encode([__version__, bench.sandboxes.name, task, patch.digest])
+    content = msgspec.json.encode([GRADER, bench.sandboxes.name, task, patch.digest])
     return hashlib.sha256(content).hexdigest()

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 from msgspec import Struct
 
 from understudy.checks.pytest_checks import deciding_files
 from understudy.errors import TaskError
+from understudy.grade.scratch import scratch_files
+from understudy.grade.shadows import TestImports, folded
 from understudy.tasks.patch import MAX_PATCH_BYTES, NO_PATCH, show_path
 from understudy.types import PytestChecks, SuiteChecks, Task
 from understudy.util.diffs import DiffError, FileDiff, parse_diff
 
 # Files that decide how tests are found, run and imported; an agent may not change them unless the gold patch does.
 _PYTEST_FILES = ("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg")
-_PROTECTED = frozenset((*_PYTEST_FILES, "setup.py", "pyproject.toml", ".gitattributes", "__pycache__"))
-_PROTECTED_LIKE = re.compile(
-    r"(?:site|user)customize(?:\..*)?|.*\.(?:pth|pyc|pyo|egg-link|egg-info|dist-info|so|pyd|dylib|dll)"
+_PROTECTED = frozenset(
+    (*_PYTEST_FILES, "setup.py", "pyproject.toml", ".coveragerc", ".gitattributes", "__pycache__", "pyvenv.cfg")
 )
-# New modules that would be imported instead of the installed ones, from the root or a directory of tests.
-_SHADOWS = re.compile(r"(?:.*tests?/)?(?:pytest|_pytest|pluggy|iniconfig|unittest|nose|xdist)(?:\.py$|/.*)")
+_STEERS = re.compile(r"(?:(?:site|user)customize|conftest)(?:\..*)?|.*\.pth")
+_PROTECTED_LIKE = re.compile(
+    r"(?:(?:site|user)customize|conftest)(?:\..*)?|"
+    r".*\.(?:pth|pyc|pyo|egg|egg-link|egg-info|dist-info|so|pyd|dylib|dll)"
+)
 _TEST_DIRECTORY = re.compile(r"((?:.*/)?(?:tests?|testing)/)[^/]*(?:/.*)?")
 _NAMED_AS_TEST = re.compile(r"(?:.*/)?(?:test_[^/]*|[^/]*_test)\.\w+")
 _FILE_MODES = frozenset({b"100644", b"100755"})
@@ -41,12 +47,14 @@ class GatedPatch(Struct, frozen=True):
     steering: tuple[str, ...] = ()
 
 
-def gate(patch: bytes, task: Task) -> GatedPatch:
-    """What of a patch may be applied when it is graded.
+def gate(patch: bytes, task: Task, tree: Path) -> GatedPatch:
+    """What of a patch may be applied when it is graded. `tree` is the task's prepared tree, without any patch.
 
     Links, submodules, other modes and paths out of the tree refuse the whole patch. Changes of files that decide
     how tests run are dropped unless the gold patch changes the same file; so are changes of the checks' own files,
-    of all that lies in their directory of tests, which they may import, and new files that are named as tests.
+    of all that lies in their directory of tests, which they may import, new files that are named as tests, and
+    new files that would be imported in place of what the tests import (see `shadows`), and scratch files that
+    nothing names (see `scratch`).
     """
     if patch.startswith(NO_PATCH):
         return GatedPatch(b"", refused=patch.removeprefix(NO_PATCH).decode(errors="replace").strip())
@@ -60,7 +68,9 @@ def gate(patch: bytes, task: Task) -> GatedPatch:
         return GatedPatch(b"", refused="the patch cannot be read: no file is changed in it")
     allowed = gold_paths(task)
     checks, tests = _check_files(task)
+    imports = TestImports(task, tree, checks, tests, allowed)
     programs = _programs(task) - allowed
+    scratch = scratch_files(files, task, tree, allowed)
     parts: list[bytes] = []
     dropped: list[str] = []
     steering: list[str] = []
@@ -69,18 +79,35 @@ def gate(patch: bytes, task: Task) -> GatedPatch:
             return GatedPatch(b"", refused=refused)
         paths = [path.decode(errors="surrogateescape") for path in sorted(file.paths)]
         of_checks = any(path in programs or _is_of_checks(path, checks) for path in paths)
-        of_tests = any(path not in allowed and path.startswith(tests) for path in paths) or (
-            file.is_new and any(path not in allowed and _NAMED_AS_TEST.fullmatch(path) for path in paths)
+        others = [path for path in paths if path not in allowed]
+        new = [path for path in others if file.is_new or not _exists(tree, path)]
+        of_tests = any(folded(path).startswith(tuple(map(folded, tests))) for path in others) or any(
+            _NAMED_AS_TEST.fullmatch(path) for path in new
         )
-        protected = [
-            path for path in paths if path not in allowed and (is_protected(path) or _shadows(path, file, allowed))
-        ]
-        if of_checks or of_tests or protected:
+        protected = [path for path in others if is_protected(path) or _leads_through_link(tree, path)]
+        protected += [path for path in new if imports.is_replaced_by(path)]
+        if of_checks or of_tests or protected or not scratch.isdisjoint(paths):
             dropped += [show_path(path) for path in sorted(file.paths)]
             steering += protected
         else:
             parts.append(file.text)
     return GatedPatch(b"".join(parts), tuple(dropped), steering=tuple(steering))
+
+
+def intruders(task: Task, tree: Path) -> Callable[[str], bool]:
+    """A function that says whether a path, made by an install, would steer the tests or replace what they import.
+
+    `tree` is the task's prepared tree, without any patch. Raises TaskError when a patch of the task is unreadable.
+    """
+    allowed = gold_paths(task)
+    imports = TestImports(task, tree, *_check_files(task), allowed)
+
+    def is_intruder(path: str) -> bool:
+        parts = folded(path).split("/")
+        steers = any(part in _PYTEST_FILES or _STEERS.fullmatch(part) for part in parts)
+        return path not in allowed and (steers or imports.is_replaced_by(path))
+
+    return is_intruder
 
 
 def _refusal(file: FileDiff) -> str:
@@ -98,15 +125,25 @@ def _refusal(file: FileDiff) -> str:
 
 
 def is_protected(path: str) -> bool:
-    """Whether a path names what decides how tests are found, run and imported."""
-    return any(part in _PROTECTED or _PROTECTED_LIKE.fullmatch(part) for part in path.split("/"))
+    """Whether a part of a path names what decides how tests are found, run and imported."""
+    return any(part in _PROTECTED or _PROTECTED_LIKE.fullmatch(part) for part in folded(path).split("/"))
 
 
-def _shadows(path: str, file: FileDiff, allowed: frozenset[str]) -> bool:
-    """Whether a new file would be imported in place of what runs the tests, which the gold patch leaves alone."""
-    package = path.partition("/")[0] + "/"
-    own = any(other.startswith(package) for other in allowed)
-    return file.is_new and not own and _SHADOWS.fullmatch(path) is not None
+def _exists(tree: Path, path: str) -> bool:
+    """Whether the tree has something at `path`; a header need not say that a file is new, where it was renamed."""
+    try:
+        (tree / path).lstat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _leads_through_link(tree: Path, path: str) -> bool:
+    """Whether a directory above `path` is a link of the tree, so that the file would lie elsewhere."""
+    try:
+        return any((tree / parent).is_symlink() for parent in Path(path).parents if parent != Path())
+    except (OSError, ValueError):
+        return True
 
 
 def _check_files(task: Task) -> tuple[frozenset[str], tuple[str, ...]]:

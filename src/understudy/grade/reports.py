@@ -152,7 +152,7 @@ def write_report(
         *(f"  {each.rule} {each.path}:{each.line} {each.text}" for each in verdict.integrity.evidence),
     ]
     files = {
-        **_inputs(task, patch, log),
+        **_inputs(task, patch, log, verdict),
         "test_output.txt": _output(verdict).encode(errors="replace"),
         VERDICT: msgspec.json.format(msgspec.json.encode(_StoredVerdict(key, verdict)), indent=2),
         REPORT: _json(instance_report(task, patch, verdict)),
@@ -269,16 +269,28 @@ def _tests_status(task: Task, verdict: Verdict) -> dict[str, dict[str, list[str]
     return status
 
 
-def _inputs(task: Task, patch: bytes | None, log: Sequence[str]) -> dict[str, bytes]:
+def _inputs(
+    task: Task, patch: bytes | None, log: Sequence[str], verdict: Verdict | None = None
+) -> dict[str, bytes]:
     return {
         "patch.diff": patch or b"",
-        "eval.sh": _commands(task).encode(errors="surrogateescape"),
+        "eval.sh": _script(task, verdict).encode(errors="surrogateescape"),
         "run_instance.log": "\n".join((*log, "")).encode(errors="replace"),
     }
 
 
+def _script(task: Task, verdict: Verdict | None) -> str:
+    """What the grader ran, as a script; each command was a phase of its own, whose processes ended with it.
+
+    Of a verdict of 0.1, or without one, it is what the task's checks are.
+    """
+    if verdict is None or not verdict.grader:
+        return _commands(task)
+    return "\n".join(("#!/bin/bash", *(verdict.commands or ("# nothing ran in a sandbox to the end",)), ""))
+
+
 def _commands(task: Task) -> str:
-    """The grader's commands as a script for people; the grader runs each line as a phase of its own."""
+    """The commands of a task's checks as a script for people."""
     match task.checks:
         case SuiteChecks() as checks:
             steps = [checks.activate, checks.before, "git apply patch.diff", checks.install, checks.command]

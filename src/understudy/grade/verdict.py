@@ -9,37 +9,49 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
-from understudy.checks.base import CheckResult, GradingOptions
+from understudy import __version__
+from understudy.checks.base import CheckResult, GradingOptions, failed_result
 from understudy.checks.log_parsers import check_parser
-from understudy.checks.run import run_checks
+from understudy.checks.run import run_checks, run_task_version
+from understudy.checks.seal import read_hidden
 from understudy.checks.suite import run_before_patch
+from understudy.checks.twin_ids import deciding_tests, version_texts
 from understudy.checks.twin_run import (
-    VALIDATION_VERSIONS,
-    TwinRun,
+    ATTEMPTS,
+    VersionRun,
+    WrittenVersion,
+    draw_versions,
     judge_twins,
+    learn_twins,
     protection_of,
-    run_twins,
-    stable_sites,
-    versions_needed,
 )
 from understudy.errors import GraderError, TaskError
 from understudy.grade.apply import apply_patch
 from understudy.grade.audit import audit
-from understudy.grade.gate import GatedPatch, gate
+from understudy.grade.faults import PatchFault, attribute_faults, with_untrusted_code
+from understudy.grade.gate import GatedPatch, gate, intruders
+from understudy.grade.recording import APPLIED_HERE, RecordingSandbox
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, hidden_mounts, sandbox_spec
-from understudy.types import Integrity, PytestChecks, SuiteChecks, Verdict, is_solved
+from understudy.tasks.records import task_digest
+from understudy.types import Integrity, PytestChecks, ScriptChecks, SuiteChecks, Verdict, is_solved
 from understudy.util.files import atomic_write
 
-_FORMAT = "5"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "10"  # part of every digest: a change of how patches are judged validates anew
+GRADER = f"{__version__}+{_FORMAT}"
+"""The version of the grader, noted in each verdict: the release, and how its patches are judged."""
+
+FAULT_REASON = "the patch's code made its grading fail twice, which does not fail without it"
+"""What the reason of a patch with reward 0 begins with whose code broke its own grading."""
+
+HOW_TO_FORGET = "`understudy tasks check` validates it anew"
 
 
 async def grade(
@@ -50,7 +62,7 @@ async def grade(
     The audit's findings are in the verdict's `integrity`; the reward is what the checks say. Raises GraderError
     or SandboxError when the patch could not be graded: that is never a reward.
     """
-    gated = gate(patch, prepared.task)
+    gated = await asyncio.to_thread(gate, patch, prepared.task, prepared.tree)
     if gated.refused:
         verdict = Verdict(reward=0.0, reason=f"patch refused: {gated.refused}", applied=False)
     elif not gated.patch:
@@ -59,51 +71,88 @@ async def grade(
         verdict = Verdict(reward=0.0, reason=reason)
     else:
         verdict = (await _evaluate(prepared, gated, sandboxes, environment)).verdict
-        if is_solved(verdict.reward) and prepared.options.twin_seeds:
+        if is_solved(verdict.reward) and prepared.options.twins:
             verdict = await _confirm(prepared, gated, verdict, sandboxes, environment)
     if verdict.integrity.status != "forged":
-        integrity = await asyncio.to_thread(audit, patch, prepared.task, gated, verdict)
+        integrity = await asyncio.to_thread(audit, patch, prepared.task, gated, verdict, prepared.tree)
         verdict = replace(verdict, integrity=integrity)
     protection, unprotected = protection_of(prepared.task, prepared.options)
-    return replace(verdict, protection=protection, unprotected=unprotected)
+    return replace(
+        verdict,
+        protection=protection,
+        unprotected=unprotected,
+        grader=GRADER,
+        task_digest=task_digest(prepared.task),
+        patch_digest=hashlib.sha256(patch).hexdigest(),
+    )
 
 
 async def _confirm(
     prepared: PreparedTask, gated: GatedPatch, verdict: Verdict, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> Verdict:
-    """The verdict on a patch that solves its task, once twins of the deciding tests ran too.
+    """The verdict on a patch that solves its task, once versions of the deciding tests ran too.
 
-    A contradiction counts when it is seen again with other changes: one of them can hold by coincidence.
+    What contradicts the tests counts when it is seen again: they may not be the same each time.
     """
-    checks, sites = prepared.task.checks, prepared.options.twins
-    assert isinstance(checks, PytestChecks)
-    versions = versions_needed(checks, sites)
+    tests = deciding_tests(prepared.task, prepared.options)
+    timeout_s = prepared.task.checks.timeout_s
     integrity = Integrity()
-    for seed in prepared.options.twin_seeds:
-        run = await _run_versions(prepared, gated, versions, seed, sandboxes, environment)
-        integrity = judge_twins(run, sites)
-        if integrity.status == "clean":
+    for _ in range(ATTEMPTS):
+        versions = await asyncio.to_thread(draw_versions, tests, prepared.options)
+        runs: list[VersionRun] = []
+        for version in versions:
+            run = await attribute_faults(
+                partial(_run_version, prepared, gated, version, sandboxes, environment),
+                partial(_run_version, prepared, GatedPatch(b""), version, sandboxes, environment),
+            )
+            if isinstance(run, PatchFault):
+                return replace(verdict, reward=0.0, reason=f"{FAULT_REASON}: {run}")
+            runs.append(run)
+            integrity = await asyncio.to_thread(judge_twins, prepared.options, runs, timeout_s)
+            if integrity.status != "clean":
+                break
+        else:
             return verdict
     return replace(verdict, reward=0.0, reason=integrity.reason, integrity=integrity)
 
 
-async def _run_versions(
+async def _run_version(
     prepared: PreparedTask,
     gated: GatedPatch,
-    versions: Mapping[str, int],
-    seed: int,
+    version: WrittenVersion,
     sandboxes: Sandboxes,
     environment: TaskEnvironment,
-) -> TwinRun:
-    """Run versions of the deciding tests over a patch in a fresh sandbox."""
+) -> VersionRun:
+    """Run a version of the deciding tests over a patch where its code never meets the originals."""
     task = prepared.task
-    assert isinstance(task.checks, PytestChecks)
+    tests = deciding_tests(task, prepared.options)
+    is_intruder = await asyncio.to_thread(intruders, task, prepared.tree)
+    if isinstance(task.checks, PytestChecks):
+        task = replace(task, checks=replace(task.checks, files=version.files))
     sandbox = await sandboxes.open(sandbox_spec(prepared, environment))
     try:
-        if problem := await apply_patch(sandbox, task, gated.patch, host_programs=sandboxes.host_programs):
-            raise GraderError(f"a patch that applied once does not apply again: {problem}")
-        seconds = task.checks.timeout_s * (1 + max(versions.values(), default=0))
-        return await run_twins(sandbox, task.checks, versions, seed=seed, timeout_s=seconds)
+        if isinstance(task.checks, SuiteChecks):
+            await run_before_patch(sandbox, task.checks)
+        with with_untrusted_code():
+            if problem := await apply_patch(sandbox, task, gated.patch, host_programs=sandboxes.host_programs):
+                raise GraderError(f"a patch that applied once does not apply again: {problem}")
+            return await run_task_version(sandbox, task, gated.patch, version, tests, is_intruder)
+    finally:
+        await sandbox.close()
+
+
+async def _hidden_texts(
+    prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> dict[str, str]:
+    """The hidden files of a suite of which versions can be written, as the test patch makes them."""
+    checks = prepared.task.checks
+    if not isinstance(checks, SuiteChecks):
+        return {}
+    sandbox = await sandboxes.open(sandbox_spec(prepared, environment))
+    try:
+        await run_before_patch(sandbox, checks)
+        await apply_patch(sandbox, prepared.task, b"", host_programs=sandboxes.host_programs)
+        return version_texts(checks, await read_hidden(sandbox, prepared.task))
     finally:
         await sandbox.close()
 
@@ -113,32 +162,57 @@ async def _evaluate(
 ) -> CheckResult:
     """Apply a gated patch, which may be empty, in a fresh sandbox and run the checks.
 
-    Raises GraderError or SandboxError when that failed, TaskError when the task's own test patch does not apply.
+    Raises GraderError or SandboxError when that failed and the patch's code is not the cause, TaskError when the
+    task's own test patch does not apply.
     """
-    task = prepared.task
-    sandbox = await sandboxes.open(sandbox_spec(prepared, environment, mounts=hidden_mounts(prepared)))
-    try:
-        if isinstance(task.checks, SuiteChecks):
-            await run_before_patch(sandbox, task.checks)
-        if problem := await apply_patch(sandbox, task, gated.patch, host_programs=sandboxes.host_programs):
-            return CheckResult(Verdict(reward=0.0, reason=problem, applied=False))
-        result = await run_checks(sandbox, task, gated.patch, prepared.options)
-    finally:
-        await sandbox.close()
+    result = await attribute_faults(
+        partial(_evaluate_once, prepared, gated, sandboxes, environment),
+        partial(_evaluate_once, prepared, GatedPatch(b""), sandboxes, environment),
+    )
+    if isinstance(result, PatchFault):
+        return failed_result(f"{FAULT_REASON}: {result}", "")
     if not gated.dropped:
         return result
     note = f"(changes left out: {', '.join(gated.dropped[:5])})"
     return replace(result, verdict=replace(result.verdict, reason=f"{result.verdict.reason} {note}"))
 
 
+async def _evaluate_once(
+    prepared: PreparedTask, gated: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> CheckResult:
+    task = prepared.task
+    is_intruder = await asyncio.to_thread(intruders, task, prepared.tree)
+    opened = await sandboxes.open(sandbox_spec(prepared, environment, mounts=hidden_mounts(prepared)))
+    sandbox = RecordingSandbox(opened)
+    try:
+        if isinstance(task.checks, SuiteChecks):
+            await run_before_patch(sandbox, task.checks)
+        with with_untrusted_code():
+            sandbox.commands.append(APPLIED_HERE)
+            if problem := await apply_patch(opened, task, gated.patch, host_programs=sandboxes.host_programs):
+                return CheckResult(Verdict(reward=0.0, reason=problem, applied=False))
+            result = await run_checks(
+                sandbox, task, gated.patch, prepared.options, hidden=prepared.hidden, is_intruder=is_intruder
+            )
+            return replace(result, verdict=replace(result.verdict, commands=tuple(sandbox.commands)))
+    finally:
+        await sandbox.close()
+
+
 # --- validation ----------------------------------------------------------------------------------------
 
 
 async def validate(
-    prepared: PreparedTask, *, sandboxes: Sandboxes, environment: TaskEnvironment, cache: Path
+    prepared: PreparedTask,
+    *,
+    sandboxes: Sandboxes,
+    environment: TaskEnvironment,
+    cache: Path,
+    forget_failure: bool = False,
 ) -> PreparedTask:
-    """Grade the gold patch and the empty one; that a task passed is stored in the cache by its content.
+    """Grade the gold patch and the empty one; whether a task passed is stored in the cache by its content.
 
+    A task that failed before fails with the same reason at once, unless `forget_failure` is given.
     Returns the task with the options that its grading needs. Raises TaskError with the reason unless they score
     1 and 0, GraderError or SandboxError when they could not be graded.
     """
@@ -146,9 +220,14 @@ async def validate(
     record = _record_path(prepared, sandboxes, environment, cache)
     if record.exists():
         return as_validated(prepared, sandboxes=sandboxes, environment=environment, cache=cache)
+    failure = record.with_suffix(".failed")
+    if forget_failure:
+        failure.unlink(missing_ok=True)
+    if failure.exists():
+        raise TaskError(f"{failure.read_text(encoding='utf-8')}\n(from an earlier validation; {HOW_TO_FORGET})")
     if isinstance(task.checks, SuiteChecks):
         await asyncio.to_thread(check_parser, task.checks.parser, f"task {task.instance_id}")
-    gated = gate(task.gold_patch.encode(errors="surrogateescape"), task)
+    gated = gate(task.gold_patch.encode(errors="surrogateescape"), task, prepared.tree)
     if gated.refused:
         raise TaskError(f"task {task.instance_id}: gold_patch refused: {gated.refused}")
     if not gated.patch:
@@ -163,25 +242,32 @@ async def validate(
     if graded != prepared and is_solved(gold.reward):
         # The empty patch was graded without the options that the gold patch turned out to need.
         empty = await _evaluate(graded, nothing, sandboxes, environment)
+    if is_solved(gold.reward) and is_solved(empty.verdict.reward) and graded.options.canaries:
+        # The canaries may be what makes the tests pass: a file that imports something is enough for some.
+        without = replace(graded, options=replace(graded.options, canaries=False))
+        second = await _evaluate(without, gated, sandboxes, environment)
+        if is_solved(second.verdict.reward):
+            empty = await _evaluate(without, nothing, sandboxes, environment)
+            graded, gold = without, second.verdict
     for name, verdict, expected in (("the gold patch", gold, 1.0), ("the empty patch", empty.verdict, 0.0)):
         if verdict.reward != expected:
-            raise TaskError(
+            reason = (
                 f"task {task.instance_id}: {name} scores {verdict.reward:g} instead of {expected:g}: "
                 f"{verdict.reason}\n{verdict.log[-2000:]}".rstrip()
             )
-    if isinstance(checks := task.checks, PytestChecks):
-        versions = dict.fromkeys((*checks.fail_to_pass, *checks.pass_to_pass), VALIDATION_VERSIONS)
-        # Grading changes expectations to what the gold patch was seen to fail here, not to anything else.
-        seeds = (secrets.randbits(32), secrets.randbits(32))
-        runs = [await _run_versions(graded, gated, versions, seed, sandboxes, environment) for seed in seeds]
-        stable = stable_sites(runs)
-        options = replace(
-            graded.options,
-            twins=stable.sites,
-            partial_twins=stable.partial,
-            twin_seeds=seeds if stable.sites else (),
-        )
-        graded = replace(graded, options=options)
+            if "did not end in" not in verdict.reason:  # another time, with less load, they may
+                failure.parent.mkdir(parents=True, exist_ok=True)
+                atomic_write(failure, reason.encode(errors="replace"))
+            raise TaskError(reason)
+    texts = await _hidden_texts(graded, sandboxes, environment)
+    graded = replace(graded, options=replace(graded.options, twin_files=texts))
+    tests = deciding_tests(task, graded.options)
+    if tests.nodes:
+        run = partial(_run_version, graded, gated, sandboxes=sandboxes, environment=environment)
+        try:
+            graded = replace(graded, options=await learn_twins(tests, graded.options, run))
+        except PatchFault as fault:
+            raise GraderError(f"twins could not be run with the gold patch: {fault}") from fault
     record.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(record, msgspec.json.encode(graded.options))
     return graded
@@ -204,13 +290,16 @@ async def _grade_gold(
     """The task with the first grading options with which its gold patch scores 1, and the gold patch's verdict.
 
     Where it fails only because of how it is graded, other options are tried: as root, for images whose programs
-    only root can use; without canaries, for suites that do not run with them; with test names that both pass and
-    fail, where they do so with the gold patch too. With none of them, the task as it was and the first verdict.
+    only root can use; without canaries, for tests that do not run with them; unsealed, where the tests change
+    their own files; with test names that both pass and fail, where they do so with the gold patch too. With none
+    of them, the task as it was and the first verdict.
     """
     first: Verdict | None = None
+    script = isinstance(prepared.task.checks, ScriptChecks)
+    ways = ((True, True),) if script else ((True, True), (False, True), (False, False))
     for as_root in (False,) if sandboxes.host_programs else (False, True):
-        for canaries in (True, False) if isinstance(prepared.task.checks, SuiteChecks) else (True,):
-            options = GradingOptions(as_root, canaries)
+        for canaries, sealed in ways:
+            options = GradingOptions(as_root, canaries, sealed=sealed)
             result = await _evaluate(replace(prepared, options=options), gated, sandboxes, environment)
             if result.verdict.reward != 1.0 and result.conflicts:
                 options = replace(options, conflicts=result.conflicts)

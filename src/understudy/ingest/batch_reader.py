@@ -34,8 +34,8 @@ from understudy.ingest.state_files import JsonlSink, ParquetSink, SpoolSink
 from understudy.ingest.trace import Message, Trace, TraceRenderer, TurnAction, state_id_bytes, text_of
 from understudy.redact.redactor import Redactor
 from understudy.redact.report import ReportPlace
+from understudy.types import WORK_ROLES
 
-WORK = ("main", "subagent")
 """The roles of agents that did what the user wanted; the others the program started for itself."""
 
 ID_BYTES = 16
@@ -243,7 +243,7 @@ def _wanted(trace: Trace, selection: StateSelection, left_out: Counter[str]) -> 
     """The indexes of the turns of a trace that are wanted; the others are counted by the reason."""
     turns, since = trace.turns, selection.since
     reason = None
-    if not selection.all_roles and trace.role not in WORK:
+    if not selection.all_roles and trace.role not in WORK_ROLES:
         reason = f"role:{trace.role}"
     elif selection.project is not None and selection.project not in (trace.project or trace.source):
         reason = "other_project"

@@ -27,7 +27,7 @@ def redact_trace(trace: Trace, redactor: Redactor) -> Trace:
     is the same whichever others are asked for. Ids and the names of models are left alone, unless a secret hides
     in them.
     """
-    scope = redactor.scoped_to(_all_texts(trace))
+    scope = redactor.scoped_to(trace_texts(trace))
     # What is replaced in names must not appear in the report.
     name = scope.name(trace.trace_id, "trace")
 
@@ -100,7 +100,7 @@ class _RedactedRenderer:
         return replace(action, thinking=thinking, **fields)
 
 
-def _all_texts(trace: Trace) -> Iterator[Any]:
+def trace_texts(trace: Trace) -> Iterator[Any]:
     """All texts of a trace that its states would show."""
     yield [trace.source, trace.project, trace.agent, trace.version]
     shapes = {

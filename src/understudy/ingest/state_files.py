@@ -7,6 +7,7 @@ column type holds all schemas.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
@@ -28,14 +29,16 @@ from understudy.store.sessions import LogSource, PackedTrace, SessionRepository,
 from understudy.util.files import atomic_path
 
 _PIECE = 1 << 20
+_ADDED_KEYS = ("signals", "outcome", "tools_source", "tools_version", "tools_inferred")
+"""Keys that we add to a state, written after those that come from its log."""
 
 
 def state_record(state: TraceState, trace: Trace) -> dict[str, Any]:
     """A state as a JSON object. All keys are always there."""
     record = asdict(state)
-    signals, outcome = record.pop("signals"), record.pop("outcome")
+    later = {name: record.pop(name) for name in _ADDED_KEYS}
     record["student_action"] = asdict(state.student_action)
-    return {**record, "format": trace.format, "source": trace.source, "signals": signals, "outcome": outcome}
+    return {**record, "format": trace.format, "source": trace.source, **later}
 
 
 def state_line(state: TraceState, trace: Trace) -> bytes:
@@ -61,10 +64,11 @@ def writing(path: Path) -> Generator[None]:
     """Raises ConfigError that `path` cannot be written where the block raises OSError."""
     try:
         yield
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} cannot be written: there is no directory {path.parent}; create it") from error
     except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written: {error.strerror}; free some space, or write elsewhere"
-        ) from error
+        remedy = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check its permissions"
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; {remedy}, or write elsewhere") from error
 
 
 def _create(path: Path) -> BinaryIO:
@@ -141,7 +145,7 @@ _MESSAGE_COLUMNS = ("role", "content", "tool_calls", "tool_call_id", "content_pa
 _COLUMNS = (
     "state_id", "trace_id", "session_id", "message_id", "messages", "student_action", "tools", "source_model",
     "source_family", "fidelity", "notes", "timestamp", "project", "branch", "role", "parent", "format", "source",
-    "signals", "outcome",
+    *_ADDED_KEYS,
 )  # fmt: skip
 
 
@@ -178,6 +182,7 @@ def schema() -> Any:
         "messages": arrow.list_(messages),
         "student_action": arrow.struct(action),
         "notes": arrow.list_(text),
+        "tools_inferred": arrow.list_(text),
         "parent": arrow.struct(parent),
         "signals": arrow.struct(signals),
         "outcome": arrow.struct(outcome),
@@ -190,7 +195,7 @@ def row(state: TraceState, trace: Trace) -> dict[str, Any]:
     value = state_record(state, trace)
     value["messages"] = [_message(message) for message in state.messages]
     value["tools"] = None if state.tools is None else msgspec.json.encode(state.tools).decode()
-    value["notes"] = list(state.notes)
+    value["notes"], value["tools_inferred"] = list(state.notes), list(state.tools_inferred)
     for name in ("parent", "signals", "outcome"):
         value[name] = None if value[name] is None else asdict(value[name])
     return value
@@ -363,7 +368,9 @@ class SpoolSink(PrivateFile):
 def load_spool(
     sessions: SessionRepository, part: Path, at: int, size: int, without: Set[int], sources: Sequence[LogSource]
 ) -> Iterator[TraceChanges]:
-    """Store a part of a file of `SpoolSink`, but for the turns `without`, counted through. Raises StoreError.
+    """Store a part of a file of `SpoolSink`, but for the turns `without`.
+
+    Those are numbers of turns, counted from 0 over all traces of the part. Raises StoreError.
 
     Yields what changed by each write. The last one notes that the logs `sources` were read. Each write is waited
     for: two threads that take turns at the interpreter would be slower than one.
@@ -388,17 +395,22 @@ def load_spool(
 
 
 def stored_states(
-    library: TraceSource, where: str | None, limit: int | None, redactor: Redactor | None
+    library: TraceSource, where: str | None, limit: int | None, seed: int | None, redactor: Redactor | None
 ) -> Iterator[tuple[TraceState, Trace]]:
-    """The states for which `where` is true, each with its trace; redacted where a redactor is passed."""
-    for trace in traces(library, where, limit=limit):
+    """The states that `trace_store.traces` selects, each with its trace; redacted where a redactor is passed."""
+    for trace in traces(library, where, limit=limit, seed=seed):
         clean = redact_trace(trace, redactor) if redactor else trace
         for state in expand(clean):
             yield state, clean
 
 
 def extract_states(
-    library: TraceSource, output: Path, where: str | None, limit: int | None, redactor: Redactor | None
+    library: TraceSource,
+    output: Path,
+    where: str | None,
+    limit: int | None,
+    seed: int | None,
+    redactor: Redactor | None,
 ) -> int:
     """Write states to a file that only its owner can read: Parquet where its name says so, else JSON lines.
 
@@ -416,7 +428,7 @@ def extract_states(
         atomic_path(output) as path,
         closing(ParquetWriter(path) if parquet else JsonlSink(path)) as file,
     ):
-        for state, trace in stored_states(library, where, limit, redactor):
+        for state, trace in stored_states(library, where, limit, seed, redactor):
             file.add(state, trace)
             number += 1
     return number

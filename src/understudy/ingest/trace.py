@@ -10,13 +10,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from hashlib import blake2b as _blake2b
+from itertools import chain
 from typing import Any, Literal, Protocol, cast
 
 import msgspec
 from msgspec import Struct, field
 
 from understudy.ingest.model_families import model_family
+from understudy.ingest.tool_lists import ToolList, ToolsSource, tool_list
+
+CLAUDE_CODE_FORMATS = ("claude-code", "claude-text")
+"""The formats whose logs are Claude Code's, so that a trace's `version` is."""
 
 MISSING_RESULT = "[Tool result missing due to internal error]"
 """Stands for a result that a log does not hold. Claude Code sends the same text when it has none."""
@@ -219,7 +225,7 @@ class Trace(Struct, kw_only=True, eq=False):
     `project` is the directory that the agent worked in, `agent` the type of a subagent where the log names it,
     `version` the program's. `role` is main, subagent, or the purpose of an agent that the program started for
     itself (warmup, compact, prompt_suggestion), from which there is nothing to learn. `losses` counts by kind what
-    could not be read, was unknown or was left out.
+    could not be read, was unknown or was left out. `former_ids` are ids that earlier releases gave it.
     """
 
     trace_id: str
@@ -237,12 +243,14 @@ class Trace(Struct, kw_only=True, eq=False):
     shape: RequestShape = RequestShape()
     outcome: TraceOutcome | None = None
     losses: Counter[str] = field(default_factory=Counter[str])
+    former_ids: tuple[str, ...] = ()
 
 
 class TraceState(Struct, kw_only=True):
     """What the model saw at one turn (`messages`) and what it did then (`student_action`).
 
-    Files of states have these fields in this order.
+    Files of states have these fields. `tools_source`, `tools_version` and `tools_inferred` are those of
+    `tool_lists.ToolList`.
     """
 
     state_id: str
@@ -263,6 +271,9 @@ class TraceState(Struct, kw_only=True):
     parent: TraceParent | None
     signals: TurnSignals | None = None
     outcome: TraceOutcome | None = None
+    tools_source: ToolsSource | None = None
+    tools_version: str | None = None
+    tools_inferred: tuple[str, ...] = ()
 
 
 class PlainRenderer:
@@ -329,15 +340,14 @@ def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[Trac
     """
     rendered: dict[int, list[Message]] = {}
     path: list[int] = []
+    offered = OfferedTools(trace, rendered)
     for turn in trace.turns:
         path = path_to(trace.nodes, turn.context, path)
         history: list[Message] = []
         for index in path:
-            messages = rendered.get(index)
-            if messages is None:
-                messages = rendered[index] = trace.renderer.history(trace.nodes[index].body)
-            history.extend(messages)
+            history.extend(rendered_node(trace, index, rendered))
         shape = turn.shape or trace.shape
+        tools = offered.of(turn)
         prompt = shape.system if shape.system is not None else system
         first: list[Message] = [] if prompt is None else [{"role": "system", "content": prompt}]
         yield TraceState(
@@ -347,7 +357,7 @@ def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[Trac
             message_id=turn.message_id,
             messages=first + normalise_messages(history),
             student_action=trace.renderer.action([trace.nodes[index].body for index in turn.action]),
-            tools=shape.tools,
+            tools=tools.tools,
             source_model=turn.model,
             source_family=model_family(turn.model),
             timestamp=turn.timestamp,
@@ -359,6 +369,52 @@ def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[Trac
             notes=turn.notes,
             signals=turn.signals,
             outcome=trace.outcome,
+            tools_source=tools.source,
+            tools_version=tools.version,
+            tools_inferred=tools.inferred,
+        )
+
+
+def rendered_node(trace: Trace, index: int, rendered: dict[int, list[Message]]) -> list[Message]:
+    """The messages of a node, from `rendered`, which gets them where it does not have them yet."""
+    messages = rendered.get(index)
+    if messages is None:
+        messages = rendered[index] = trace.renderer.history(trace.nodes[index].body)
+    return messages
+
+
+class OfferedTools:
+    """The tools that the turns of a trace were offered.
+
+    `rendered` has messages of nodes by their index, and gets those that are rendered here.
+    """
+
+    def __init__(self, trace: Trace, rendered: dict[int, list[Message]] | None = None) -> None:
+        self._trace = trace
+        self._rendered = {} if rendered is None else rendered
+
+    def of(self, turn: TraceTurn) -> ToolList:
+        """The tools of a turn: those of its log, else `unlogged`."""
+        tools = (turn.shape or self._trace.shape).tools
+        return self.unlogged if tools is None else ToolList(tools=tools, source="logged")
+
+    @cached_property
+    def unlogged(self) -> ToolList:
+        """The tools of turns whose log does not hold them, from what all of the turns saw and did."""
+        trace, nodes = self._trace, self._trace.nodes
+        shown: set[int] = set()
+        for turn in trace.turns:
+            at = turn.context
+            while at >= 0 and at not in shown:
+                shown.add(at)
+                at = nodes[at].parent
+        messages = (message for at in shown for message in rendered_node(trace, at, self._rendered))
+        actions = (trace.renderer.action([nodes[at].body for at in turn.action]) for turn in trace.turns)
+        return tool_list(
+            chain(messages, ({"tool_calls": action.tool_calls} for action in actions)),
+            version=trace.version if trace.format in CLAUDE_CODE_FORMATS else None,
+            subagent=trace.role == "subagent",
+            date=next((turn.timestamp for turn in trace.turns if turn.timestamp), None),
         )
 
 

@@ -37,7 +37,14 @@ from understudy.ingest.trace import (
 )
 from understudy.store import Store
 from understudy.store.contents import Packed, Packer
-from understudy.store.sessions import SessionRepository, TextOrBytes, TraceChanges, TraceRow, TurnRow
+from understudy.store.sessions import (
+    SessionRepository,
+    TextOrBytes,
+    TraceChanges,
+    TraceRow,
+    TurnRow,
+    TurnSelection,
+)
 
 TraceSource = Store | SessionRepository | Path | str
 """Where traces are: an open store, its sessions, or the directory of a store, which is opened meanwhile."""
@@ -119,6 +126,11 @@ def trace_rows(trace: Trace, packer: Packer, wanted: Iterable[int] | None = None
         tools=None if trace.shape.tools is None else contents.add(_json(trace.shape.tools)),
         nodes=nodes.rows,
         turns=turns,
+        former_states={
+            state_id(former, trace.turns[turn.position].message_id): turn.state_id
+            for former in trace.former_ids
+            for turn in turns
+        },
     )
     return row, contents.packed
 
@@ -229,25 +241,38 @@ class _NodeTable:
 # --- out of the store ----------------------------------------------------------------------------------
 
 
-def traces(library: TraceSource, where: str | None = None, *, limit: int | None = None) -> Iterator[Trace]:
+def traces(
+    library: TraceSource,
+    where: str | TurnSelection | None = None,
+    *,
+    limit: int | None = None,
+    seed: int | None = None,
+) -> Iterator[Trace]:
     """The stored traces, each with those of its turns that `where` is true of; one at a time is read.
 
-    `where` is an SQL expression over `understudy.store.sqlite.COLUMNS`, `limit` the most turns of all
-    traces together. Raises StoreError where there is no store, and ConfigError where the expression is none.
+    `where` is an SQL expression over `understudy.store.sqlite.COLUMNS`, or turns that were chosen before. `limit`
+    is the most turns of all traces together: the first ones, or with a `seed` a random sample. Raises StoreError
+    where there is no store, and ConfigError where the expression is none.
     """
     with _open_sessions(library) as sessions:
-        for row, contents in sessions.read(sessions.select(where, limit=limit)):
+        chosen = where if isinstance(where, TurnSelection) else sessions.select(where, limit=limit, seed=seed)
+        for row, contents in sessions.read(chosen):
             yield _trace(row, contents)
 
 
 def states(
-    library: TraceSource, where: str | None = None, *, limit: int | None = None, system: str | None = SYSTEM_PROMPT
+    library: TraceSource,
+    where: str | None = None,
+    *,
+    limit: int | None = None,
+    seed: int | None = None,
+    system: str | None = SYSTEM_PROMPT,
 ) -> Iterator[TraceState]:
     """The stored states that `where` is true of, as `traces` takes it; `system` as `trace.expand` takes it.
 
     Nothing is redacted: see `ingest.redaction` before they leave this machine.
     """
-    for trace in traces(library, where, limit=limit):
+    for trace in traces(library, where, limit=limit, seed=seed):
         yield from expand(trace, system=system)
 
 
@@ -272,11 +297,11 @@ def _trace(row: TraceRow, contents: Sequence[bytes]) -> Trace:
         renderer=_RENDERER,
         nodes=nodes,
         turns=[_turn(turn, nodes, contents) for turn in row.turns],
-        project=_text_or_none(row.project),
+        project=text_or_none(row.project),
         parent=None if row.parent is None else _struct(row.parent, TraceParent),
         role=row.role,
-        agent=_text_or_none(row.agent),
-        version=_text_or_none(row.version),
+        agent=text_or_none(row.agent),
+        version=text_or_none(row.version),
         shape=_shape(row, contents),
         outcome=None if row.outcome is None else _struct(row.outcome, TraceOutcome),
         losses=Counter(_struct(row.losses, dict[str, int])),
@@ -298,8 +323,8 @@ def _turn(row: TurnRow, nodes: list[TraceNode], contents: Sequence[bytes]) -> Tr
         message_id=_text(row.message_id),
         context=row.node,
         action=_action_nodes(row, nodes, contents[row.action]),
-        model=_text_or_none(row.model),
-        timestamp=_text_or_none(row.timestamp),
+        model=text_or_none(row.model),
+        timestamp=text_or_none(row.timestamp),
         branch=cast(Any, row.branch),
         fidelity=cast(Any, row.fidelity),
         notes=_struct(row.notes.encode(), tuple[str, ...]),
@@ -346,7 +371,8 @@ def _text(value: TextOrBytes) -> str:
     return value if isinstance(value, str) else value.decode(errors="surrogatepass")
 
 
-def _text_or_none(value: TextOrBytes | None) -> str | None:
+def text_or_none(value: TextOrBytes | None) -> str | None:
+    """A text as the log had it, of what the store has; None for None."""
     return None if value is None else _text(value)
 
 

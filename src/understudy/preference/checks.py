@@ -8,7 +8,9 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
+from understudy.ingest.tool_lists import ToolsSource
 from understudy.ingest.trace import Message, TurnAction, text_of
 from understudy.preference.equivalence import digest, effect_of, stable
 from understudy.preference.normalise import NOWHERE, Place, unreadable
@@ -19,7 +21,7 @@ class Pair(Struct, frozen=True, kw_only=True):
 
     `origin` is "replay" (teachers against the student's turn; `state_id` names it) or "rollouts" (a solved attempt
     against an unsolved one). `group` is the project or the task: what a split must not cut through. `model` and
-    `family` are those of the rejected action.
+    `family` are those of the rejected action. `tools_source` tells where `tools` are from.
     """
 
     pair_id: str
@@ -33,8 +35,18 @@ class Pair(Struct, frozen=True, kw_only=True):
     model: str | None = None
     family: str | None = None
     evidence: dict[str, Any] = field(default_factory=dict[str, Any])
+    tools_source: ToolsSource | None = None
 
 
+Thinking = Literal["as-logged", "both", "strip", "only-when-both"]
+"""What becomes of the thinking of a pair's two answers, or of all the answers that a row teaches.
+
+`as-logged`: it stands where the log has it. `both`: what has an answer without thinking is left out. `strip`:
+there is none. `only-when-both`: it stands where each of the answers has some, else it is taken from all of them.
+"""
+
+NO_THINKING = "an answer without thinking (--thinking both)"
+LOSSY = "lossy states (--include-lossy takes them in)"
 NO_CONSENSUS = "the teachers do not agree"
 SAME = "the same in substance"
 EMPTY = "an action that does nothing"
@@ -95,13 +107,28 @@ class PairCounts(Struct, kw_only=True):
 class Checks:
     """The checks of a pair. It remembers the pairs that passed, so that a duplicate of one fails."""
 
-    def __init__(self, limits: Limits | None = None, template: Template | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        template: Template | None = None,
+        thinking: Thinking = "only-when-both",
+    ) -> None:
         self.limits = limits or Limits()
         self.template = template
+        self.thinking: Thinking = thinking
         self._seen: set[bytes] = set()
 
-    def flaw(self, pair: Pair, location: Place = NOWHERE) -> str | None:
-        """Why a pair is left out; None where it passes, which the same pair does only once."""
+    def passed(self, pair: Pair, location: Place = NOWHERE) -> Pair | str:
+        """The pair with the thinking that it is to have, or why it is left out: the same pair passes only once."""
+        keeps = keeps_thinking([bool(pair.chosen.thinking), bool(pair.rejected.thinking)], self.thinking)
+        if keeps is None:
+            return NO_THINKING
+        if not keeps:
+            chosen, rejected = (replace(action, thinking=None) for action in (pair.chosen, pair.rejected))
+            pair = replace(pair, chosen=chosen, rejected=rejected)
+        return self._flaw(pair, location) or pair
+
+    def _flaw(self, pair: Pair, location: Place) -> str | None:
         return (
             _content(pair)
             or _length(pair, self.limits)
@@ -135,6 +162,13 @@ class Checks:
             return NEAR_DUPLICATE
         self._seen |= {whole, near}
         return None
+
+
+def keeps_thinking(thoughts: Sequence[bool], wanted: Thinking) -> bool | None:
+    """Whether answers keep their thinking, by which of them have some; None where they are to be left out."""
+    if wanted == "both":
+        return True if all(thoughts) else None
+    return wanted == "as-logged" or (wanted == "only-when-both" and all(thoughts))
 
 
 def in_turns(messages: Sequence[Message]) -> bool:

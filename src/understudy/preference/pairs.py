@@ -12,7 +12,17 @@ from msgspec import Struct
 from understudy.errors import ConfigError
 from understudy.ingest import trace_store
 from understudy.ingest.redaction import redact_trace
-from understudy.ingest.trace import Trace, TraceState, TurnAction, expand, state_id
+from understudy.ingest.tool_lists import ToolList, completed, names_of
+from understudy.ingest.trace import (
+    Message,
+    OfferedTools,
+    Trace,
+    TraceState,
+    TurnAction,
+    expand,
+    rendered_node,
+    state_id,
+)
 from understudy.preference import checks
 from understudy.preference.checks import Checks, Pair, PairCounts
 from understudy.preference.consensus import MINIMUM, Consensus, Judge, Proposal, consensus
@@ -47,6 +57,7 @@ def replay_pairs(
     minimum: int = MINIMUM,
     where: str | None = None,
     redactor: Redactor | None = None,
+    include_lossy: bool = False,
     checked: Checks | None = None,
     tally: PairCounts | None = None,
 ) -> Iterator[Pair]:
@@ -55,7 +66,8 @@ def replay_pairs(
     `where` chooses states, as in `trace_store.traces`. With a `redactor`, pairs hold no secrets. A teacher of the
     family that wrote the turn, or of no known one, has no vote, and a turn whose author is of no known family
     gives no pair, unless the replay allowed it: its last invocation counts. Where teachers do not agree, what the
-    judge of the replay chose decides. What was compared is counted in `tally`.
+    judge of the replay chose decides. States that are lossy give pairs only with `include_lossy`. What was
+    compared is counted in `tally`.
 
     Raises ConfigError where `where` is no expression, StoreError where something cannot be read.
     """
@@ -83,6 +95,7 @@ def replay_pairs(
                 state.state_id = own
                 tally.compared += 1
                 votes, why = _votes(state, proposals_by_state[own], allowed, tally)
+                why = checks.LOSSY if state.fidelity == "lossy" and not include_lossy else why
                 outcome = why or _pair(state, trace.format, votes, minimum, judge_of(store, own), checked)
                 if isinstance(outcome, str):
                     tally.left_out[outcome] += 1
@@ -114,8 +127,10 @@ def _votes(
 def _names(trace: Trace) -> set[str]:
     """The names of the tools of a trace, as far as they are known."""
     shapes = (trace.shape, *(turn.shape for turn in trace.turns if turn.shape is not None))
-    messages = chain.from_iterable(trace.renderer.history(node.body) for node in trace.nodes)
-    return names_in(messages, chain.from_iterable(shape.tools or () for shape in shapes))
+    rendered: dict[int, list[Message]] = {}
+    unlogged = any(shape.tools is None for shape in shapes) and OfferedTools(trace, rendered).unlogged.tools
+    messages = chain.from_iterable(rendered_node(trace, index, rendered) for index in range(len(trace.nodes)))
+    return names_in(messages, chain(unlogged or (), *(shape.tools or () for shape in shapes)))
 
 
 def _allowed(replay: StoredReplay) -> _Allowed:
@@ -150,12 +165,15 @@ def _pair(
         return checks.SAME
     if not _offered(state, agreed.action):
         return checks.UNKNOWN_TOOL
+    # What is not in the log, a teacher may have been told more of, from turns that are not chosen here.
+    offered = completed(ToolList.of(state), [{"tool_calls": agreed.action.tool_calls}])
     pair = Pair(
         pair_id=digest(["replay", state.state_id, _text(agreed.action), _text(state.student_action)]).hex(),
         origin="replay",
         group=_group(state),
         messages=state.messages,
-        tools=state.tools,
+        tools=offered.tools,
+        tools_source=offered.source,
         chosen=agreed.action,
         rejected=state.student_action,
         state_id=state.state_id,
@@ -163,7 +181,7 @@ def _pair(
         family=state.source_family,
         evidence=_evidence(state, source, candidates, agreed, difference, minimum, location),
     )
-    return checked.flaw(pair, location) or pair
+    return checked.passed(pair, location)
 
 
 def _evidence(
@@ -217,16 +235,8 @@ def _chosen(state_ids: Sequence[str], where: str | None) -> str:
 
 
 def _offered(state: TraceState, action: TurnAction) -> bool:
-    """Whether the state offers what an action calls. Where its tools are not known, the request told of some."""
-    if state.tools is None:
-        return True
-    names = {_name(tool) for tool in state.tools}
-    return all(_name(call) in names for call in action.tool_calls)
-
-
-def _name(of: dict[str, Any]) -> str:
-    function: dict[str, Any] = of.get("function") or {}
-    return str(function.get("name"))
+    """Whether the state offers what an action calls, as far as its log tells."""
+    return state.tools_source != "logged" or names_of(action.tool_calls) <= names_of(state.tools or ())
 
 
 def _group(state: TraceState) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
+from understudy.ingest.tool_lists import names_of
 from understudy.ingest.trace import Message, TurnAction, tool_call
 from understudy.preference.consensus import Judge, Proposal
 from understudy.preference.normalise import unreadable
@@ -101,8 +102,7 @@ def sent_name(name: str) -> str:
 def names_in(messages: Iterable[Message], tools: Iterable[dict[str, Any]] | None) -> set[str]:
     """The names of the tools that are offered, or called in messages."""
     calls = (call for message in messages for call in message.get("tool_calls") or ())
-    functions: Iterable[dict[str, Any]] = (each.get("function") or {} for each in (*calls, *(tools or ())))
-    return {name for function in functions if isinstance(name := function.get("name"), str)}
+    return names_of((*calls, *(tools or ())))
 
 
 def action_of(call: Call, sent: Mapping[str, str]) -> tuple[TurnAction | None, str]:

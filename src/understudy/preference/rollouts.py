@@ -148,9 +148,9 @@ def _of_task(
                         _count(tally, MANY, 1)
                         continue
                     pair = _pair(store, task, better, worse, group, depth, location, redactor)
-                    flaw = pair if isinstance(pair, str) else checked.flaw(pair, location)
-                    if isinstance(pair, str) or flaw is not None:
-                        _count(tally, str(flaw), 1)
+                    pair = pair if isinstance(pair, str) else checked.passed(pair, location)
+                    if isinstance(pair, str):
+                        _count(tally, pair, 1)
                         continue
                     pair_count += 1
                     tally.pairs += 1
@@ -214,6 +214,7 @@ def _pair(
         group=task.instance_id,
         messages=messages,
         tools=node.conversation.tools or None,
+        tools_source="logged" if node.conversation.tools else None,
         chosen=actions[0],
         rejected=actions[1],
         model=other.call.backend_model,

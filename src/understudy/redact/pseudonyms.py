@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from understudy.errors import ConfigError
-from understudy.redact.forms import pseudonym_label
+from understudy.redact.tokens import pseudonym_label
 from understudy.util.files import atomic_write
 
 SIZE = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from itertools import accumulate
 from typing import Any, Self, cast
@@ -13,12 +13,14 @@ from urllib.parse import quote
 
 import msgspec
 
+from understudy.redact.assignments import defined_identifiers, is_secret_field
 from understudy.redact.betterleaks import find_leaks, is_installed
-from understudy.redact.forms import has_token_form, key_lines
-from understudy.redact.heuristics import PSEUDONYM, is_distinctive, is_reference, is_secret_field
+from understudy.redact.heuristics import PSEUDONYM, is_distinctive, is_identifier, is_reference
+from understudy.redact.private_keys import key_lines
 from understudy.redact.pseudonyms import Pseudonyms, load_key
 from understudy.redact.report import RedactionReport
 from understudy.redact.rules import SecretMatch, find_secrets
+from understudy.redact.tokens import has_token_form
 
 _FEW = 24
 _GRAM = 8
@@ -33,6 +35,10 @@ class KnownSecrets:
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def items(self) -> Iterable[tuple[str, str]]:
+        """The values, each with what it stands for."""
+        return self._values.items()
 
     def add(self, value: str, secret: str | None = None) -> None:
         """Add a value, also as JSON and URLs write it. `secret` is the secret that the value is a part of."""
@@ -71,6 +77,7 @@ class KnownSecrets:
             at += 1
 
 
+_ASSIGNED = frozenset(("assignment", "field"))
 _ROUNDS = 6
 _NESTED = 6
 _BATCH = 1 << 18
@@ -105,6 +112,7 @@ class Redactor:
         self._betterleaks = is_installed() if betterleaks is None else betterleaks
         self._secrets: KnownSecrets | None = None
         self._sources: dict[str, str] = {}
+        self._identifiers: frozenset[str] = frozenset()
         # What was seen before is not looked at again, as what one conversation has of another.
         self._clean: set[int] = set()
         self._leaked: dict[int, tuple[tuple[str, str], ...]] = {}
@@ -124,8 +132,13 @@ class Redactor:
         if len(self._clean) + len(self._leaked) > _SEEN:
             self._clean, self._leaked = set(), {}
         scoped = copy(self)  # shares the report and what was looked at before
-        scoped._secrets, scoped._sources = KnownSecrets(), {}
+        scoped._secrets, scoped._sources, scoped._identifiers = KnownSecrets(), {}, frozenset()
+        values = values if isinstance(values, Sequence) else list(values)
         scoped._learn(values)
+        # A name of the code is no secret, although it is assigned: `password = V2_login` before `def V2_login(`.
+        names = [value for value, rule in scoped._sources.items() if rule in _ASSIGNED and is_identifier(value)]
+        if names:
+            scoped._forget(defined_identifiers(names, (text for text, _ in json_strings(values))))
         return scoped
 
     def text(self, text: str, where: str = "") -> str:
@@ -153,7 +166,7 @@ class Redactor:
         size = 0
         seen: set[int] = set()
         for value in values:
-            for text, name in _strings(value):
+            for text, name in json_strings(value):
                 if name is not None and is_secret_field(name, text):
                     self._remember(text, "field")
                 mark = hash(text)
@@ -200,6 +213,16 @@ class Redactor:
         elif hit.kind == "secret":
             self._remember(hit.value, hit.rule)
 
+    def _forget(self, identifiers: frozenset[str]) -> None:
+        """Take values for what they are, names of the code, although they were assigned as secrets are."""
+        self._identifiers = identifiers
+        sources = {value: rule for value, rule in self._sources.items() if value not in identifiers}
+        if len(sources) < len(self._sources):
+            known, self._secrets, self._sources = self._secrets, KnownSecrets(), sources
+            for value, whole in cast(KnownSecrets, known).items():
+                if whole not in identifiers:
+                    self._secrets.add(value, whole)
+
     def _remember(self, value: str, rule: str) -> None:
         if is_distinctive(value) or (
             len(value) >= 8 and (has_token_form(value) or rule.startswith("betterleaks:"))
@@ -209,6 +232,8 @@ class Redactor:
 
     def _hits(self, text: str) -> list[SecretMatch]:
         hits = [] if hash(text) in self._clean else find_secrets(text)
+        if self._identifiers:
+            hits = [hit for hit in hits if hit.rule not in _ASSIGNED or hit.value not in self._identifiers]
         for start, end, whole in cast(KnownSecrets, self._secrets).find(text):
             rule = self._sources.get(whole, "known")
             hits.append(SecretMatch(start, end, rule, "private-key" if rule == "private-key" else "secret", whole))
@@ -272,7 +297,13 @@ class Redactor:
             except (ValueError, RecursionError):
                 pass
         new = self._text(text, where)
-        if new == text and name is not None and is_secret_field(name, text) and PSEUDONYM.search(text) is None:
+        if (
+            new == text
+            and name is not None
+            and text not in self._identifiers
+            and is_secret_field(name, text)
+            and PSEUDONYM.search(text) is None
+        ):
             pseudonym = self._names.name("secret", text)
             self.report.add(where, "field", pseudonym)
             return pseudonym
@@ -293,7 +324,7 @@ def _texts_with_hits(texts: list[str], hits: list[SecretMatch]) -> set[int]:
     }
 
 
-def _strings(value: Any, nested: int = 0) -> Iterator[tuple[str, str | None]]:
+def json_strings(value: Any, nested: int = 0) -> Iterator[tuple[str, str | None]]:
     """Each string in a JSON value, keys too, and the name of the field that it stands in."""
     waiting: list[tuple[Any, str | None]] = [(value, None)]
     while waiting:
@@ -302,7 +333,7 @@ def _strings(value: Any, nested: int = 0) -> Iterator[tuple[str, str | None]]:
             yield item, name
             if name == "arguments" and item[:1] in ("{", "[") and nested < _NESTED:
                 try:
-                    yield from _strings(msgspec.json.decode(item), nested + 1)
+                    yield from json_strings(msgspec.json.decode(item), nested + 1)
                 except (ValueError, RecursionError):
                     continue
         elif isinstance(item, list | tuple):

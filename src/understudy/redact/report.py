@@ -47,6 +47,13 @@ class RedactionReport:
         """The places, in the order in which they were added."""
         return ((*position, times) for position, times in self._places.items())
 
+    def drain(self) -> list[ReportPlace]:
+        """The places, which are then forgotten, as are the counts."""
+        places = list(self.places())
+        self._places.clear()
+        self._unplaced.clear()
+        return places
+
     @property
     def more(self) -> Counter[str]:
         """How many replacements each rule made in places that are not listed."""

@@ -15,17 +15,19 @@ from functools import partial
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from understudy.redact.forms import key_body, key_from, key_until, tokens_in_run
+from understudy.redact.assignments import find_assigned
 from understudy.redact.heuristics import (
     ANSI,
     GENERIC_PASSWORDS,
     PSEUDONYM,
-    find_assigned,
+    is_example,
     is_password,
     is_reference,
     looks_random,
 )
+from understudy.redact.private_keys import key_body, key_from, key_until
 from understudy.redact.pseudonyms import SecretKind
+from understudy.redact.tokens import BROKEN_PREFIXES, broken_token_at, tokens_in_run
 
 
 class SecretMatch(NamedTuple):
@@ -198,13 +200,26 @@ _NOWHERE = re.compile(
     r"(?i)(?:^|\.)(?:example|test|invalid|localhost|local|internal)\.|(?:^|\.)(?:domain|email|yourdomain|your-domain|foo|bar|test|sentry\.io)\."
 )
 
-_HOME = re.compile(r"[/\\](?:home|Users|users|USERS)(?:/|\\{1,8})([^\s\x1b/\\\"'`:;,<>|*?${}()\[\]@!=&#%]{1,64})")
-_ESCAPED_HOME = re.compile(r"(?:%2F|%5C)(?:home|Users)(?:%2F|%5C)([\w.~-]{1,64})", re.I | re.ASCII)
+_NAME = r"[^\s\x1b/\\\"'`:;,<>|*?${}()\[\]@!=&#%]{1,64}"
+_HOME = re.compile(
+    rf"[/\\](?:home|Users|users|USERS)(?:\\{{0,8}}/|\\{{1,8}})"
+    rf"({_NAME}(?:(?<=[a-z])(?: [A-Z][\w.-]{{1,24}}){{1,2}}(?=\\))?)"
+)
+_ESCAPED_HOME = re.compile(
+    r"(?:%(?:25){0,2}(?:2F|5C)|\\u00(?:2f|5c))(?:home|Users)(?:%(?:25){0,2}(?:2F|5C)|\\{1,2}u00(?:2f|5c))([\w.~-]{1,64}?)"
+    r"(?=%|\\|[^\w.~-]|$)",
+    re.I | re.ASCII,
+)
 _HOMES_IN = re.compile(
     r"(?:wsl(?:\$|\.localhost)[\\/]{1,8}[\w.-]{1,30}|/(?:var|export|usr|private|Data|data|host|hostfs|rootfs)|"
-    + ANSI
-    + ")$"
+    r"(?<![\w./-])/(?:mnt|media|Volumes|net|nfs|srv|autofs|afs|gpfs|lustre|scratch)(?:/[\w. -]{1,30})?|"
+    r"(?i:vscode-remote|ssh|sftp|file|smb)://[\w.+@%:-]{0,40}|" + ANSI + ")$"
 )
+"""What homes stand below, as the part of a path before them."""
+_UP = re.compile(r"(?<![\w.])(?:\.{1,2}[\\/]{1,4})*\.{1,2}$")
+"""A path that leads up, perhaps out of a home and into it again."""
+_IMPORT = re.compile(r"(?:from|import|require|export|source|include|load|mock|use)[ \t(]{1,3}[\"'`<]$")
+_SLUG_DRIVE = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]--$")
 _DRIVE = re.compile(r"(?i)(?:^|[^a-z])[a-z]:?$")
 _ENCODED = re.compile(r"-(?:home|Users)-([A-Za-z0-9_.]{1,64})(?=[-/\\\s\"'`.,)\]]|$)", re.ASCII)
 _FILE = re.compile(
@@ -263,14 +278,23 @@ def _home_user(text: str, position: int) -> Hits:
         _inner(text, position - 1) or (text[position] == "u" and not _windows(text, position - 1))
     ):
         return _NONE
-    if sign == "-" and position > 1 and (text[position - 2].isalnum() or text[position - 2] in "_.~)}]-"):
+    # `C--Users-NAME` is `C:\\Users\\NAME`.
+    if (
+        sign == "-"
+        and position > 1
+        and (text[position - 2].isalnum() or text[position - 2] in "_.~)}]-")
+        and _SLUG_DRIVE.search(text, max(position - 4, 0), position) is None
+    ):
         return _NONE
     if sign == "-":
         match = _ENCODED.match(text, position - 1)
     elif sign in "/\\":
         match = _HOME.match(text, position - 1)
     else:
-        match = _ESCAPED_HOME.match(text, position - 3) if position >= 3 else None
+        start = max(
+            text.rfind("%", max(position - 7, 0), position), text.rfind("\\", max(position - 6, 0), position)
+        )
+        match = _ESCAPED_HOME.match(text, start) if start >= 0 else None
     if match is None:
         return _NONE
     name = match[1].rstrip(".")
@@ -288,7 +312,12 @@ def _inner(text: str, position: int) -> bool:
     # /c/Users and /mnt/c/Users have the letter of a drive before, and `\n` may stand there.
     if text[position - 1].isalpha() and (position < 2 or not text[position - 2].isalnum()):
         return False
-    return _HOMES_IN.search(text[max(position - 48, 0) : position]) is None
+    left = text[max(position - 48, 0) : position]
+    up = _UP.search(left)
+    # Modules of a package lie in `../home` as well.
+    if up is not None and (up.group().count("..") > 1 or text[position + 1] == "U"):
+        return _IMPORT.search(text[max(position - 64, 0) : position - len(up.group())]) is not None
+    return _HOMES_IN.search(left) is None
 
 
 def _windows(text: str, position: int) -> bool:
@@ -357,7 +386,7 @@ def _url(text: str, position: int) -> Hits:
         return _NONE
     user, secret = match.groups()
     rule = "database-url" if scheme else "url-login"
-    if secret is not None and is_reference(secret) and not _odd(secret):
+    if secret is not None and ((is_reference(secret) and not _odd(secret)) or is_example(secret)):
         return _NONE
     hits = [] if secret is None else [SecretMatch(match.start(2), match.end(2), rule, "secret", unquote(secret))]
     if user and user.lower() not in GENERIC_USERS and not is_reference(user):
@@ -394,6 +423,8 @@ def _basic(text: str, position: int) -> Hits:
         return _NONE
     if b":" not in decoded[1:] or not all(32 <= byte < 127 for byte in decoded):
         return _NONE
+    if is_example(decoded.rpartition(b":")[2].decode()):
+        return _NONE
     return (_secret("basic-auth", text, *match.span(1)),)
 
 
@@ -403,7 +434,11 @@ def _curl(text: str, position: int) -> Hits:
     if match is not None:
         for group in (1, 2):
             value = match[group]
-            if value and not is_reference(value) and (group == 2 or looks_random(value)):
+            if (
+                value
+                and not is_reference(value)
+                and (looks_random(value) or (group == 2 and not is_example(value)))
+            ):
                 hits.append(_secret("basic-auth", text, *match.span(group)))
     match = _CURL_COOKIES.search(text, position, position + 600)
     if match is not None:
@@ -425,7 +460,13 @@ def _assigned(text: str, position: int) -> Hits:
     return (_secret("assignment", text, *span),) if span else _NONE
 
 
+def _broken_token(text: str, position: int) -> Hits:
+    token = broken_token_at(text, position)
+    return _NONE if token is None else (_secret(token[2], text, token[0], token[1]),)
+
+
 RULES = (
+    RedactionRule(BROKEN_PREFIXES, _broken_token),
     RedactionRule((b"private key",), _pem),
     RedactionRule((b"://",), _url),
     RedactionRule((b"earer",), _bearer),
@@ -446,7 +487,7 @@ RULES = (
     RedactionRule((b"@", b"%40"), _email),
     RedactionRule((b"home", b"users"), _home_user),
 )
-"""What is looked for by its surroundings; what has a form is looked for in `forms`."""
+"""What is looked for by its surroundings; what has a form is looked for in `tokens`."""
 
 _RUN = bytes(
     ord("w") if chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in "_-") else ord(".")

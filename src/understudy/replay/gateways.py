@@ -12,6 +12,7 @@ import aiohttp
 from msgspec import Struct
 
 from understudy.errors import ConfigError, GatewayError, StoreError
+from understudy.gateway.backends.http import retry_after_s
 from understudy.gateway.config import GatewayConfig, ModelsConfig
 from understudy.gateway.factory import open_gateway
 from understudy.gateway.keys import digest_of, new_key
@@ -118,7 +119,7 @@ class TeacherConnection:
             try:
                 async with self._client.post(self._url + path, data=body, headers=headers) as response:
                     text = await response.read()
-                    retry_after = response.headers.get("retry-after")
+                    wait = retry_after_s(response.headers.get("retry-after"))
                     status = response.status
             except aiohttp.ClientError as error:
                 raise GatewayError(
@@ -127,9 +128,6 @@ class TeacherConnection:
         if self._calls.fault is not None:
             raise self._calls.fault
         call = self._calls.take(ask_id)
-        wait = (
-            float(retry_after) if retry_after is not None and retry_after.replace(".", "", 1).isdigit() else None
-        )
         return AskReply(call, status, wait, text[:2000].decode(errors="replace"))
 
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Struct, field, structs
 
-from understudy.ingest.batch_reader import WORK
+from understudy.ingest.model_families import model_family
 from understudy.ingest.redaction import redact_trace
-from understudy.ingest.trace import Trace, TraceState, expand
-from understudy.ingest.trace_store import traces
+from understudy.ingest.tool_lists import ToolList
+from understudy.ingest.trace import OfferedTools, Trace, TraceState, expand
+from understudy.ingest.trace_store import text_or_none, traces
 from understudy.preference.checks import length_of, message_of
 from understudy.redact.redactor import Redactor
-from understudy.replay.requests import TeacherRequest, build_request, likely_cost, tools_of, worst_cost
+from understudy.replay.requests import TeacherRequest, build_request, likely_cost, worst_cost
 from understudy.replay.teachers import Teacher, Teachers
 from understudy.store import Store
+from understudy.store.sessions import TurnSelection
+from understudy.types import WORK_ROLES
 from understudy.util.settings import option
 
 _LIKELY_LEAST = 100
@@ -38,7 +41,8 @@ class ReplaySettings(Struct, frozen=True, kw_only=True):
         str | None,
         option("Only turns for which this SQL condition holds, as \"tests = 'failed'\".", metavar="SQL"),
     ] = None
-    limit: Annotated[int, option("Only the first so many states.", ge=1)] | None = None
+    limit: Annotated[int, option("Only a random sample of so many states.", ge=1)] | None = None
+    seed: Annotated[int, option("Another number gives another sample.")] = 0
     max_cost_usd: Annotated[
         float | None,
         option(
@@ -71,11 +75,10 @@ class ReplaySettings(Struct, frozen=True, kw_only=True):
 
 
 class TeachableState(Struct, frozen=True):
-    """A state that is asked about. `inferred`: the log does not hold its tools; these are what it called."""
+    """A state that is asked about, and its tools, which come of the whole session where its log lacks them."""
 
     state: TraceState
     tools: list[dict[str, Any]] | None
-    inferred: bool
     teachers: tuple[Teacher, ...]
 
 
@@ -83,7 +86,8 @@ class SelectionCounts(Struct):
     """What a selection came to. `left_out` counts states by why no teacher may be asked about them.
 
     `not_asked` counts by teacher the states that it is not asked about though others are, or would be; `tools`
-    the states by where their tools are from: own, inferred, none.
+    the states by where their tools are from: own (the log), version, inferred (see `tool_lists.ToolsSource`),
+    none.
     """
 
     states: int = 0
@@ -118,9 +122,23 @@ class SessionSource:
         self._where = where
         self._redactor = redactor
 
-    def chosen(self) -> Iterator[Trace]:
-        """The traces with the chosen turns."""
-        return map(self._sendable, traces(self._store, self._where))
+    def chosen(self, turns: TurnSelection | None = None) -> Iterator[Trace]:
+        """The traces with the chosen turns, or with some of them."""
+        return map(self._sendable, traces(self._store, self._where if turns is None else turns))
+
+    def sample(
+        self, accept: Callable[[str, str | None], bool], limit: int, seed: int, replay: str
+    ) -> TurnSelection:
+        """A random sample of the chosen turns of which `accept` is true; it gets the turn's role and model.
+
+        States that the replay has asked about come first, so that it continues with the same ones.
+        """
+
+        def accepted(row: Mapping[str, Any]) -> bool:
+            return accept(row["role"], text_or_none(row["model"]))
+
+        asked = self._store.asks.states_of_replay(replay)
+        return self._store.sessions.sample(accepted, ("role", "model"), self._where, limit, seed, asked)
 
     def whole(self, trace: Trace) -> Trace:
         """One of them with all its turns."""
@@ -154,31 +172,45 @@ def select(
     A teacher is not asked about a turn that a model of its family wrote, nor where either family is not known,
     unless the options allow it.
     """
-    for trace in sessions.chosen():
-        if not options.all_roles and trace.role not in WORK:
-            counts.left_out["role"] += len(trace.turns)
+    sample: TurnSelection | None = None
+    if options.limit is not None:
+
+        def askable(role: str, model: str | None) -> bool:
+            """Whether a teacher may be asked; what may not is counted now, for it is never read."""
+            return _role_is_asked(role, options, counts) and bool(
+                _chosen(model_family(model), teachers, options, counts)
+            )
+
+        sample = sessions.sample(askable, options.limit, options.seed, options.name)
+        counts.not_asked.clear()  # counted again, of the sample alone
+    for trace in sessions.chosen(sample):
+        if not _role_is_asked(trace.role, options, counts, len(trace.turns)):
             continue
-        guessed: list[dict[str, Any]] | None = None
+        not_logged: ToolList | None = None
         for state in expand(trace):
-            if options.limit is not None and counts.states >= options.limit:
-                return
-            chosen = _chosen(state, teachers, options, counts)
+            chosen = _chosen(state.source_family, teachers, options, counts)
             if not chosen:
                 continue
-            tools, inferred = state.tools, state.tools is None
-            if inferred:
-                guessed = tools_of(sessions.whole(trace)) if guessed is None else guessed
-                tools = guessed or None
+            tools, source = state.tools, state.tools_source
+            if source != "logged":
+                not_logged = not_logged or OfferedTools(sessions.whole(trace)).unlogged
+                tools, source = not_logged.tools, not_logged.source
             counts.states += 1
             counts.families[state.source_family or "unknown"] += 1
-            counts.tools["own" if not inferred else "inferred" if tools else "none"] += 1
-            yield TeachableState(state, tools, inferred, chosen)
+            counts.tools["own" if source == "logged" else source or "none"] += 1
+            yield TeachableState(state, tools, chosen)
+
+
+def _role_is_asked(role: str, options: ReplaySettings, counts: SelectionCounts, turns: int = 1) -> bool:
+    asked = options.all_roles or role in WORK_ROLES
+    if not asked:
+        counts.left_out["role"] += turns
+    return asked
 
 
 def _chosen(
-    state: TraceState, teachers: Teachers, options: ReplaySettings, counts: SelectionCounts
+    family: str | None, teachers: Teachers, options: ReplaySettings, counts: SelectionCounts
 ) -> tuple[Teacher, ...]:
-    family = state.source_family
     if family is None and not options.allow_unknown_family:
         counts.left_out["unknown_family"] += 1
         return ()

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import BackendError, ConfigError
+from understudy.gateway.factory import secret_of
 from understudy.ingest.trace import Message, TurnAction, text_of
 from understudy.preference.consensus import Group, Proposal, consensus
 from understudy.preference.normalise import Place
@@ -197,6 +198,18 @@ class Replay:
         chosen = takewhile(lambda _: not self._stopped.is_set(), self._select(counts))
         return counts, estimate(chosen, self._options, self._done)
 
+    def check_keys(self, selected: SelectionCounts, shares: dict[str, TeacherShare]) -> None:
+        """Raise ConfigError where an estimate has asks for a teacher whose key is not in the environment."""
+        for teacher_state in self._wanted(selected, shares):
+            secret_of(teacher_state.teacher.name, teacher_state.teacher.model)
+
+    def _wanted(self, selected: SelectionCounts, shares: dict[str, TeacherShare]) -> list[TeacherState]:
+        """The teachers that something is left to ask, and the judge, which may be asked about any state."""
+        wanted = [self._teacher_states[name] for name, share in shares.items() if share.asks > share.done]
+        if self._judge is not None and selected.states:
+            wanted.append(self._judge)
+        return wanted
+
     def _select(self, counts: SelectionCounts) -> Generator[TeachableState]:
         return select(self._sessions, self._teachers, self._options, counts)
 
@@ -248,10 +261,7 @@ class Replay:
         await self._record(selected, None)
         async with AsyncExitStack() as stack:
             keys, calls = AskKeys(attempt_id, sequence), AskCalls(self._store)
-            wanted = [self._teacher_states[name] for name, share in shares.items() if share.asks > share.done]
-            if self._judge is not None and selected.states:
-                wanted.append(self._judge)
-            for teacher_state in wanted:
+            for teacher_state in self._wanted(selected, shares):
                 try:
                     teacher_state.line = await stack.enter_async_context(
                         connect(teacher_state.teacher, keys, calls)

@@ -14,13 +14,13 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import msgspec
-from msgspec import Struct, field, structs
+from msgspec import Struct, structs
 
 from understudy.gateway.prices import Price
-from understudy.ingest.trace import MISSING_RESULT, Message, Trace, text_of
+from understudy.ingest.trace import MISSING_RESULT, Message, text_of
 from understudy.preference.proposals import sent_name
 from understudy.replay.teachers import TeacherConfig
-from understudy.wire.arguments import parse_object, tool_input
+from understudy.wire.arguments import tool_input
 from understudy.wire.chat_request import ChatBody, read_conversation
 from understudy.wire.layout import lay_out
 
@@ -255,44 +255,6 @@ def _id(id_: str) -> str:
 
 # --- tools ---------------------------------------------------------------------------------------------
 
-_TYPES: tuple[tuple[type, str], ...] = (
-    (bool, "boolean"),
-    (int, "number"),
-    (float, "number"),
-    (str, "string"),
-    (list, "array"),
-    (dict, "object"),
-)
-
-
-class _Seen(Struct):
-    """A tool as it was called: how often, and of each argument how often, and with what types."""
-
-    calls: int = 0
-    arguments: dict[str, int] = field(default_factory=dict[str, int])
-    types: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-
-
-def inferred(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """The tools called in messages, by name, in OpenAI form: each takes the arguments that it was seen with.
-
-    One that it had in each call is required, and may be of the types it had; anything more is allowed.
-    """
-    tools: dict[str, _Seen] = {}
-    for message in messages:
-        for call in message.get("tool_calls") or ():
-            function: dict[str, Any] = call.get("function") or {}
-            arguments = parse_object(str(function.get("arguments") or ""))
-            name = function.get("name")
-            if not isinstance(name, str) or not name or arguments is None:
-                continue
-            seen = tools.setdefault(name, _Seen())
-            seen.calls += 1
-            for argument, value in arguments.items():
-                seen.arguments[argument] = seen.arguments.get(argument, 0) + 1
-                seen.types.setdefault(argument, set()).add(_type(value))
-    return [_inferred_tool(name, seen) for name, seen in sorted(tools.items())]
-
 
 def sendable(tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The tools as every API takes them: functions, each name once, with a schema that is an object's.
@@ -317,30 +279,3 @@ def sendable(tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         tools_by_name.setdefault(sent["name"], {"type": "function", "function": sent})
     return list(tools_by_name.values())
-
-
-def tools_of(trace: Trace) -> list[dict[str, Any]]:
-    """The tools that were called anywhere in a trace, on whichever branch.
-
-    Not only in a state's own history: before its first call, that would leave a teacher without any.
-    """
-    return inferred(message for node in trace.nodes for message in trace.renderer.history(node.body))
-
-
-def _inferred_tool(name: str, seen: _Seen) -> dict[str, Any]:
-    properties: dict[str, Any] = {}
-    for argument, types in seen.types.items():
-        type_names = sorted(types - {""})
-        # Where several types were seen, or none is known, any is allowed.
-        properties[argument] = {"type": type_names[0]} if len(type_names) == 1 and "" not in types else {}
-    parameters = {
-        "type": "object",
-        "properties": properties,
-        "required": [argument for argument, count in seen.arguments.items() if count == seen.calls],
-        "additionalProperties": True,
-    }
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
-
-
-def _type(value: object) -> str:
-    return next((name for kind, name in _TYPES if isinstance(value, kind)), "")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from understudy.agents.base import GATEWAY_SOCKET, Agent, AgentJob, AgentOutcome, AgentResult
+from understudy.checks.suite import activated_environment
 from understudy.errors import AgentError, BackendError, GatewayError, UnderstudyError
 from understudy.gateway.backends.fields import is_overflow
 from understudy.gateway.keys import Keys
@@ -21,7 +22,18 @@ from understudy.store import Store
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.patch import extract_patch
 from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
-from understudy.types import Attempt, AttemptStatus, Call, ErrorInfo, Finding, Rollout, Task, Verdict, info_of
+from understudy.types import (
+    Attempt,
+    AttemptStatus,
+    Call,
+    ErrorInfo,
+    Finding,
+    Rollout,
+    SuiteChecks,
+    Task,
+    Verdict,
+    info_of,
+)
 from understudy.wire.errors import ContextOverflow
 
 
@@ -146,7 +158,9 @@ async def _run_agent(
         sandbox = await context.sandboxes.open(_agent_spec(context, prepared))
     try:
         seed = config.sampling_seed(rollout.task_id, rollout.sample_index)
+        checks = prepared.task.checks
         job = AgentJob(
+            env=await activated_environment(sandbox, checks) if isinstance(checks, SuiteChecks) else {},
             instruction=prepared.task.instruction,
             key=context.keys.issue(
                 attempt.id, sampling={"seed": seed} | config.sampling, budget=config.gateway.budget

@@ -150,7 +150,9 @@ class RolloutFiles:
         several = self._config.samples > 1
         label = reports.name_part(f"{rollout.task_id}.{rollout.sample_index}" if several else rollout.task_id)
         if label == reports.LOGS.name:
-            raise TaskError(f"instance {label!r}: this name in logs/ is that of the reports; give it another id")
+            raise TaskError(
+                f"invalid instance_id {label!r}: logs/{label} holds the reports; give the task another one"
+            )
         return label
 
     def _is_complete(self, label: str, attempt_id: str) -> bool:

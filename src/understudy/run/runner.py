@@ -35,7 +35,7 @@ from understudy.sandbox.base import Sandboxes
 from understudy.store import Store
 from understudy.tasks.environment import TaskEnvironment, environment_for
 from understudy.tasks.prepare import prepare
-from understudy.tasks.records import dump
+from understudy.tasks.records import dump, remember
 from understudy.types import AgentIdentity, Attempt, Rollout, Task, Verdict
 from understudy.util.files import locked
 
@@ -102,12 +102,14 @@ async def validate_tasks(
     environment: TaskEnvironment,
     concurrency: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    forget_failures: bool = False,
 ) -> ValidatedTasks:
     """Validate every task: its gold patch must score 1 and the empty patch 0.
 
-    A verdict reached before is remembered in the cache. `progress` is told how many are done, of how many. A task
-    that twice cannot be validated for reasons of its sandbox or its checks is refused like one that fails: what
-    one task asks for must not end the others. Raises what else goes wrong.
+    A verdict reached before is remembered in the cache; with `forget_failures` tasks that failed are tried anew.
+    `progress` is told how many are done, of how many. A task that twice cannot be validated for reasons of its
+    sandbox or its checks is refused like one that fails: what one task asks for must not end the others. Raises
+    what else goes wrong.
     """
     slots = asyncio.Semaphore(concurrency)
     refused: dict[str, str] = {}
@@ -117,7 +119,13 @@ async def validate_tasks(
         """Why a task cannot be used; None when it can."""
         try:
             prepared = await asyncio.to_thread(prepare, task, cache, sandboxes)
-            await validate(prepared, sandboxes=sandboxes, environment=environment, cache=cache)
+            await validate(
+                prepared,
+                sandboxes=sandboxes,
+                environment=environment,
+                cache=cache,
+                forget_failure=forget_failures,
+            )
         except (TaskError, SandboxError, GraderError) as error:
             return error
         return None
@@ -363,6 +371,7 @@ async def _model_server(
         return
     high, tasks_file = config.gateway.models.high, output_dir / "tasks.jsonl"
     dump(tasks, tasks_file)
+    remember(tasks)
     async with start_server(
         config.policy,
         weights=Path(config.weights) if config.weights else None,

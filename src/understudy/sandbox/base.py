@@ -94,7 +94,7 @@ class TreeChanges(Struct, frozen=True):
     """What differs below the workdir from what was there at open, by path relative to it.
 
     All that lay at or below a path of `deleted` is gone (all there was, for the path b""), and what lay at one of
-    `directories` is a directory now; then come the `entries`. What is in a directory `.git` is left out, special
+    `directories` is a directory now; then come the `files`. What is in a directory `.git` is left out, special
     files count as absent, and nothing was read by a program of the sandbox. Where `refused` is not empty, it says
     why the changes cannot be taken, and nothing else is told.
     """
@@ -153,8 +153,16 @@ class Sandbox(Protocol):
         """Write a file inside, with its parent directories, owned by the sandbox's user."""
         ...
 
+    async def seal(self, paths: Sequence[str]) -> None:
+        """Show these files of the workdir (relative to it) read-only to all later runs, until a reset.
+
+        Neither they nor a directory above them can then be changed, renamed or removed by a command. Kinds that
+        cannot do that leave the files as they are. Raises SandboxError.
+        """
+        return None
+
     async def read_changes(self, *, file_limit: int, ignored: IgnoreFilter) -> TreeChanges | None:
-        """What changed, read from outside; None where a revealed run of this machine's programs can be trusted.
+        """What changed, read from outside; None where a revealed run can be trusted to tell.
 
         `ignored` is asked, in a thread, which of the paths that changed do not matter; a file that does and is
         larger than `file_limit` bytes refuses the whole. All that runs inside is killed. In a sandbox made of a
@@ -246,6 +254,9 @@ class IsolatedSandbox:
         """The target itself. Raises SandboxError when no mount was declared there."""
         return self._spec.mounts[mount_number(self._spec, target)].target
 
+    async def seal(self, paths: Sequence[str]) -> None:
+        """Leave the files as they are: see `Sandbox.seal`."""
+
     def _absolute(self, path: str) -> str:
         check_no_nul("use the path", path)
         return posixpath.normpath(posixpath.join(self.workdir, path))
@@ -295,8 +306,8 @@ def check_spec(
         )
     if not _normal(spec.workdir) or any(below(area, spec.workdir) for area in taken):
         raise SandboxError(
-            f"cannot use {spec.workdir!r} as workdir: expected an absolute path that holds none of "
-            f"{', '.join(taken)}"
+            f'cannot use {spec.workdir!r} as workdir: expected an absolute path, without ".." and "/" at its end, '
+            f"that is neither one of these nor above one: {', '.join(taken)}"
         )
     for mount in spec.mounts:
         _check_mount(mount, spec, writable)

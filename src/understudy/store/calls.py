@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import ColumnElement, Connection, RowMapping, bindparam, func, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, bindparam, func, select
 
 from understudy.errors import StoreError
 from understudy.store import tokens
@@ -108,12 +108,34 @@ class CallRepository(Repository):
         with self._reading() as connection:
             return _read(connection, calls.c.attempt_id == attempt_id)
 
+    def sessions(self, attempt_id: str, since: float, until: float) -> list[str | None]:
+        """The session ids of an attempt's calls that began in [since, until), Unix seconds, in order of the first.
+
+        None stands for the calls whose agent sent no session id.
+        """
+        query = select(calls.c.session_id).where(_began(attempt_id, since, until))
+        query = query.group_by(calls.c.session_id).order_by(func.min(calls.c.sequence))
+        with self._reading() as connection:
+            return list(connection.execute(query).scalars())
+
+    def of_session(self, attempt_id: str, session_id: str | None, since: float, until: float) -> Iterator[Call]:
+        """The calls of a session that began in [since, until), in the order of their sequence."""
+        of_session = calls.c.session_id.is_not_distinct_from(session_id)
+        with self._reading() as connection:
+            return _read(connection, and_(_began(attempt_id, since, until), of_session))
+
     def get(self, call_id: str) -> Call:
         """A call by its id. Raises StoreError when there is none."""
         with self._reading() as connection:
             for call in _read(connection, calls.c.id == call_id):
                 return call
         raise StoreError(f"{self._file}: there is no call {call_id}")
+
+    def versioned_models(self) -> frozenset[str]:
+        """The models, by their backends' names, of which a call has a version of its weights."""
+        query = select(calls.c.backend_model).where(calls.c.policy_version.is_not(None)).distinct()
+        with self._reading() as connection:
+            return frozenset(connection.execute(query).scalars())
 
     def next_sequence(self, attempt_id: str) -> int:
         """The sequence number after the last call of an attempt; 0 when it has none."""
@@ -163,6 +185,10 @@ def _base_of(context: WriteContext, parent_id: str | None) -> int | None:
 
 def _read_link(context: WriteContext, key: int) -> Link:
     return context.raw.execute(_LINK, (key,)).fetchone()
+
+
+def _began(attempt_id: str, since: float, until: float) -> ColumnElement[bool]:
+    return and_(calls.c.attempt_id == attempt_id, calls.c.started_at >= since, calls.c.started_at < until)
 
 
 # --- reading -------------------------------------------------------------------------------------------

@@ -263,7 +263,7 @@ class OutcomeRepository(Repository):
         if not run_ids and has_clients:
             raise ConfigError(
                 "this is the store of a gateway that ran alone: its calls belong to no task and have no reward, "
-                "so there is nothing to export; read them with: understudy show NAME --dir DIR --json"
+                "so there are no rollouts to export; name a key with --key, or read them with: understudy show"
             )
         selected: dict[str, list[GradedRollout]] = {}
         suspicious: Counter[str] = Counter()

@@ -274,15 +274,7 @@ class RunRepository(Repository):
         )
         _move_rollout(context, _rollout_of(context, attempt_id), rollout_status, error)
         if verdict is not None:
-            if not math.isfinite(verdict.reward):
-                raise StoreError(f"attempt {attempt_id}: expected a finite number as reward, got {verdict.reward}")
-            values = {
-                "attempt_id": attempt_id,
-                "reward": verdict.reward,
-                "reason": verdict.reason,
-                "verdict_id": store(json_column(encode, verdict, f"the verdict of attempt {attempt_id}")),
-                "integrity": verdict.integrity.status,
-            }
+            values = {"attempt_id": attempt_id, **_reward_columns(context, attempt_id, verdict)}
             context.connection.execute(insert(rewards).values(values))
         for name, content in logs.items():
             values = {"attempt_id": attempt_id, "name": name, "blob_id": store(content)}
@@ -321,11 +313,42 @@ class RunRepository(Repository):
             return read_verdicts(connection, [attempt_id]).get(attempt_id)
 
     @queued
+    def replace_verdict(self, context: WriteContext, attempt_id: str, verdict: Verdict) -> None:
+        """Put a new verdict in the place of an attempt's, which it keeps as its last `earlier` one.
+
+        What a person decided on the patch's integrity stands. Raises StoreError when the attempt has no verdict.
+        """
+        row = context.connection.execute(
+            select(rewards.c.verdict_id, rewards.c.review).where(rewards.c.attempt_id == attempt_id)
+        ).one_or_none()
+        if row is None:
+            raise StoreError(f"attempt {attempt_id} has no verdict that could be replaced")
+        before = _verdict(read_blobs(context.connection, [row.verdict_id])[row.verdict_id])
+        earlier = (*before.earlier, msgspec.structs.replace(before, earlier=()))
+        values = _reward_columns(context, attempt_id, msgspec.structs.replace(verdict, earlier=earlier))
+        if row.review is not None:
+            del values["integrity"]
+        context.connection.execute(update(rewards).where(rewards.c.attempt_id == attempt_id).values(values))
+
+    @queued
     def review(self, context: WriteContext, attempt_id: str, status: IntegrityStatus, note: str) -> None:
         """A person's decision on whether a patch is suspicious, and why. StoreError when it has no verdict."""
         change = update(rewards).where(rewards.c.attempt_id == attempt_id).values(integrity=status, review=note)
         if context.connection.execute(change).rowcount != 1:
             raise StoreError(f"attempt {attempt_id} has no verdict to review")
+
+
+def _reward_columns(context: WriteContext, attempt_id: str, verdict: Verdict) -> dict[str, Any]:
+    """What the table of rewards has of a verdict; the verdict itself is stored."""
+    if not math.isfinite(verdict.reward):
+        raise StoreError(f"attempt {attempt_id}: expected a finite number as reward, got {verdict.reward}")
+    content = json_column(encode, verdict, f"the verdict of attempt {attempt_id}")
+    return {
+        "reward": verdict.reward,
+        "reason": verdict.reason,
+        "verdict_id": context.contents.blob(content),
+        "integrity": verdict.integrity.status,
+    }
 
 
 def insert_attempt(

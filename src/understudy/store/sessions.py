@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from heapq import nsmallest
 from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import Connection, RowMapping, bindparam, select, union
+from sqlalchemy import Connection, RowMapping, bindparam, delete, select, union, update
 
-from understudy.errors import StoreError
+from understudy.errors import ConfigError, StoreError
 from understudy.store.contents import EMPTY, Packed, read_blobs, read_nodes
 from understudy.store.database import Repository, WriteContext, queued
-from understudy.store.schema import sources, traces, turns
+from understudy.store.schema import asks, sources, traces, turns
 from understudy.store.sqlite import (
     COLUMNS,
     compile_hot,
@@ -25,6 +26,7 @@ from understudy.store.sqlite import (
     insert,
     json_values,
     row_id,
+    sample_rank,
     select_turns,
 )
 
@@ -81,7 +83,8 @@ class TraceRow(Struct, array_like=True, kw_only=True):
     """A trace with some of its turns and the nodes that they need.
 
     A node is the index of the node before it (-1: none) and the index of a content. `parent`, `outcome` and
-    `losses` are JSON; `system` and `tools` are indexes of contents.
+    `losses` are JSON; `system` and `tools` are indexes of contents. `former_states` has the ids of its turns by
+    those that earlier releases gave them.
     """
 
     id: TextOrBytes
@@ -99,6 +102,7 @@ class TraceRow(Struct, array_like=True, kw_only=True):
     tools: int | None
     nodes: list[tuple[int, int]]
     turns: list[TurnRow]
+    former_states: dict[str, str] = {}
 
 
 PackedTrace = tuple[TraceRow, list[Packed]]
@@ -196,26 +200,69 @@ class SessionRepository(Repository):
         query = select(*(sources.c[name] for name in _SOURCE[:-1]))
         return {source.path: source for source in self._read_all(query, lambda row: LogSource(**row))}
 
-    def select(self, where: str | None = None, *, limit: int | None = None) -> TurnSelection:
+    def select(
+        self, where: str | None = None, *, limit: int | None = None, seed: int | None = None
+    ) -> TurnSelection:
         """The turns for which an SQL expression over `COLUMNS` is true, in the order in which they were stored.
 
+        `limit` is the most turns: the first ones, or with a `seed` a random sample, the same for the same seed.
         Raises ConfigError for an expression that is invalid or takes too long.
         """
         with filter_connection(self._file) as raw:
-            return TurnSelection(select_turns(raw, ("trace_key", "turn_key"), where, limit))
+            return TurnSelection(select_turns(raw, ("trace_key", "turn_key"), where, limit, seed=seed))
+
+    def sample(
+        self,
+        accept: Callable[[Mapping[str, Any]], bool],
+        columns: Sequence[str],
+        where: str | None,
+        limit: int,
+        seed: int,
+        first: Set[str] = frozenset(),
+    ) -> TurnSelection:
+        """A random sample, as `select` takes it, of the turns that `accept` is true of as well.
+
+        `accept` gets some of `COLUMNS` of each turn; the states `first` are taken before others. Raises
+        ConfigError as `select`.
+        """
+
+        def order(row: Mapping[str, Any]) -> tuple[bool, int]:
+            return row["state_id"] not in first, sample_rank(row["state_id"], seed)
+
+        read = ("trace_key", "turn_key", "state_id", *(name for name in columns if name in COLUMNS))
+        with filter_connection(self._file) as raw:
+            rows = (dict(zip(read, row, strict=True)) for row in select_turns(raw, read, where, None))
+            chosen = nsmallest(limit, filter(accept, rows), order)
+        return TurnSelection(sorted((row["trace_key"], row["turn_key"]) for row in chosen))
 
     def table(
-        self, columns: Sequence[str], where: str | None = None, *, limit: int | None = None
+        self,
+        columns: Sequence[str],
+        where: str | None = None,
+        *,
+        limit: int | None = None,
+        seed: int | None = None,
     ) -> list[tuple[Any, ...]]:
-        """Some of `COLUMNS` of the turns for which an expression is true. Raises ConfigError as `select`."""
+        """Some of `COLUMNS` of the turns that `select` would select. Raises ConfigError as `select`."""
         with filter_connection(self._file) as raw:
-            return select_turns(raw, [name for name in columns if name in COLUMNS], where, limit)
+            return select_turns(raw, [name for name in columns if name in COLUMNS], where, limit, seed=seed)
 
     def count(self, where: str | None = None) -> tuple[int, int]:
         """For how many turns an expression is true, of how many traces. Raises ConfigError as `select`."""
         with filter_connection(self._file) as raw:
             ((turns_, traces_),) = select_turns(raw, ("count(*)", "count(DISTINCT trace_key)"), where, None)
         return turns_, traces_
+
+    def count_by(self, column: str, where: str | None = None) -> list[tuple[Any, int, int]]:
+        """For each value of a column: of how many turns it is, and of how many traces; most turns first.
+
+        Raises ConfigError for a column that is not one of `COLUMNS`, and as `select`.
+        """
+        if column not in COLUMNS:
+            raise ConfigError(f"unknown column {column!r}; expected one of: {', '.join(COLUMNS)}")
+        counts = (column, "count(*)", "count(DISTINCT trace_key)")
+        with filter_connection(self._file) as raw:
+            return [(row[0], row[1], row[2]) for row in select_turns(raw, counts, where, None, group=column)]
 
     def read(self, given: TurnSelection) -> Iterator[tuple[TraceRow, list[bytes]]]:
         """The traces of the chosen turns, with these turns only, and their contents; each is read when needed."""
@@ -267,7 +314,23 @@ def _write_trace(context: WriteContext, row: TraceRow, contents: Sequence[Packed
         elif _content(before) != _content(values):
             changed += 1
     context.raw.executemany(_PUT_TURN, written)
+    for former, state_id in row.former_states.items():
+        _replace_turn(context, former, state_id)
     return TraceChanges(new, changed, len(row.turns) - new - changed)
+
+
+def _replace_turn(context: WriteContext, former: str, state_id: str) -> None:
+    """Remove a turn that is stored under another id now, and its trace when that has no turns left.
+
+    What was asked about it belongs to the new one.
+    """
+    key = context.connection.execute(select(turns.c.trace_key).where(turns.c.state_id == former)).scalar()
+    if key is None:
+        return
+    context.connection.execute(update(asks).where(asks.c.state_id == former).values(state_id=state_id))
+    context.connection.execute(delete(turns).where(turns.c.state_id == former))
+    left = select(turns.c.state_id).where(turns.c.trace_key == key)
+    context.connection.execute(delete(traces).where(traces.c.key == key, ~left.exists()))
 
 
 def _content(values: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -7,9 +7,11 @@ of the writer (`WriteContext.raw`).
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import math
 import os
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Generator, Sequence
@@ -58,6 +60,7 @@ _HINTS = {
     "unable to open database": "the store cannot be opened; check the owner and the mode of the directory",
     "file is not a database": "not an SQLite file; expected a store's directory, or restore it from a copy",
     "malformed": "the store is damaged; restore it from a copy",
+    "no such table": "the store is damaged: it lacks a table; restore it from a copy",
 }
 
 
@@ -145,6 +148,24 @@ because it is on a medium that cannot be written."""
 _migrating = threading.Lock()
 
 
+def _make_private(directory: Path, file: Path) -> None:
+    """Let the owner alone read a store: it has everything that agents and people wrote.
+
+    So the directory is the owner's alone where it holds a store or nothing yet; one with other things in it
+    belongs to more than the store, and the file alone is made private. What SQLite puts beside it gets the
+    file's mode.
+    """
+    if not file.exists():
+        directory_is_ours = not any(directory.iterdir())
+        os.close(os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    else:
+        directory_is_ours = True
+    for path in (directory, file) if directory_is_ours else (file,):
+        status = path.stat()
+        if status.st_uid == os.geteuid() and status.st_mode & 0o077:
+            path.chmod(stat.S_IMODE(status.st_mode) & ~0o077)
+
+
 def open_engine(directory: Path, *, create: bool) -> Engine:
     """An engine on the store in `directory`, at the newest schema.
 
@@ -154,7 +175,8 @@ def open_engine(directory: Path, *, create: bool) -> Engine:
     file = directory / FILE
     try:
         if create:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _make_private(directory, file)
         elif not file.is_file():
             raise StoreError(
                 f"{directory} holds no store ({FILE} is not there); give a directory that `understudy run` or "
@@ -320,6 +342,10 @@ _QUERY = (
     "SELECT {columns} FROM (SELECT {view} FROM turns JOIN traces ON traces.key = turns.trace_key) "
     "WHERE (\n{where}\n) {order}LIMIT {limit}"
 )
+_SAMPLE = (
+    "turn_key IN (SELECT turn_key FROM (SELECT {view} FROM turns JOIN traces ON traces.key = turns.trace_key) "
+    "WHERE (\n{where}\n) ORDER BY sample_rank(state_id), state_id LIMIT {limit})"
+)
 _ORDER = "ORDER BY trace_key, position, turn_key "
 
 _READABLE = frozenset({"turns", "traces", ""})
@@ -342,15 +368,28 @@ def filter_connection(file: Path) -> Generator[sqlite3.Connection]:
             raw.close()
 
 
+def sample_rank(state_id: str | bytes, seed: int) -> int:
+    """A number for a state that looks random: a sample of n are the n states with the lowest ones.
+
+    So the same seed gives the same states, and a larger sample contains a smaller one.
+    """
+    data = state_id.encode(errors="surrogatepass") if isinstance(state_id, str) else state_id
+    return int.from_bytes(hashlib.blake2b(b"%d:%b" % (seed, data), digest_size=8).digest()) >> 1
+
+
 def select_turns(
     raw: sqlite3.Connection,
     columns: Sequence[str],
     where: str | None,
     limit: int | None,
     patience_s: float = PATIENCE_S,
+    *,
+    seed: int | None = None,
+    group: str | None = None,
 ) -> list[tuple[Any, ...]]:
-    """Columns of the turns that an expression is true of, in order.
+    """Columns of the turns that an expression is true of, in order: the first `limit`, or with a seed a sample.
 
+    With `group`, one of `COLUMNS`, there is a row for each of its values, those of most turns first.
     Raises ConfigError as `SessionRepository.select`.
     """
     if where is not None and not where.strip():
@@ -358,10 +397,20 @@ def select_turns(
     until = math.inf if where is None else time.monotonic() + patience_s
     raw.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
     order = "" if any("(" in column for column in columns) else _ORDER
+    if group is not None:
+        order = f"GROUP BY {group} ORDER BY count(*) DESC, {group} "
+    chosen = where or "1"
+    if seed is not None and limit is not None:
+
+        def rank(state_id: str | bytes) -> int:
+            return sample_rank(state_id, seed)
+
+        raw.create_function("sample_rank", 1, rank, deterministic=True)
+        chosen = _SAMPLE.format(view=_VIEW, where=chosen, limit=limit)
     query = _QUERY.format(
         columns=", ".join(columns),
         view=_VIEW,
-        where=where or "1",
+        where=chosen,
         order=order,
         limit=-1 if limit is None else limit,
     )

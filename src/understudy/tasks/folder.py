@@ -266,14 +266,16 @@ def _read_settings(folder: Path, *, images: bool) -> _FolderSettings:
     }
     for key, refused in refusals.items():
         if refused:
-            raise TaskError(f"{path}: {key}: unsupported in a {'docker' if images else 'local'} sandbox")
+            raise TaskError(f"{path}: {key}: unsupported; leave this task out")
     for key, env in (
         ("verifier", settings.verifier.env),
         ("solution", settings.solution.env),
         ("environment", asked.env),
     ):
         for name, value in env.items():
-            if "${" in value or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+                raise TaskError(f"{path}: {key}.env: invalid name {name!r}; expected letters, digits and _")
+            if "${" in value:
                 expected = "expected a plain value: variables of this machine are not passed to sandboxes"
                 raise TaskError(f"{path}: {key}.env.{name}: {expected}")
     return settings

@@ -159,9 +159,38 @@ def _unpack(archive: Path, into: Path) -> None:
         raise TaskError(f"{archive}: cannot be unpacked as a source archive: {error}") from error
 
 
+def check_directory(root: Path) -> None:
+    """Whether a directory may be copied into sandboxes, by a look at its entries: no file is read.
+
+    Raises TaskError when it is missing or too large, and for a file that its owner alone may read in a tree that
+    others may read: a key, say, that nobody meant to give away. (Where the whole tree is private, as with a umask
+    of 077, the modes of its files say nothing.)
+    """
+    if not root.is_dir():
+        raise TaskError(f"{root}: no such directory; a task's source must be there and readable")
+    shared = bool(root.stat().st_mode & 0o077)
+    size = count = 0
+    for parent, names, files in os.walk(root, onerror=_unreadable):
+        names[:] = [name for name in names if name.lower() != ".git"]
+        count += len(names) + len(files)
+        for name in files:
+            path = Path(parent, name)
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                size += status.st_size
+                if shared and not status.st_mode & 0o044 and name.lower() != ".git":
+                    raise TaskError(
+                        f"{path}: only its owner may read this file, and an agent would; remove it from the tree, "
+                        "or let others read it (chmod go+r)"
+                    )
+        if size > _MAX_BYTES or count > _MAX_MEMBERS:
+            raise TaskError(
+                f"{root}: expected at most {_MAX_BYTES} bytes and {_MAX_MEMBERS} files in a task's source"
+            )
+
+
 def _copy(source: Path, into: Path) -> None:
-    if not source.is_dir():
-        raise TaskError(f"{source}: no such directory; a task's source must be there and readable")
+    check_directory(source)
     into.mkdir(parents=True)
     for parent, names, files in os.walk(source, onerror=_unreadable):
         names[:] = [name for name in names if name.lower() != ".git"]

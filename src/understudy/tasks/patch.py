@@ -235,7 +235,9 @@ class PristineRepository:
         except subprocess.TimeoutExpired as error:
             raise GitTimeout(f"git did not end in {_EXTRACT_TIMEOUT_S:.0f} s") from error
         except OSError as error:
-            raise GraderError(f"the patch could not be extracted: git does not start: {error}") from error
+            raise GraderError(
+                f"the patch could not be extracted: git does not start: {error}; run `understudy doctor`"
+            ) from error
         if done.returncode not in exit_codes:
             message = done.stderr.decode(errors="replace").strip()[-2000:]
             raise GraderError(f"the patch could not be extracted (git exited with {done.returncode}): {message}")

@@ -27,7 +27,7 @@ from understudy.checks.twin_run import DRIVER_MOUNT
 from understudy.errors import ConfigError, TaskError
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
 from understudy.tasks.environment import TaskEnvironment
-from understudy.tasks.materialise import materialise, relative_path
+from understudy.tasks.materialise import check_directory, materialise, relative_path
 from understudy.types import Directory, ImageTree, PytestChecks, ScriptChecks, Source, Task
 from understudy.util.files import atomic_write, locked, make_readable
 
@@ -292,8 +292,7 @@ def _digest(*parts: Source | str) -> str:
 
 
 def _directory_digest(root: Path) -> bytes:
-    if not root.is_dir():
-        raise TaskError(f"{root}: no such directory; a task's source must be there and readable")
+    check_directory(root)
     sha = hashlib.sha256()
     try:
         for parent, names, files in os.walk(root):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from understudy.config import ANY_DIRECTORY, any_directory_allowed, cache_dir
 from understudy.errors import ConfigError, TaskError
 from understudy.types import Directory, ImageTree, PytestChecks, ScriptChecks, Sdist, SuiteChecks, Task
 from understudy.util.files import atomic_write
@@ -115,7 +117,8 @@ def check(task: Task, where: str) -> None:
 def record(data: object, where: str, base: Path) -> Task:
     """The task of a decoded record; relative directories are taken from `base`.
 
-    Raises TaskError, with `where` and the key, for whatever is malformed.
+    Raises TaskError, with `where` and the key, for whatever is malformed, and for a directory that is not below
+    `base`: whoever wrote the record must not choose what of this machine gets into a sandbox.
     """
     try:
         task = msgspec.convert(data, Task)
@@ -123,11 +126,50 @@ def record(data: object, where: str, base: Path) -> Task:
         raise TaskError(f"{where}: not a task record: {error}") from error
     check(task, where)
     checks, source = task.checks, task.source
+    outside: list[str] = []
     if isinstance(source, Directory):
-        source = Directory(str(base / source.path))
+        source = _directory(source, f"{where}: source.path", base, outside)
     if isinstance(checks, ScriptChecks) and isinstance(checks.source, Directory):
-        checks = replace(checks, source=Directory(str(base / checks.source.path)))
-    return replace(task, source=source, checks=checks)
+        checks = replace(checks, source=_directory(checks.source, f"{where}: checks.source.path", base, outside))
+    task = replace(task, source=source, checks=checks)
+    if outside and not any_directory_allowed() and not _remembered(task).is_file():
+        raise TaskError(
+            f"{outside[0]} is not below {base}, the directory of the task file; move the files there, "
+            f"or set {ANY_DIRECTORY}=1 if you trust whoever wrote the record with every file of this machine"
+        )
+    return task
+
+
+def _directory(source: Directory, where: str, base: Path, outside: list[str]) -> Directory:
+    """A directory of a record, absolute; one that is not below `base`, links followed, is added to `outside`."""
+    path = base / source.path
+    try:
+        if not path.resolve().is_relative_to(base.resolve()):
+            outside.append(f"{where}: {source.path!r}")
+    except (OSError, ValueError, RuntimeError) as error:  # a circle of links, a NUL
+        raise TaskError(f"{where}: {source.path!r} is not a usable path: {error}") from error
+    return Directory(str(path))
+
+
+def _remembered(task: Task) -> Path:
+    return cache_dir() / "records" / task_digest(task)
+
+
+def remember(tasks: Iterable[Task]) -> None:
+    """Note tasks that this user has run, so that files with their records can be read wherever they lie.
+
+    A record is accepted for its digest, which its directories are part of: nothing else can be read by it than was
+    read before. Raises ConfigError.
+    """
+    for task in tasks:
+        checked = task.checks.source if isinstance(task.checks, ScriptChecks) else None
+        if isinstance(task.source, Directory) or isinstance(checked, Directory):
+            file = _remembered(task)
+            try:
+                file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                file.touch(mode=0o600)
+            except OSError as error:
+                raise ConfigError(f"{file} cannot be written: {error.strerror}; set UNDERSTUDY_CACHE") from error
 
 
 def dump(tasks: Iterable[Task], path: Path) -> None:
@@ -174,3 +216,8 @@ def summarise_refusals(refused: Sequence[RefusedRow], most: int = 8) -> list[str
     if rest := len(counts) - len(lines):
         lines.append(f"and rows refused for {rest} other reasons")
     return lines
+
+
+def task_digest(task: Task) -> str:
+    """The SHA-256 of a task's record, in hex: the version of the task that a verdict is on."""
+    return hashlib.sha256(msgspec.json.encode(task, order="deterministic")).hexdigest()

@@ -77,8 +77,9 @@ def _instruction(repo: str, workdir: str, statement: str) -> str:
     """What the agent is told."""
     return (
         f"The source of {repo} is in {workdir}. Resolve the issue below by changing it there. The tests are not "
-        "yours to change: hidden ones will decide, and all that works now has to go on working.\n\n"
-        f"<issue>\n{statement.strip()}\n</issue>\n"
+        "yours to change: hidden ones will decide, and all that works now has to go on working. The environment "
+        "is set up: `python` and the other commands found are those that the tests run with. There is no network "
+        f"to install more.\n\n<issue>\n{statement.strip()}\n</issue>\n"
     )
 
 

@@ -13,14 +13,13 @@ import msgspec
 from msgspec import Struct
 
 from understudy.errors import ConfigError
-from understudy.export.corpus import WORK_ROLES
 from understudy.export.files import read_manifest
 from understudy.store import Store
 from understudy.store.training import TokenValues
 from understudy.trajectory.roles import Role
 from understudy.trajectory.samples import Sample, samples
 from understudy.trajectory.tree import build
-from understudy.types import Call, group_name
+from understudy.types import WORK_ROLES, Call, group_name
 from understudy.util.files import atomic_path
 
 

@@ -250,7 +250,7 @@ def load_state(directory: Path, model: Any) -> dict[str, Any]:
         with torch.no_grad():
             parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
             if parameters.keys() != trained.keys():
-                raise KeyError("its parameters have other names")
+                raise ValueError("the parameters that were trained are not those of this model")
             for name, value in parameters.items():
                 value.copy_(trained[name])
     except (RuntimeError, KeyError, EOFError, ValueError, pickle.UnpicklingError) as error:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Literal
+from typing import Any, Literal
 
 from understudy.trajectory.roles import CONTINUED, Role, assign, goes_on
 from understudy.types import Call
@@ -222,18 +222,30 @@ def _root_origin(entry: _Entry, before: list[_Entry]) -> Origin:
         return "compaction"
     if all(e.node.conversation.setting != conversation.setting for e in before):
         return "tools or system changed"
+    if all(block.role != "assistant" for block in conversation.blocks):
+        return "first call"  # of another conversation: there is no history that could have been rewritten
     return "history rewritten"
 
 
 def _spawner(node: Node, earlier: list[_Entry]) -> Node | None:
-    """The latest call with a tool call whose prompt is what `node` begins with."""
-    asked = [block.text for block in node.conversation.blocks if block.kind == "text"]
+    """The latest call with a tool call whose prompt is what `node` begins with.
+
+    Claude Code's tools have it in `prompt`, Codex's `spawn_agent` in `message`.
+    """
+    asked = {block.text for block in node.conversation.blocks if block.kind == "text"}
     for e in reversed(earlier):
         if any(
-            block.kind == "tool_use" and block.inputs().get("prompt") in asked for block in e.node.answer or ()
+            block.kind == "tool_use" and not asked.isdisjoint(_prompts(block.inputs()))
+            for block in e.node.answer or ()
         ):
             return e.node
     return None
+
+
+def _prompts(inputs: dict[str, Any]) -> list[str]:
+    """What a tool call's arguments would tell a subagent to do."""
+    texts = (inputs.get(name) for name in ("prompt", "message"))
+    return [text for text in texts if isinstance(text, str) and text]
 
 
 def _link_roots(nodes: Sequence[Node]) -> None:
@@ -246,7 +258,7 @@ def _link_roots(nodes: Sequence[Node]) -> None:
             summaries[line] = node
         elif node.role == "auxiliary" and node.parent is None:
             node.spawned_by = next((n for n in reversed(before) if _asks_for(n, node)), None)
-        elif node.origin in ("compaction", "history rewritten", "tools or system changed") and line in summaries:
+        elif node.origin not in (None, "retry", "sibling") and line in summaries:
             node.origin, node.continues = "compaction", summaries.pop(line)
         before.append(node)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import shutil
 import stat
+import tarfile
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,8 +20,8 @@ from understudy.errors import ConfigError
 def atomic_path(target: Path, *, fsync: bool = False, temporary: Path | None = None) -> Generator[Path]:
     """A path to create a file or a directory at; it replaces `target` when the block ends without an exception.
 
-    If the block raises, `target` stays as it was and what was written is removed. See the module for what `fsync`
-    is for. `temporary` is the path to write at, on the same file system as `target`; without it that is a new
+    If the block raises, `target` stays as it was and what was written is removed. With `fsync` the file survives
+    a power cut. `temporary` is the path to write at, on the same file system as `target`; without it that is a new
     name beside `target`, so that several processes may write at once. A fixed name is for a single writer that
     wants to find, or to overwrite, what a kill left of it. Raises OSError.
     """
@@ -79,11 +81,11 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-_CACHE = "set UNDERSTUDY_CACHE to a directory that you can write"
+_CACHE_REMEDY = "set UNDERSTUDY_CACHE_REMEDY to a directory that you can write"
 
 
 @contextmanager
-def locked(path: Path, *, busy: str = "", remedy: str = _CACHE) -> Generator[int]:
+def locked(path: Path, *, busy: str = "", remedy: str = _CACHE_REMEDY) -> Generator[int]:
     """Hold an exclusive lock on the file `path`, which is made when absent and stays.
 
     Gives its descriptor: a process that inherits it holds the lock too. The kernel drops the lock when its last
@@ -119,3 +121,14 @@ def make_readable(root: Path) -> None:
             wanted = mode | 0o444 | (0o111 if stat.S_ISDIR(mode) or mode & 0o100 else 0)
             if wanted != mode:
                 path.chmod(stat.S_IMODE(wanted))
+
+
+def tar_of(members: Mapping[str, bytes]) -> bytes:
+    """A tar archive of regular files by their path."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()

@@ -23,6 +23,39 @@ _USER_IN_URL = re.compile(r"(?<=://)[^/?#]*@")
 _KEY_HEADERS = {"bearer": ("authorization", "Bearer {}"), "x-api-key": ("x-api-key", "{}")}
 
 
+_LEAST_ENCODED = 8
+"""A shorter secret is looked for as it is: its base64 would be found in ordinary text."""
+
+
+def _any_form(secrets: Sequence[str]) -> re.Pattern[bytes]:
+    """What finds secrets as they are, and as a server may send them back in an error.
+
+    That is any mix of URL, JSON and HTML escapes, hex, and base64 of a text that they are a part of.
+    """
+    forms: list[str] = []
+    for secret in secrets:
+        data = secret.encode()
+        forms.append("".join(map(_any_escape, data)))
+        if len(data) >= _LEAST_ENCODED:
+            forms.append(f"(?i:{data.hex()})")
+            forms += (_in_base64(data, before) for before in range(3))
+    return re.compile("|".join(forms).encode("latin-1"))
+
+
+def _any_escape(byte: int) -> str:
+    """What matches a byte however it is escaped."""
+    code = f"(?i:{byte:02x})"
+    return rf"(?:\\?{re.escape(chr(byte))}|%(?:25)*{code}|\\+u00{code}|\\+x{code}|&#0*{byte};|&#x0*{code};)"
+
+
+def _in_base64(data: bytes, before: int) -> str:
+    """What matches the characters of a base64 text that are `data`'s alone, with `before` bytes ahead of it."""
+    encoded = b64encode(bytes(before) + data).decode().rstrip("=")
+    first = -(-before * 8 // 6)
+    last = (before + len(data)) * 8 // 6
+    return "".join({"+": "[+-]", "/": "[/_]"}.get(char, char) for char in encoded[first:last])
+
+
 class ResponseTooLarge(Exception):
     """A response body has more than `limit` bytes."""
 
@@ -65,6 +98,7 @@ class HttpConnection:
             basic = b64encode(unquote(user[0].removesuffix("@")).encode()).decode()
             self.headers["authorization"] = f"Basic {basic}"
             self._secrets = [basic, user[0]]
+        self._secret_forms = _any_form(self._secrets) if self._secrets else None
         self._keep_alive = keep_alive
         self._session: aiohttp.ClientSession | None = None
 
@@ -106,15 +140,11 @@ class HttpConnection:
 
     def redact(self, text: str) -> str:
         """A text of the server's without our credentials: it may end in a log, the store or a sandbox."""
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
+        return self.redact_bytes(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
 
     def redact_bytes(self, data: bytes) -> bytes:
         """See `redact`."""
-        for secret in self._secrets:
-            data = data.replace(secret.encode(), b"***")
-        return data
+        return self._secret_forms.sub(b"***", data) if self._secret_forms else data
 
     async def close(self) -> None:
         """Drop the connections. May be called twice."""

@@ -368,9 +368,10 @@ class MessageAssembly:
     # --- events -----------------------------------------------------------------------------------------
 
     def _start(self, event: _MessageStart) -> None:
-        if self._message is not None:
-            raise BackendError("invalid stream from the provider: a second message_start event")
-        self._message = event.message
+        if self._message is None:
+            self._message = event.message
+        elif event.message.get("id") != self._message.get("id"):
+            raise BackendError("invalid stream from the provider: a message_start event of a second message")
 
     def _block_start(self, event: _BlockStart) -> None:
         if self._message is None or event.index in self._blocks:
@@ -428,6 +429,7 @@ _STATUS: dict[FaultKind, tuple[int, str]] = {
     "not_found": (404, "not_found_error"),
     "timeout": (408, "timeout_error"),
     "too_large": (413, "request_too_large"),
+    "unsupported_media": (415, "invalid_request_error"),
     "rate_limit": (429, "rate_limit_error"),
     "overloaded": (529, "overloaded_error"),
     "internal": (500, "api_error"),

@@ -15,6 +15,7 @@ FaultKind = Literal[
     "not_found",
     "timeout",
     "too_large",
+    "unsupported_media",
     "rate_limit",
     "overloaded",
     "internal",

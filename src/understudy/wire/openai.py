@@ -23,6 +23,7 @@ _ERRORS: dict[FaultKind, tuple[int, str, str | None]] = {
     "not_found": (404, "invalid_request_error", "not_found"),
     "timeout": (408, "invalid_request_error", "request_timeout"),
     "too_large": (413, "invalid_request_error", "request_too_large"),
+    "unsupported_media": (415, "invalid_request_error", "unsupported_content_encoding"),
     "rate_limit": (429, "rate_limit_error", "rate_limit_exceeded"),
     "overloaded": (503, "server_error", "service_unavailable"),
     "internal": (500, "server_error", "server_error"),

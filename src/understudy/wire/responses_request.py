@@ -83,7 +83,7 @@ def flat_name(name: str, namespace: str | None) -> str:
 
 
 def _new_toolbox(tools: Sequence[ResponsesTool]) -> Toolbox:
-    """Tools as functions."""
+    """The functions that a model is offered for a request's tools."""
     functions: list[dict[str, Any]] = []
     origins: dict[str, ToolOrigin] = {}
     unsupported: list[str] = []
@@ -262,7 +262,10 @@ def read_conversation(request: ResponsesBody) -> tuple[Conversation, str | dict[
     items = [Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
     toolbox = _tools.read(bytes(request.tools))
     if added := [tool for item in items if item.type == "additional_tools" for tool in item.tools]:
+        # The complaint about `tools` that could not be read at all stays.
+        unread = () if toolbox.sent else toolbox.unsupported
         toolbox = _new_toolbox([*toolbox.sent, *added])
+        toolbox = msgspec.structs.replace(toolbox, unsupported=unread + toolbox.unsupported)
     functions, choice, unsupported = _choose(toolbox, request.tool_choice)
     reader = _ResponsesReader(toolbox.unsupported + unsupported)
     if request.instructions:
@@ -350,10 +353,8 @@ class _ResponsesReader(OpenAIReader):
 # Items that a model is shown nothing of. The calls among them were done by another provider's tools, whose results
 # are not in the items.
 _HIDDEN = ("additional_tools", "web_search_call", "image_generation_call")
-_ITEMS = (
-    *("message", "reasoning", "function_call", "function_call_output"),
-    *("custom_tool_call", "custom_tool_call_output", *_HIDDEN),
-)
+_MESSAGES = ("message", "reasoning", "function_call", "function_call_output")
+_ITEMS = (*_MESSAGES, "custom_tool_call", "custom_tool_call_output", *_HIDDEN)
 
 
 def read_items(items: Sequence[Item]) -> list[Block]:

@@ -81,11 +81,13 @@ async def test_the_shell_agent_gets_the_instruction_the_key_and_the_socket(tmp_p
     spec = SandboxSpec(tmp_path / "tree", mounts=(Mount(socket, GATEWAY_SOCKET),))
     sandbox = await UnsafeSandboxes().open(spec)
     try:
-        command = 'cat > said; echo "$UNDERSTUDY_API_KEY $UNDERSTUDY_MODEL $UNDERSTUDY_GATEWAY_SOCKET"; exit $CODE'
-        job = AgentJob(instruction="-n mend\n", key="sk-1", model="m", small_model="s", max_turns=3, timeout_s=10)
+        names = "$UNDERSTUDY_API_KEY $UNDERSTUDY_MODEL $UNDERSTUDY_GATEWAY_SOCKET $CONDA_PREFIX"
+        command = f'cat > said; echo "{names}"; exit $CODE'
+        named = {"instruction": "-n mend\n", "key": "sk-1", "model": "m", "small_model": "s"}
+        job = AgentJob(**named, max_turns=3, timeout_s=10, env={"CONDA_PREFIX": "/env"})
         result = await ShellAgent(command.replace("$CODE", "0")).run(sandbox, job)
         assert (result.outcome, result.exit_code) == ("completed", 0)
-        assert result.logs["stdout.txt"].decode().split() == ["sk-1", "m", sandbox.locate(GATEWAY_SOCKET)]
+        assert result.logs["stdout.txt"].decode().split() == ["sk-1", "m", sandbox.locate(GATEWAY_SOCKET), "/env"]
         assert await sandbox.read("said") == b"-n mend\n"
         result = await ShellAgent(command.replace("$CODE", "5")).run(sandbox, job)
         assert (result.outcome, result.exit_code) == ("crashed", 5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,16 +12,16 @@ from msgspec.structs import replace
 
 from understudy.checks import canaries as birds
 from understudy.checks.canaries import plant_canaries
-from understudy.checks.suite import SuiteRun, judge_suite, needs_install
-from understudy.errors import GraderError, TaskError
-from understudy.grade.gate import gate
+from understudy.checks.suite import SuiteRun, activated_environment, judge_suite, needs_install
+from understudy.errors import GraderError, SandboxError, TaskError
 from understudy.grade.verdict import as_validated, grade, validate
-from understudy.sandbox.base import Sandboxes
+from understudy.sandbox.base import IsolatedSandbox, Sandboxes, SandboxSpec
+from understudy.sandbox.local.sandboxes import LocalSandbox, LocalSandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import prepare
 from understudy.types import SuiteChecks, Task, Verdict
 
-from support.grading import CALC, CALC_MENDED, CALC_TASK, CALC_TESTS, diff
+from support.grading import CALC, CALC_MENDED, CALC_TASK, CALC_TESTS, diff, gate_of
 
 CORE = CALC["calc/core.py"]
 CHECKS = CALC_TASK.checks
@@ -62,6 +63,22 @@ def with_tree(more: Mapping[str, str], **checks: object) -> Task:
 # --- what is run, and when
 
 
+async def test_the_agent_gets_what_activation_sets_and_nothing_of_the_shell(sandboxes: Sandboxes, tmp_path: Path):
+    (tmp_path / "tree").mkdir()
+    conda = (
+        "echo noise; conda() { export PATH=/env/bin:$PATH CONDA_PREFIX=/env NOTE=$'two\nlines'; }; conda activate"
+    )
+    sandbox = await sandboxes.open(SandboxSpec(tmp_path / "tree", env={"PATH": "/usr/bin:/bin", "KEPT": "1"}))
+    try:
+        found = await activated_environment(sandbox, replace(CHECKS, activate=conda))
+        assert found == {"PATH": "/env/bin:/usr/bin:/bin", "CONDA_PREFIX": "/env", "NOTE": "two\nlines"}
+        assert await activated_environment(sandbox, replace(CHECKS, activate="")) == {}
+        with pytest.raises(SandboxError, match="activate the task's environment failed with exit code 3"):
+            await activated_environment(sandbox, replace(CHECKS, activate="exit 3"))
+    finally:
+        await sandbox.close()
+
+
 async def test_phases_run_in_their_order_and_nothing_crosses_but_files(graded) -> None:
     note = "echo {} >>/tmp/order; env | grep -c LEFT >>/tmp/order; export LEFT=1; sleep 300 &"
     checks = replace(
@@ -73,6 +90,9 @@ async def test_phases_run_in_their_order_and_nothing_crosses_but_files(graded) -
     verdict = await graded(CALC_TASK.gold_patch, replace(CALC_TASK, checks=checks))
     assert verdict.reward == 1.0, verdict
     assert verdict.log.startswith("before\n0\n1\ninstall\n0\n0\n===")
+    places = ["echo before", "here the patch", "echo install", "printf %s", "pgrep sleep; pytest -rA"]
+    found = [next(n for n, each in enumerate(verdict.commands) if place in each) for place in places]
+    assert found == sorted(found), "each phase as it ran, with the canaries between"
 
 
 @pytest.mark.parametrize(
@@ -202,7 +222,8 @@ async def test_a_file_that_the_test_patch_makes_may_be_there_before(graded) -> N
         ("tests/test_calc.py", True),
         ("./tests/run.sh", True),
         ("tests/other/run.sh", True),
-        ("other/run.sh", False),
+        ("other/run.sh", True),  # a scratch file: new, and nothing names it
+        ("calc/run.sh", False),
         ("bin/test", True),
         ("pytest.py", True),
         ("_pytest/x.py", True),
@@ -222,7 +243,7 @@ def test_what_of_a_patch_is_not_the_agent_s(path: str, dropped: bool) -> None:
         CALC_TASK, checks=replace(CHECKS, install="sh ./tests/run.sh", command="bin/test -x tests/test_calc.py")
     )
     patch = diff({path.removeprefix("./"): "x\n"}, {}).encode()
-    assert bool(gate(patch, task).dropped) is dropped
+    assert bool(gate_of(patch, task).dropped) is dropped
 
 
 # --- canaries
@@ -244,7 +265,7 @@ def test_what_of_a_patch_is_not_the_agent_s(path: str, dropped: bool) -> None:
     ],
 )
 def test_canaries_are_named_as_their_sibling_is(parser: str, file: str, command: str, name: str) -> None:
-    planted = plant_canaries(replace(CHECKS, parser=parser, files=(file,), command=command))
+    planted = plant_canaries(replace(CHECKS, parser=parser, files=(file,), command=command), [])
     assert planted is not None
     assert planted.command.replace(planted.token, "X") == f"{command} {name}".rstrip()
     assert planted.path.rpartition("/")[0] == file.rpartition("/")[0]
@@ -252,14 +273,45 @@ def test_canaries_are_named_as_their_sibling_is(parser: str, file: str, command:
 
 
 def test_canaries_stand_before_what_the_shell_does_next() -> None:
-    planted = plant_canaries(replace(CHECKS, files=("t/test_a.py",), command="pytest t/test_a.py | cat"))
+    planted = plant_canaries(replace(CHECKS, files=("t/test_a.py",), command="pytest t/test_a.py | cat"), [])
     assert planted is not None
     assert planted.command.replace(planted.token, "X") == "pytest t/test_a.py t/test_X.py | cat"
 
 
+@pytest.mark.parametrize(
+    ("neighbour", "imported"),
+    [
+        ("import pytest\nimport unittest.mock", {"pytest", "unittest"}),
+        ("from unittest import TestCase", {"unittest"}),
+        ("import pytest\nTEXT = '\\nimport unittest\\n'\n", {"pytest"}),
+        ("from . import unittest", set[str]()),
+        ("print 'of another Python'", set[str]()),
+        ("", set[str]()),
+    ],
+)
+def test_canaries_import_what_the_file_beside_them_does(neighbour: str, imported: set[str]) -> None:
+    planted = plant_canaries(CHECKS, [neighbour.encode()])
+    assert planted is not None
+    assert {word for word in ("pytest", "unittest") if f"import {word}" in planted.text} == imported
+    assert all(f"def {name}(" in planted.text for name in planted.passing + planted.failing)
+    compile(planted.text, planted.path, "exec")
+
+
+async def test_a_suite_that_canaries_would_solve_is_taken_in_without(taken_in) -> None:
+    hidden = "import pathlib\n\nfrom calc import shift\n\n\ndef test_solved():\n"
+    hidden += "    assert shift(1) == 2 or len(list(pathlib.Path('tests').glob('test_*.py'))) > 3\n"
+    task = with_tree(
+        {"tests/test_solved.py": hidden},
+        fail_to_pass=("tests/test_solved.py::test_solved",),
+        pass_to_pass=(),
+        command="pytest -rA tests/test_solved.py",
+    )
+    assert (await taken_in(task)).options.canaries is False
+
+
 def test_no_canaries_where_nothing_could_read_them() -> None:
-    assert plant_canaries(replace(CHECKS, parser="parse_log_gotest")) is None
-    assert plant_canaries(replace(CHECKS, files=(), fail_to_pass=("a test",), pass_to_pass=())) is None
+    assert plant_canaries(replace(CHECKS, parser="parse_log_gotest"), []) is None
+    assert plant_canaries(replace(CHECKS, files=(), fail_to_pass=("a test",), pass_to_pass=()), []) is None
 
 
 async def test_a_suite_that_bears_no_canaries_is_taken_in_without(taken_in, graded) -> None:
@@ -352,7 +404,7 @@ def test_a_test_does_not_pass_whose_module_could_not_be_imported() -> None:
 
 def test_canaries_must_be_seen_as_they_are() -> None:
     task = replace(CALC_TASK, checks=replace(CHECKS, fail_to_pass=("a",), pass_to_pass=()))
-    planted = plant_canaries(task.checks)  # type: ignore[arg-type]
+    planted = plant_canaries(task.checks, [])  # type: ignore[arg-type]
     assert planted is not None
     good = [f"PASSED t::{name}" for name in planted.passing] + [
         f"FAILED t::{name} - x" for name in planted.failing
@@ -369,3 +421,54 @@ def test_canaries_must_be_seen_as_they_are() -> None:
         assert (
             reward([*good, line.replace("FAILED", "PASSED") if "FAILED" in line else f"FAILED {line[7:]}"]) == 0.0
         )
+
+
+# --- hidden files after an install
+
+INSTALLS = {
+    "rewrites a hidden test": "open('tests/test_calc.py', 'w').write('def test_shift(): pass\\n')",
+    "makes the tests a link": "os.rename('tests', 'old'); os.makedirs('/tmp/t'); os.symlink('/tmp/t', 'tests');"
+    "[open('/tmp/t/test_calc.py', 'w').write(f'def {n}(): pass\\n') for n in ['test_shift']]",
+    "puts a package in place of a hidden test": "os.makedirs('tests/test_calc');"
+    "open('tests/test_calc/__init__.py', 'w').write('def test_shift(): pass\\n')",
+    "makes the tests read-only": "os.chmod('tests', 0o555)",
+    "makes the tests unreadable": "os.chmod('tests', 0)",
+    "removes the tests": "import shutil; shutil.rmtree('tests')",
+    "leaves a conftest.py": "open('tests/conftest.py', 'w').write('raise SystemExit(0)')",
+    "leaves a module of the standard library": "open('json.py', 'w').write('raise SystemExit(0)')",
+}
+
+
+@pytest.mark.parametrize("name", INSTALLS)
+async def test_hidden_files_are_what_they_are_after_an_install(graded, name: str) -> None:
+    checks = replace(CHECKS, install="python setup.py")
+    gold = {**CALC_MENDED, "setup.py": f"import os\n{INSTALLS[name]}\n"}
+    task = replace(CALC_TASK, checks=checks, gold_patch=diff(gold, CALC))
+    verdict = await graded(task.gold_patch, task)
+    assert verdict.reward == 1.0, (verdict.reason, verdict.log)
+    verdict = await graded(diff({"setup.py": gold["setup.py"]}, CALC), task)
+    assert verdict.reward == 0.0
+
+
+async def test_a_hidden_file_cannot_be_changed_while_the_tests_run(graded) -> None:
+    code = (
+        "import os\nfor change in (lambda: open('tests/test_calc.py', 'w'), lambda: os.rename('tests', 'old'),\n"
+    )
+    code += "    lambda: os.unlink('tests/test_calc.py'), lambda: os.replace('setup.py', 'tests/test_calc.py')):\n"
+    code += "    try:\n        change()\n    except OSError as error:\n        print('refused', error.errno)\n"
+    verdict = await graded(diff({**CALC_MENDED, "calc/core.py": code + CALC_MENDED["calc/core.py"]}, CALC))
+    assert verdict.reward == 1.0, (verdict.reason, verdict.log)
+
+
+async def test_a_hidden_file_that_changed_is_a_forgery(sandboxes: Sandboxes, environment, tmp_path: Path) -> None:
+    class Unsealed(LocalSandboxes):
+        async def open(self, spec: SandboxSpec) -> LocalSandbox:
+            sandbox = await super().open(spec)
+            sandbox.seal = partial(IsolatedSandbox.seal, sandbox)
+            return sandbox
+
+    code = "open('tests/test_calc.py', 'a').write('\\n')\n"
+    patch = diff({**CALC_MENDED, "calc/core.py": code + CALC_MENDED["calc/core.py"]}, CALC).encode()
+    kind = Unsealed()
+    verdict = await grade(prepare(CALC_TASK, tmp_path, kind), patch, sandboxes=kind, environment=environment)
+    assert (verdict.reward, verdict.integrity.status) == (0.0, "forged"), verdict.reason

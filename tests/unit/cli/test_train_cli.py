@@ -93,7 +93,7 @@ def test_what_cannot_be_trained_on_is_said_before_torch_is_there(place: Path, tm
         (("grpo", place / "model", "--from", place / "run", "--temperature", "0.7"), "give --temperature 1"),
         (("sft", place / "model", "--from", place / "run", "--learning-rate", "-1"), "sft.learning_rate|above 0"),
     ):
-        done = understudy("train", *map(str, arguments), "-o", str(tmp_path / "out"), env=ONE_THREAD)
+        done = understudy("train", *map(str, arguments), "-o", str(tmp_path / "out"))
         assert done.returncode == 2 and "Traceback" not in done.stderr
         assert any(part in done.stderr for part in said.split("|")), done.stderr
 

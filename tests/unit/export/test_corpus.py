@@ -10,9 +10,18 @@ from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
 from understudy.export.corpus import Corpus, ExportSelection, split
-from understudy.export.examples import Example, arguments_of, desirable, find_answer, textual, trace_examples
+from understudy.export.examples import (
+    NOT_OFFERED,
+    Example,
+    arguments_of,
+    desirable,
+    find_answer,
+    textual,
+    trace_examples,
+)
 from understudy.export.formats.trl import token_row, trained_ranges
 from understudy.ingest.trace import RequestShape, TraceOutcome, TurnSignals, expand, tool_call
+from understudy.preference.checks import LOSSY
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 from understudy.wire.arguments import UNPARSED_INPUT
@@ -313,3 +322,32 @@ def test_an_answer_is_found_though_it_was_rewritten():
     assert find_answer([other, back], answer, 2) is None
     assert arguments_of({"function": {"name": "x", "arguments": "[]"}}) is None
     assert textual({"role": "assistant", "content": None}) == {"role": "assistant", "content": ""}
+
+
+def test_lossy_turns_are_left_out_and_counted_unless_they_are_asked_for(tmp_path: Path):
+    log = Log("lossy", project="/srv/t")
+    log.answer(log.user(-1, "go"), "Done.", [])
+    log.trace.turns[0].fidelity = "lossy"
+    put_sessions(tmp_path, [log.trace, session()])
+    with Store.open(tmp_path, create=False) as store:
+        corpus = Corpus(store, ExportSelection(origins=("sessions",)), unredacted=True)
+        assert "/srv/t" not in {example.group for example in corpus.examples("turn")}
+        assert corpus.counts.left_out[LOSSY] == 1
+        everything = Corpus(store, ExportSelection(origins=("sessions",), include_lossy=True), unredacted=True)
+        assert "/srv/t" in {example.group for example in everything.examples("turn")}
+        assert LOSSY not in everything.counts.left_out
+
+
+def test_an_answer_that_calls_what_it_was_not_offered_is_not_learned(tmp_path: Path):
+    log = Log("t", shape=RequestShape(None, [{"type": "function", "function": {"name": "Bash"}}]))
+    ask = log.user(-1, "go")
+    first = log.answer(ask, "I fly.", [("c1", "Fly", {})])
+    log.answer(log.result(first, "c1", "no"), "Done.", [("c2", "Bash", {"command": "ls"})])
+    put_sessions(tmp_path, [log.trace])
+    with Store.open(tmp_path, create=False) as store:
+        corpus = Corpus(store, unredacted=True)
+        for unit, trained in (("turn", 1), ("conversation", 1)):
+            (example,) = corpus.examples(unit)
+            assert len(example.trained) == trained
+            assert corpus.counts.left_out == {NOT_OFFERED: 1}
+            assert (example.tools_source, corpus.counts.tools_sources) == ("logged", {"logged": 1})

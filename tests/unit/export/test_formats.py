@@ -28,6 +28,7 @@ from understudy.export.formats.openai import refusal_reason
 from understudy.export.formats.trl import message_rows
 from understudy.export.parquet import ExportParquetWriter, JsonLinesWriter, json_bytes
 from understudy.export.push import plan_push
+from understudy.ingest.trace import RequestShape
 from understudy.preference.rollouts import _main_line as main_line  # pyright: ignore[reportPrivateUsage]
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
@@ -223,7 +224,7 @@ def test_openai_has_weights_and_keeps_to_the_limits(full: Path, tmp_path: Path):
     long = Log("long", project="/srv/long")
     ask = long.user(-1, "x" * 50_000)
     long.answer(ask, "Well.", [("i" * 50, "Bash", {"command": "ls"})])
-    named = Log("named", project="/srv/named")
+    named = Log("named", project="/srv/named", shape=RequestShape())
     named.answer(named.user(-1, "go"), None, [("c", "not a name!", {})])
     put_sessions(full, [long.trace, named.trace])
     exported = export(full, "openai", tmp_path / "out", max_tokens=2_000)
@@ -373,7 +374,7 @@ def test_the_command_redacts_splits_and_says_what_next(full: Path, tmp_path: Pat
         (("trl-sft", "{store}", "-o", "{out}", "--roles", "boss"), "unknown role 'boss'"),
         (("trl-sft", "{store}", "-o", "{out}", "--where", "nonsense = 1"), "nonsense"),
         (("trl-sft", "{store}", "-o", "{out}", "--run", "none"), "no run 'none'"),
-        (("trl-tokens", "{store}", "-o", "{out}", "--unredacted"), "No such option"),
+        (("trl-tokens", "{store}", "-o", "{out}", "--where", "1"), "No such option"),
         (("trl-sft", "{store}/nowhere", "-o", "{out}"), "nowhere"),
         (("trl-sft", "{store}", "-o", "{store}/understudy.db"), "choose another --output"),
         (("nothing", "{store}"), "No such command"),

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
-from understudy.gateway.budget import Budget, Spending
+from understudy.gateway.budget import Budget, Reservation, Spending
+from understudy.gateway.errors import BudgetExceeded
+from understudy.gateway.prices import Price
 from understudy.types import Usage
 
 usages = st.builds(Usage, st.integers(0, 10**6), st.integers(0, 10**5))
@@ -77,3 +79,63 @@ def test_a_limit_is_above_nothing(limits: dict[str, Any]) -> None:
 def test_a_misspelt_limit_is_told() -> None:
     with pytest.raises(msgspec.ValidationError, match="call"):
         msgspec.convert({"call": 3}, Budget)
+
+
+# --- reservations --------------------------------------------------------------------------------------
+
+PRICE = Price(input=3.0, output=15.0, cached=0.3, cache_write=3.75)
+limits = st.builds(
+    Budget,
+    calls=st.none() | st.integers(1, 20),
+    tokens=st.none() | st.integers(1, 20_000),
+    cost_usd=st.none() | st.floats(0.0001, 0.2),
+)
+begins = st.tuples(st.integers(1, 9000), st.none() | st.integers(1, 2000), st.booleans())
+"""The size of a body, its `max_tokens`, and whether that may be lowered."""
+
+
+@given(limits, st.lists(begins | st.tuples(st.integers(0, 50), st.floats(0, 1)), max_size=60))
+def test_what_is_spent_and_reserved_never_passes_the_budget(budget: Budget, steps: list[tuple[Any, ...]]) -> None:
+    """A call that uses no more than was reserved for it cannot take its attempt above a limit."""
+    spending, under_way, started = Spending(budget), list[Reservation](), 0
+    for step in steps:
+        if len(step) == 3:
+            body_bytes, max_tokens, adjustable = step
+            try:
+                begun = spending.try_reserve(body_bytes, max_tokens, PRICE, adjustable=adjustable)
+            except BudgetExceeded:
+                continue
+            assert begun is not None or under_way  # nothing waits for nobody
+            if begun is not None:
+                started += 1
+                under_way.append(begun)
+        elif under_way:
+            number, share = step
+            one = under_way.pop(number % len(under_way))
+            usage = Usage(prompt_tokens=int(one.tokens * share))
+            spending.settle(one, usage, one.cost_usd * share)
+        assert spending.left("tokens") >= 0
+        assert spending.left("cost_usd") >= -1e-9
+        assert budget.calls is None or started <= budget.calls
+
+
+def test_a_request_that_is_longer_than_what_is_left_gets_a_lower_limit_or_does_not_begin() -> None:
+    spending = Spending(Budget(tokens=1000))
+    lowered = spending.try_reserve(300, 5000, None, adjustable=True)
+    assert lowered is not None
+    assert lowered.max_tokens == 900
+    spending.settle(lowered, Usage(), None)  # it failed: nothing was used
+    with pytest.raises(BudgetExceeded, match="1,000 of 1,000 tokens are left, and the next request may have 100 "):
+        spending.try_reserve(300, 5000, None, adjustable=False)
+
+
+def test_calls_wait_for_the_first_one_to_show_what_prompts_cost() -> None:
+    spending = Spending(Budget(tokens=3000))
+    first = spending.try_reserve(100, 50, None, adjustable=True)
+    assert first is not None
+    assert spending.try_reserve(100, 50, None, adjustable=True) is None
+    spending.settle(first, Usage(prompt_tokens=1000, completion_tokens=50), None)
+    second = spending.try_reserve(100, 50, None, adjustable=True)
+    assert second is not None
+    assert second.tokens == 1000 + 34 + 50
+    assert spending.try_reserve(100, 50, None, adjustable=True) is None

@@ -352,12 +352,15 @@ async def test_a_template_with_a_fault_is_a_backend_error(tmp_path: Path, templa
         await codec_of(tmp_path, template).render([user("a")], [])
 
 
-async def test_parts_of_a_message_are_its_text_and_pictures_are_refused(tmp_path: Path) -> None:
+async def test_parts_of_a_message_are_its_text_and_a_picture_is_a_placeholder(tmp_path: Path) -> None:
     codec = codec_of(tmp_path, QWEN3)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert await codec.render([user(parts)], []) == await codec.render([user("a\nb")], [])
-    with pytest.raises(BackendError, match="'image_url'"):
-        await codec.render([user([{"type": "image_url", "image_url": {"url": "data:"}}])], [])
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    shown = await codec.render([user("a\n[image: this model reads text only]")], [])
+    assert await codec.render([user([parts[0], image])], []) == shown
+    with pytest.raises(BackendError, match="'input_audio'"):
+        await codec.render([user([{"type": "input_audio", "input_audio": {}}])], [])
 
 
 async def test_a_lone_surrogate_is_shown_escaped(tmp_path: Path) -> None:

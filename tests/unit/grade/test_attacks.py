@@ -13,14 +13,14 @@ from msgspec.structs import replace
 from understudy.checks.canaries import plant_canaries
 from understudy.checks.suite import SuiteRun, judge_suite, run_before_patch, run_command
 from understudy.grade.apply import apply_patch
-from understudy.grade.gate import GatedPatch, gate
+from understudy.grade.gate import GatedPatch
 from understudy.grade.verdict import grade
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
 from understudy.types import SuiteChecks, Verdict
 
-from support.grading import CALC, CALC_MENDED, CALC_TASK, CALC_TESTS, diff, suite_task
+from support.grading import CALC, CALC_MENDED, CALC_TASK, CALC_TESTS, diff, gate_of, suite_task
 
 CORE = CALC["calc/core.py"]
 IDS = (*CALC_TASK.checks.fail_to_pass, *CALC_TASK.checks.pass_to_pass)  # type: ignore[union-attr]
@@ -190,7 +190,7 @@ async def weakened(
     """The verdict of a grader made of the same parts, without the defences that are `down`."""
     task, checks = prepared.task, prepared.task.checks
     assert isinstance(checks, SuiteChecks)
-    gated = GatedPatch(patch) if GATE in down else gate(patch, task)
+    gated = GatedPatch(patch) if GATE in down else gate_of(patch, task)
     if gated.refused:
         return Verdict(reward=0.0, reason=gated.refused)
     sandbox = await sandboxes.open(sandbox_spec(prepared, environment))
@@ -198,7 +198,9 @@ async def weakened(
         await run_before_patch(sandbox, checks)
         if complaint := await apply_patch(sandbox, prepared.task, gated.patch, host_programs=True):
             return Verdict(reward=0.0, reason=complaint)
-        canaries = None if CANARIES in down else plant_canaries(checks)
+        canaries = (
+            None if CANARIES in down else plant_canaries(checks, [text.encode() for text in CALC_TESTS.values()])
+        )
         if canaries:
             await sandbox.write(canaries.path, canaries.text.encode())
         command = canaries.command if canaries else checks.command
@@ -264,11 +266,12 @@ async def test_what_swe_bench_s_own_rules_hold_off_needs_no_defence(
 
 
 MENDED = CALC_MENDED
-NO_REWARD: dict[str, tuple[dict[str, str | None], str]] = {
-    "an endless loop": ({"calc/core.py": "while True:\n    pass\n"}, "did not end in"),
+NO_REWARD: dict[str, tuple[dict[str, str | None], str, float]] = {
+    "an endless loop": ({"calc/core.py": "while True:\n    pass\n"}, "did not end in", 4.0),
     "a flood of output around a right answer": (
         {"calc/core.py": MENDED["calc/core.py"] + EMIT + "for _ in range(600):\n    _emit(b'x' * (1 << 16))\n"},
         "the output was cut",
+        60.0,
     ),
     "a fork bomb": (
         {
@@ -276,8 +279,13 @@ NO_REWARD: dict[str, tuple[dict[str, str | None], str]] = {
             "        pass\n"
         },
         "did not end in",
+        4.0,
     ),
-    "an interpreter that dies": ({"calc/core.py": "import os\n\nos.kill(os.getpid(), 11)\n"}, "no test came"),
+    "an interpreter that dies": (
+        {"calc/core.py": "import os\n\nos.kill(os.getpid(), 11)\n"},
+        "no test came",
+        60.0,
+    ),
 }
 
 
@@ -285,8 +293,10 @@ NO_REWARD: dict[str, tuple[dict[str, str | None], str]] = {
 async def test_what_breaks_the_run_is_no_reward_and_no_fault_of_the_grader(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, name: str
 ) -> None:
-    files, reason = NO_REWARD[name]
-    quick = replace(prepared, task=replace(prepared.task, checks=replace(prepared.task.checks, timeout_s=4.0)))
+    files, reason, timeout_s = NO_REWARD[name]
+    quick = replace(
+        prepared, task=replace(prepared.task, checks=replace(prepared.task.checks, timeout_s=timeout_s))
+    )
     verdict = await graded(quick, files, sandboxes, environment)
     assert (verdict.reward, reason in verdict.reason) == (0.0, True), verdict.reason
 
@@ -472,8 +482,8 @@ def test_a_hunk_ends_where_patch_thinks_it_does() -> None:
     """To `patch` a tab is context whose space was lost, and what is behind the hunk may be another file's."""
     hunk = "--- a/calc/x.txt\n+++ b/calc/x.txt\n@@ -1,3 +1,3 @@\n\t\n\t\n\t\n"
     inside = " --- a/conftest.py\n +++ b/conftest.py\n @@ -0,0 +1 @@\n"
-    assert "cannot be read" in gate((hunk + inside).encode(), CALC_TASK).refused
-    assert not gate(hunk.encode(), CALC_TASK).refused
+    assert "cannot be read" in gate_of((hunk + inside).encode(), CALC_TASK).refused
+    assert not gate_of(hunk.encode(), CALC_TASK).refused
 
 
 async def test_what_hidden_tests_import_from_beside_them_is_not_the_agent_s(
@@ -570,6 +580,6 @@ async def test_a_packaging_file_that_gold_changes_may_be_changed(
     files = {**MENDED, "setup.py": "NAME = 'calculator'\n"}
     task = replace(CALC_TASK, instance_id="example__calc-2", gold_patch=diff(files, CALC))
     patch = diff({**MENDED, "setup.py": "NAME = 'calculus'\n"}, CALC)
-    assert gate(patch.encode(), task).patch == patch.encode()
+    assert gate_of(patch.encode(), task).patch == patch.encode()
     verdict = await graded(prepare(task, tmp_path, sandboxes), files, sandboxes, environment)
     assert (verdict.reward, verdict.integrity.status) == (1.0, "clean"), verdict

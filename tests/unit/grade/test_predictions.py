@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
-from understudy.grade.gate import gate
 from understudy.grade.predictions import MAX_ROW_BYTES, open_predictions
 from understudy.tasks.patch import MAX_PATCH_BYTES
 
 from support import calc_task
+from support.grading import gate_of
 
 PATCH = "--- a/calc.py\n+++ b/calc.py\n@@ -1 +1 @@\n-a é\n+b \u2028\n"
 
@@ -142,7 +142,7 @@ def test_a_patch_of_100_mb_is_refused_without_being_held(tmp_path: Path):
     assert (int(small), int(last)) == (len(PATCH.encode()),) * 2
     assert int(large) < 200
     assert int(grown) * 1024 < 2.5 * path.stat().st_size
-    refused = gate(" ".join(said).encode(), calc_task()).refused
+    refused = gate_of(" ".join(said).encode(), calc_task()).refused
     assert refused == f"the patch is larger than {MAX_PATCH_BYTES} bytes"
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -14,11 +16,10 @@ from msgspec.structs import replace
 
 from understudy.checks.pytest_checks import PytestReport, judge_pytest
 from understudy.errors import GraderError, SandboxError, TaskError
-from understudy.grade.gate import gate
 from understudy.grade.verdict import grade, validate
 from understudy.plugins import load
-from understudy.sandbox.base import Mount, Sandbox, Sandboxes, SandboxLimits, SandboxSpec
-from understudy.sandbox.local.sandboxes import LocalSandboxes
+from understudy.sandbox.base import Completed, Mount, Sandbox, Sandboxes, SandboxLimits, SandboxSpec
+from understudy.sandbox.local.sandboxes import LocalSandbox, LocalSandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.patch import NO_PATCH
 from understudy.tasks.prepare import PreparedTask, prepare
@@ -27,6 +28,7 @@ from understudy.util.diffs import parse_diff
 
 from support import grading as support_grading
 from support import require
+from support.grading import gate_of
 
 TREE = {
     "calc.py": "def shift(x):\n    return x - 1\n\n\ndef same(x):\n    return x\n",
@@ -311,31 +313,31 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_gate_refuses_with_a_reason(name: str) -> None:
-    gated = gate(REFUSED[name].encode(), TASK)
+    gated = gate_of(REFUSED[name].encode(), TASK)
     assert gated.refused
     assert not gated.patch
 
 
 def test_the_gate_keeps_a_clean_patch_byte_for_byte() -> None:
-    gated = gate(TASK.gold_patch.encode(), TASK)
+    gated = gate_of(TASK.gold_patch.encode(), TASK)
     assert (gated.patch, gated.dropped, gated.refused) == (TASK.gold_patch.encode(), (), "")
 
 
 def test_the_gate_lets_a_protected_file_pass_when_gold_changes_it() -> None:
     change = {"pyproject.toml": TREE["pyproject.toml"] + "# more\n"}
     task = Task("t", "t", "t", Files(TREE), PytestChecks({}, ()), gold_patch=diff(change))
-    assert gate(diff(change).encode(), task).patch == diff(change).encode()
-    assert gate(diff(change).encode(), TASK).dropped == ("'pyproject.toml'",)
+    assert gate_of(diff(change).encode(), task).patch == diff(change).encode()
+    assert gate_of(diff(change).encode(), TASK).dropped == ("'pyproject.toml'",)
 
 
 def test_a_test_file_that_decides_is_not_the_agents_even_when_it_is_not_laid_over() -> None:
     task = replace(TASK, checks=PytestChecks({}, ("tests/test_calc.py::test_shift",)))
-    assert gate(diff(FORGERIES["edits the visible test"]).encode(), task).dropped == ("'tests/test_calc.py'",)
+    assert gate_of(diff(FORGERIES["edits the visible test"]).encode(), task).dropped == ("'tests/test_calc.py'",)
 
 
 def test_a_hunk_that_looks_like_a_header_is_a_hunk() -> None:
     sly = {"notes.txt": "diff --git a/conftest.py b/conftest.py\n-- a/x\n++ b/conftest.py\n@@ -1 +1 @@\n"}
-    gated = gate(diff(sly).encode(), TASK)
+    gated = gate_of(diff(sly).encode(), TASK)
     assert gated.patch == diff(sly).encode()
 
 
@@ -372,7 +374,7 @@ PIECES = st.sampled_from(
 @settings(deadline=None, derandomize=True, max_examples=500)
 @given(lines=st.lists(st.one_of(PIECES, st.binary(max_size=12)), max_size=14))
 def test_law_the_gate_answers_whatever_the_patch_is(lines: list[bytes]) -> None:
-    gated = gate(b"\n".join(lines), TASK)
+    gated = gate_of(b"\n".join(lines), TASK)
     assert not (gated.refused and gated.patch)
     for file in parse_diff(gated.patch):
         assert not file.modes - {b"100644", b"100755"}
@@ -460,7 +462,35 @@ async def test_validation_refuses_with_the_reason(
         await validate(
             prepare(task, tmp_path, sandboxes), sandboxes=sandboxes, environment=environment, cache=tmp_path
         )
-    assert not (tmp_path / "validated").exists()
+
+
+async def test_a_failed_validation_is_remembered_until_it_is_forgotten(
+    local: Sandboxes, environment: TaskEnvironment, tmp_path: Path
+) -> None:
+    task, reason = BAD_TASKS["gold that does not solve"]
+    prepared = prepare(task, tmp_path, local)
+    options = {"environment": environment, "cache": tmp_path}
+    with pytest.raises(TaskError, match=reason):
+        await validate(prepared, sandboxes=local, **options)
+    no_more = _FirstFails()
+    with pytest.raises(TaskError, match=f"{reason}.*(?s:.*)tasks check"):
+        await validate(prepared, sandboxes=no_more, **options)
+    assert no_more.opened == 0
+    with pytest.raises(SandboxError, match="no room"):
+        await validate(prepared, sandboxes=no_more, forget_failure=True, **options)
+
+
+async def test_code_that_turns_all_reports_to_passed_is_met_by_canaries(
+    prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> None:
+    code = "import _pytest.runner as runner\n"
+    code += "make = runner.CallInfo.from_call.__func__\n"
+    code += "runner.CallInfo.from_call = classmethod(lambda cls, func, when, reraise=None:"
+    code += " make(cls, (lambda: None) if when == 'call' else func, when, reraise))\n"
+    forged = diff({"calc.py": code + TREE["calc.py"]}).encode()
+    verdict = await grade(prepared, forged, sandboxes=sandboxes, environment=environment)
+    assert verdict.reward == 0.0
+    assert "canaries" in verdict.reason
 
 
 SCRIPTS = {
@@ -470,6 +500,19 @@ SCRIPTS = {
     "exit code": ("cat /tests/expected && grep -q 'x + 1' calc.py", 1.0),
     "failing exit code": ("exit 3", 0.0),
     "nonsense": ("echo many > /logs/verifier/reward.txt", 0.0),
+    "exponent": ("echo 1e0 > /logs/verifier/reward.txt", 1.0),
+    "not a number": ("echo nan > /logs/verifier/reward.txt", 0.0),
+    "infinite": ("echo inf > /logs/verifier/reward.txt", 0.0),
+    "too large for a number": ("echo 1e999 > /logs/verifier/reward.txt", 0.0),
+    "digits that Python reads": ("echo 1_0 > /logs/verifier/reward.txt", 0.0),
+    "huge": ("yes 1 | head -c 1000000 > /logs/verifier/reward.txt", 0.0),
+    "a directory": ("mkdir /logs/verifier/reward.txt", 0.0),
+    "a pipe": ("mkfifo /logs/verifier/reward.txt", 0.0),
+    "unreadable": ("echo 1 > /logs/verifier/reward.txt; chmod 0 /logs/verifier/reward.txt", 0.0),
+    "json without a number": ("""echo '{"reward": "1"}' > /logs/verifier/reward.json""", 0.0),
+    "never written": ("test -f /nowhere && echo 1 > /logs/verifier/reward.txt; true", 0.0),
+    "directory removed": ("rm -r /tmp/understudy-rewards; echo 0 > /logs/verifier/reward.txt; true", 0.0),
+    "a reward beside a failure": ("echo 1 > /logs/verifier/reward.txt; exit 1", 0.0),
 }
 
 
@@ -479,3 +522,93 @@ async def test_a_script_decides(local: Sandboxes, environment: TaskEnvironment, 
     task = replace(TASK, checks=ScriptChecks(Files({"test.sh": script, "expected": "x"}), timeout_s=10.0))
     score, reason = await reward(prepare(task, room, local), TASK.gold_patch, local, environment)
     assert score == expected, reason
+
+
+async def test_a_reward_beside_a_failing_exit_code_is_forged(
+    local: Sandboxes, environment: TaskEnvironment, room: Path
+) -> None:
+    script = "echo 1 > /logs/verifier/reward.txt; exit 1"
+    task = replace(TASK, checks=ScriptChecks(Files({"test.sh": script}), timeout_s=10.0))
+    prepared = prepare(task, room, local)
+    verdict = await grade(prepared, TASK.gold_patch.encode(), sandboxes=local, environment=environment)
+    assert (verdict.reward, verdict.integrity.status) == (0.0, "forged")
+
+
+BREAKS = {
+    "takes the working directory away": "import os\nos.chmod(os.getcwd(), 0)\n",
+    "removes the working directory": "import os, shutil\nshutil.rmtree(os.getcwd(), ignore_errors=True)\n",
+    "kills all it sees": "import os\nos.kill(-1, 9)\n",
+    "kills itself": "import os\nos.kill(os.getpid(), 9)\n",
+    "exits like a missing program": "import os\nos._exit(127)\n",
+    "removes its home": "import os, shutil\nshutil.rmtree(os.path.expanduser('~'), ignore_errors=True)\n"
+    "os._exit(126)\n",
+    "forks without end": "import os\nwhile True:\n    os.fork()\n",
+}
+
+
+@pytest.mark.parametrize("kind", ["pytest", "script"])
+@pytest.mark.parametrize("name", BREAKS)
+async def test_what_tested_code_breaks_is_its_own_reward_of_zero(
+    local: Sandboxes, environment: TaskEnvironment, room: Path, kind: str, name: str
+) -> None:
+    script = ScriptChecks(
+        Files({"test.sh": "exec python -c 'import calc; assert calc.shift(1) == 2'"}), timeout_s=3
+    )
+    task = replace(TASK, checks=script if kind == "script" else _quick(3.0))
+    score, reason = await reward(prepare(task, room, local), diff({"calc.py": BREAKS[name]}), local, environment)
+    assert score == 0.0, reason
+
+
+class _Killed(LocalSandboxes):
+    """The local kind, whose sandboxes `kill` ends while their first long command runs, `times` times."""
+
+    def __init__(self, kill: Callable[[LocalSandbox], None], times: int) -> None:
+        super().__init__()
+        self.kill, self.times = kill, times
+
+    async def open(self, spec: SandboxSpec) -> LocalSandbox:
+        sandbox = await super().open(spec)
+        run = sandbox.run
+
+        async def run_and_kill(argv: Sequence[str], **options: Any) -> Completed:
+            if argv[0] != "python" or self.times == 0:
+                return await run(argv, **options)
+            self.times -= 1
+            command = asyncio.create_task(run(["sleep", "30"], **options))
+            await asyncio.sleep(0.3)
+            self.kill(sandbox)
+            return await command
+
+        sandbox.run = run_and_kill
+        return sandbox
+
+
+def kill_descendant(name: str) -> Callable[[LocalSandbox], None]:
+    """Kill the process of this name that is the deepest below this one."""
+
+    def kill(sandbox: LocalSandbox) -> None:
+        below: list[int] = [os.getpid()]
+        for pid in below:
+            below += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        named = [pid for pid in below[1:] if Path(f"/proc/{pid}/comm").read_text().strip() == name]
+        os.kill(named[-1], signal.SIGKILL)
+
+    return kill
+
+
+KILLS = {"the first process": "bwrap", "the command": "sleep", "the holder": "unshare"}
+
+
+@pytest.mark.parametrize("name", KILLS)
+async def test_a_sandbox_that_was_killed_from_outside_is_no_reward(
+    local: Sandboxes, environment: TaskEnvironment, room: Path, name: str
+) -> None:
+    prepared = prepare(TASK, room, local)
+    for times, expected in ((1, 1.0), (9, None)):
+        sandboxes = _Killed(kill_descendant(KILLS[name]), times)
+        grading = grade(prepared, TASK.gold_patch.encode(), sandboxes=sandboxes, environment=environment)
+        if expected is None:
+            with pytest.raises(SandboxError, match="killed"):
+                await grading
+        else:
+            assert (await grading).reward == expected

@@ -271,8 +271,19 @@ def test_states_are_shown_as_a_table(store: Path):
     done = understudy("states", str(store), "--where", "session_id = 'a'", "--limit", "2", env={"COLUMNS": "200"})
     assert done.returncode == 0, done.stderr
     assert "/home/jane/work" in done.stdout and "claude" in done.stdout
-    assert done.stdout.splitlines()[-1] == "the first 2 of 3 states of 1 conversations"
+    assert done.stdout.splitlines()[-1] == "a sample of 2 of 3 states of 1 conversations"
     assert "tests" in understudy("states", "--columns").stdout.split()
+
+
+def test_states_are_counted_by_a_column(store: Path):
+    counted = understudy("states", str(store), "--by", "project", "--json")
+    assert json.loads(counted.stdout)[0] == {"project": "/home/jane/work", "states": 3, "conversations": 1}
+    shown = understudy("states", str(store), "--by", "agent", "--where", "session_id = 'b'")
+    assert shown.returncode == 0 and shown.stdout.splitlines()[-1].split()[-2:] == ["2", "1"], shown.stdout
+    wrong = understudy("states", str(store), "--by", "modle")
+    assert wrong.returncode == 2 and "unknown column 'modle'" in wrong.stderr and "model" in wrong.stderr
+    both = understudy("states", str(store), "--by", "model", "--limit", "3")
+    assert both.returncode == 2 and "without --output and --limit" in both.stderr
 
 
 def test_states_are_printed_without_what_names_a_person(store: Path, tmp_path: Path):

@@ -171,7 +171,7 @@ def test_a_damaged_ledger_leaves_the_records(damage: str) -> None:
     state = by_message(*read(log))[NEXT]
     assert state.fidelity == ("ledger" if damage == "shape" else "exact")
     assert outline(state)[-1].startswith("user" if damage == "shape" else "t1: one")
-    assert (state.tools is None) == (damage == "shape")
+    assert state.tools_source == ("version" if damage == "shape" else "logged")
 
 
 def test_messages_that_the_records_have_are_not_in_the_ledger_twice() -> None:

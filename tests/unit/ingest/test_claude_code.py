@@ -230,7 +230,7 @@ def test_what_is_not_sent_is_left_out() -> None:
     log.assistant("synthetic-000000001", "API Error: 529", model="<synthetic>", isApiErrorMessage=True)
     log.assistant("synthetic-000000002", "No response requested.", model="<synthetic>")
     log.user("again")
-    log.attachment("skill_listing", content="- demo")
+    log.attachment("command_permissions", allowedTools=[])
     log.system("turn_duration", durationMs=3)
     log.aside("file-history-snapshot", messageId="x", snapshot={})
     log.assistant(ANSWER, "hello")
@@ -251,9 +251,9 @@ def test_what_the_user_says_meanwhile_comes_behind_the_results() -> None:
     log.result("t1", "one")
     log.attachment("queued_command", prompt="and hurry", commandMode="prompt")
     log.assistant(NEXT, "Done.")
-    *_, result, said = by_message(*read(log))[NEXT].messages
+    *_, result = by_message(*read(log))[NEXT].messages
     assert result["tool_call_id"] == "t1"
-    assert said["content"].startswith("<system-reminder>") and "and hurry" in said["content"]
+    assert result["content"].startswith("one\n\n<system-reminder>") and "and hurry" in result["content"]
 
 
 def test_plans_are_sent_back_as_the_version_does() -> None:

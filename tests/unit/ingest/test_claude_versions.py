@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support.claude_log import Log, by_message, outline, read
 
 ANSWER = "msg_0000000000000001"
@@ -24,8 +26,14 @@ def test_calls_that_were_killed_are_left_out_when_the_session_goes_on() -> None:
     assert [call["id"] for call in found[ANSWER].student_action.tool_calls] == ["t1", "t2"]
 
 
+QUEUED_2_1_9 = (
+    "<system-reminder>\nThe user sent the following message:\nand that?\n\n"
+    "Please address this message and continue with your tasks.\n</system-reminder>"
+)
+
+
 def test_a_queued_prompt_of_which_only_the_queue_is_logged() -> None:
-    """2.1.9 sent it behind the answer that it waited for, and did not know of it later."""
+    """2.0.64 and 2.1.9 sent it in the result, and once more behind the response; then that copy was forgotten."""
     log = Log(version="2.1.9")
     log.user("look")
     log.assistant(ANSWER, ("t1", "Bash"))
@@ -38,10 +46,120 @@ def test_a_queued_prompt_of_which_only_the_queue_is_logged() -> None:
     log.user("thanks")
     log.assistant("msg_0000000000000004", "Welcome.")
     found = by_message(*read(log))
-    assert outline(found[NEXT])[-1] == "t1: one"
+    assert outline(found[NEXT])[-1] == f"t1: one\n\n{QUEUED_2_1_9}"
     assert outline(found[LAST])[-2:] == ["assistant: Looked.", "user: and that?"]
     later = outline(found["msg_0000000000000004"])
-    assert later[-1] == "user: thanks" and not any("and that?" in line for line in later)
+    assert later[2] == f"t1: one\n\n{QUEUED_2_1_9}"
+    assert later[-2:] == ["assistant: Looked.\n\nThat too.", "user: thanks"]
+
+
+def test_a_queued_prompt_that_stands_before_the_result_it_followed() -> None:
+    """Operations on the queue are written at once, records a moment later: 2.1.49 had both orders."""
+    log = Log(version="2.1.49")
+    log.user("look")
+    log.assistant(ANSWER, ("t1", "Bash"), ("t2", "Bash"))
+    log.aside("queue-operation", operation="enqueue", content="first")
+    log.aside("queue-operation", operation="enqueue", content="second")
+    log.result("t1", "one")
+    log.aside("queue-operation", operation="remove", timestamp="2026-11-21T10:00:07.500Z")
+    log.aside("queue-operation", operation="remove", timestamp="2026-11-21T10:00:07.500Z")
+    log.result("t2", "two")
+    log.assistant(NEXT, ("t3", "Bash"))
+    log.result("t3", "three")
+    log.assistant(LAST, "Done.")
+    found = by_message(*read(log))
+    assert outline(found[ANSWER]) == ["user: look"]
+    one, two = outline(found[NEXT])[2:]
+    assert one == "t1: one"
+    first, second = (
+        f"<system-reminder>\nThe user sent a new message while you were working:\n{prompt}\n\nIMPORTANT: After "
+        "completing your current task, you MUST address the user's message above. Do not ignore it.\n"
+        "</system-reminder>"
+        for prompt in ("first", "second")
+    )
+    assert two == f"t2: two\n\n{first}\n\n{second}"
+    assert outline(found[LAST])[2:4] == [one, two]
+
+
+def test_a_queued_prompt_is_not_in_the_context_of_a_response_that_began_before() -> None:
+    log = Log(version="2.1.49")
+    log.user("look")
+    log.aside("queue-operation", operation="enqueue", content="and that?")
+    log.aside("queue-operation", operation="remove", timestamp="2026-11-21T10:00:04.500Z")
+    log.assistant(ANSWER, ("t1", "Bash"))
+    log.result("t1", "one")
+    log.assistant(NEXT, "Both.")
+    found = by_message(*read(log))
+    assert outline(found[ANSWER]) == ["user: look"]
+    assert "and that?" in outline(found[NEXT])[-1]
+
+
+def test_a_queued_prompt_that_is_logged_as_a_message_is_sent_once() -> None:
+    log = Log(version="2.1.150")
+    log.user("look")
+    log.assistant(ANSWER, ("t1", "Bash"))
+    log.aside("queue-operation", operation="enqueue", content="and that?")
+    log.result("t1", "one")
+    log.attachment("queued_command", prompt="and that?", commandMode="prompt")
+    log.aside("queue-operation", operation="remove")
+    log.assistant(NEXT, "Both.")
+    found = by_message(*read(log))
+    assert "\n".join(outline(found[NEXT])).count("and that?") == 1
+
+
+def test_a_resumed_session_does_not_know_of_queued_prompts_that_were_not_logged() -> None:
+    log = Log(version="2.1.49")
+    log.user("look")
+    log.assistant(ANSWER, ("t1", "Bash"))
+    log.aside("queue-operation", operation="enqueue", content="and that?")
+    log.result("t1", "one")
+    log.aside("queue-operation", operation="remove")
+    log.assistant(NEXT, "Both.")
+    log.aside("queue-operation", operation="enqueue", content="go on")
+    log.aside("queue-operation", operation="dequeue")
+    log.user("go on")
+    log.assistant(LAST, "Going.")
+    found = by_message(*read(log))
+    assert "and that?" in outline(found[NEXT])[-1]
+    assert outline(found[LAST])[2] == "t1: one"
+
+
+def test_the_prompt_to_continue_is_forgotten_with_the_next_prompt() -> None:
+    """2.1.49 and 2.1.250 sent it only while they worked on the prompt whose response was cut off."""
+    log = Log(version="2.1.250")
+    log.user("look")
+    log.assistant(ANSWER, "Cut", stop="max_tokens")
+    log.assistant(NEXT, "and continued.")
+    log.user("thanks")
+    log.assistant(LAST, "Welcome.")
+    found = by_message(*read(log))
+    assert outline(found[NEXT])[-1].startswith("user: Output token limit hit.")
+    assert (found[NEXT].fidelity, found[NEXT].notes) == ("repaired", ("continuation-not-logged",))
+    assert outline(found[LAST]) == ["user: look", "assistant: Cut\n\nand continued.", "user: thanks"]
+    assert found[LAST].fidelity == "exact"
+
+
+@pytest.mark.parametrize(
+    ("queued", "taken"), [("<task-notification>\nb1\n</task-notification>", 6.01), ("and that?", 7.8)]
+)
+def test_a_prompt_from_the_queue_is_no_start_of_the_program(queued: str, taken: float) -> None:
+    """A notification is taken at once, and what the user typed after a while: the calls before are not lost.
+
+    So in 2.1.49 and 2.1.37, which wrote the response that had come meanwhile behind both operations.
+    """
+    log = Log(version="2.1.49")
+    log.user("look")
+    first = log.assistant(ANSWER, ("t1", "Read"))
+    second = log.assistant(ANSWER, ("t2", "Read"))
+    log.result("t1", "one", parent=first)
+    log.result("t2", "two", parent=second)
+    log.assistant(NEXT, "Done.")
+    log.aside("queue-operation", operation="enqueue", content=queued, timestamp="2026-11-21T10:00:06.000Z")
+    log.aside("queue-operation", operation="dequeue", timestamp=f"2026-11-21T10:00:0{taken:.3f}Z")
+    log.user(queued)
+    log.assistant(LAST, "Good.")
+    found = by_message(*read(log))
+    assert outline(found[LAST])[1:4] == ["assistant: +t1 +t2", "t1: one", "t2: two"]
 
 
 def test_the_queue_tells_when_the_program_was_started_again() -> None:

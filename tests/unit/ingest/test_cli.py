@@ -24,7 +24,7 @@ DATA = Path(__file__).parents[2] / "data" / "ingest"
 KEYS = {
     "state_id", "trace_id", "session_id", "message_id", "messages", "student_action", "tools", "source_model",
     "source_family", "fidelity", "notes", "timestamp", "project", "branch", "role", "parent", "format", "source",
-    "signals", "outcome",
+    "signals", "outcome", "tools_source", "tools_version", "tools_inferred",
 }  # fmt: skip
 
 

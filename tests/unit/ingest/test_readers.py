@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,24 @@ def test_gemini_results_of_every_shape(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["session.json", "session.jsonl", "full.jsonl.gz"])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_gemini_session_is_read_whatever_its_file_is_called(
+    tmp_path: Path, name: str, indent: int | None
+) -> None:
+    messages = [
+        {"id": "a", "type": "user", "content": "go"},
+        {"id": "b", "type": "gemini", "content": "gone", "model": "gemini-3-pro"},
+    ]
+    text = json.dumps(
+        {"sessionId": "s", "projectHash": "f", "startTime": "2026", "messages": messages}, indent=indent
+    )
+    data = text.encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    trace, (state,) = only(tmp_path / name)
+    assert (trace.session_id, state.student_action.content) == ("s", "gone") and not trace.losses
+
+
 def test_gemini_takes_back_what_was_rewound_and_replaces_what_was_compressed() -> None:
     trace, found = only(DATA / "gemini.jsonl")
     assert [(state.message_id, state.branch) for state in found] == [
@@ -333,10 +352,32 @@ def test_terminal_text_with_colours_wrapped_calls_and_words_in_brackets(tmp_path
     (tmp_path / "copied.txt").write_text(shown)
     trace, found = only(tmp_path / "copied.txt")
     calls = [call["function"] for state in found for call in state.student_action.tool_calls]
-    assert [call["name"] for call in calls] == ["Search", "pathfinder - definition (MCP)"]
+    assert [call["name"] for call in calls] == ["Search", "mcp__pathfinder__definition"]
     assert json.loads(calls[0]["arguments"]) == {"pattern": "set(Timer|Time), ", "path": "src/main"}
     assert found[1].student_action.content == "Nothing (so far)"
     assert trace.losses == {"folded": 1, "command_left_out": 1, "result_without_call": 1}
+
+
+def test_terminal_text_has_its_directory_its_first_command_and_the_names_of_tools(tmp_path: Path) -> None:
+    shown = (
+        "╭──────────────────────────────────╮\n│ ✻ Welcome to Claude Code!        │\n"
+        "│   /help for help, /status for your current setup  │\n│   cwd: /Users/dev/algo   │\n"
+        "╰──────────────────────────────────╯\n\n"
+        "> /init is analyzing your codebase…\n\n"
+        "⏺ I look around.\n\n⏺ Update Todos\n  ⎿  ☐ Look\n     ☐ Write\n\n⏺ List(.)\n  ⎿  Listed 24 paths\n\n"
+        "> /cost\n  ⎿  Total cost: $0.10\n\n> /clear\n\n> /review\n  ⎿  /review is running…\n\n⏺ Reviewed.\n"
+    )
+    (tmp_path / "copied.txt").write_text(shown)
+    trace, found = only(tmp_path / "copied.txt")
+    assert trace.project == "/Users/dev/algo"
+    calls = [call["function"] for state in found for call in state.student_action.tool_calls]
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [
+        ("TodoWrite", {}),
+        ("LS", {"path": "."}),
+    ]
+    prompts = [message["content"] for message in found[-1].messages if message["role"] == "user"]
+    assert prompts == ["/init is analyzing your codebase…", "/review"]
+    assert trace.losses["command_left_out"] == 2 and {state.fidelity for state in found} == {"lossy"}
 
 
 def test_rows_of_parquet_are_read_like_lines(tmp_path: Path) -> None:

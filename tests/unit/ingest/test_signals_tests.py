@@ -81,6 +81,8 @@ IDLE = [
     "go build ./...",
     "cargo build",
     "cargo test --no-run",
+    "go test -c ./pkg",
+    "go test -c -o /tmp/pkg.test ./pkg && ls -l /tmp/pkg.test",
     "make",
     "make all",
     "test -f foo && echo yes",

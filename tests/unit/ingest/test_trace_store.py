@@ -344,6 +344,28 @@ def test_states_are_chosen_by_sql(store: Store):
     assert store.sessions.table(("state_id", "commits"), "commits") == [(state_id("s", "m2"), 2)]
 
 
+def test_a_limit_with_a_seed_is_a_random_sample(store: Store):
+    put(store, conversation(30))
+    put(store, conversation(10, session="other"))
+
+    def sample(limit: int, seed: int, where: str | None = None) -> list[tuple[str, str]]:
+        found = trace_store.states(store, where, limit=limit, seed=seed)
+        return [(state.trace_id, state.message_id) for state in found]
+
+    ten = sample(10, 0)
+    assert len(ten) == 10 and ten == sample(10, 0)
+    assert ten != [("s", f"m{n}") for n in range(10)], "the first ones are no sample"
+    assert set(ten) != set(sample(10, 1))
+    assert set(sample(5, 0)) < set(ten), "a larger sample contains a smaller one"
+    assert len(sample(100, 0)) == 40
+    of_other = sample(4, 0, "trace_id = 'other' -- a comment")
+    assert len(of_other) == 4 and {trace for trace, _ in of_other} == {"other"}
+    rows = store.sessions.table(("trace_id", "message_id"), None, limit=10, seed=0)
+    assert rows == ten, "a table shows the same sample"
+    drawn = Counter(one for seed in range(200) for one in sample(10, seed))
+    assert len(drawn) == 40 and 20 < min(drawn.values()) < max(drawn.values()) < 90
+
+
 def test_ctrl_c_while_sqlite_works_is_ctrl_c(store: Store):
     put(store, conversation(40))
     endless = "(SELECT count(*) FROM turns a, turns b, turns c, turns d, turns e, turns f) > 0"

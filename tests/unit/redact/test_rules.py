@@ -72,7 +72,48 @@ def test_what_stands_in_odd_places_is_found(name: str) -> None:
     assert told.count("\x1b[") == text.count("\x1b[")
 
 
+_HOMES = (
+    "../../../Users/alex/workspace",
+    "..\\..\\Users\\alex\\w",
+    "cd ../../home/alex/x",
+    '{"path": "\\/Users\\/alex\\/x"}',
+    "C:\\\\Users\\\\alex\\\\x",
+    "~/.claude/projects/-Users-alex-work-app/x.jsonl",
+    "C--Users-alex-proj",
+    "file%3A%2F%2F%2FUsers%2Falex%2Fx",
+    "%252Fhome%252Falex%252Fx",
+    "\\u002fhome\\u002falex\\u002fx",
+    "vscode-remote://ssh-remote+host/home/alex/x",
+    "/Volumes/Macintosh HD/Users/alex/x",
+    "/nfs/home/alex/x",
+)
+
+
+@pytest.mark.parametrize("path", _HOMES)
+def test_the_user_of_a_home_directory_is_replaced_however_the_path_is_written(path: str) -> None:
+    redacted = ours().text(path)
+    assert "alex" not in redacted
+    assert redacted.replace("user_e31fce", "alex") == path
+
+
+def test_both_names_of_a_user_on_windows_are_replaced() -> None:
+    assert "Smith" not in ours().text("C:\\Users\\Alex Smith\\Docs")
+
+
 _PLAIN = (
+    "--- PASS: TestWriteTemporary_FirstCheckpoint_V2 (0.02s)\n  --- PASS: TestPath/#00 (0.0s)\nPASS: test-foo_1",
+    "const { privateKey: name_V2x9 } = keys; pass: TestX_V2Y",
+    "const xxh_u8* kSecretPtr = XXH3_kSecret; __m512i const key_vec     = _mm512_loadu_si512   (secret);",
+    "uint8_t const* xsecret = (uint8_t const*) secret;",
+    'MAILER_DSN=ses+https://ACCESS_KEY:SECRET_KEY@default "http://me:testpwd@h" Authorization: Basic Zm9vOmJhcg==',
+    "cache restored from key: mise-v0-linux-x64-f804a68745ce7318dacd9fc03814b81b5096313365af949b8b5ab0473a66e624",
+    '{"sec-websocket-key": "6D69KGBOr4Re+Nj6zx9aQA=="}',
+    '{"key_identifier": "90a421169f0a406205f1563a953312f0be898d3c"}',
+    'password = "mysupersecurepassword1!"; secret: "s3cr3t"; passphrase="mycert-phrase"; key: "mycert2.pem"',
+    '"integrity": "sha512-q7Rk2mZp9XvLw4Tn8YbC3dHf", "token": "sha256:f804a68745ce7318dacd9fc03814b81b50963133"',
+    "import list from '../../home/widgets/list'; import { User } from '../../Users/model'; ../users/list.ts",
+    "/repo/src/Users/Manager.cs src/home/index.tsx https://x.io/home/about",
+    "https://discuss.python.org/t/pypi-security-work-multifactor-auth-progress-help-needed-2026/1042",
     "setPassword:function(e){this.password=e},K:{KEY_A:65,secretKey:void 0,accessToken:null}}}",
     '"password-input":"passwordInput__awm8j","password_rule":"Min8ZeichenUnd1Zahl"',
     'secretRef := corev1.SecretKeySelector{Key: "tls.key"}',
@@ -93,6 +134,36 @@ _PLAIN = (
 @pytest.mark.parametrize("number", range(len(_PLAIN)))
 def test_what_only_looks_like_a_secret_stays(number: int) -> None:
     assert ours().text(_PLAIN[number]) == _PLAIN[number]
+
+
+def test_a_name_that_the_code_defines_is_no_secret() -> None:
+    texts = ['{"password": "aB3dE9Xq7Lm2"}', "func aB3dE9Xq7Lm2() {}", "aB3dE9Xq7Lm2 passed"]
+    scope = ours().scoped_to(texts)
+    assert [scope.text(text) for text in texts] == texts
+    assert scope.value({"password": "aB3dE9Xq7Lm2"}) == {"password": "aB3dE9Xq7Lm2"}
+    assert "aB3dE9Xq7Lm2" not in ours().scoped_to([texts[0], texts[2]]).text(texts[2])
+
+
+def test_a_chosen_password_is_not_replaced_inside_names() -> None:
+    scope = ours().scoped_to(["DB_PASSWORD=Kato_V2x9\n", "def test_Kato_V2x9_login(): Kato_V2x9"])
+    assert scope.text("def test_Kato_V2x9_login(): Kato_V2x9") == "def test_Kato_V2x9_login(): Kato_V2x9"
+
+
+_TYPED = (
+    f'let service_secret_key: &str = "{_T}";',
+    f'let token: &\'static str = "{_T}"',
+    f'private val apiKey: String? = "{_T}"',
+    f'const apiToken: Optional<string> = "{_T}"',
+    f'"monkey_api_key": "{_T}"',
+    f"service_token = eyJhbGciOi.{_T}.{_T}",
+    f"use acme_live_{_T} there",
+    f"it is ops_eyJ{_T}{_T}{_T}",
+)
+
+
+@pytest.mark.parametrize("text", _TYPED)
+def test_a_random_value_is_found_behind_a_type_and_behind_a_prefix_that_says_what_it_is(text: str) -> None:
+    assert _T not in ours().text(text)
 
 
 def test_what_was_looked_at_for_one_conversation_is_known_for_the_next() -> None:

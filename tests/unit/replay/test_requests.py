@@ -27,7 +27,6 @@ from understudy.replay.requests import (
     UNKNOWN_START,
     as_anthropic,
     build_request,
-    inferred,
     sendable,
     shown_messages,
     worst_cost,
@@ -210,24 +209,6 @@ def test_a_proposal_cannot_end_its_place_in_the_question():
     assert asked["content"].count("<proposal number=") == asked["content"].count("</proposal>") == 2
     assert asked["content"].count("</session>") == 1
     assert "a < b" in asked["content"]
-
-
-def test_tools_are_inferred_from_calls():
-    messages = [
-        {"role": "assistant", "tool_calls": [call("a", '{"command": "ls", "n": 1}'), call("b", "no json")]},
-        {"role": "assistant", "tool_calls": [call("c", '{"command": "x", "n": [1], "all": true}')]},
-        {"role": "assistant", "tool_calls": [{"id": "d", "function": {"name": None}}, {"id": "e"}]},
-    ]
-    (tool,) = inferred(messages)
-    assert tool["function"] == {
-        "name": "Bash",
-        "parameters": {
-            "type": "object",
-            "properties": {"command": {"type": "string"}, "n": {}, "all": {"type": "boolean"}},
-            "required": ["command", "n"],
-            "additionalProperties": True,
-        },
-    }
 
 
 # --- the budget ---------------------------------------------------------------------------------------

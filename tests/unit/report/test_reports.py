@@ -157,6 +157,9 @@ def test_the_files_of_an_instance(tmp_path: Path):
     ]
     assert read_verdict(place, "k") == judged
     assert read_verdict(place, "other") is None
+    ran = ("env -C /workspace bash -c 'pytest -rA test_calc.py'",)
+    write_report(place, suite(), PATCH, msgspec.structs.replace(judged, grader="1+7", commands=ran))
+    assert (place / "eval.sh").read_text().splitlines() == ["#!/bin/bash", *ran]
 
 
 @pytest.mark.parametrize("damage", ["no report", "half a verdict", "another's"])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from understudy.errors import SandboxLost
 from understudy.sandbox.local import holder
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 
@@ -152,6 +153,7 @@ def test_a_kill_of_everything_leaves_a_group_that_the_next_sweeps(tree: Path) ->
     if parent is None:
         pytest.skip("no control groups can be made here")
     script = """
+from understudy.errors import SandboxLost
 from understudy.sandbox.local import holder
 group = holder.reserve_group(holder.find_group_parent())
 holder.create_group(group, 1 << 30)
@@ -199,3 +201,9 @@ def test_without_user_namespaces_it_says_how_to_allow_them(tree: Path) -> None:
     wrap = ("unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh")
     done = run("print(LocalSandboxes().problems())", tree, *wrap)
     assert "sysctl -w user.max_user_namespaces" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("wait", ["", "; exec sleep 0.2"])
+async def test_a_sandbox_that_dies_while_it_is_opened_is_lost(wait: str):
+    with pytest.raises(SandboxLost, match="killed"):
+        await holder.start_holder(["/bin/sh", "-c", f"echo ready{wait}"], None, 1 << 30)

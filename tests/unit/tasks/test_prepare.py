@@ -156,6 +156,24 @@ def test_special_files_and_missing_directories_are_refused(tmp_path: Path) -> No
         prepare(task(Directory(str(tmp_path / "gone"))), tmp_path / "cache", UnsafeSandboxes())
 
 
+def test_what_its_owner_alone_may_read_is_not_copied(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir(mode=0o755)
+    (source / "id_ed25519").touch(mode=0o600)
+    with pytest.raises(TaskError, match="id_ed25519: only its owner may read this file"):
+        prepare(task(Directory(str(source))), tmp_path / "cache", UnsafeSandboxes())
+    source.chmod(0o700)  # a whole tree made with a umask of 077
+    materialise(Directory(str(source)), tmp_path / "into", tmp_path)
+
+
+def test_a_source_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    with (tmp_path / "source" / "disk.img").open("wb") as file:
+        file.truncate(3 << 30)
+    with pytest.raises(TaskError, match="expected at most 2147483648 bytes"):
+        prepare(task(Directory(str(tmp_path / "source"))), tmp_path / "cache", UnsafeSandboxes())
+
+
 def test_a_source_that_cannot_be_read_is_a_task_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "a").touch()

@@ -56,11 +56,55 @@ def test_round_trip(tmp_path: Path) -> None:
 
 def test_relative_directories_are_taken_from_the_file(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    records.dump([task(source=Directory("src"), checks=ScriptChecks(Directory("/abs")))], path)
+    records.dump([task(source=Directory("src"), checks=ScriptChecks(Directory(str(tmp_path / "checks"))))], path)
     (read,) = load(path)
     assert read.source == Directory(str(tmp_path / "src"))
     assert isinstance(read.checks, ScriptChecks)
-    assert read.checks.source == Directory("/abs")
+    assert read.checks.source == Directory(str(tmp_path / "checks"))
+
+
+@pytest.mark.parametrize("path", ["/etc", "..", "src/../..", "link", "link/passwd.d", "\0"])
+def test_a_record_names_no_directory_that_is_not_below_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    (tmp_path / "tasks" / "src").mkdir(parents=True)
+    (tmp_path / "tasks" / "link").symlink_to("/etc")
+    file = tmp_path / "tasks" / "t.jsonl"
+    checks = ScriptChecks(Directory(path))
+    for one, key in ((task(source=Directory(path)), "source.path"), (task(checks=checks), "checks.source.path")):
+        records.dump([one], file)
+        with pytest.raises(TaskError, match=rf"t.jsonl:1: {key}: .* is not"):
+            load(file)
+        monkeypatch.setenv("UNDERSTUDY_ALLOW_ANY_DIRECTORY", "1")
+        if path != "\0":
+            assert len(load(file)) == 1
+        monkeypatch.delenv("UNDERSTUDY_ALLOW_ANY_DIRECTORY")
+
+
+def test_the_tasks_that_a_run_wrote_are_read_where_their_directories_lie_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNDERSTUDY_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "run").mkdir()
+    relative = task(source=Directory("src"), checks=ScriptChecks(Directory("checks")))
+    records.dump([relative], tmp_path / "tasks" / "t.jsonl")
+    (ran,) = load(tmp_path / "tasks" / "t.jsonl")
+    written_by_run = tmp_path / "run" / "tasks.jsonl"
+    records.dump([ran], written_by_run)
+    with pytest.raises(TaskError, match=r"source\.path: .* is not below"):
+        load(written_by_run)
+    records.remember([ran])
+    assert load(written_by_run) == [ran]
+    others = (
+        task(source=Directory("/etc"), checks=ran.checks),
+        task(source=ran.source, checks=ScriptChecks(Directory("/etc"))),
+        task(source=ran.source, checks=ran.checks, instruction="Send all of it."),
+    )
+    for other in others:
+        records.dump([other], written_by_run)
+        with pytest.raises(TaskError, match="is not below"):
+            load(written_by_run)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,23 @@ def test_the_cli_may_rewrite_the_answer(given: list[dict[str, object]], echoed: 
     assert second.fresh == len(read_request(second.call).blocks) - 1
 
 
+def test_a_conversation_of_its_own_has_a_first_call_of_its_own():
+    """As chats without a session header on one key have."""
+    session = Session()
+    session.ask([ASK], [text("Done.")])
+    session.ask([user(text("What is the time?"))], [text("Late.")])
+    assert [node.origin for node in build(session.calls).nodes] == ["first call", "first call"]
+
+
+@pytest.mark.parametrize("name", ["prompt", "message"])
+def test_a_subagent_is_spawned_by_the_call_that_gives_its_prompt(name: str):
+    session = Session()
+    session.ask([ASK], [tool_use("t1", "spawn_agent", **{name: "Look around."})])
+    session.ask([user(text("Look around."))], [text("Nothing.")], agent="a1")
+    first, second = build(session.calls).nodes
+    assert second.spawned_by is first
+
+
 @pytest.mark.parametrize(
     "history",
     [

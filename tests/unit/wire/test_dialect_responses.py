@@ -228,6 +228,12 @@ def test_additional_tools_are_tools() -> None:
     assert asked.messages == [{"role": "user", "content": "hi"}]
 
 
+def test_tools_that_cannot_be_read_are_refused_beside_additional_tools_too() -> None:
+    items = [{"type": "additional_tools", "role": "developer", "tools": [FUNCTION]}, says("user", "hi")]
+    with pytest.raises(InvalidRequest, match="tools"):
+        chat(items, tools=[{"type": "function", "name": 7}])
+
+
 @pytest.mark.parametrize(
     ("choice", "names", "expected"),
     [

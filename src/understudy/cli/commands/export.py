@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -14,7 +16,7 @@ from typer.core import TyperGroup
 from understudy.cli.options import command_group
 from understudy.cli.output import Json, counted, print_json
 from understudy.cli.progress import ProgressLine
-from understudy.cli.settings import roles_of
+from understudy.cli.settings import roles_of, thinking_of
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,6 +98,61 @@ def _common(
     """The options that every format has; the body is `_export`."""
 
 
+def _overlap(
+    drop_near_duplicates: Annotated[
+        bool,
+        typer.Option("--drop-near-duplicates", help="Leave out sessions that nearly are another one, as copies."),
+    ] = False,
+    exclude_tasks: Annotated[
+        Path | None,
+        typer.Option(
+            "--exclude-tasks",
+            metavar="FILE",
+            help="Leave out what is of these tasks: rows with instance_id, repo, patch, as of SWE-bench.",
+        ),
+    ] = None,
+) -> None:
+    """More options that every format has: what is left out because it is there twice, or should not be."""
+
+
+def _of_clients(
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--key",
+            metavar="NAME",
+            help="The calls that a gateway served to this key, in place of sessions and rollouts; may be "
+            "repeated. They are not redacted, so --unredacted has to be said.",
+        ),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="With --key: calls that began at this time (ISO 8601, UTC) or later."),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="With --key: calls that began before this time.")
+    ] = None,
+) -> None:
+    """The options of formats that can be made of a gateway's calls."""
+
+
+def _of_answers(
+    include_lossy: Annotated[
+        bool,
+        typer.Option("--include-lossy", help="Also turns whose log does not hold all that the model saw."),
+    ] = False,
+    thinking: Annotated[
+        str | None,
+        typer.Option(
+            metavar="as-logged|both|strip|only-when-both",
+            help="Thinking of answers: as it is; only answers with it; none; only where all of a row have it "
+            "[default: only-when-both in pairs, else as-logged].",
+        ),
+    ] = None,
+) -> None:
+    """The options about what of a session, and of its answers, is learned."""
+
+
 def _command(name: str, function: Callable[..., ExportSummary]) -> Any:
     """The command of a format: the common options that it has a use for, then its own.
 
@@ -110,7 +167,9 @@ def _command(name: str, function: Callable[..., ExportSummary]) -> Any:
         _export(name, function, traits, options, own)
 
     own_options = _own_options(function)
-    parameters = [_with_default(each, traits) for each in _parameters(_common) if _applies(each.name, traits)]
+    groups = (_common, _overlap, _of_clients, _of_answers)
+    common = [parameter for group in groups for parameter in _parameters(group)]
+    parameters = [_with_default(each, traits) for each in common if _applies(each.name, traits)]
     parameters += own_options.values()
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -125,7 +184,11 @@ def _applies(name: str, traits: FormatTraits) -> bool:
     needs = {
         "from_": len(traits.origins) > 1,
         "where": "sessions" in traits.origins,
-        "unredacted": "sessions" in traits.origins,
+        "drop_near_duplicates": "sessions" in traits.origins,
+        "include_lossy": "sessions" in traits.origins,
+        "thinking": traits.chooses_thinking,
+        **dict.fromkeys(("key", "since", "until"), traits.clients),
+        "unredacted": "sessions" in traits.origins or traits.clients,
         "test_share": traits.splits,
         "seed": traits.splits,
         "solved_only": traits.chooses_solved,
@@ -187,18 +250,26 @@ def _export(
     from understudy.store import Store
 
     roles = roles_of(options["roles"], traits.roles)
+    clients, since, until = _chosen_clients(options)
     with Store.open(options["directory"], create=False) as store:
-        origins = _origins(options.get("from_", "all"), traits, store)
+        origins = () if clients else _origins(options.get("from_", "all"), traits, store)
         unredacted: bool = options.get("unredacted", False)
         selection = ExportSelection(
             origins=origins,
             run=_run_to_export(options["run"], store, origins),
             roles=roles,
             include_suspicious=options["include_suspicious"],
+            include_lossy=options.get("include_lossy", False),
+            thinking=thinking_of(options.get("thinking")),
             where=options.get("where"),
             solved_only=options.get("solved_only", False),
             test_share=options.get("test_share", 0.0),
             seed=options.get("seed", 0),
+            drop_near_duplicates=options.get("drop_near_duplicates", False),
+            exclude_tasks=options.get("exclude_tasks"),
+            clients=clients,
+            since=since,
+            until=until,
         )
         redactor = Redactor.from_user_key() if "sessions" in origins and not unredacted else None
         corpus = Corpus(store, selection, redactor, unredacted=unredacted)
@@ -213,6 +284,42 @@ def _export(
             "to yourself.",
             err=True,
         )
+
+
+_NOT_OF_CLIENTS = ("run", "where", "solved_only", "include_suspicious", "include_lossy", "drop_near_duplicates")
+"""Options that say nothing of a gateway's calls."""
+
+
+def _chosen_clients(options: Mapping[str, Any]) -> tuple[tuple[str, ...], float, float]:
+    """The keys whose calls are exported, and the bounds of the time when these began, in Unix seconds.
+
+    Raises ConfigError for options that do not go together, and for what is no time.
+    """
+    clients = tuple(options.get("key") or ())
+    times = {name: text for name in ("since", "until") if (text := options.get(name)) is not None}
+    if not clients:
+        if times:
+            raise ConfigError(f"--{next(iter(times))}: expected with --key only, which names the key of a gateway")
+        return (), -math.inf, math.inf
+    for name in _NOT_OF_CLIENTS:
+        if options.get(name):
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag}: is for sessions and rollouts; leave it out with --key")
+    if options.get("from_", "all") != "all":
+        raise ConfigError("--from: is for sessions and rollouts; leave it out with --key")
+    since, until = (_seconds(f"--{name}", times[name]) if name in times else None for name in ("since", "until"))
+    return clients, -math.inf if since is None else since, math.inf if until is None else until
+
+
+def _seconds(option: str, text: str) -> float:
+    """A time in Unix seconds; one without an offset is UTC. Raises ConfigError."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"{option}: expected a time in ISO 8601, as 2026-05-01 or 2026-05-01T08:00:00+02:00, got {text!r}"
+        ) from None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 def _origins(requested: str, traits: FormatTraits, store: Store) -> tuple[Origin, ...]:
@@ -256,6 +363,7 @@ def _summarise(name: str, exported: ExportSummary, traits: FormatTraits, roles: 
         ("from", exported.origins),
         ("sources", exported.sources),
         ("model families", exported.families),
+        ("tools", exported.tools_sources),
         ("licences", exported.licences),
         ("redacted", exported.redaction),
     ):
@@ -272,10 +380,10 @@ def _summarise(name: str, exported: ExportSummary, traits: FormatTraits, roles: 
 
 
 def _summarise_run(exported: ExportSummary, roles: tuple[Role, ...]) -> None:
-    typer.echo(
-        f"{exported.instances} instances, {exported.rollouts} rollouts, {exported.rows} rows and "
-        f"{exported.spans} spans in {exported.output_dir}"
-    )
+    items = f"{exported.instances} instances, {exported.rollouts} rollouts"
+    if exported.unredacted:
+        items = "calls of a gateway's clients"
+    typer.echo(f"{items}, {exported.rows} rows and {exported.spans} spans in {exported.output_dir}")
     if exported.segments:
         number = sum(exported.segments.values())
         typer.echo(f"the calls merge into {number} token sequences: {counted(exported.segments)}")
@@ -296,7 +404,7 @@ def _summarise_run(exported: ExportSummary, roles: tuple[Role, ...]) -> None:
         )
     for status, count in exported.left_out.items():
         typer.echo(f"left out: {count} rollouts without a verdict, {status}", err=True)
-    if exported.rows:
+    if exported.rows and not exported.unredacted:
         typer.echo(f"give it away with: understudy push {exported.output_dir} NAME/DATASET")
 
 

@@ -26,8 +26,10 @@ from understudy.grade.batch import GradingProgress, GradingSetup, grade_all
 from understudy.grade.official import run_official
 from understudy.grade.predictions import Predictions, open_predictions
 from understudy.grade.reports import LOGS, NO_MODEL, name_part, write_metadata, write_summary
+from understudy.run.regrade import RegradeSummary, regrade_run
 from understudy.run.runner import validate_tasks
 from understudy.sandbox.base import load_sandboxes
+from understudy.store import Store
 from understudy.tasks.environment import environment_for
 from understudy.tasks.load import load_tasks
 from understudy.tasks.records import LoadedTasks
@@ -49,7 +51,10 @@ class GradeSettings(Struct, frozen=True, kw_only=True):
         option(
             "A .jsonl or .json file of predictions as SWE-bench's harness takes them, or: gold.", argument=True
         ),
-    ]
+    ] = ""
+    regrade: Annotated[
+        Path | None, option("Grade the patches of a run again instead, with this grader.", metavar="RUN")
+    ] = None
     task: TaskSettings = TaskSettings()
     sandbox: Annotated[
         str | None, option("local, docker or unsafe-local [default: docker where a task needs its image].")
@@ -93,6 +98,11 @@ def grade(settings: GradeSettings, json_: Json = False) -> None:
     The same command again grades what has no report yet, or another patch now. Ctrl-C lets the running ones
     finish; a second one stops at once. Exits with 1 when a prediction could not be graded.
     """
+    if settings.regrade is not None:
+        _regrade(settings, settings.regrade, json_)
+        return
+    if not settings.predictions:
+        raise ConfigError("expected a file of predictions, or: gold; or --regrade RUN")
     if not settings.task.tasks:
         raise ConfigError("say which tasks the predictions answer, with --tasks or --dataset-path")
     name_part(settings.name)
@@ -108,6 +118,51 @@ def grade(settings: GradeSettings, json_: Json = False) -> None:
     if len(standing.outcomes) < standing.total:
         raise typer.Exit(EXIT_INTERRUPTED)
     if predictions.rejected.count or any(outcome.status == "error" for outcome in standing.outcomes.values()):
+        raise typer.Exit(1)
+
+
+def _regrade(settings: GradeSettings, run: Path, as_json: bool) -> None:
+    """Grade a run's patches again, in the kind of sandbox it had. Exits with 1 when one could not be graded."""
+    if settings.predictions or settings.task.tasks:
+        raise ConfigError("--regrade takes its patches and tasks from the run; leave predictions and --tasks out")
+    line = ProgressLine()
+
+    async def work() -> RegradeSummary:
+        with Store.open(run, create=False) as store:
+            kinds = {settings.sandbox or str(each.config["sandbox"]) for each in store.runs.all()}
+            if len(kinds) != 1:
+                raise ConfigError(
+                    f"{run}: its runs had sandboxes of kind {sorted(kinds)}; choose one with --sandbox"
+                )
+            (kind,) = kinds
+            sandboxes = load_sandboxes(kind, _options(kind))
+            try:
+                return await regrade_run(
+                    store,
+                    run,
+                    sandboxes=sandboxes,
+                    environment=await asyncio.to_thread(environment_for, sandboxes, cache_dir()),
+                    cache=cache_dir(),
+                    concurrency=settings.jobs,
+                    progress=lambda done, total: line.show(f"{done}/{total} graded", at_once=done == total),
+                )
+            finally:
+                await sandboxes.aclose()
+
+    with locked(
+        run / "lock", busy=f"another process works on {run}", remedy="give a directory that you can write"
+    ):
+        summary = asyncio.run(work())
+    line.end()
+    if as_json:
+        print_json(msgspec.to_builtins(summary))
+    else:
+        typer.echo(f"{summary.solved} of {summary.rollouts} solved, {len(summary.changed)} verdicts differ")
+        for rollout, (before, now) in summary.changed.items():
+            typer.echo(f"{rollout}: {before:g} before, {now:g} now")
+        for rollout, reason in summary.errors.items():
+            typer.echo(visible(f"error: {rollout}: {reason}"), err=True)
+    if summary.errors:
         raise typer.Exit(1)
 
 

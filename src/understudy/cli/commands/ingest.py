@@ -19,9 +19,11 @@ from understudy.util.processes import available_cpus
 if TYPE_CHECKING:
     from understudy.ingest.batch_reader import IngestSummary
     from understudy.ingest.collect import IngestProgress
+    from understudy.ingest.verify import VerifyReport
 
 _MOST_JOBS = 8
 _STORE = "sessions"
+_SHOWN_FINDINGS = 20
 
 _REASONS = {
     "other_project": "of other projects (--project)",
@@ -74,7 +76,13 @@ def ingest(
         int | None,
         typer.Option("--jobs", "-j", min=1, help="Processes that read [default: one per CPU, at most 8]."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; nothing is written.")] = False,
+    count_only: Annotated[
+        bool | None,
+        typer.Option(
+            "--dry-run/--verify",
+            help="Write nothing: only count, or only check the states for gaps (exit code 1 if there are any).",
+        ),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Turn session logs into training states: what the model saw at each turn, and what it did.
@@ -89,7 +97,9 @@ def ingest(
     from understudy.ingest.formats.base import timestamp_seconds
     from understudy.ingest.formats.registry import format_named
     from understudy.ingest.state_files import require_pyarrow
+    from understudy.ingest.verify import verify as verify_logs
 
+    dry_run, verify = count_only is True, count_only is False
     if output is not None and directory is not None:
         raise ConfigError("--output writes a file and --dir names a store; give one of them")
     if redact and output is None and not dry_run:
@@ -112,7 +122,9 @@ def ingest(
         text = f"read {at.read} of {at.total} files, {at.written / 1e6:.0f} MB written"
         shown.show(text if at.total else f"looking for logs: {at.files} files")
 
-    if dry_run:
+    if verify and (output is not None or directory is not None or redact):
+        raise ConfigError("--verify writes nothing; leave out --output, --dir and --redact")
+    if dry_run or verify:
         output = directory = None
     elif output is None and directory is None:
         directory = Path(_STORE)
@@ -124,6 +136,11 @@ def ingest(
                 f"no logs were found in {', '.join(map(str, paths))} ({why}); give a log, "
                 "a directory or a zip, or name the --format of a file."
             )
+        if verify:
+            report = verify_logs(logs.batches, lambda read: shown.show(f"checked {read} of {logs.files} files"))
+            shown.end(keep=False)
+            _print_report(report, json_)
+            return
         if output is not None:
             counts = collect_to_file(logs, selection, output, jobs, progress, _key() if redact else None)
         elif directory is not None:
@@ -185,6 +202,28 @@ def _print_summary(
             "Keep it to yourself.",
             err=True,
         )
+
+
+def _print_report(report: VerifyReport, as_json: bool) -> None:
+    """Print what a check found. Raises typer.Exit with code 1 where it is anything."""
+    from understudy.ingest.verify import CHECKS
+    from understudy.util.text import visible
+
+    if as_json:
+        import msgspec
+
+        print_json(msgspec.to_builtins(report))
+    else:
+        typer.echo(f"{report.states} states of {report.conversations} conversations in {report.files} files")
+        for check, meaning in CHECKS.items():
+            typer.echo(f"{report.counts[check]:>8} {check}: {meaning}")
+        for finding in report.findings[:_SHOWN_FINDINGS]:
+            where = [finding.source, *filter(None, (finding.trace_id, finding.message_id))]
+            typer.echo(f"{finding.check}: {visible(' '.join(where))}", err=True)
+        if len(report.findings) > _SHOWN_FINDINGS:
+            typer.echo(f"{_SHOWN_FINDINGS} findings are shown; --json has up to 1000", err=True)
+    if report.counts.total():
+        raise typer.Exit(1)
 
 
 def _path_text(path: Path | None) -> str | None:

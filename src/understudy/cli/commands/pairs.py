@@ -18,10 +18,12 @@ from understudy.cli.interrupts import interrupt_on_termination
 from understudy.cli.options import command
 from understudy.cli.output import Json, counted, print_json
 from understudy.cli.progress import LiveStatus, live
+from understudy.cli.settings import thinking_of
 from understudy.errors import BackendError, ConfigError
 from understudy.export.parquet import json_bytes
 from understudy.gateway.exact.codec import LocalCodec
 from understudy.preference.checks import Checks, Limits, Pair, PairCounts
+from understudy.preference.consensus import MINIMUM
 from understudy.preference.pairs import replay_pairs
 from understudy.preference.rollouts import rollout_pairs
 from understudy.redact.redactor import Redactor
@@ -42,7 +44,7 @@ class PairSettings(Struct, frozen=True, kw_only=True):
 
     table: ClassVar[str] = "pairs"
     origin: Annotated[str, option("What to make pairs of.", "--from", metavar="replay|rollouts|all")] = "all"
-    minimum: Annotated[int, option("Teachers that must agree.", ge=1)] = 2
+    minimum: Annotated[int, option("Teachers that must agree.", ge=1)] = MINIMUM
     where: Annotated[
         str | None, option('Only states for which this SQL condition holds, as "tool_errors > 0".', metavar="SQL")
     ] = None
@@ -50,6 +52,16 @@ class PairSettings(Struct, frozen=True, kw_only=True):
     include_suspicious: Annotated[
         bool, option("Also rollouts whose patch may deceive the grader.", "--include-suspicious")
     ] = False
+    include_lossy: Annotated[
+        bool, option("Also states whose log does not hold all that the model saw.", "--include-lossy")
+    ] = False
+    thinking: Annotated[
+        str,
+        option(
+            "Thinking of the two answers: as it is; only pairs with both; none; only where both have it.",
+            metavar="as-logged|both|strip|only-when-both",
+        ),
+    ] = "only-when-both"
     most: Annotated[int, option("The most pairs of the rollouts of one task.", ge=1)] = 16
     tokenizer: Annotated[
         Path | None, option("Only pairs that this tokenizer's chat template can render.", metavar="MODEL_DIR")
@@ -91,6 +103,7 @@ def pairs(
         raise ConfigError(f"--from: expected one of {', '.join(_FROM)}, got {settings.origin!r}")
     if settings.max_tokens is not None and settings.tokenizer is None:
         raise ConfigError("--max-tokens: the tokens of which tokenizer? name its directory: --tokenizer MODEL_DIR")
+    thinking = thinking_of(settings.thinking) or "only-when-both"
     interrupt_on_termination()
     redactor = Redactor.from_user_key() if settings.redacted else None
     tallies = {each: PairCounts() for each in _FROM[:2] if settings.origin in (each, "all")}
@@ -101,7 +114,7 @@ def pairs(
             _RenderingTemplate(settings.tokenizer) as template,
             live(PairProgress(tallies), sys.stderr),
         ):
-            checks = Checks(limits, None if settings.tokenizer is None else template)
+            checks = Checks(limits, None if settings.tokenizer is None else template, thinking)
             found_pairs = _pairs(store, settings, redactor, checks, tallies)
             if output is None:
                 for _ in found_pairs:
@@ -129,6 +142,7 @@ def _pairs(
             minimum=settings.minimum,
             where=settings.where,
             redactor=redactor,
+            include_lossy=settings.include_lossy,
             checked=checks,
             tally=tallies["replay"],
         )

@@ -74,6 +74,7 @@ def replay(
         work = Replay(store, selected, settings)
         if dry_run:
             states, shares = work.estimate()
+            work.check_keys(states, shares)
             _print_estimate(states, shares, settings, json_)
             return
         _run(store, work, settings, json_)
@@ -130,8 +131,12 @@ def _print_estimate(
         return
     families = counted(dict(selected.families.most_common()))
     typer.echo(f"{selected.states} states to ask about" + (f": {families}" if families else ""), err=err)
-    if guessed := selected.tools["inferred"]:
-        typer.echo(f"tools of {guessed} states are not in their logs; inferred from the calls", err=err)
+    for source, how in (
+        ("version", "as that version of the agent offers them"),
+        ("inferred", "inferred from calls"),
+    ):
+        if number := selected.tools[source]:
+            typer.echo(f"tools of {number} states are not in their logs: {how}", err=err)
     if bare := selected.tools["none"]:
         typer.echo(f"{bare} states are without tools", err=err)
     for why, n in selected.left_out.most_common():

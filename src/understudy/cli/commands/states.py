@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from understudy.cli.output import counted, print_table
+from understudy.cli.output import counted, print_json, print_table
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,7 +35,19 @@ def states(
     limit: Annotated[
         int | None,
         typer.Option(
-            "--limit", "-n", min=1, metavar="N", help="The most states [default: 50 in a table, else all]."
+            "--limit",
+            "-n",
+            min=1,
+            metavar="N",
+            help="A random sample of so many states [default: the first 50 in a table, else all].",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Another number gives another sample.")] = 0,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Only count states and conversations, by a column: project, model, agent, version, or another.",
         ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print each state as a line of JSON.")] = False,
@@ -60,25 +72,36 @@ def states(
         return
     if json_ and output is not None:
         raise ConfigError("--json prints the states and --output writes them to a file; give one of them")
+    if by is not None and (output is not None or limit is not None):
+        raise ConfigError("--by counts all states that --where leaves; give it without --output and --limit")
     from understudy.redact.redactor import Redactor
 
+    if by is not None:
+        with Store.open(directory, create=False) as store:
+            _counts(store.sessions, by, where, json_)
+        return
     redactor = None if unredacted or not (json_ or output) else Redactor.from_user_key()
     with Store.open(directory, create=False) as store:
         if output is not None:
-            _write(store.sessions, output, where, limit, redactor)
+            _write(store.sessions, output, where, limit, seed, redactor)
         elif json_:
-            _print(store.sessions, where, limit, redactor)
+            _print(store.sessions, where, limit, seed, redactor)
         else:
-            _table(store.sessions, where, limit or _SHOWN)
+            _table(store.sessions, where, limit, seed)
 
 
 def _write(
-    sessions: SessionRepository, output: Path, where: str | None, limit: int | None, redactor: Redactor | None
+    sessions: SessionRepository,
+    output: Path,
+    where: str | None,
+    limit: int | None,
+    seed: int,
+    redactor: Redactor | None,
 ) -> None:
     from understudy.ingest.state_files import extract_states
     from understudy.redact.report import write_report_beside
 
-    number = extract_states(sessions, output, where, limit, redactor)
+    number = extract_states(sessions, output, where, limit, seed, redactor)
     report = write_report_beside(output, redactor and redactor.report)
     typer.echo(f"{number} states are in {output}")
     if redactor is None:
@@ -88,18 +111,21 @@ def _write(
         typer.echo(f"redacted: {counts or 'nothing was found'}; what and where is in {report}", err=True)
 
 
-def _print(sessions: SessionRepository, where: str | None, limit: int | None, redactor: Redactor | None) -> None:
+def _print(
+    sessions: SessionRepository, where: str | None, limit: int | None, seed: int, redactor: Redactor | None
+) -> None:
     from understudy.ingest.state_files import state_line, stored_states
 
     stream = typer.get_binary_stream("stdout")
-    for state, trace in stored_states(sessions, where, limit, redactor):
+    for state, trace in stored_states(sessions, where, limit, seed, redactor):
         stream.write(state_line(state, trace))
     stream.flush()
 
 
-def _table(sessions: SessionRepository, where: str | None, limit: int) -> None:
+def _table(sessions: SessionRepository, where: str | None, limit: int | None, seed: int) -> None:
     rows: list[tuple[Any, ...]] = []
-    for row in sessions.table(_COLUMNS, where, limit=limit):
+    sampled = None if limit is None else seed
+    for row in sessions.table(_COLUMNS, where, limit=limit or _SHOWN, seed=sampled):
         # A column that is no UTF-8, as SQLite allows, comes as bytes.
         decoded = [value.decode(errors="replace") if isinstance(value, bytes) else value for value in row]
         values: dict[str, Any] = dict(zip(_COLUMNS, decoded, strict=True))
@@ -108,8 +134,23 @@ def _table(sessions: SessionRepository, where: str | None, limit: int) -> None:
     turns, traces = sessions.count(where)
     if rows:
         print_table(("state", "model", "project", "role", "fidelity", "calls", "signals"), rows)
-    shown = f"the first {len(rows)} of " if len(rows) < turns else ""
+    kind = "the first" if limit is None else "a sample of"
+    shown = f"{kind} {len(rows)} of " if len(rows) < turns else ""
     typer.echo(f"{shown}{turns} states of {traces} conversations")
+
+
+def _counts(sessions: SessionRepository, by: str, where: str | None, as_json: bool) -> None:
+    rows = [
+        (value.decode(errors="replace") if isinstance(value, bytes) else value, turns, traces)
+        for value, turns, traces in sessions.count_by(by, where)
+    ]
+    if as_json:
+        print_json([{by: value, "states": turns, "conversations": traces} for value, turns, traces in rows])
+    elif rows:
+        named = [("" if value is None else value, turns, traces) for value, turns, traces in rows]
+        print_table((by, "states", "conversations"), named)
+    else:
+        typer.echo("no states")
 
 
 def _signals(values: dict[str, Any]) -> str:

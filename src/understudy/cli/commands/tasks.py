@@ -136,7 +136,12 @@ def check_tasks(
     jobs: _Jobs = None,
     json_: Json = False,
 ) -> None:
-    """Validate tasks: the gold patch must score 1 and the empty patch 0. Exits with 1 when one is refused."""
+    """Validate tasks: the gold patch must score 1 and the empty patch 0. Exits with 1 when one is refused.
+
+    Runs the tasks' own tests in sandboxes, with and without the gold patch, and what their images, Dockerfiles and
+    solution scripts need; no agent and no model. A task that failed before is validated anew;
+    other commands remember that it failed.
+    """
 
     from understudy.config import cache_dir
     from understudy.run.runner import ValidatedTasks, validate_tasks
@@ -162,6 +167,7 @@ def check_tasks(
                 environment=environment_for(sandboxes, cache),
                 concurrency=jobs or available_cpus(),
                 progress=_counter("{} of {} tasks validated"),
+                forget_failures=True,
             )
         finally:
             await sandboxes.aclose()

@@ -82,7 +82,7 @@ class _RoleSettings(TrainingSettings, frozen=True, kw_only=True):
     @property
     def chosen_roles(self) -> tuple[Role, ...]:
         """The roles that `roles` names. Raises ConfigError for an unknown one."""
-        from understudy.export.corpus import WORK_ROLES
+        from understudy.types import WORK_ROLES
 
         return roles_of(self.roles, WORK_ROLES)
 

@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -24,11 +23,11 @@ from msgspec import Struct, field
 from understudy import __version__
 from understudy.errors import ConfigError
 from understudy.export.base import ExportSummary, FormatTraits, ProgressCallback, exporter, no_progress
-from understudy.export.corpus import Corpus, CorpusCounts
+from understudy.export.corpus import CallSource, ClientSession, Corpus, CorpusCounts
 from understudy.export.examples import arguments_of, group_of, is_valid_call, node_path
-from understudy.export.files import ExportWriter
+from understudy.export.files import ExportWriter, safe_file_name
 from understudy.export.parquet import json_bytes
-from understudy.ingest.trace import Message, RequestShape, Trace, TraceTurn, state_id
+from understudy.ingest.trace import Message, OfferedTools, RequestShape, Trace, TraceTurn, state_id
 from understudy.preference.checks import message_of
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import Role
@@ -55,10 +54,9 @@ for line in open("{output}/train.jsonl"):
     Trajectory.model_validate_json(open("{output}/" + json.loads(line)["file"]).read())"""
 _VERSION = re.compile(rb'"claude_code_version"\s*:\s*"([\w.+-]{1,40})"')
 _BEGINNING = 1 << 16
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-@exporter(FormatTraits())
+@exporter(FormatTraits(chooses_thinking=False, clients=True))
 def export(
     corpus: Corpus,
     output: Path,
@@ -78,15 +76,16 @@ def export(
             for name, document in session_documents(trace, subagents.get(trace.session_id, {})).items():
                 _write_document(writing, group_of(trace), name, document)
         sessions = corpus.counts
-        for graded in corpus.rollouts():
-            version = agent_version(corpus.store.runs.logs(graded.attempt.id))
-            agent = {"name": agents[graded.rollout.run_id], "version": version}
-            base = safe_file_name(graded.rollout.id)
-            documents = rollout_documents(corpus.trajectory(graded), graded, roles, agent, base)
+        for item in corpus.client_sessions() if corpus.selection.clients else corpus.rollouts():
+            of_client = isinstance(item, ClientSession)
+            version = agent_version(corpus.store.runs.logs(item.attempt.id))
+            agent = {"name": "unknown" if of_client else agents[item.rollout.run_id], "version": version}
+            base = safe_file_name(item.id if of_client else item.rollout.id)
+            documents = rollout_documents(corpus.trajectory(item), item, roles, agent, base)
             for name, document in documents.items():
                 if not tokens:
                     without_tokens(document)
-                _write_document(writing, graded.rollout.task_id, name, document)
+                _write_document(writing, item.id if of_client else item.rollout.task_id, name, document)
         for name in CorpusCounts.__struct_fields__:
             setattr(corpus.counts, name, getattr(sessions, name) + getattr(corpus.counts, name))
         return writing.finish(_ABOUT, _LOAD)
@@ -112,14 +111,6 @@ def session_documents(trace: Trace, started: Mapping[str, str]) -> dict[str, Doc
     for newer, older in pairwise(active):
         documents[f"{older}.json"]["continued_trajectory_ref"] = f"{newer}.json"
     return documents
-
-
-def safe_file_name(identity: str) -> str:
-    """A file name for an id, without a suffix: the id itself where it can be one."""
-    safe = _UNSAFE.sub("-", identity).lstrip(".-")[:100]
-    if safe == identity:
-        return safe
-    return f"{safe}-{blake2b(identity.encode(errors='surrogatepass'), digest_size=4).hexdigest()}"
 
 
 def without_tokens(document: Document) -> None:
@@ -319,7 +310,7 @@ def session_document(trace: Trace, path: SessionPath, identity: str, started: Ma
     """The trajectory of a path."""
     last = trace.turns[path.turns[-1]]
     shape = last.shape or trace.shape
-    outcome = trace.outcome
+    outcome, offered = trace.outcome, OfferedTools(trace).of(last)
     extra: dict[str, Any] = {
         "reward": outcome and outcome.reward,
         "resolved": outcome and outcome.resolved,
@@ -331,13 +322,13 @@ def session_document(trace: Trace, path: SessionPath, identity: str, started: Ma
         "parent": msgspec.to_builtins(trace.parent),
         "branch": last.branch,
         "fidelity": last.fidelity,
-    }
+    } | {"tools_source": offered.source, "tools_version": offered.version}
     return _document(
         trace.session_id,
         identity,
         {"name": trace.agent or trace.format, "version": trace.version or "unknown"},
         last.model,
-        shape.tools,
+        offered.tools,
         steps(_session_items(trace, path, shape), started),
         {key: value for key, value in extra.items() if value is not None},
     )
@@ -413,9 +404,9 @@ class AtifBranch(Struct, eq=False, kw_only=True):
 
 
 def rollout_documents(
-    trajectory: Trajectory, graded: GradedRollout, roles: Collection[Role], agent: dict[str, Any], base: str
+    trajectory: Trajectory, graded: CallSource, roles: Collection[Role], agent: dict[str, Any], base: str
 ) -> dict[str, Document]:
-    """The trajectories of a rollout by the name of their file: `base`.json, then those beside it.
+    """The trajectories of a rollout, or a client's session, by their file: `base`.json, then those beside it.
 
     Only calls with one of `roles`, that were answered, are steps. `agent` names the program.
     """
@@ -484,34 +475,43 @@ def _host(head: Node, line_of_call: dict[str, AtifBranch], lines: Sequence[AtifB
 def _rollout_document(
     line: AtifBranch,
     lines: Sequence[AtifBranch],
-    graded: GradedRollout,
+    graded: CallSource,
     agent: dict[str, Any],
     names: dict[str, str],
 ) -> Document:
-    head, attempt, verdict = line.nodes[0], graded.attempt, graded.verdict
+    head, attempt = line.nodes[0], graded.attempt
+    of_client = isinstance(graded, ClientSession)
+    identity = graded.id if of_client else attempt.id
     extra: dict[str, Any] = {
-        "reward": verdict.reward,
-        "resolved": is_solved(verdict.reward),
-        "task": graded.rollout.task_id,
-        "exit_status": attempt.status,
-        "integrity": verdict.integrity.status,
-        "run_id": graded.rollout.run_id,
-        "rollout_id": graded.rollout.id,
-        "attempt_id": attempt.id,
-        "sample_index": graded.rollout.sample_index,
+        **({"client": graded.client, "attempt_id": attempt.id} if of_client else _outcome(graded)),
         "branch": line.branch,
         "role": head.role,
         "policy_versions": sorted({node.call.policy_version for node in line.nodes if node.call.policy_version}),
     }
     return _document(
         head.call.session_id or attempt.id,
-        f"{attempt.id}.{line.branch}" if line.host is None else line.branch,
+        f"{identity}.{line.branch}" if line.host is None else line.branch,
         agent,
         line.nodes[-1].call.backend_model,
         head.conversation.tools,
         steps(_rollout_items(line.nodes), _started(line, lines, names)),
         extra,
     )
+
+
+def _outcome(graded: GradedRollout) -> dict[str, Any]:
+    rollout, reward = graded.rollout, graded.verdict.reward
+    return {
+        "reward": reward,
+        "resolved": is_solved(reward),
+        "task": rollout.task_id,
+        "exit_status": graded.attempt.status,
+        "integrity": graded.verdict.integrity.status,
+        "run_id": rollout.run_id,
+        "rollout_id": rollout.id,
+        "attempt_id": graded.attempt.id,
+        "sample_index": rollout.sample_index,
+    }
 
 
 def _started(line: AtifBranch, lines: Sequence[AtifBranch], names: dict[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from hashlib import sha256
 from pathlib import Path
@@ -22,7 +22,7 @@ import msgspec
 from msgspec import field
 
 from understudy import __version__
-from understudy.errors import TaskError
+from understudy.errors import ConfigError, TaskError
 from understudy.export.base import (
     ExportSummary,
     FormatTraits,
@@ -30,12 +30,19 @@ from understudy.export.base import (
     exporter,
     no_progress,
 )
-from understudy.export.corpus import Corpus, CorpusCounts
+from understudy.export.corpus import CallSource, ClientSession, Corpus, CorpusCounts, origin_name
 from understudy.export.examples import textual
-from understudy.export.files import CARD_NAME, ExportDescription, exclusive, fill_load, write_errors
+from understudy.export.files import (
+    CARD_NAME,
+    ExportDescription,
+    exclusive,
+    fill_load,
+    safe_file_name,
+    write_errors,
+)
 from understudy.export.parquet import CHAT_MESSAGE, SavedDatasetWriter, schema
 from understudy.ingest.model_families import model_family
-from understudy.store.outcomes import GradedRollout
+from understudy.store.outcomes import GradedSelection
 from understudy.trajectory.roles import ROLES
 from understudy.trajectory.samples import NO_TOKENS, merge, usable
 from understudy.trajectory.tree import Node
@@ -79,25 +86,39 @@ _LOAD = """from datasets import load_dataset
 dataset = load_dataset("{output}", split="train")"""
 
 
-@exporter(FormatTraits(origins=("rollouts",), roles=ROLES, chooses_solved=False, into_run=True, splits=False))
+@exporter(
+    FormatTraits(
+        origins=("rollouts",),
+        roles=ROLES,
+        chooses_solved=False,
+        chooses_thinking=False,
+        into_run=True,
+        splits=False,
+        clients=True,
+    )
+)
 def export(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progress) -> ExportSummary:
     """Hugging Face datasets with exact tokens, and streams of spans, one of each per task instance.
 
     dataset-INSTANCE loads with datasets.load_from_disk; stream_INSTANCE.json has one span a line. An earlier
     export to the same place is replaced. Calls whose role is not chosen are in neither, nor are rollouts whose
-    patch is suspicious, unless they are asked for; an instance that has no others loses what an earlier export
-    wrote of it. A card and a manifest make of it a dataset that can be pushed.
+    patch is suspicious, unless they are asked for; where all rollouts of an instance are left out, its earlier
+    files are removed. A card and a manifest make of it a dataset that can be pushed.
 
     Raises ConfigError when `pyarrow` is missing, TaskError for an instance id that cannot be a file name; then
-    nothing has been written. Raises ConfigError also when something cannot be written: what an instance had before
-    is there still, unless its new file or dataset is.
+    nothing has been written. Raises ConfigError also when something cannot be written: each file is then the
+    old one or the new one, never a part of one.
     """
-    store = corpus.store
     schema(COLUMNS)
-    selection = store.outcomes.select_graded(
-        corpus.selection.run, include_suspicious=corpus.selection.include_suspicious
-    )
-    chosen = selection.rollouts
+    chosen: Mapping[str, Sequence[CallSource]]
+    of_clients = bool(corpus.selection.clients)
+    if of_clients:
+        chosen, selection = _by_client(corpus), GradedSelection({}, {}, {})
+    else:
+        selection = corpus.store.outcomes.select_graded(
+            corpus.selection.run, include_suspicious=corpus.selection.include_suspicious
+        )
+        chosen = selection.rollouts
     names = {
         instance: (file_name("stream_", instance, ".json"), file_name("dataset-", instance))
         for instance in (*chosen, *selection.suspicious)
@@ -116,8 +137,8 @@ def export(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progre
         exported = ExportSummary(
             output_dir=str(output),
             rows=counts.total,
-            instances=len(chosen),
-            rollouts=sum(map(len, chosen.values())),
+            instances=0 if of_clients else len(chosen),
+            rollouts=0 if of_clients else sum(map(len, chosen.values())),
             spans=counts.spans,
             without_tokens=counts.without_tokens,
             segments={reason: count for reason, count in counts.segments.items() if reason != NO_TOKENS},
@@ -127,10 +148,26 @@ def export(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progre
             splits={"train": counts.total} if counts.total else {},
             files=sorted([*counts.files, CARD_NAME]) if counts.files else [],
             load=fill_load(_LOAD, output) if counts.total else "",
+            unredacted=corpus.unredacted,
             **counts.tables(),
         )
+        for name in counts.files if exported.unredacted else ():
+            (output / name).chmod(0o600)
         description.write(exported, _ABOUT, _LOAD, {"train": counts.data})
     return exported
+
+
+def _by_client(corpus: Corpus) -> dict[str, list[ClientSession]]:
+    """The sessions of the chosen clients, by what their files are named after. Raises ConfigError without any."""
+    chosen: dict[str, list[ClientSession]] = {}
+    for session in corpus.client_sessions():
+        chosen.setdefault(safe_file_name(session.attempt.id), []).append(session)
+    if not chosen:
+        left_out = ", ".join(f"{count} {reason}" for reason, count in corpus.counts.left_out.most_common())
+        raise ConfigError(
+            f"there is nothing to export: no calls of these keys and times; left out: {left_out or 0}"
+        )
+    return chosen
 
 
 class _HfCounts(CorpusCounts, kw_only=True):
@@ -145,7 +182,12 @@ class _HfCounts(CorpusCounts, kw_only=True):
 
 
 def _write(
-    corpus: Corpus, members: Sequence[GradedRollout], output: Path, stream: str, dataset: str, counts: _HfCounts
+    corpus: Corpus,
+    members: Sequence[CallSource],
+    output: Path,
+    stream: str,
+    dataset: str,
+    counts: _HfCounts,
 ) -> None:
     """Write the stream and the dataset of an instance; without rows it has no dataset."""
     roles = corpus.selection.roles
@@ -162,12 +204,16 @@ def _write(
                 file.write(msgspec.json.encode(span) + b"\n")
                 counts.spans += 1
             origin = corpus.task_origin(member)
-            task = corpus.store.runs.task(member.rollout.run_id, member.rollout.task_id)
+            rollout = member.rollout
+            task = rollout and corpus.store.runs.task(rollout.run_id, rollout.task_id)
             for row, node in zip(rows_of(task, member, nodes), filter(usable, nodes), strict=True):
                 if saved is None:
-                    saved = SavedDatasetWriter(stack.enter_context(atomic_path(output / dataset)), COLUMNS)
+                    columns = COLUMNS | ({"call_ids": ["string"]} if corpus.selection.clients else {})
+                    saved = SavedDatasetWriter(stack.enter_context(atomic_path(output / dataset)), columns)
                 saved.write(row)
-                counts.count("rollout", origin.source, origin.licence, model_family(node.call.backend_model))
+                counts.count(
+                    origin_name(member), origin.source, origin.licence, model_family(node.call.backend_model)
+                )
         if saved is not None:
             saved.close()
     counts.files.append(stream)
@@ -178,31 +224,35 @@ def _write(
     counts.data.append(f"{dataset}/{SavedDatasetWriter.data}")
 
 
-def rows_of(task: Task, graded: GradedRollout, nodes: Sequence[Node]) -> Iterator[dict[str, Any]]:
-    """The rows of one rollout, in the order of its calls."""
+def rows_of(task: Task | None, item: CallSource, nodes: Sequence[Node]) -> Iterator[dict[str, Any]]:
+    """The rows of one rollout, or of a client's session, in the order of its calls.
+
+    Only the latter have `call_ids`, of one call each: their `turn` depends on the time that was chosen.
+    """
+    rollout, verdict = item.rollout, item.verdict
     for turn, node in enumerate(filter(usable, nodes)):
         call = node.call
         prompt_ids = list(call.prompt_token_ids or ())
         decode = _decoder(call)
         text = decode(prompt_ids) if decode else as_plain_text(node.messages)
         yield {
-            "repo": task.repo,
-            "instance_id": task.instance_id,
+            "repo": task and task.repo,
+            "instance_id": task and task.instance_id,
             "turn": turn,
             "prompt_ids": prompt_ids,
             "gold_completion_ids": list(call.completion_token_ids or ()),
             "logprobs": None if call.logprobs is None else list(call.logprobs),
-            "reward": graded.verdict.reward,
+            "reward": verdict and verdict.reward,
             "prompt": text,
             "prompt_source": "tokens" if decode else "messages",
             "messages": [textual(message) for message in (*node.messages, response_message(node.answer or ()))],
-            "rollout_id": graded.rollout.id,
-            "attempt_id": graded.attempt.id,
+            "rollout_id": rollout and rollout.id,
+            "attempt_id": item.attempt.id,
             "branch": node.branch,
             "role": node.role,
             "policy_version": call.policy_version,
-            "integrity": graded.verdict.integrity.status,
-        }
+            "integrity": verdict and verdict.integrity.status,
+        } | ({"call_ids": [call.id]} if isinstance(item, ClientSession) else {})
 
 
 def file_name(prefix: str, instance_id: str, suffix: str = "") -> str:
@@ -249,11 +299,11 @@ def remove_dataset(dataset: Path) -> None:
         shutil.rmtree(dataset)
 
 
-PREFIX = "llm.hosted_vllm."
+SPAN_PREFIX = "llm.hosted_vllm."
 
 
-def spans(graded: GradedRollout, nodes: Sequence[Node]) -> Iterator[dict[str, Any]]:
-    """The spans of the deciding attempt: its calls in order, then its reward.
+def spans(graded: CallSource, nodes: Sequence[Node]) -> Iterator[dict[str, Any]]:
+    """The spans of the deciding attempt, or of a client's session: its calls in order, then the reward, if any.
 
     Times are Unix seconds; `sequence_id` counts from 1 within the attempt.
     """
@@ -269,6 +319,8 @@ def spans(graded: GradedRollout, nodes: Sequence[Node]) -> Iterator[dict[str, An
             start_time=call.started_at,
             end_time=call.ended_at,
         )
+    if graded.verdict is None:
+        return
     end = graded.attempt.ended_at or max((node.call.ended_at for node in nodes), default=None)
     yield _span(
         graded,
@@ -286,10 +338,13 @@ def spans(graded: GradedRollout, nodes: Sequence[Node]) -> Iterator[dict[str, An
     )
 
 
-def _span(graded: GradedRollout, *, key: str, error: str | None, **fields: Any) -> dict[str, Any]:
+def _span(graded: CallSource, *, key: str, error: str | None, **fields: Any) -> dict[str, Any]:
     """A line of a stream. Its ids follow from the attempt and `key`, so that an export can be repeated."""
-    attempt = {"rollout_id": graded.rollout.id, "attempt_id": graded.attempt.id}
-    ids = {"trace_id": _hex(32, graded.attempt.id), "span_id": _hex(16, graded.attempt.id, key)}
+    rollout_id, trace = (
+        (graded.id, graded.id) if isinstance(graded, ClientSession) else (graded.rollout.id, graded.attempt.id)
+    )
+    attempt = {"rollout_id": rollout_id, "attempt_id": graded.attempt.id}
+    ids = {"trace_id": _hex(32, trace), "span_id": _hex(16, graded.attempt.id, key)}
     service = {"service.name": "understudy", "service.version": __version__}
     named = {f"agentlightning.{name}": value for name, value in attempt.items()}
     return {
@@ -314,9 +369,9 @@ def _attributes(node: Node) -> dict[str, str | int | float]:
     """The attributes of a call; what its backend did not give is not there."""
     call = node.call
     attributes: dict[str, str | int | float] = {
-        f"{PREFIX}id": call.id,
-        f"{PREFIX}model": call.backend_model,
-        f"{PREFIX}messages": repr(node.messages),
+        f"{SPAN_PREFIX}id": call.id,
+        f"{SPAN_PREFIX}model": call.backend_model,
+        f"{SPAN_PREFIX}messages": repr(node.messages),
         "gen_ai.usage.prompt_tokens": call.usage.prompt_tokens,
         "gen_ai.usage.completion_tokens": call.usage.completion_tokens,
         "understudy.branch": node.branch,
@@ -325,9 +380,9 @@ def _attributes(node: Node) -> dict[str, str | int | float]:
     if call.policy_version is not None:
         attributes["understudy.policy_version"] = call.policy_version
     if call.prompt_token_ids is not None:
-        attributes[f"{PREFIX}prompt_token_ids"] = repr(list(call.prompt_token_ids))
+        attributes[f"{SPAN_PREFIX}prompt_token_ids"] = repr(list(call.prompt_token_ids))
     if node.answer is not None:
-        attributes[f"{PREFIX}choices"] = repr([_choice_fields(call, response_message(node.answer))])
+        attributes[f"{SPAN_PREFIX}choices"] = repr([_choice_fields(call, response_message(node.answer))])
     return attributes
 
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from understudy.export.base import ExportSummary, FormatTraits, ProgressCallback, exporter, no_progress
-from understudy.export.corpus import Corpus, Unit
+from understudy.export.corpus import CallSource, ClientSession, Corpus, Unit, origin_name
 from understudy.export.examples import INVALID_CALLS, Example, arguments_of, textual
 from understudy.export.files import ExportWriter
 from understudy.ingest.trace import Message
 from understudy.preference.checks import Pair, message_of
-from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.samples import Sample
 
 SftForm = Literal["messages", "completion"]
@@ -28,6 +27,8 @@ structs every message would have every key of any, None where it had none, and e
 chat template would render them."""
 _TEXT = "string"
 _ORIGIN = dict.fromkeys(("example_id", "origin", "group", "source", "model", "family"), _TEXT)
+TOOLS_FROM = ("tools_source", "tools_version")
+"""Columns that say where tools are from; pairs have the first."""
 _EXAMPLE: dict[str, Any] = {"tools": _TEXT, **_ORIGIN, "reward": "float64"}
 
 SFT_COLUMNS: dict[SftForm, dict[str, Any]] = {
@@ -123,33 +124,35 @@ def export_sft(
     Raises ConfigError when there is nothing to write, or it cannot be written.
     """
     form: SftForm = "completion" if exact or unit == "turn" else "messages"
-    with ExportWriter(corpus, output, "trl-sft", report, columns=SFT_COLUMNS[form]) as writing:
+    columns = SFT_COLUMNS[form] | tools_columns(corpus)
+    with ExportWriter(corpus, output, "trl-sft", report, columns=columns) as writing:
         for example in corpus.examples(unit):
             for row in sft_rows(example, form):
                 writing.add(example.group, row)
         return writing.finish(_SFT_ABOUT[form], _SFT_LOAD)
 
 
-@exporter(FormatTraits(origins=("rollouts",)))
+@exporter(FormatTraits(origins=("rollouts",), chooses_thinking=False, clients=True))
 def export_tokens(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progress) -> ExportSummary:
     """Exact tokens of rollouts for TRL's SFTTrainer, with masks, logprobs, rewards and policy versions.
 
     Raises ConfigError when there is nothing to write, or it cannot be written.
     """
     # Only where it is needed: the rows of other exports stay as they were.
-    columns = TOKEN_COLUMNS | ({"group": _TEXT} if corpus.shared_tasks else {})
+    of_clients = bool(corpus.selection.clients)
+    shared = not of_clients and bool(corpus.shared_tasks)
+    columns = TOKEN_COLUMNS | ({"group": _TEXT} if shared or of_clients else {})
     with ExportWriter(corpus, output, "trl-tokens", report, columns=columns) as writing:
-        for graded, sample in corpus.samples():
+        for item, sample in corpus.client_samples() if of_clients else corpus.samples():
+            origin = corpus.task_origin(item)
             if any(sample.segment.target_mask):
+                group = origin.group if isinstance(item, ClientSession) else corpus.group_name(item)
                 # A row has what the columns name; other keys are not written.
-                writing.add(
-                    graded.rollout.task_id, token_row(graded, sample) | {"group": corpus.group_name(graded)}
-                )
+                writing.add(origin.group, token_row(item, sample) | {"group": group})
             else:
-                origin = corpus.task_origin(graded)
-                corpus.counts.count("rollout", origin.source, origin.licence, None, -1)
+                corpus.counts.count(origin_name(item), origin.source, origin.licence, None, -1)
                 corpus.counts.left_out[INVALID_CALLS] += 1
-        notes = (_GROUP_NOTE,) if corpus.shared_tasks else ()
+        notes = (_GROUP_NOTE,) if shared else ()
         return writing.finish(_TOKENS_ABOUT, _load("SFT"), notes=notes)
 
 
@@ -159,7 +162,8 @@ def export_dpo(corpus: Corpus, output: Path, *, report: ProgressCallback = no_pr
 
     Raises ConfigError when there is nothing to write, or it cannot be written.
     """
-    with ExportWriter(corpus, output, "trl-dpo", report, columns=DPO_COLUMNS) as writing:
+    columns = DPO_COLUMNS | tools_columns(corpus)
+    with ExportWriter(corpus, output, "trl-dpo", report, columns=columns) as writing:
         for pair in corpus.pairs():
             writing.add(pair.group, dpo_row(pair))
         return writing.finish(_DPO_ABOUT, _load("DPO"))
@@ -172,7 +176,8 @@ def export_kto(corpus: Corpus, output: Path, *, report: ProgressCallback = no_pr
     Raises ConfigError when there is nothing to write, or it cannot be written.
     """
     labels: Counter[bool] = Counter()
-    with ExportWriter(corpus, output, "trl-kto", report, columns=KTO_COLUMNS) as writing:
+    columns = KTO_COLUMNS | tools_columns(corpus)
+    with ExportWriter(corpus, output, "trl-kto", report, columns=columns) as writing:
         for example in corpus.examples("turn"):
             if example.desirable is None:
                 corpus.counts.leave_out(example, "turns of which nothing tells whether they were good")
@@ -188,6 +193,11 @@ def export_kto(corpus: Corpus, output: Path, *, report: ProgressCallback = no_pr
 # --- Rows ---------------------------------------------------------------------------------------------------
 
 
+def tools_columns(corpus: Corpus) -> dict[str, Any]:
+    """The columns that say where tools are from, for exports with sessions; rows of rollouts stay as they were."""
+    return dict.fromkeys(TOOLS_FROM, _TEXT) if "sessions" in corpus.selection.origins else {}
+
+
 def sft_rows(example: Example, form: SftForm) -> Iterator[dict[str, Any]]:
     """The rows of an example: one, or in the form "completion" one for each range of trained messages."""
     messages = message_rows(example.messages)
@@ -199,9 +209,9 @@ def sft_rows(example: Example, form: SftForm) -> Iterator[dict[str, Any]]:
         yield {"prompt": messages[:first], "completion": messages[first : last + 1], **common}
 
 
-def token_row(graded: GradedRollout, sample: Sample) -> dict[str, Any]:
-    """A sample as a row of `TOKEN_COLUMNS`."""
-    segment = sample.segment
+def token_row(item: CallSource, sample: Sample) -> dict[str, Any]:
+    """A sample as a row of `TOKEN_COLUMNS`. What a client's session does not have, as a reward, is None."""
+    segment, rollout, verdict = sample.segment, item.rollout, item.verdict
     tokens = zip(segment.token_ids, segment.target_mask, strict=True)
     return {
         "input_ids": list(segment.token_ids),
@@ -212,13 +222,13 @@ def token_row(graded: GradedRollout, sample: Sample) -> dict[str, Any]:
         "policy_version": sample.policy_version,
         "policy_versions": list(segment.policy_versions),
         "call_ids": list(segment.call_ids),
-        "instance_id": graded.rollout.task_id,
-        "rollout_id": sample.rollout_id,
+        "instance_id": rollout and rollout.task_id,
+        "rollout_id": rollout and rollout.id,
         "attempt_id": sample.attempt_id,
         "branch": sample.branch,
         "role": sample.role,
         "reason": segment.reason,
-        "integrity": graded.verdict.integrity.status,
+        "integrity": verdict and verdict.integrity.status,
     }
 
 
@@ -229,7 +239,7 @@ def dpo_row(pair: Pair) -> dict[str, Any]:
         "chosen": message_rows([textual(message_of(pair.chosen))]),
         "rejected": message_rows([textual(message_of(pair.rejected))]),
         "tools": _tools_json(pair.tools),
-        **{name: getattr(pair, name) for name in (*_PAIR_COLUMNS, "evidence")},
+        **{name: getattr(pair, name) for name in (*_PAIR_COLUMNS, "evidence", "tools_source")},
     }
 
 
@@ -278,4 +288,7 @@ def _tools_json(tools: Sequence[dict[str, Any]] | None) -> str | None:
 
 def _example_fields(example: Example) -> dict[str, Any]:
     """The columns of `_EXAMPLE`."""
-    return {"tools": _tools_json(example.tools), **{name: getattr(example, name) for name in (*_ORIGIN, "reward")}}
+    return {
+        "tools": _tools_json(example.tools),
+        **{name: getattr(example, name) for name in (*_ORIGIN, "reward", *TOOLS_FROM)},
+    }

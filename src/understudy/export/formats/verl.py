@@ -15,6 +15,7 @@ from understudy.export.base import ExportSummary, FormatTraits, ProgressCallback
 from understudy.export.corpus import Corpus, Unit
 from understudy.export.examples import Example
 from understudy.export.files import ExportWriter
+from understudy.export.formats.trl import TOOLS_FROM, tools_columns
 from understudy.export.parquet import CHAT_MESSAGE
 from understudy.ingest.trace import Message
 from understudy.store.outcomes import GradedRollout
@@ -101,7 +102,8 @@ def export(
     if form != "sft":
         selection = msgspec.structs.replace(corpus.selection, solved_only=False, origins=("rollouts",))
         corpus = Corpus(corpus.store, selection, corpus.redactor, unredacted=corpus.unredacted)
-    with ExportWriter(corpus, output, f"verl-{form}", report, columns=COLUMNS[form]) as writing:
+    columns = COLUMNS[form] | (tools_columns(corpus) if form == "sft" else {})
+    with ExportWriter(corpus, output, f"verl-{form}", report, columns=columns) as writing:
         for group, row in _rows(corpus, form, unit):
             writing.add(group, row)
         if form == "sft":
@@ -117,7 +119,10 @@ def conversation_row(example: Example) -> dict[str, Any]:
         # An empty list: verl hands null on to the template, which ends there.
         "tools": [_tool(tool) for tool in example.tools or ()],
         "trained": list(example.trained),
-        **{name: getattr(example, name) for name in ("example_id", "origin", "group", "reward", "model")},
+        **{
+            name: getattr(example, name)
+            for name in ("example_id", "origin", "group", "reward", "model", *TOOLS_FROM)
+        },
     }
 
 

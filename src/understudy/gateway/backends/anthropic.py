@@ -16,6 +16,7 @@ from understudy.errors import BackendError
 from understudy.gateway.backends.base import NativeRequest, NativeResponse
 from understudy.gateway.backends.fields import Count
 from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient
+from understudy.gateway.errors import refused_credentials
 from understudy.gateway.prices import Price
 from understudy.types import Usage
 from understudy.wire.anthropic import CLOSING_EVENTS, MessageAssembly
@@ -155,7 +156,10 @@ class AnthropicRelay:
                         for event in batch:
                             if event.name == b"error" and not message.complete:
                                 raise _error_of_event(url, event.data)
+                            repeated = event.name == b"message_start" and message.started
                             message.add(event.name, event.data)
+                            if repeated:
+                                continue  # some gateways send it twice; an agent would begin a second message
                             if message.complete:
                                 held_back.append(event.raw)
                                 deadline.reschedule(asyncio.get_running_loop().time() + END_S)
@@ -211,8 +215,7 @@ class AnthropicRelay:
             return error
         if status in _OUR_KEY:
             # In these words an agent would take it for a fault of its own key, and ask its user for another.
-            message = f"the provider refused the gateway's key or its rights: {provider_error.message}"
-            provider_error = ProviderError(500, "api_error", message, should_retry=False)
+            provider_error = ProviderError(500, "api_error", refused_credentials(status), should_retry=False)
         provider_error = msgspec.structs.replace(
             provider_error,
             status=provider_error.status if provider_error.status < _NO_STATUS else 500,

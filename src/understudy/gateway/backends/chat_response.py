@@ -46,7 +46,9 @@ def read_ids(text: bytes) -> TokenIds:
     try:
         ids = _decode(text)
     except msgspec.DecodeError as error:
-        raise BackendError(f"invalid response: prompt token ids: {error}", status=200) from error
+        raise BackendError(
+            f"invalid response: prompt token ids: {error}; expected an array of integers", status=200
+        ) from error
     return TokenIds(pack_ids(ids), len(ids))
 
 

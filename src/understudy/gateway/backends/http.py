@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, asynccontextmanager
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from typing import Any, Literal, TypeVar
 
 import aiohttp
@@ -115,13 +118,56 @@ CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 3600.0
 STALL_TIMEOUT_S = 600.0
 """How long a stream may be silent, which is also how long a request may wait in the server's queue for one."""
-ANSWER_LIMIT = 256 << 20
-"""The largest response that is read: a whole context with its tokens and logprobs is far smaller."""
+ANSWER_LIMIT = 128 << 20
+"""The largest response that is read in one piece: a whole context with its tokens and logprobs is far smaller."""
+STREAM_LIMIT = 256 << 20
+"""The largest stream: 130,000 tokens with their logprobs take 80 MB, of which little is kept."""
+RESPONSES_LIMIT = 512 << 20
+"""How much all responses that are being read may hold together, in one process."""
+ERROR_LIMIT = 1 << 20
+"""The largest error response that is read, of which REFUSAL_LIMIT bytes are kept."""
 REFUSAL_LIMIT = 64 << 10
+RETRY_AFTER_MOST_S = 86400.0
 REASON_LIMIT = 4000
 """The limit of an error response's message, in characters."""
 
+_SMALL_EVENT, _KEPT_OF_SMALL = 512, 128
+"""What is kept of an event up to the first of these sizes, in bytes: a token, without the words around it."""
 _SHOULD_RETRY = {"true": True, "false": False}
+
+
+class _ResponseMemory:
+    """What the responses hold that are being read in this process, each up to its share of RESPONSES_LIMIT."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._sizes: dict[object, int] = {}
+
+    @contextmanager
+    def response(self) -> Generator[Callable[[int], None]]:
+        """Yields what counts the bytes of one response. It raises BackendError where they are too many.
+
+        That is where all together hold too much and this one more than its share: small ones are always read.
+        """
+        response = object()
+        self._sizes[response] = 0
+
+        def count(size: int) -> None:
+            self._sizes[response] += size
+            self._total += size
+            if self._total > RESPONSES_LIMIT and self._sizes[response] > RESPONSES_LIMIT // len(self._sizes):
+                raise BackendError(
+                    f"overloaded: the responses of model servers that are being read hold more than "
+                    f"{RESPONSES_LIMIT} bytes together, and this is one of the largest; retry later"
+                )
+
+        try:
+            yield count
+        finally:
+            self._total -= self._sizes.pop(response)
+
+
+_RESPONSES = _ResponseMemory()
 
 
 class NotServedError(BackendError):
@@ -193,7 +239,12 @@ class HttpClient:
     ) -> bytes:
         """One request and the body of its response. Raises BackendError, also for every status but 200."""
         async with self._open(method, url, data, headers) as response:
-            return await read_body(response, ANSWER_LIMIT)
+            pieces: list[bytes] = []
+            with _RESPONSES.response() as count:
+                async for piece in read_pieces(response, ANSWER_LIMIT):
+                    count(len(piece))
+                    pieces.append(piece)
+                return b"".join(pieces)
 
     async def stream(
         self, method: str, url: str, data: bytes | None, headers: Mapping[str, str] | None = None
@@ -206,11 +257,13 @@ class HttpClient:
         splitter = EventSplitter()
         async with (
             self._open(method, url, data, headers, stall_s=STALL_TIMEOUT_S) as response,
-            aclosing(read_pieces(response, ANSWER_LIMIT)) as pieces,
+            aclosing(read_pieces(response, STREAM_LIMIT)) as pieces,
         ):
-            async for piece in pieces:
-                if events := splitter.feed(piece):
-                    yield events
+            with _RESPONSES.response() as count:
+                async for piece in pieces:
+                    if events := splitter.feed(piece):
+                        count(sum(_kept_size(event) for event in events))
+                        yield events
             if rest := splitter.rest():
                 yield [rest]
 
@@ -279,18 +332,24 @@ class HttpClient:
         return self._resend or was_not_sent(error)
 
     async def _error_of(self, response: aiohttp.ClientResponse) -> BackendError:
-        body = self._connection.redact_bytes(await read_body(response, ANSWER_LIMIT))
+        body = self._connection.redact_bytes(await read_body(response, ERROR_LIMIT))
         kind = NotServedError if response.status >= 500 else BackendError
         return kind(
             f"{response.method} {response.url}: status {response.status}: {_reason(body)}",
             status=response.status,
-            retry_after_s=_seconds(response.headers.get("retry-after")),
+            retry_after_s=retry_after_s(response.headers.get("retry-after")),
             should_retry=_SHOULD_RETRY.get(response.headers.get("x-should-retry", "")),
             body=body[:REFUSAL_LIMIT],
         )
 
     def _detail(self, error: Exception) -> str:
         return self.clean(str(error)) or type(error).__name__
+
+
+def _kept_size(event: ServerSentEvent) -> int:
+    """About how much is kept of an event until its response is complete, in bytes."""
+    size = len(event.data)
+    return min(size, _KEPT_OF_SMALL) + max(size - _SMALL_EVENT, 0)
 
 
 def _reason(body: bytes) -> str:
@@ -303,6 +362,19 @@ def _reason(body: bytes) -> str:
     return (error or response.message)[:REASON_LIMIT] or body[:500].decode(errors="replace")
 
 
-def _seconds(value: str | None) -> float | None:
-    """A retry-after in seconds; the form with a date is not worth a parser."""
-    return float(value) if value is not None and re.fullmatch(r"\d{1,9}(\.\d+)?", value.strip()) else None
+def retry_after_s(value: str | None, now: float | None = None) -> float | None:
+    """A Retry-After header in seconds from now (Unix seconds): a number, or a date; None for anything else.
+
+    What lies in the past is 0, and what lies further off than RETRY_AFTER_MOST_S is that.
+    """
+    if value is None:
+        return None
+    if re.fullmatch(r"[+-]?(\d+(\.\d*)?|\.\d+)", value := value.strip()):
+        return min(max(float(value), 0.0), RETRY_AFTER_MOST_S)
+    try:
+        date = parsedate_to_datetime(value)
+    except (ValueError, OverflowError):
+        return None
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)  # an HTTP date is always in GMT
+    return min(max(date.timestamp() - (time.time() if now is None else now), 0.0), RETRY_AFTER_MOST_S)

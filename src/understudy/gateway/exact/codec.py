@@ -133,16 +133,26 @@ def _prepared(message: dict[str, Any], shape: _CallShape) -> dict[str, Any]:
     return prepared
 
 
+IMAGE_PLACEHOLDER = "[image: this model reads text only]"
+"""What a model is shown in place of an image where tokens are exact; stored tokens hold it, so it is frozen."""
+
+
 def _text(content: str | list[dict[str, Any]] | None) -> str:
-    """The text of a message; parts are on lines of their own. Raises BackendError for an image."""
+    """The text of a message; parts are on lines of their own, and an image is IMAGE_PLACEHOLDER.
+
+    An agent sends an image with every later request too: refused, it would end the conversation. Raises
+    BackendError for any other kind of part.
+    """
     if content is None or isinstance(content, str):
         return content or ""
-    other = [part.get("type") for part in content if part.get("type") != "text"]
+    other = [part.get("type") for part in content if part.get("type") not in ("text", "image_url")]
     if other:
         raise BackendError(
-            f'unsupported content of type {other[0]!r}: with tokens = "exact" a model gets text only', status=400
+            f'unsupported content of type {other[0]!r}: with tokens = "exact" a model gets text only; '
+            'set tokens = "observe" for this model',
+            status=400,
         )
-    return "\n".join(part["text"] for part in content)
+    return "\n".join(part["text"] if part.get("type") == "text" else IMAGE_PLACEHOLDER for part in content)
 
 
 def _shaped(call: dict[str, Any], shape: _CallShape) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import msgspec
 from understudy.errors import GatewayError, StoreError
 from understudy.gateway.backends.base import RestorableBackend
 from understudy.gateway.budget import Budget
+from understudy.gateway.errors import BudgetExceeded
 from understudy.gateway.keys import digest_of, new_key
 from understudy.gateway.router import ModelRouter
 from understudy.gateway.session import GatewaySession
@@ -155,7 +156,8 @@ class StoredKeys:
             for call in some:
                 if call.sequence == 0:
                     session.spending.started_ago(time.time() - call.started_at)
-                session.spending.add(call.usage, call.cost_usd)
+                if call.error is None or call.error.type != BudgetExceeded.__name__:
+                    session.spending.add(call.usage, call.cost_usd, len(call.request))
                 if call.status == "ok":
                     self._restore_call(session, call)
         return session

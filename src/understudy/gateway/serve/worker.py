@@ -31,6 +31,7 @@ from understudy.gateway.router import ModelRouter
 from understudy.gateway.serve.admin import AdminApp, SingleGateway
 from understudy.gateway.serve.stored_keys import StoredKeys
 from understudy.gateway.server.app import Gateway
+from understudy.gateway.server.connections import ConnectionTable
 from understudy.gateway.server.http import ClientGone, HttpRequest, Receive, Send
 from understudy.gateway.server.listen import Listener, unix_socket
 from understudy.store import Store
@@ -62,6 +63,7 @@ class ForwardingApp:
         try:
             index = await self._owner(request.api_key())
             if index != self._index:
+                request.authenticate()
                 return await self._forward(request, self._client(index))
         except ClientGone:
             return
@@ -188,8 +190,9 @@ async def work(spec: WorkerSpec) -> None:
         stack.push_async_callback(forward.close)
         admin = AdminApp(SingleGateway(parts.control, parts.metrics), spec.admin_key)
         own = {sockets[spec.index]: gateway, Path(spec.orders): admin}
-        listeners = [Listener(app, unix_socket(path), path) for path, app in own.items()]
-        listeners += [Listener(forward, socket.socket(fileno=number)) for number in spec.listeners]
+        table = ConnectionTable()
+        listeners = [Listener(app, unix_socket(path), path, table=table) for path, app in own.items()]
+        listeners += [Listener(forward, socket.socket(fileno=number), table=table) for number in spec.listeners]
         for listener in listeners:
             await listener.start()
             stack.push_async_callback(listener.stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,7 +15,9 @@ from understudy.gateway.errors import fault_of
 from understudy.gateway.keys import KeyRing
 from understudy.gateway.router import ModelRouter
 from understudy.gateway.server.capture import CallObserver, CallSink, Capture
+from understudy.gateway.server.connections import ConnectionTable
 from understudy.gateway.server.http import (
+    IN_FLIGHT_LIMIT,
     ClientGone,
     HttpRequest,
     Receive,
@@ -70,6 +73,7 @@ class Gateway:
         self._agent_telemetry = agent_telemetry or AgentTelemetry()
         self._capture = Capture(models, sink, self.control, observers=observers, streaming=streaming)
         self._listeners: list[Listener] = []
+        self._connections = ConnectionTable()
         self._stopping = False
         self._routes: dict[tuple[str, str], tuple[str | None, _Handler]] = {
             ("POST", "/v1/messages"): (Anthropic.name, self._generate),
@@ -84,12 +88,12 @@ class Gateway:
 
     async def start_unix(self, path: Path) -> None:
         """Listen on a Unix socket at `path`, of any length, mode 0666. Raises ConfigError."""
-        await self._listen(Listener(self, unix_socket(path), path, head_s=self._limits.head_s))
+        await self._listen(unix_socket(path), path)
 
     async def start_tcp(self, host: str, port: int) -> str:
         """Listen on `host`, at a free port when `port` is 0; returns the base URL. Raises ConfigError."""
         listener, url = tcp_socket(host, port)
-        await self._listen(Listener(self, listener, head_s=self._limits.head_s))
+        await self._listen(listener)
         return url
 
     async def stop(self) -> None:
@@ -100,7 +104,8 @@ class Gateway:
                 stack.push_async_callback(self._listeners.pop().stop)
             await self._capture.drain(self._limits.drain_s)
 
-    async def _listen(self, listener: Listener) -> None:
+    async def _listen(self, listening: socket.socket, path: Path | None = None) -> None:
+        listener = Listener(self, listening, path, head_s=self._limits.head_s, table=self._connections)
         await listener.start()
         self._listeners.append(listener)
 
@@ -195,6 +200,7 @@ class Gateway:
         if session is None:
             message = "invalid API key: no active attempt has it; check the key, or start a new attempt"
             raise RequestRefused(Fault(kind="permission", message=message))
+        request.authenticate()
         return session
 
     async def _read(self, request: HttpRequest, dialect: Dialect) -> AgentRequest:
@@ -205,6 +211,9 @@ class Gateway:
         session = await self._session(request)
         if self._stopping:
             message = "the gateway is stopping; retry when it runs again"
+            raise RequestRefused(Fault(kind="overloaded", message=message))
+        if session.in_flight >= IN_FLIGHT_LIMIT:
+            message = f"overloaded: {IN_FLIGHT_LIMIT} requests of this attempt are unanswered; retry later"
             raise RequestRefused(Fault(kind="overloaded", message=message))
         return AgentRequest(
             session=session,

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from understudy.errors import GatewayError, UnderstudyError
 from understudy.gateway.backends.base import Backend, Relay, is_relay
+from understudy.gateway.budget import Reservation
 from understudy.gateway.control import GenerationControl, policy_spans
 from understudy.gateway.errors import Abandoned, BudgetExceeded, fault_of
 from understudy.gateway.prices import cost
@@ -142,8 +143,15 @@ class InFlightCall:
         self, capture: Capture, request: PreparedRequest, recorder: _CallRecorder
     ) -> ResponseDraft:
         session = request.agent_request.session
-        if message := session.spending.exceeded_message():
-            raise BudgetExceeded(message)
+        reservation = await session.spending.reserve(
+            len(request.agent_request.body),
+            request.max_tokens,
+            request.server.price,
+            adjustable=request.adjustable,
+        )
+        recorder.reservation = reservation  # settled when the call is stored, however it ends
+        if reservation.max_tokens is not None:
+            request.sampling["max_tokens"] = reservation.max_tokens
         push = self._push if capture.streaming and request.stream else None
         control = capture.control
         slots = capture.models.slots_of(request.server)
@@ -173,6 +181,7 @@ class _CallRecorder:
     ) -> None:
         self.generation: Generation | None = None
         self.policy_spans: tuple[PolicySpan, ...] = ()
+        self.reservation: Reservation | None = None
         self._capture = capture
         self._request = agent_request
         self._server = server
@@ -214,7 +223,12 @@ class _CallRecorder:
         except UnderstudyError as failure:
             _log.error("call %s of attempt %s could not be stored: %s", call.id, call.attempt_id, failure)
             return fault_of(failure)
-        self._request.session.spending.add(call.usage, call.cost_usd)
+        finally:
+            spending = self._request.session.spending
+            if self.reservation is not None:
+                spending.settle(self.reservation, call.usage, call.cost_usd)
+            elif not isinstance(error, BudgetExceeded):
+                spending.add(call.usage, call.cost_usd)
         for observe in self._capture.observers:
             try:
                 observe(call, self._request.headers)

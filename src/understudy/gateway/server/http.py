@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
+import zstandard
 from msgspec import Struct
 
 from understudy.gateway.session import GatewaySession
@@ -16,8 +18,10 @@ BODY_LIMIT = 32 << 20
 """The largest request body in bytes; it is what Anthropic's own API takes."""
 VALUES_LIMIT = 1 << 20
 """How many commas a body may have: JSON values of a few bytes become objects of a hundred in memory."""
-ATTEMPT_LIMIT = 128 << 20
+ATTEMPT_LIMIT = 64 << 20
 """The total size of one attempt's request bodies, from their first byte until they are answered."""
+IN_FLIGHT_LIMIT = 512
+"""How many requests of one attempt may be unanswered at once; an agent with its subagents has about ten."""
 
 STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _JSON = b"application/json"
@@ -42,7 +46,7 @@ class RequestLimits(Struct, frozen=True, kw_only=True):
 
     head_s: float = 30.0
     body_s: float = 60.0
-    unread_bytes: int = 512 << 20
+    unread_bytes: int = 128 << 20
     drain_s: float = 10.0
     headers_after_s: float = 20.0
     ping_every_s: float = 5.0
@@ -81,6 +85,7 @@ class HttpRequest:
         self.started = False
         self._receive = receive
         self._send = send
+        self._state: Mapping[str, Any] = scope.get("state", {})
         self._session: GatewaySession | None = None
         self._size = 0
 
@@ -94,6 +99,11 @@ class HttpRequest:
         scheme, _, token = self.headers.get(b"authorization", b"").partition(b" ")
         key = token.strip() if scheme.lower() == b"bearer" else self.headers.get(b"x-api-key", b"")
         return key.decode("latin-1")
+
+    def authenticate(self) -> None:
+        """Tell the connection that its client has a valid key: it is closed after those that have shown none."""
+        if (authenticate := self._state.get("authenticate")) is not None:
+            authenticate()
 
     async def read_body(self, unread: UnreadBodies, session: GatewaySession) -> bytes:
         """The whole body of a session's request. Raises ClientGone and RequestRefused.
@@ -115,7 +125,7 @@ class HttpRequest:
                         raise RequestRefused(_TOO_LARGE)
                     if unread.total_bytes > unread.limit_bytes or session.body_bytes > ATTEMPT_LIMIT:
                         raise RequestRefused(_OVERLOADED)
-            body = b"".join(chunks)
+            body = self._decoded(b"".join(chunks))
         except TimeoutError:
             message = f"timeout: the request body did not arrive within {unread.timeout_s:g} s; retry"
             raise RequestRefused(Fault(kind="timeout", message=message)) from None
@@ -125,6 +135,32 @@ class HttpRequest:
             message = f"request body too large: it has more than {VALUES_LIMIT} JSON values; send fewer"
             raise RequestRefused(Fault(kind="too_large", message=message))
         return body
+
+    def _decoded(self, body: bytes) -> bytes:
+        """A body without its content coding. Raises RequestRefused for one that is unsupported or broken."""
+        coding = self.headers.get(b"content-encoding", b"identity").strip().lower()
+        if coding in (b"", b"identity"):
+            return body
+        decode = _DECODERS.get(coding)
+        if decode is None:
+            expected = ", ".join(name.decode() for name in _DECODERS)
+            message = (
+                f"content-encoding {coding[:40].decode('latin-1')!r} is unsupported; expected one of {expected}"
+            )
+            raise RequestRefused(Fault(kind="unsupported_media", message=message))
+        try:
+            decoded, complete = decode(body)
+        except (zlib.error, zstandard.ZstdError) as error:
+            message = f"the request body is not valid {coding.decode()}: {error}"
+            raise RequestRefused(Fault(kind="invalid_request", message=message)) from error
+        if len(decoded) > BODY_LIMIT:
+            raise RequestRefused(_TOO_LARGE)
+        if not complete:
+            message = (
+                f"the request body is not valid {coding.decode()}: it ends too early, or goes on after its end"
+            )
+            raise RequestRefused(Fault(kind="invalid_request", message=message))
+        return decoded
 
     def release_body(self) -> None:
         """The request was answered: its body no longer counts."""
@@ -178,6 +214,32 @@ _TOO_LARGE = Fault(
     kind="too_large",
     message=f"request body too large: it has more than {BODY_LIMIT} bytes; send a shorter conversation",
 )
+
+
+def _inflate(wbits: int) -> Callable[[bytes], tuple[bytes, bool]]:
+    """A decoder of zlib's formats, which stops beyond BODY_LIMIT."""
+
+    def decode(body: bytes) -> tuple[bytes, bool]:
+        decoder = zlib.decompressobj(wbits)
+        return decoder.decompress(body, BODY_LIMIT + 1), decoder.eof and not decoder.unused_data
+
+    return decode
+
+
+def _unzstd(body: bytes) -> tuple[bytes, bool]:
+    """A decoder of zstd, which stops beyond BODY_LIMIT."""
+    with zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).stream_reader(body) as reader:
+        return reader.read(BODY_LIMIT + 1), True
+
+
+_ZSTD_WINDOW = 8 << 20
+_DECODERS = {
+    b"gzip": _inflate(zlib.MAX_WBITS | 16),
+    b"x-gzip": _inflate(zlib.MAX_WBITS | 16),
+    b"deflate": _inflate(zlib.MAX_WBITS),
+    b"zstd": _unzstd,
+}
+"""By content coding: what gives the body, and whether it is complete. `br` would need a library for it alone."""
 
 
 class Subscriber:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import resource
 import socket
 import stat
 from collections.abc import Callable, Generator
@@ -15,22 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from understudy.errors import ConfigError
+from understudy.gateway.server.connections import BoundedProtocol, ConnectionTable
 
 BACKLOG = 1024
 KEEP_ALIVE_S = 3600
 """Longer than any tool runs: a connection that is closed just as the agent uses it again costs a retry."""
-CONNECTIONS = 8192
-"""How many connections a listener keeps, if the process may open twice as many files: else one agent could use up
-all that there are. Above it, for each new one another is closed on which nobody waits for an answer.
-"""
 GRACE_S = 15
 """How long a listener that stops waits for answers under way: longer than any gateway drains."""
 HEAD_S = 30.0
-HEAD_LIMIT = 64 << 10
-"""Seconds and bytes that the request line and the headers of a request may take."""
+"""Seconds that the request line and the headers of a request may take."""
 
 
 @contextmanager
@@ -102,71 +96,6 @@ def tcp_socket(host: str, port: int) -> tuple[socket.socket, str]:
     return listener, f"http://{shown}:{listener.getsockname()[1]}"
 
 
-class _Protocol(HttpToolsProtocol):
-    """HTTP with bounds on what uvicorn itself waits for: heads, and whatever else is no body."""
-
-    def __init__(self, head_s: float, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._head_s = head_s
-        self._most = min(CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        self._between = 0
-        self._got_on = False
-        self._deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)  # pyright: ignore[reportArgumentType]
-        self._expect_head()
-        if len(self.connections) > self._most:
-            others: set[Any] = self.connections - {self}
-            idle = (one for one in others if one.cycle is None or one.cycle.response_complete)
-            if (one := next(idle, None)) is not None:
-                one.transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._have_head()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        self._got_on = False
-        super().data_received(data)
-        self._between = 0 if self._got_on else self._between + len(data)
-        if self._between > HEAD_LIMIT:
-            self._refuse(b"431 Request Header Fields Too Large")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._deadline is not None:  # else it stands after a body, where nobody reads it
-            super().on_header(name, value)
-
-    def on_body(self, body: bytes) -> None:
-        self._got_on = True
-        super().on_body(body)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._expect_head()
-
-    def on_headers_complete(self) -> None:
-        self._got_on = True
-        self._have_head()
-        super().on_headers_complete()
-
-    def _expect_head(self) -> None:
-        self._have_head()
-        self._deadline = self.loop.call_later(self._head_s, self._refuse, b"408 Request Timeout")
-
-    def _have_head(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _refuse(self, status: bytes) -> None:
-        """Before there is a request there is no dialect to say it in."""
-        self._have_head()
-        if not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
-            self.transport.close()
-
-
 class _Uvicorn(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -175,15 +104,24 @@ class _Uvicorn(uvicorn.Server):
 
 
 class Listener:
-    """A server on one listening socket, in the event loop that starts it."""
+    """A server on one listening socket, in the event loop that starts it.
+
+    Listeners of one process share a `table`, so that its bounds hold for all of them together.
+    """
 
     def __init__(
-        self, app: Callable[..., Any], listener: socket.socket, path: Path | None = None, *, head_s: float = HEAD_S
+        self,
+        app: Callable[..., Any],
+        listener: socket.socket,
+        path: Path | None = None,
+        *,
+        head_s: float = HEAD_S,
+        table: ConnectionTable | None = None,
     ) -> None:
         config = uvicorn.Config(
             app,
             loop="none",
-            http=partial(_Protocol, head_s),  # pyright: ignore[reportArgumentType]
+            http=partial(BoundedProtocol, table or ConnectionTable(), head_s),  # pyright: ignore[reportArgumentType]
             ws="none",
             lifespan="off",
             interface="asgi3",

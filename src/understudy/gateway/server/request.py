@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
 
 from understudy.gateway.backends.base import Backend, NativeRequest, Relay
@@ -62,6 +63,14 @@ class PreparedRequest(Protocol):
     @property
     def sampling(self) -> dict[str, object]: ...
 
+    @property
+    def max_tokens(self) -> int | None:
+        """How many tokens the completion may have; None where the request does not say."""
+        ...
+
+    adjustable: bool
+    """Whether `sampling["max_tokens"]` may be set before `generate`."""
+
     async def generate(self, message_id: str, push: Push | None) -> Generation:
         """Have the server generate; with `push`, what can be sent at once is sent while it does.
 
@@ -85,6 +94,8 @@ class PreparedRequest(Protocol):
 class TranslatedRequest:
     """A PreparedRequest for a backend that speaks chat: the request and its generation are translated."""
 
+    adjustable = True
+
     def __init__(self, agent_request: AgentRequest, dialect_request: DialectRequest, backend: Backend) -> None:
         self.agent_request = agent_request
         self.model = dialect_request.model
@@ -93,6 +104,11 @@ class TranslatedRequest:
         self.sampling: dict[str, object] = dialect_request.chat.sampling
         self._dialect_request = dialect_request
         self._finish: Callable[[Generation], tuple[DialectResponse, bytes]] | None = None
+
+    @property
+    def max_tokens(self) -> int | None:
+        limit = self.sampling.get("max_tokens")
+        return limit if isinstance(limit, int) else None
 
     async def generate(self, message_id: str, push: Push | None) -> Generation:
         if push is None:
@@ -122,8 +138,14 @@ class TranslatedRequest:
         return request.dialect.message(generation, self._dialect_request, request.session, message_id)
 
 
+class _MaxTokens(Struct):
+    max_tokens: int | None = None
+
+
 class RelayedRequest:
     """A PreparedRequest for a provider of the agent's own dialect. Raises InvalidRequest for any other."""
+
+    adjustable = False
 
     def __init__(self, agent_request: AgentRequest, model: str, stream: bool, relay: Relay) -> None:
         if relay.dialect != agent_request.dialect.name:
@@ -145,6 +167,13 @@ class RelayedRequest:
             conversation=agent_request.session.conversation(agent_request.branch),
         )
         self._draft: ResponseDraft | None = None
+
+    @property
+    def max_tokens(self) -> int | None:
+        try:
+            return msgspec.json.decode(self.agent_request.body, type=_MaxTokens).max_tokens
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return None  # the provider will refuse it
 
     async def generate(self, message_id: str, push: Push | None) -> Generation:
         answer = await self.server.relay(self._request, push)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import PurePath
 
@@ -21,8 +21,10 @@ from understudy.ingest.claude_code.records import (
     ClaudeBlock,
     ClaudeLog,
     ClaudeRecord,
+    decode_envelope,
     read_log,
     read_message_lines,
+    read_record_lines,
 )
 from understudy.ingest.claude_code.render import ClaudeCodeRenderer, text, value_of
 from understudy.ingest.claude_code.tree import ClaudeResponse
@@ -94,8 +96,15 @@ def split_by_agent(log: ClaudeLog, agent_id: str | None, meta: AgentMeta) -> lis
 class ClaudeSession:
     """The agents of a session, and which call started which of them."""
 
-    def __init__(self, session_id: str, parts: Sequence[SessionPart], ledger: RequestLedger | None = None) -> None:
+    def __init__(
+        self,
+        session_id: str,
+        parts: Sequence[SessionPart],
+        ledger: RequestLedger | None = None,
+        file_names: Collection[str] = (),
+    ) -> None:
         self.session_id = session_id
+        self.file_names = sorted(file_names)
         self.parts = parts
         self._ledger = ledger
         self._by_agent: dict[str, str] = {}
@@ -125,7 +134,8 @@ class ClaudeSession:
         conversation, envelope = part.built(), part.log.envelope
         agent_id = part.agent_id
         trace = Trace(
-            trace_id=self.session_id if agent_id is None else f"{self.session_id}/{agent_id}",
+            trace_id=_trace_id(self.session_id, agent_id),
+            former_ids=tuple(_trace_id(name, agent_id) for name in self.file_names),
             session_id=self.session_id,
             format=FORMAT_NAME,
             source=part.log.path,
@@ -208,6 +218,10 @@ class ClaudeSession:
         return depth
 
 
+def _trace_id(session_id: str, agent_id: str | None) -> str:
+    return session_id if agent_id is None else f"{session_id}/{agent_id}"
+
+
 def _turn(response: ClaudeResponse, conversation: ClaudeConversation) -> TraceTurn:
     notes = conversation.notes.get(response.node, ())
     body = response.records[-1].message
@@ -259,11 +273,13 @@ class _SessionFiles(Struct):
     """The files of one session: each with its directory and the agent's id, None for the session's own.
 
     `first` is the message id of the first response: sessions that were forked from one another share it.
+    `file_names` are the names of files (or of agents' directories) that are not the session's id.
     """
 
     session_id: str
     files: list[tuple[LogFile, str, str | None]] = []
     first: bytes | None = None
+    file_names: set[str] = set()
 
     def size(self) -> int:
         return sum(file.size for file, _, _ in self.files)
@@ -292,6 +308,18 @@ class ClaudeCodeFormat(LogFormat):
         if "subagents" in parts[1:]:
             return str(PurePath(*parts[: parts.index("subagents", 1) - 1]))
         return str(PurePath(path).parent)
+
+    def links(self, path: str, head: bytes) -> Iterable[str]:
+        """The sessions that the records name, and the first response, which forks have in common.
+
+        None for a file that is named after its session: it lies in the project's directory.
+        """
+        ids = {one.decode(errors="replace") for one in _SESSION.findall(head)}
+        name = path.replace("\\", "/").rpartition("/")[2].removesuffix(".gz").removesuffix(".jsonl")
+        if name in ids or _AGENT.fullmatch(f"{name}.jsonl") is not None:
+            return ()
+        first = _FIRST.search(head)
+        return (*ids, *([first[1].decode(errors="replace")] if first is not None else ()))
 
     def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
         """The traces of all sessions in the files: first a session, then its subagents. Raises OSError.
@@ -325,17 +353,71 @@ class ClaudeCodeFormat(LogFormat):
             if agent is None and _LEDGER in head and _FIRST.search(head) is None:
                 head += stream.read(_LEDGER_HEAD)
         within = _WITHIN.search(directory)
-        if agent is None:
-            session_id = name.removesuffix(".jsonl")
-        elif within is not None:
-            session_id = within[1]
-        else:
-            session = _SESSION.search(head)
-            session_id = session[1].decode(errors="replace") if session else name.removesuffix(".jsonl")
+        name = within[1] if agent is not None and within is not None else name.removesuffix(".jsonl")
+        session_id = _session_of(file, name, head)
         session_files = sessions.setdefault(session_id, _SessionFiles(session_id))
         session_files.files.append((file, directory, agent_id))
-        if agent is None and (first := _FIRST.search(head)) is not None:
+        if session_id != name:
+            session_files.file_names.add(name)
+        if agent is None and session_files.first is None and (first := _FIRST.search(head)) is not None:
             session_files.first = first[1]
+
+
+def _session_of(file: LogFile, name: str, head: bytes) -> str:
+    """The id of the session that a file logs; `name` is what the file's place says.
+
+    The program names the file after the session. Under any other name it was collected, and the records tell: the
+    last one, as a file may begin with records that were copied from the session that it continues.
+    """
+    if name.encode(errors="replace") in _SESSION.findall(head):
+        return name
+    session_id = None
+    for line in read_record_lines(file):
+        try:
+            envelope = decode_envelope(line)
+        except DECODE_ERRORS:
+            continue
+        if envelope.sessionId == name:
+            return name
+        if envelope.uuid is not None:
+            session_id = envelope.sessionId or session_id
+    return session_id or name
+
+
+def _merged_log(logs: Sequence[ClaudeLog]) -> ClaudeLog:
+    """One log of several files of one agent, which are copies of one log, made at different times, or parts of it.
+
+    What only one file has stands behind the record that it follows there, and a part where it belongs in time.
+    """
+    logs = sorted(logs, key=lambda log: -len(log.records))
+    whole = logs[0]
+    for log in logs[1:]:
+        known = {record.uuid for record in whole.records}
+        behind: dict[str | None, list[ClaudeRecord]] = {}  # by the record that they follow in their own file
+        anchor: str | None = None
+        for record in log.records:
+            if record.uuid in known:
+                anchor = record.uuid
+            else:
+                behind.setdefault(anchor, []).append(record)
+        first = behind.pop(None, [])
+        begin = first[0].timestamp or "" if first else ""
+        at = next(
+            (at for at, one in enumerate(whole.records) if (one.timestamp or "") > begin), len(whole.records)
+        )
+        records: list[ClaudeRecord] = []
+        places: list[int] = []
+        for number, record in enumerate(whole.records):
+            if number == at:
+                records += first
+            places.append(len(records))
+            records += [record, *behind.get(record.uuid, ())]
+        whole.ends = [places[end] if end < len(places) else len(records) for end in whole.ends]
+        whole.records = records if at < len(places) else [*records, *first]
+        whole.ledger = list(dict.fromkeys([*whole.ledger, *log.ledger]))
+        whole.losses["copied-file"] += 1
+        whole.sidechains = whole.sidechains or log.sidechains
+    return whole
 
 
 def _clusters(sessions: Iterable[_SessionFiles]) -> Iterator[list[_SessionFiles]]:
@@ -357,11 +439,16 @@ def _read_cluster(
     read: list[tuple[LogFile, ClaudeLog]] = []
     for session in cluster:
         parts: list[SessionPart] = []
+        logs: dict[str | None, list[ClaudeLog]] = {}
+        found: dict[str | None, AgentMeta] = {}
         for file, directory, agent_id in sorted(session.files, key=lambda one: (one[2] is not None, one[0].path)):
-            meta = metas.get(f"{directory}/{agent_id}", AgentMeta())
             log = read_log(file)
             read.append((file, log))
-            parts += split_by_agent(log, agent_id, meta)
+            logs.setdefault(agent_id, []).append(log)
+            if (meta := metas.get(f"{directory}/{agent_id}")) is not None:
+                found[agent_id] = meta
+        for agent_id, copies in logs.items():
+            parts += split_by_agent(_merged_log(copies), agent_id, found.get(agent_id, AgentMeta()))
         files.append(parts)
     ledger = None
     if any(log.ledger for _, log in read):
@@ -370,7 +457,8 @@ def _read_cluster(
         for file, _ in read:
             ledger.add_logged_messages(read_message_lines(file))
     sessions = [
-        ClaudeSession(session.session_id, parts, ledger) for session, parts in zip(cluster, files, strict=True)
+        ClaudeSession(session.session_id, parts, ledger, session.file_names)
+        for session, parts in zip(cluster, files, strict=True)
     ]
     owned, turns = _assign_turns(sessions, assigned_before)
     assigned_before.update(owned)

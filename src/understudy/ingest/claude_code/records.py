@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from io import BytesIO
 from typing import Any, BinaryIO, cast
 
@@ -22,35 +23,66 @@ _NOTIFICATION = re.compile(rb'"\s*<[a-z]+-notification>')
 _TASK = rb"{\"task_id\""  # some versions queue a notice about an agent like this, and never dequeue it
 
 
+_START_S = 0.2  # seconds that a prompt of the command line waits in the queue, at most
+
+
+class QueuedPrompt(Struct):
+    """A prompt in the queue: its content, how many records were logged before it, and when it was queued."""
+
+    content: Raw
+    at: int
+    timestamp: str | None
+
+    def is_notification(self) -> bool:
+        """Whether the program queued it, not the user."""
+        return _NOTIFICATION.match(bytes(self.content)) is not None
+
+
 class PromptQueue(Struct):
-    """The prompts in the queue, each with the number of records that were logged before it."""
+    """The prompts that wait until the model may be sent them."""
 
-    waiting: list[tuple[Raw, int]] = []
+    waiting: list[QueuedPrompt] = []
 
-    def program_started(self, operation: str | None, content: Raw, at: int) -> bool:
+    def program_started(self, record: ClaudeRecord, at: int) -> bool:
         """Apply an operation other than `remove` that stands behind `at` records.
 
         Returns whether it shows that the program was started here: with a prompt that was never queued while it
         ran.
         """
-        if operation == "enqueue":
-            if _TASK not in bytes(content)[:16]:
-                self.waiting.append((content, at))
-        elif operation == "popAll":
+        if record.operation == "enqueue":
+            if _TASK not in bytes(record.content)[:16]:
+                self.waiting.append(QueuedPrompt(record.content, at, record.timestamp))
+        elif record.operation == "popAll":
             self.waiting.clear()
-        elif operation == "dequeue":
+        elif record.operation == "dequeue":
             if not self.waiting:
                 return True  # it was queued before the log began
-            prompt, since = self.waiting.pop(0)
-            # A prompt from the command line is a string. Those from a stream of JSON are lists, which the log
-            # leaves out; they may come at any time.
-            return bool(bytes(prompt)) and since == at
+            prompt = self.waiting.pop(0)
+            waited = seconds_between(prompt.timestamp, record.timestamp)
+            # A prompt from the command line is a string, and does not wait. Those from a stream of JSON are lists,
+            # which the log leaves out; they may come at any time.
+            at_once = prompt.at == at and (waited is None or waited <= _START_S)
+            return at_once and bool(bytes(prompt.content)) and not prompt.is_notification()
         return False
 
     def take_sent_prompt(self) -> Raw | None:
-        """Remove the next prompt, which is sent amid a turn; None where it is a notification or unknown."""
-        prompt = self.waiting.pop(0)[0] if self.waiting else Raw()
-        return prompt if bytes(prompt) and _NOTIFICATION.match(bytes(prompt)) is None else None
+        """Remove the prompt that a `remove` operation says was sent amid a turn.
+
+        The operation does not name it: it is the user's oldest prompt. None where there is none.
+        """
+        prompts = [prompt for prompt in self.waiting if not prompt.is_notification()] or self.waiting[:1]
+        if not prompts:
+            return None
+        self.waiting.remove(prompts[0])
+        return prompts[0].content if bytes(prompts[0].content) and not prompts[0].is_notification() else None
+
+
+def seconds_between(first: str | None, second: str | None) -> float | None:
+    """The seconds from one timestamp to another; None where one of them is missing or malformed."""
+    try:
+        return (datetime.fromisoformat(second or "") - datetime.fromisoformat(first or "")).total_seconds()
+    except (TypeError, ValueError):  # no timestamp, or only one of them has a time zone
+        return None
 
 
 UNREADABLE = "unreadable"
@@ -157,7 +189,7 @@ _decode = msgspec.json.Decoder(ClaudeRecord).decode
 _decode_lines = msgspec.json.Decoder(ClaudeRecord).decode_lines
 _body = msgspec.json.Decoder(ClaudeMessage).decode
 _block = msgspec.json.Decoder(ClaudeBlock | str).decode
-_envelope = msgspec.json.Decoder(ClaudeEnvelope).decode
+decode_envelope = msgspec.json.Decoder(ClaudeEnvelope).decode
 
 _LEDGER = ("api-request", "api-request-blob", "api-request-shape")
 _ASIDE_TEXT = """
@@ -195,9 +227,14 @@ def read_log(file: LogFile) -> ClaudeLog:
 
 def read_message_lines(file: LogFile) -> Iterator[bytes]:
     """The lines of a file that may hold a message of the assistant or the user, unparsed. Raises OSError."""
+    return (line for line in read_record_lines(file) if _SPOKEN.search(line) is not None)
+
+
+def read_record_lines(file: LogFile) -> Iterator[bytes]:
+    """The lines of a file, unparsed, but for those that are too long. Raises OSError."""
     with file.open() as stream:
         for some in _whole_lines(stream, Counter()):
-            yield from (line for line in BytesIO(some) if _SPOKEN.search(line) is not None)
+            yield from BytesIO(some)
 
 
 def _at_once(some: bytes, _: Counter[str]) -> list[ClaudeRecord]:
@@ -267,8 +304,16 @@ def _file_without_uuid(lines: ClaudeLog, record: ClaudeRecord) -> None:
         prompt = lines.queue.take_sent_prompt() if record.operation == "remove" else None
         if prompt is not None and lines.records:
             name, above = f"?{len(lines.records)}", lines.records[-1].uuid
-            lines.records.append(ClaudeRecord(type=QUEUED_PROMPT, uuid=name, parentUuid=above, content=prompt))
-        elif lines.queue.program_started(record.operation, record.content, len(lines.records)):
+            lines.records.append(
+                ClaudeRecord(
+                    type=QUEUED_PROMPT,
+                    uuid=name,
+                    parentUuid=above,
+                    content=prompt,
+                    timestamp=record.timestamp,
+                )
+            )
+        elif lines.queue.program_started(record, len(lines.records)):
             lines.ends.append(len(lines.records))
     else:
         lines.losses[f"unknown-type:{record.type[:40]}"] += 1
@@ -353,7 +398,7 @@ def _find_envelope(lines: ClaudeLog, some: bytes) -> None:
     while begin < len(some):
         end = some.find(b"\n", begin) + 1 or len(some)
         try:
-            envelope = _envelope(some[begin:end])
+            envelope = decode_envelope(some[begin:end])
         except DECODE_ERRORS:
             envelope = None
         if envelope is not None and envelope.sessionId is not None and envelope.uuid is not None:

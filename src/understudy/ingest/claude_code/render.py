@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from understudy.ingest.chat import response_message
-from understudy.ingest.claude_code.records import DECODE_ERRORS, QUEUED_PROMPT, ClaudeBlock, ClaudeRecord
-from understudy.ingest.claude_code.tree import ClaudeResponse, ClearedRecord, TrimmedResponse
-from understudy.ingest.claude_code.versions import QUEUED, log_only_inputs
+from understudy.ingest.claude_code.records import DECODE_ERRORS, ClaudeBlock, ClaudeRecord
+from understudy.ingest.claude_code.tree import ClaudeResponse, SentRecord, TrimmedResponse
+from understudy.ingest.claude_code.versions import log_only_inputs
 from understudy.ingest.trace import Message, TurnAction, tool_call
 
 CLEARED_RESULT = "[Old tool result content cleared]"
@@ -21,16 +21,11 @@ CLEARED_RESULT = "[Old tool result content cleared]"
 Blocks = Sequence[ClaudeBlock | str]
 
 
-class _Queued(Struct):
-    prompt: str | list[ClaudeBlock | str] = ""
-
-
 class _LedgerMessage(Struct):
     role: str = ""
     content: str | list[ClaudeBlock | str] | None = None
 
 
-_queued = msgspec.json.Decoder(_Queued).decode
 _spoken = msgspec.json.Decoder(_LedgerMessage).decode
 
 
@@ -49,8 +44,8 @@ class ClaudeCodeRenderer:
                 if isinstance(block, str) or block.type != "tool_use" or block.id in body.tool_use_ids
             ]
             return _assistant(blocks, body.response.hides_plans)
-        if isinstance(body, ClearedRecord):
-            return _user(_blocks(body.record), body.tool_use_ids)
+        if isinstance(body, SentRecord):
+            return _with_added(body)
         if isinstance(body, ClaudeRecord):
             return _user(_user_content(body))
         if isinstance(body, Raw):
@@ -106,17 +101,9 @@ def _blocks(record: ClaudeRecord) -> Blocks:
 
 
 def _user_content(record: ClaudeRecord) -> Blocks:
-    """The content of a record of the user's side: a prompt, results, a queued message, a command's output."""
-    if record.type in ("system", QUEUED_PROMPT):
+    """The content of a record of the user's side: a prompt, results, a command's output."""
+    if record.type == "system":
         return [text(record.content)]
-    if record.type == "attachment":
-        try:
-            prompt = _queued(record.attachment).prompt
-        except DECODE_ERRORS:
-            return []
-        if isinstance(prompt, str):
-            return [prompt.join(QUEUED)]
-        return [QUEUED[0], *prompt, QUEUED[1]]
     return _blocks(record)
 
 
@@ -175,6 +162,21 @@ def _user(blocks: Blocks, cleared: frozenset[str] = frozenset()) -> list[Message
     if parts:
         results.append({"role": "user", "content": _simple(parts, joined=True)})
     return results
+
+
+def _with_added(sent: SentRecord) -> list[Message]:
+    """The messages of a record: texts that were added go into the last tool result, as long as that is a text."""
+    blocks = _user_content(sent.record)
+    if not any(isinstance(block, ClaudeBlock) and block.tool_use_id is not None for block in blocks):
+        return _user([*sent.added, *blocks])
+    messages = _user(blocks, sent.cleared)
+    added = list(sent.added)
+    last, raw = messages[-1], next((bytes(b.content) for b in reversed(blocks) if isinstance(b, ClaudeBlock)), b"")
+    if last["role"] == "tool" and raw.startswith(b'"'):
+        texts = [part for part in added if isinstance(part, str)]
+        last["content"] = "\n\n".join(filter(None, (last["content"].rstrip(), *texts)))
+        added = [part for part in added if not isinstance(part, str)]
+    return [*messages, *_user(added)]
 
 
 def _result(content: Any) -> Any:

@@ -7,13 +7,12 @@ the log again. What changes then becomes a new branch, so that turns from before
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime, timedelta
 from itertools import zip_longest
 
 import msgspec
 from msgspec import Struct
 
-from understudy.ingest.claude_code.records import ClaudeBlock, ClaudeRecord
+from understudy.ingest.claude_code.records import ClaudeBlock, ClaudeRecord, seconds_between
 from understudy.ingest.trace import TraceNode
 
 MIN_UNIQUE_ID_LENGTH = 12
@@ -42,11 +41,16 @@ class TrimmedResponse(Struct, gc=False, frozen=True):
     tool_use_ids: frozenset[str]
 
 
-class ClearedRecord(Struct, gc=False, frozen=True):
-    """A record whose results of the calls with these ids are sent as a placeholder, to save context."""
+class SentRecord(Struct, gc=False, frozen=True):
+    """A record of the user's side that is sent otherwise than it was logged.
+
+    The results of the calls with the ids `cleared` are sent as a placeholder, to save context. `added` are texts
+    and images that are sent with the record: behind the last tool result, or in front of a prompt.
+    """
 
     record: ClaudeRecord
-    tool_use_ids: frozenset[str]
+    cleared: frozenset[str] = frozenset()
+    added: tuple[str | ClaudeBlock, ...] = ()
 
 
 class _PreservedSegment(Struct):
@@ -119,12 +123,26 @@ def path_with_cleared_results(nodes: list[TraceNode], at: int, ids: frozenset[st
     bodies = _bodies(nodes, at)
     changed: dict[int, object] = {}
     for index, body in enumerate(bodies):
-        if isinstance(body, ClaudeRecord) and (hit := ids.intersection(result_ids(body))):
-            changed[index] = ClearedRecord(body, hit)
-        elif isinstance(body, ClearedRecord) and (
-            hit := ids.intersection(result_ids(body.record)) - body.tool_use_ids
-        ):
-            changed[index] = ClearedRecord(body.record, hit | body.tool_use_ids)
+        results = sent_record(body)
+        if results is not None and (hit := ids.intersection(result_ids(results.record)) - results.cleared):
+            changed[index] = SentRecord(results.record, hit | results.cleared, results.added)
+    return _copy_path(nodes, at, bodies, changed)
+
+
+def path_without(nodes: list[TraceNode], at: int, dropped: Collection[int], *, added: bool = False) -> int:
+    """A path like that to `at`, but without some nodes, and with `added` without what was added to records.
+
+    Returns its last node.
+    """
+    bodies = _bodies(nodes, at)
+    changed: dict[int, object] = {}
+    step = at
+    for index, body in enumerate(bodies):
+        if step in dropped:
+            changed[index] = None
+        elif added and isinstance(body, SentRecord) and body.added:
+            changed[index] = SentRecord(body.record, body.cleared)
+        step = nodes[step].parent
     return _copy_path(nodes, at, bodies, changed)
 
 
@@ -138,8 +156,9 @@ def path_after_resume(nodes: list[TraceNode], at: int, met: set[int]) -> int:
     answered_calls: set[str] = set()
     lost: set[str] = set()
     for index, body in enumerate(bodies):
-        if isinstance(body, ClaudeRecord) and (ids := result_ids(body)):
-            if id(body) in met:
+        results = sent_record(body)
+        if results is not None and (ids := result_ids(results.record)):
+            if id(results.record) in met:
                 answered_calls.update(ids)
             else:
                 lost.update(ids)
@@ -191,6 +210,11 @@ def _copy_path(nodes: list[TraceNode], at: int, bodies: list[object], changed: M
     return at
 
 
+def sent_record(body: object) -> SentRecord | None:
+    """The results in a body of a node, None where it holds no record of the user's side."""
+    return SentRecord(body) if isinstance(body, ClaudeRecord) else body if isinstance(body, SentRecord) else None
+
+
 def result_ids(record: ClaudeRecord) -> list[str]:
     """The ids of the tool calls that a record holds results of."""
     content = record.message.content if record.message is not None else None
@@ -219,17 +243,20 @@ def is_reused_id(response: ClaudeResponse, record: ClaudeRecord) -> bool:
     return len(response.key) < MIN_UNIQUE_ID_LENGTH and record.parentUuid != first.parentUuid
 
 
-def inherited_notes(nodes: Sequence[TraceNode], damage: Mapping[int, str]) -> dict[int, tuple[str, ...]]:
+def inherited_notes(
+    nodes: Sequence[TraceNode], damage: Mapping[int, tuple[str, ...]]
+) -> dict[int, tuple[str, ...]]:
     """For every node at or behind damage, the notes on all damage on the path to it."""
     if not damage:
         return {}
+    # A path may have been copied: its nodes have the same bodies.
+    of_body = {id(nodes[index].body): own for index, own in damage.items()}
     notes: dict[int, tuple[str, ...]] = {}
     # Parents come before their children in the list, so one pass is enough.
     for index in range(min(damage), len(nodes)):
         inherited = notes.get(nodes[index].parent, ())
-        own = damage.get(index)
-        if own is not None and own not in inherited:
-            inherited = (*inherited, own)
+        own = of_body.get(id(nodes[index].body), ())
+        inherited += tuple(note for note in own if note not in inherited)
         if inherited:
             notes[index] = inherited
     return notes
@@ -277,8 +304,5 @@ def only_prompt(records: Sequence[ClaudeRecord]) -> str | None:
 
 def _written_together(record: ClaudeRecord, after: ClaudeRecord) -> bool:
     """Whether two records were written within 20 ms, which is faster than any model responds."""
-    try:
-        passed = datetime.fromisoformat(after.timestamp or "") - datetime.fromisoformat(record.timestamp or "")
-    except (TypeError, ValueError):  # no timestamp, or only one of them has a time zone
-        return False
-    return abs(passed) < timedelta(milliseconds=20)
+    passed = seconds_between(record.timestamp, after.timestamp)
+    return passed is not None and abs(passed) < 0.02

@@ -28,10 +28,24 @@ _TOO_LONG = re.compile(r"exceeded the \d* ?output token maximum")
 
 QUEUED = (
     "<system-reminder>\nThe user sent a new message while you were working:\n",
+    "\n\nThis is how Claude Code surfaces messages the user sends mid-turn — within the running turn, often "
+    "alongside the next tool result, rather than as a separate conversation turn. Address the message above "
+    "as you continue this turn.\n</system-reminder>",
+)
+"""What the CLI sends around a message that the user wrote while the model worked."""
+
+_QUEUED_LATER = (
+    "<system-reminder>\nThe user sent a new message while you were working:\n",
     "\n\nIMPORTANT: After completing your current task, you MUST address the user's message above. Do not ignore "
     "it.\n</system-reminder>",
 )
-"""What the CLI sends around a message that the user wrote while the model worked."""
+"""The same from 2.1.21 to 2.1.197."""
+
+_QUEUED_BEFORE = (
+    "<system-reminder>\nThe user sent the following message:\n",
+    "\n\nPlease address this message and continue with your tasks.\n</system-reminder>",
+)
+"""The same in versions up to about 2.1.17."""
 
 NO_TOOL = b"No such tool available"
 """In the result of a call of a tool that was not among the request's tools."""
@@ -42,6 +56,7 @@ _REWRITTEN = {"ExitPlanMode": ("plan", "planFilePath")}
 When a plan is approved, its text is written into the logged call; the model never wrote it there.
 """
 
+_QUEUE_MENDED = (2, 1, 18)
 _NUMBERS = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
@@ -51,13 +66,20 @@ class VersionBehaviour(Struct, frozen=True):
     `hides_plans`: it leaves out the inputs of `log_only_inputs`. `resumes_by_parent`: when it resumes a session it
     follows `parentUuid` only, and so loses parallel calls whose results hang on other records of the response.
     `sends_errors`: its own messages about API errors are sent as the model's. `doubles_first`: in print mode it
-    sends the first response to a prompt and its results twice.
+    sends the first response to a prompt and its results twice. `queued` is what stands around a queued prompt.
+    `resends_queued`: where the response to a queued prompt calls no tools, the prompt is sent once more.
+    `numbers_with_tab`: a tab stands behind the numbers of a file's lines, not an arrow.
+    `adds_to_files`: a reminder that is not logged stands behind a mentioned file's lines.
     """
 
     hides_plans: bool = True
     resumes_by_parent: bool = False
     sends_errors: bool = False
     doubles_first: bool = False
+    queued: tuple[str, str] = QUEUED
+    numbers_with_tab: bool = True
+    adds_to_files: bool = False
+    resends_queued: bool = False
 
 
 def behaviour_of(version: str | None) -> VersionBehaviour:
@@ -74,6 +96,10 @@ def behaviour_of(version: str | None) -> VersionBehaviour:
         resumes_by_parent=(2, 1, 2) <= number < (2, 1, 80),
         sends_errors=number < (2, 0, 36),
         doubles_first=number < (1, 0, 69),
+        queued=_QUEUED_BEFORE if number < _QUEUE_MENDED else _QUEUED_LATER if number < (2, 1, 200) else QUEUED,
+        numbers_with_tab=number >= (2, 1, 90),
+        adds_to_files=number < (2, 1, 200),
+        resends_queued=number < _QUEUE_MENDED,
     )
 
 

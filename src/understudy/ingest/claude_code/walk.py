@@ -17,13 +17,15 @@ Throughout, `at` is the index of the node behind which the next node goes, -1 fo
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
+from typing import cast
 
-import msgspec
 from msgspec import Raw, Struct
 
 from understudy.ingest.claude_code import tree
+from understudy.ingest.claude_code.attachments import NOT_LOGGED, queued_text, sent_attachment
 from understudy.ingest.claude_code.records import (
     DECODE_ERRORS,
     QUEUED_PROMPT,
@@ -32,12 +34,17 @@ from understudy.ingest.claude_code.records import (
     ClaudeMessage,
     ClaudeRecord,
     parents_first,
+    seconds_between,
 )
-from understudy.ingest.claude_code.tree import ClaudeResponse
+from understudy.ingest.claude_code.render import text
+from understudy.ingest.claude_code.tree import ClaudeResponse, SentRecord
 from understudy.ingest.claude_code.versions import NO_TOOL, VersionBehaviour, continuation, is_sent_hook_output
 from understudy.ingest.trace import TraceNode
 
 _SENT_SYSTEM_SUBTYPE = "local_command"
+_BLOCKS = frozenset(("text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image"))
+_MENTION = re.compile(r"(?:^|\s)@(?:\"|[\w~./-]*[./])")
+"""A mention of a file or a directory in a prompt, whose contents are sent with it."""
 
 
 class ClaudeConversation(Struct):
@@ -53,13 +60,6 @@ class ClaudeConversation(Struct):
     active: set[str]
     snapshot: Raw | None
     losses: Counter[str]
-
-
-class _Attachment(Struct):
-    type: str = ""
-
-
-_attachment = msgspec.json.Decoder(_Attachment).decode
 
 
 def build_conversation(
@@ -96,28 +96,34 @@ class _Walk:
         arranged: bool = False,
     ) -> None:
         self.behaviour = behaviour
-        self.resumed = resumed if behaviour.resumes_by_parent else ()
+        self.records = records
+        self._logs_attachments: bool | None = None
+        # Versions that log attachments send the same after a resume: their log holds it.
+        self.resumed = () if self.logs_attachments() and not behaviour.resumes_by_parent else resumed
         self.arranged = arranged
         self.losses: Counter[str] = Counter()
-        self.records = records
         self.nodes: list[TraceNode] = []
         self.position: dict[str | None, int] = {None: -1}  # by uuid: the node behind which a record's children go
         self.responses: dict[str, ClaudeResponse] = {}
         self.calls: dict[str, ClaudeResponse] = {}  # by tool use id
         self.response_at: dict[int, ClaudeResponse] = {}  # by the nodes of a response and of its results
         self.first_reply: dict[str | None, ClaudeResponse] = {}  # by the uuid of its parent
-        self.damage: dict[int, str] = {}  # by node: a note on what is missing from there on
+        self.damage: dict[int, tuple[str, ...]] = {}  # by node: notes on what is missing from there on
         self.preserved_behind: dict[str, list[str]] = {}  # by the uuid of an anchor: the messages to repeat there
         # By the uuid of a compaction: how many nodes there were before it, and the last node of the path to it.
         self.boundaries: dict[str | None, tuple[int, int]] = {}
         self.snapshot: Raw | None = None
         self.last_error: ClaudeRecord | None = None  # the last error that the CLI reported
         self.queued: list[ClaudeRecord] = []  # prompts that were sent, whose position is still unknown
+        self.queued_before: dict[str, list[str]] = {}  # by key of a response: queued prompts sent in front of it
+        self.hurried: set[str] = set()  # keys of responses with a message in front of their last results
+        self.unlogged: set[int] = set()  # nodes of messages that the CLI sent only until the user's next prompt
         self.moved_up: set[str | None] = set()  # uuids of results that were placed before their turn in the file
         self._prompt_uuid: str | None = None
         self._parents: set[str | None] | None = None
         self._by_uuid: dict[str, ClaudeRecord] | None = None
         self._results_by_parent: dict[str | None, ClaudeRecord] | None = None
+        self._logged_prompts: Counter[str] | None = None
 
     def build(self) -> ClaudeConversation:
         """The conversation of all records.
@@ -152,7 +158,7 @@ class _Walk:
                 damaged_from = len(nodes)
                 self.losses["missing-parent"] += 1
             if resumed and uuid in resumed:
-                at = position[parent] = self.resume_path(parent, at)
+                at = position[parent] = self.resumed_path(parent, at)
             kind = record.type
             if kind == "assistant":
                 body = record.message
@@ -176,12 +182,14 @@ class _Walk:
                                 if name is not None and name not in calls:
                                     calls[name] = response
                                     response.pending.append(name)
+                            elif type(block) is ClaudeBlock and block.type not in _BLOCKS:
+                                self.mark(response.tail, "unknown_block")
             elif kind == "user":
                 at = user(record, at)
             elif kind != "progress":
                 at = self.place_other(record, at)
             if damaged_from >= 0 and len(nodes) > damaged_from:
-                self.damage.setdefault(damaged_from, "missing-parent")
+                self.mark(damaged_from, "missing-parent")
             position[uuid] = last = at
             previous = uuid
             if preserved_behind and uuid in preserved_behind:
@@ -236,7 +244,27 @@ class _Walk:
                 # A second result of one call, as after a rewind: it belongs where its parent is.
                 self.nodes.append(TraceNode(at, record))
                 return len(self.nodes) - 1
-        return self.add_message(record, at)
+        node = self.add_message(record, at)
+        if record.isCompactSummary and self.calls and not self.logs_attachments():
+            self.mark(node, NOT_LOGGED)  # files that were read before are sent again with a summary
+        if type(content) is list:
+            self.mark_unknown_blocks(content, node)
+        elif content and not self.logs_attachments() and _MENTION.search(cast(str, content)):
+            self.mark(node, "mention_not_logged")
+        elif content and self.logs_attachments() and cast(str, content).startswith("<task-notification>"):
+            self.mark(node, NOT_LOGGED)  # what stands around a notification is in the program only
+        return node
+
+    def mark_unknown_blocks(self, content: Sequence[ClaudeBlock | str], node: int) -> None:
+        """Note blocks of types that cannot be rendered."""
+        if any(isinstance(block, ClaudeBlock) and block.type not in _BLOCKS for block in content):
+            self.mark(node, "unknown_block")
+
+    def logs_attachments(self) -> bool:
+        """Whether the version logs what it sends beside messages."""
+        if self._logs_attachments is None:
+            self._logs_attachments = any(record.type == "attachment" for record in self.records)
+        return self._logs_attachments
 
     def place_assistant(self, record: ClaudeRecord, body: ClaudeMessage, at: int) -> ClaudeResponse:
         """The response that a record belongs to: an existing one with its message id, else a new one."""
@@ -258,10 +286,9 @@ class _Walk:
         """Add a new response behind `at`.
 
         Where `at` is another response (`above`) without results, the log lacks what made the model go on: a prompt
-        to continue after the output limit, or prompts that were queued while it worked.
+        to continue after the output limit, or a queued prompt that is sent a second time.
         """
         above = self.response_at.get(at)
-        unlogged = False
         if above is not None:
             at = self.end_of_response(above)
             error = (
@@ -270,27 +297,27 @@ class _Walk:
                 else None
             )
             if at == above.node and (prompt := continuation(above.records[-1], error)) is not None:
-                self.nodes.append(TraceNode(at, ClaudeRecord(type="user", message=ClaudeMessage(content=prompt))))
-                at = len(self.nodes) - 1
-                self.damage[at] = "continuation-not-logged"
-            elif at == above.node and self.queued:
-                at, unlogged = self.add_queued_prompts(at), True
+                at = self.add_unlogged(prompt, at)
+                self.mark(at, "continuation-not-logged")
+            elif at == above.node and self.behaviour.resends_queued and above.key in self.queued_before:
+                for prompt in self.queued_before[above.key]:
+                    at = self.add_unlogged(prompt, at)
             elif self.behaviour.doubles_first and self.nodes[above.node].parent == self.prompt_node():
                 at = tree.repeat_response(self.nodes, at, above)
+        prompts = self.take_queued_prompts(record)
+        if prompts:
+            at = self.position[record.parentUuid] = self.add_queued_prompts(prompts, at)
+            self.queued_before[key] = prompts
         node = len(self.nodes)
         response = ClaudeResponse(key, [record], node, node, [], self.behaviour.hides_plans)
         self.nodes.append(TraceNode(at, response))
         self.responses[key] = self.response_at[node] = response
-        if above is not None and unlogged:
-            # Versions that do not log a queued prompt as a message send it once: this response has it in its
-            # context, but what follows goes behind a copy of the response that does not.
-            response.tail = len(self.nodes)
-            self.nodes.append(TraceNode(above.tail, response))
-            self.response_at[response.tail] = response
         if above is not None and above.pending:
-            self.damage.setdefault(node, "missing-result")
+            self.mark(node, "missing-result")
         if record.parentUuid not in self.first_reply:
             self.first_reply[record.parentUuid] = response
+        if record.isSidechain and self.logs_attachments():
+            self.mark(node, NOT_LOGGED)  # of what is sent to subagents with results, their logs hold nothing
         return response
 
     def place_other(self, record: ClaudeRecord, at: int) -> int:
@@ -301,7 +328,8 @@ class _Walk:
         if record.type == UNREADABLE:
             return self.place_unreadable(record, at)
         if record.type == QUEUED_PROMPT:
-            self.queued.append(record)
+            if not self.is_logged_prompt(record):
+                self.queued.append(record)
             return at
         self.losses[f"unknown-type:{record.type[:40]}"] += 1
         return at
@@ -334,21 +362,25 @@ class _Walk:
         return self.add_message(record, at) if record.subtype == _SENT_SYSTEM_SUBTYPE else at
 
     def place_attachment(self, record: ClaudeRecord, at: int) -> int:
-        try:
-            kind = _attachment(record.attachment).type
-        except DECODE_ERRORS:
-            self.losses["odd-attachment"] += 1
-            return at
-        if kind == "prompt_snapshot" and self.snapshot is None:
+        if self.snapshot is None and b'"prompt_snapshot"' in bytes(record.attachment)[:80]:
             self.snapshot = record.attachment
-        return self.add_message(record, at) if kind == "queued_command" else at
+        sent = sent_attachment(record.attachment, self.behaviour)
+        if not sent.parts and sent.note is None:
+            return at
+        response = self.response_at.get(at)
+        at = self.add_parts(
+            sent.parts, at if response is None else self.end_of_response(response), sent.tool_use_id
+        )
+        if sent.note is not None:
+            self.mark(at, sent.note)
+        return at
 
     def place_unreadable(self, record: ClaudeRecord, at: int) -> int:
         """Place an empty node for a line that cannot be read: all that follows it is marked as damaged."""
         response = self.response_at.get(at)
         node = len(self.nodes)
         self.nodes.append(TraceNode(response.tail if response else at, record))
-        self.damage[node] = "unreadable-line"
+        self.mark(node, "unreadable-line")
         if response is not None:
             response.tail = node
             self.response_at[node] = response
@@ -359,24 +391,111 @@ class _Walk:
     def add_message(self, record: ClaudeRecord, at: int) -> int:
         """Add a message of the user's side behind `at`, or behind the results of the response that `at` is."""
         response = self.response_at.get(at)
-        self.queued.clear()
+        broken = left_out = False
+        if self.queued:
+            prompts = self.take_queued_prompts(record)
+            at = self.add_queued_prompts(prompts, self.end(at)) if at >= 0 and prompts else at
         if response is not None:
+            waiting = len(response.pending)
             at = self.end_of_response(response)
-            if response.pending:
+            broken = bool(response.pending)
+            left_out = response.key in self.hurried
+            if len(response.pending) < waiting:
+                self.hurried.add(response.key)
+            if broken:
                 # The program was killed while tools ran. When the session goes on, calls without a result are not
                 # sent.
-                self.damage.setdefault(len(self.nodes), "missing-result")
                 at = tree.path_without_pending_calls(self.nodes, at, response)
+        if self.unlogged and record.type == "user":
+            at = tree.path_without(self.nodes, at, self.unlogged)
         self.nodes.append(TraceNode(at, record))
+        if broken:
+            self.mark(len(self.nodes) - 1, "missing-result")
+        if left_out:
+            self.mark(len(self.nodes) - 1, "prompt_between_results")
         return len(self.nodes) - 1
 
-    def add_queued_prompts(self, at: int) -> int:
-        """Add the queued prompts behind a response that another response follows; returns the last node."""
-        for record in self.queued:
-            self.nodes.append(TraceNode(at, record))
-            at = len(self.nodes) - 1
-        self.queued.clear()
-        return at
+    def is_logged_prompt(self, record: ClaudeRecord) -> bool:
+        """Whether a prompt that was taken from the queue is logged as a message too; each message counts once."""
+        if self._logged_prompts is None:
+            attachments = (one.attachment for one in self.records if one.type == "attachment")
+            self._logged_prompts = Counter(filter(None, map(queued_text, attachments)))
+        prompt = text(record.content)
+        logged = self._logged_prompts[prompt] > 0
+        self._logged_prompts[prompt] -= logged
+        return logged
+
+    def take_queued_prompts(self, before: ClaudeRecord) -> list[str]:
+        """Remove the queued prompts that were sent before a record was written, and return them.
+
+        Operations on the queue are written at once, and records a little later. So such a prompt may stand in the
+        file before results that it followed; it was sent with the next request, in front of the response to it.
+        """
+        sent = [
+            record
+            for record in self.queued
+            if (passed := seconds_between(record.timestamp, before.timestamp)) is None or passed >= 0
+        ]
+        self.queued = [record for record in self.queued if record not in sent]
+        return [text(record.content) for record in sent]
+
+    def add_queued_prompts(self, prompts: Sequence[str], at: int) -> int:
+        """Add queued prompts behind `at`, in the last tool result where there is one; returns the last node."""
+        return self.add_parts([prompt.join(self.behaviour.queued) for prompt in prompts], at)
+
+    def add_parts(self, parts: Sequence[str | ClaudeBlock], at: int, tool_use_id: str | None = None) -> int:
+        """Add what was sent beside the messages, behind `at`; returns the last node.
+
+        It goes into the result of the call `tool_use_id`, else into the last result, or where the user wrote since
+        the response, in front of that. The nodes are not changed, but get siblings: turns may have been sent them
+        as they were.
+        """
+        response = self.response_at.get(at)
+        users: list[int] = []
+        last_result: int | None = None
+        step = at
+        while step >= 0 and (sent := tree.sent_record(self.nodes[step].body)) is not None:
+            if sent.record.type == "attachment":
+                break
+            users.append(step)
+            if (ids := tree.result_ids(sent.record)) and last_result is None:
+                last_result = len(users)
+            if ids and (tool_use_id is None or tool_use_id in ids):
+                last_result = len(users)
+                break
+            step = self.nodes[step].parent
+        if users:
+            users = users[:last_result]
+            first = users.pop()
+            sent = tree.sent_record(self.nodes[first].body) or SentRecord(ClaudeRecord())
+            bodies: list[object] = [SentRecord(sent.record, sent.cleared, (*sent.added, *parts))]
+            step = self.nodes[first].parent
+            self.damage[len(self.nodes)] = self.damage.get(first, ())
+            bodies += [self.nodes[node].body for node in reversed(users)]
+        else:
+            bodies, step = [], at
+            bodies.append(ClaudeRecord(type="attachment", message=ClaudeMessage(content=list(parts))))
+        for body in bodies:
+            self.nodes.append(TraceNode(step, body))
+            step = len(self.nodes) - 1
+        if response is not None:
+            response.tail = step
+            self.response_at[step] = response
+        return step
+
+    def mark(self, node: int, note: str) -> None:
+        """Note what is missing from a node on."""
+        if note not in (notes := self.damage.get(node, ())):
+            self.damage[node] = (*notes, note)
+
+    def add_unlogged(self, prompt: str, at: int) -> int:
+        """Add a message of the user's side that is not in the log; returns its node.
+
+        The CLI keeps it while it works on a prompt, but not in the conversation that the next prompt continues.
+        """
+        self.nodes.append(TraceNode(at, ClaudeRecord(type="user", message=ClaudeMessage(content=prompt))))
+        self.unlogged.add(len(self.nodes) - 1)
+        return len(self.nodes) - 1
 
     def prompt_node(self) -> int | None:
         """The node of the one prompt of a run in print mode (`claude -p`), None where it has not come yet."""
@@ -433,16 +552,19 @@ class _Walk:
         self.position.update(copied)
         return at
 
-    def resume_path(self, uuid: str | None, at: int) -> int:
-        """The path to `at` as some versions rebuild it from the log when they resume a session.
+    def resumed_path(self, uuid: str | None, at: int) -> int:
+        """The path to `at` as it is rebuilt from the log when a session is resumed: what was not logged is gone.
 
-        They follow `parentUuid` only, and so lose the parallel calls whose results hang on other records.
+        Some versions follow `parentUuid` only, and so lose the parallel calls whose results hang on other records.
         """
+        end = tree.path_without(self.nodes, self.end(at), self.unlogged, added=not self.logs_attachments())
+        if not self.behaviour.resumes_by_parent:
+            return at if end == self.end(at) else end
         met: set[int] = set()
         while uuid is not None and (record := self.by_uuid().get(uuid)) is not None and id(record) not in met:
             met.add(id(record))
             uuid = record.parentUuid
-        return tree.path_after_resume(self.nodes, self.end(at), met)
+        return tree.path_after_resume(self.nodes, end, met)
 
     # --- the end -------------------------------------------------------------------------------------------
 

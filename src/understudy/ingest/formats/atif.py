@@ -49,7 +49,8 @@ def _traces(
     builder = TraceBuilder("atif", source, session, losses=losses, trace_id=trace_id)
     builder.trace.parent = parent
     builder.trace.agent, builder.trace.version = string(agent.get("name")), string(agent.get("version"))
-    builder.set_tools(items(agent.get("tool_definitions")))
+    if value_at(log, "extra", "tools_source") in (None, "logged"):  # else an export of ours inferred them
+        builder.set_tools(items(agent.get("tool_definitions")))
     model = string(agent.get("model_name"))
     if not str(log.get("schema_version")).startswith("ATIF-v1."):
         losses["unknown_version"] += 1

@@ -45,6 +45,10 @@ class LogFormat(ABC):
         """A key: files with the same one must be given to `read` together. By default each file has its own."""
         return path
 
+    def links(self, path: str, head: bytes) -> Iterable[str]:
+        """Further keys, from a file's first 64 KB: groups of which files have one in common are read together."""
+        return ()
+
     def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
         """The traces in the files of a group. Raises OSError when a file cannot be read."""
         for file in files:

@@ -15,7 +15,7 @@ import msgspec
 from understudy.ingest.chat import content, response_message, result_message
 from understudy.ingest.formats.base import LogFormat, TraceBuilder, fingerprint
 from understudy.ingest.json_values import items, mapping, string, value_at
-from understudy.ingest.log_files import LogFile
+from understudy.ingest.log_files import LogFile, read_head
 from understudy.ingest.log_reader import file_name, outline, parent_directory, read_document, read_records
 from understudy.ingest.trace import Message, PlainRenderer, Trace, TraceParent, TurnAction, tool_call
 
@@ -74,7 +74,10 @@ class _GeminiSession:
         self.has_id = False
 
     def read(self) -> Trace:
-        if file_name(self.file.path).endswith(".jsonl"):
+        # Sessions are saved under both names: one document may be called .jsonl, and lines may be called .json.
+        seen = outline(head := read_head(self.file))
+        one_long_line = seen.kind == "{" and b"\n" not in head and file_name(self.file.path).endswith(".jsonl")
+        if seen.rows or one_long_line:
             for record in read_records(self.file, self.losses):
                 self.record(record)
         else:

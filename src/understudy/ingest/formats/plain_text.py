@@ -110,7 +110,10 @@ _RULE = re.compile(r"[─━═▔▁]{8,}")
 _FOLDED = re.compile(r"\(ctrl\+[a-z] to (?:expand|see)|^\s*… \+\d+ lines?")
 _VERSION = re.compile(r"Claude Code v?(\d[\w.]*)")
 _NAMED = re.compile(r"\b(Opus|Sonnet|Haiku|Fable) (\d+(?:\.\d+)*)", re.IGNORECASE)
-_DIRECTORY = re.compile(r"(?:cwd: |^[^\w~/]*)(~?/[^\s│]+)")
+_DIRECTORIES = (re.compile(r"cwd: (~?/[^\s│]+)"), re.compile(r"^[^\w~/]*(~?/[^\s│]+)"))
+_MCP = re.compile(r"([\w:-]+) - ([\w-]+) \(MCP\)")
+# What the program shows below a command whose text it sends to the model.
+_SENT = re.compile(r"/\S+ is (?:analyzing|running)")
 _CALL = re.compile(r"([A-Z][\w:.-]*|[\w-]+(?::[\w-]+)* - [\w-]+ \(MCP\))\((.*)\)\s*", re.DOTALL)
 _PAIRS = re.compile(r'([a-z_]+):\s+("(?:[^"\\]|\\.)*"|[^,]+)(?:,\s*|$)', re.DOTALL)
 _WIDEST = 1_000
@@ -119,9 +122,11 @@ _LONGEST_CALL = 5_000
 _SHOWN = {
     **dict.fromkeys(("Read", "Write", "Edit", "MultiEdit"), "file_path"),
     **dict.fromkeys(("Task", "Agent"), "description"),
-    "Bash": "command", "NotebookEdit": "notebook_path", "WebFetch": "url", "Skill": "skill",
+    "Bash": "command", "LS": "path", "NotebookEdit": "notebook_path", "WebFetch": "url", "Skill": "skill",
 }  # fmt: skip
-_RENAMED = {"Update": "Edit", "Web Search": "WebSearch", "Fetch": "WebFetch"}
+_RENAMED = {
+    "Update": "Edit", "Web Search": "WebSearch", "Fetch": "WebFetch", "List": "LS", "Update Todos": "TodoWrite",
+}  # fmt: skip
 
 
 class ClaudeTextFormat(LogFormat):
@@ -162,7 +167,7 @@ class ClaudeTextFormat(LogFormat):
             if block.kind == "user":
                 flush()
                 call_id = None
-                if text.startswith("/"):
+                if text.startswith("/") and not _is_sent(following):
                     losses["command_left_out"] += 1
                 elif text:
                     builder.add({"role": "user", "content": text})
@@ -181,6 +186,13 @@ class ClaudeTextFormat(LogFormat):
                 call_id = None
         flush()
         return builder.finish()
+
+
+def _is_sent(following: _TextBlock | None) -> bool:
+    """Whether a slash command was sent to the model, by the block below it: others show what they did."""
+    if following is None or following.kind == "user":
+        return False
+    return following.kind != "result" or _SENT.match(following.text()) is not None
 
 
 class _TextBlock(Struct):
@@ -245,7 +257,9 @@ def _banner(trace: Trace, shown: Sequence[str]) -> str | None:
     whole = "\n".join(top)
     if match := _VERSION.search(whole):
         trace.version = match.group(1)
-    trace.project = next((match.group(1) for line in top if (match := _DIRECTORY.search(line))), None)
+    # `cwd:` first: lines of help that stand above it begin with a slash too.
+    found = (match for pattern in _DIRECTORIES for line in top if (match := pattern.search(line)))
+    trace.project = next((match.group(1) for match in found), None)
     if match := _NAMED.search(whole):
         return f"claude-{match.group(1).lower()}-{match.group(2).replace('.', '-')}"
     return None
@@ -259,10 +273,13 @@ def _call(text: str, line: int, follows: bool) -> dict[str, Any] | None:
         # Some tools show no argument: a short title with a result below it is such a call.
         title = text.strip()
         short = follows and "\n" not in title and len(title) <= 40 and title[:1].isupper() and title[-1:].isalnum()
-        return tool_call(call_id, title, {}) if short else None
+        return tool_call(call_id, _RENAMED.get(title, title), {}) if short else None
     title, inside = match.groups()
     inside = "\n".join(part.strip() for part in inside.split("\n"))
     name = _RENAMED.get(title, title)
+    if mcp := _MCP.fullmatch(title):
+        server, tool = (re.sub(r"[^\w-]", "_", part) for part in mcp.groups())
+        name = f"mcp__{server}__{tool}"
     pairs = dict(_PAIRS.findall(inside)) if _PAIRS.match(inside) else {}
     if name in _SHOWN:
         return tool_call(call_id, name, {_SHOWN[name]: inside})

@@ -14,6 +14,8 @@ from understudy.ingest.formats.base import LogFormat
 from understudy.ingest.formats.cline import ClineFormat
 from understudy.ingest.formats.codex import CodexFormat
 from understudy.ingest.formats.gemini import GeminiFormat
+from understudy.ingest.formats.nemo_gym import NemoGymFormat
+from understudy.ingest.formats.opencode import OpenCodeFormat
 from understudy.ingest.formats.openhands import OpenHandsFormat, OpenHandsV1Format
 from understudy.ingest.formats.plain_text import AiderFormat, ClaudeTextFormat
 from understudy.ingest.formats.swe_agents import (
@@ -36,6 +38,8 @@ FORMATS: tuple[LogFormat, ...] = (
     SweAgentFormat(),
     SweRebenchFormat(),
     ClineFormat(),
+    OpenCodeFormat(),
+    NemoGymFormat(),
     MiniSweAgentFormat(),
     SweSmithFormat(),
     ParquetRowFormat(),
@@ -50,6 +54,9 @@ class LogBatch(Struct, frozen=True):
     format: LogFormat
     key: str
     files: list[LogFile]
+
+
+_Key = tuple[str, str]  # the name of a format, and a key of its files
 
 
 def format_named(name: str) -> LogFormat:
@@ -73,19 +80,37 @@ def group_batches(
     Files of no format are counted in `skipped` as `unknown_format`, those that cannot be read as
     `unreadable_file`, empty ones as `empty_file`.
     """
-    groups: dict[tuple[str, str], LogBatch] = {}
+    groups: dict[_Key, LogBatch] = {}
+    linked: dict[_Key, LogBatch] = {}
     for file in files:
         format = only
-        if format is None:
-            try:
-                beginning = read_head(file)
-            except OSError:
+        try:
+            beginning = read_head(file)
+        except OSError:
+            if only is None:
                 skipped["unreadable_file"] += 1
                 continue
+            beginning = b""  # who reads it counts it
+        if format is None:
             format = detect(file.path, beginning)
             if format is None:
                 skipped["unknown_format" if beginning.strip() else "empty_file"] += 1
                 continue
         key = format.group(file.path)
-        groups.setdefault((format.name, key), LogBatch(format, key, [])).files.append(file)
-    return list(groups.values())
+        batch = groups.setdefault((format.name, key), LogBatch(format, key, []))
+        batch.files.append(file)
+        for link in format.links(file.path, beginning):
+            other = linked.setdefault((format.name, link), batch)
+            if other is not batch:
+                _join(groups, linked, other, batch)
+                batch = other
+    return list({id(batch): batch for batch in groups.values()}.values())
+
+
+def _join(groups: dict[_Key, LogBatch], linked: dict[_Key, LogBatch], first: LogBatch, second: LogBatch) -> None:
+    """Put the files of the second batch into the first, which takes its place."""
+    first.files.extend(second.files)
+    for table in (groups, linked):
+        for key, batch in table.items():
+            if batch is second:
+                table[key] = first

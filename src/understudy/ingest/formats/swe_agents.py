@@ -150,7 +150,7 @@ class MiniSweAgentFormat(LogFormat):
         """The trace of a file."""
         value = read_document(file, losses)
         log = mapping(value)
-        messages = [_response_as_chat(mapping(raw)) for raw in items(value) or items(log.get("messages"))]
+        messages = [response_as_chat(mapping(raw)) for raw in items(value) or items(log.get("messages"))]
         instance = string(log.get("instance_id")) or file_name(file.path).partition(".")[0]
         session = f"{instance}-{fingerprint(file.path, messages[:3])}"
         builder = TraceBuilder("mini-swe-agent", file.path, session, losses=losses)
@@ -171,7 +171,7 @@ class MiniSweAgentFormat(LogFormat):
         return builder.finish()
 
 
-def _response_as_chat(raw: dict[str, Any]) -> dict[str, Any]:
+def response_as_chat(raw: dict[str, Any]) -> dict[str, Any]:
     """A message of the Responses API as one of chat completions."""
     if raw.get("type") == "function_call_output":
         return {"role": "tool", "content": raw.get("output"), "tool_call_id": raw.get("call_id")}

@@ -11,7 +11,13 @@ from msgspec import Struct, field
 
 from understudy.ingest.signals.calls import MARKS_ERRORS, LoggedCall, ShellCommand, call_of, calls_in_text
 from understudy.ingest.signals.edits import CHANGING, FileTracker, TrackedEdit, count_survived, file_changes
-from understudy.ingest.signals.feedback import feedback, is_correction, is_cut_off, is_interrupt_note
+from understudy.ingest.signals.feedback import (
+    feedback,
+    is_correction,
+    is_cut_off,
+    is_interrupt_note,
+    queued_prompts,
+)
 from understudy.ingest.signals.test_runs import result_of_tests
 from understudy.ingest.trace import Message, Trace, TurnSignals, text_of
 
@@ -176,8 +182,10 @@ def _feedback(own: _TurnContext, calls: Sequence[LoggedCall]) -> Any:
     if any(call.denied and is_correction(call.text or "") for call in calls):
         return "negative"
     for message in own.after:
-        if message.get("role") == "user" and (sign := feedback(text_of(message.get("content")))) is not None:
-            return sign
+        said = text_of(message.get("content"))
+        for text in [said] if message.get("role") == "user" else queued_prompts(said):
+            if (sign := feedback(text)) is not None:
+                return sign
     return None
 
 

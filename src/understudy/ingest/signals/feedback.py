@@ -16,6 +16,9 @@ _NOT_SAID = (
     "# AGENTS.md", "[TASK RESUMPTION]", "OBSERVATION:", "Base directory for this skill:", "[Image",
 )  # fmt: skip
 _QUEUED = re.compile(r"(?:<system-reminder>\s*)?The user sent (?:the following|a new) message[^\n]{0,80}:\s*")
+_AFTER_QUEUED = re.compile(r"\n\n(?:IMPORTANT:|Please address this message|This is how Claude Code)")
+_OWN_REMINDERS = re.compile(r"(?:<system-reminder>(?:(?!</?system-reminder>)[\s\S])*</system-reminder>\s*)+(?=\S)")
+_QUEUED_IN_RESULT = "<system-reminder>\nThe user sent "
 _CUT = ("[Response interrupted by user]", "[Request interrupted by user]")
 _WITH_WORDS = ("the user said:\n", "The user said:\n", "<feedback>", "provided the following feedback")
 _REMINDER = "<system-reminder>"
@@ -63,6 +66,16 @@ _NEGATIVE = re.compile(
     )""",
     re.VERBOSE,
 )
+# "No" to a question of the model's, behind which the work is approved of: "No I think this is fine".
+_APPROVES = re.compile(
+    r"""no\b\W*(?:i\s+(?:think|guess|believe|mean|feel)\s+(?:that\s+)?(?=this|that|it|we|you|they|everything|all))?
+    (?:this|that|it|we|you|they|everything|all)(?:\s+of\s+(?:it|this|that|them))?
+    (?:'s|'re|\s+(?:is|are|looks?|seems?|feels?|sounds?))\s+
+    (?:(?:all|already|really|quite|pretty|perfectly|totally|just|very|now)\s+)*
+    (?:fine|good|ok|okay|great|perfect|enough|alright|correct|right|sufficient)\b
+    |no\b\W*(?:we|you)(?:'re|\s+are)\s+(?:all\s+)?(?:done|set)\b""",
+    re.VERBOSE,
+)
 _POSITIVE = re.compile(
     r"""(?:
     (?:thanks|thank\s+you|thx|ty)\b(?!\s+(?:for\s+nothing|in\s+advance))
@@ -102,19 +115,29 @@ def is_correction(refusal: str) -> bool:
     return any(sign in refusal[:1_000] for sign in _WITH_WORDS)
 
 
+def queued_prompts(result: str) -> list[str]:
+    """The reminders in a tool result that hold prompts which the user wrote while the model worked."""
+    return [_QUEUED_IN_RESULT + part for part in result.split(_QUEUED_IN_RESULT)[1:]]
+
+
 def feedback(text: str) -> Literal["positive", "negative"] | None:
     """How the user's message judges what was done before it; None where it does not say so plainly."""
-    message = text[: _LONGEST + 1].lstrip()
+    text = text.lstrip()
+    if own := _OWN_REMINDERS.match(text):
+        text = text[own.end() :]  # sent in front of what the user wrote
+    message = text[: _LONGEST + 1]
     if _UNDOES.match(message):
         return "negative"
     if queued := _QUEUED.match(message):
-        message = message[queued.end() :].partition("\n\nIMPORTANT:")[0]
+        message = _AFTER_QUEUED.split(message[queued.end() :])[0]
     message = message.partition(_REMINDER)[0]
     if len(message) > _LONGEST or message.startswith(_NOT_SAID):
         return None
     opening = message[:_OPENING].lower().replace("’", "'").strip()
     begin = _FILLER.match(opening)
     start = begin.end() if begin else 0
+    if _APPROVES.match(opening, start):
+        return None
     if _NEGATIVE.match(opening, start):
         return "negative"
     praise = _POSITIVE.match(opening, start)

@@ -245,7 +245,12 @@ def runs_tests(command: ShellCommand) -> bool:
 
 def _idle(program: str, rest: list[str]) -> bool:
     ambiguous = _MAY_BE_MORE if program not in ("tox", "ctest", "nox", "go") else frozenset(("-h", "-V"))
-    return any(word in _IDLE and word not in ambiguous for word in rest) or rest[-1:] in (["-h"], ["-V"])
+    only_builds = program == "go" and "-c" in rest
+    return (
+        only_builds
+        or any(word in _IDLE and word not in ambiguous for word in rest)
+        or rest[-1:] in (["-h"], ["-V"])
+    )
 
 
 def _python(rest: list[str]) -> bool:

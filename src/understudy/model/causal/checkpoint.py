@@ -243,7 +243,9 @@ def load_module(directory: Path, dtype: torch.dtype | None) -> Any:
             "run anything when it is loaded; give weights in the form of safetensors"
         ) from error
     except Exception as error:  # the library, and those below it, raise whatever they met
-        raise ConfigError(f"the weights in {directory} cannot be loaded: {error}; get them again") from error
+        raise ConfigError(
+            f"the weights in {directory} cannot be loaded: {error}; if files are damaged, get them again"
+        ) from error
     for what in ("missing", "mismatched", "unexpected"):
         if names := sorted(name if isinstance(name, str) else name[0] for name in loading_info[f"{what}_keys"]):
             shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import posixpath
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from understudy.errors import SandboxError
+from understudy.errors import SandboxError, SandboxLost
 from understudy.sandbox.base import (
     Completed,
     IgnoreFilter,
@@ -32,11 +33,13 @@ from understudy.sandbox.docker.engine import (
     ExecNotStarted,
     ExecStream,
     isolated,
+    start_container,
     start_exec,
 )
 from understudy.sandbox.docker.files import ContainerFiles
 from understudy.sandbox.docker.images import HOME, USER_ID, PreparedImage
 from understudy.sandbox.process import CommandOutput, exit_code_of_shell, run_to_completion
+from understudy.util.processes import available_cpus
 
 _LOOK_S = 0.5
 """How often we look whether a command has ended whose output is held open by another one."""
@@ -46,6 +49,11 @@ _TOP = "-eo pid,stat"
 _SETTLE_TRIES = 5
 _OWN = 2
 """The processes of a container that runs nothing: the init, and the one that waits."""
+
+_KILLED_CODES = (None, 128 + signal.SIGKILL, 128 + signal.SIGTERM)
+"""What a command ends with when its container does; None where the engine was not asked in time."""
+
+_SETTLE_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 
 _LATE_CODES = (1, 126, 127, 255)
 """What a command ends with whose program's loader is not there, by the version of the runtime."""
@@ -93,6 +101,9 @@ def container_config(
     }
     if cpus:
         host["NanoCpus"] = int(cpus * 1e9)
+    # Shares only weigh containers against each other. Programs that read them as processors, 1024 each (pylint),
+    # take the engine's default for a single one.
+    host["CpuShares"] = 1024 * max(2, int(cpus or available_cpus()))
     if quota:
         host["StorageOpt"] = {"size": str(limits.disk_bytes)}
     capabilities = ROOT_CAPABILITIES if spec.as_root else ()
@@ -152,6 +163,8 @@ class DockerSandbox(IsolatedSandbox):
         self._container = container
         self._prepared = prepared
         self._running = True
+        self._started = ""  # when, as the engine has it: another time means that it was started again
+        self._killing = False
         self._closed = False
         self._turn = asyncio.Lock()
 
@@ -266,6 +279,8 @@ class DockerSandbox(IsolatedSandbox):
             await asyncio.wait({pump})
             await attached.close()
         code: int | None = state.get("ExitCode")
+        if code in _KILLED_CODES and not self._killing:
+            await self._check_not_lost()
         if not state.get("Pid") and code not in (None, 0):
             raise await self._start_error(command, (output.stdout or output.stderr).decode(errors="replace"))
         if code in _LATE_CODES and output.stderr.startswith(b"exec ") and not output.stdout:
@@ -355,7 +370,7 @@ class DockerSandbox(IsolatedSandbox):
             return await self._engine.do(what, call, *args, **options)
         except EngineNotFound as error:
             self._check_open()
-            raise SandboxError(f"cannot {what}: the sandbox's container is gone; open a new one") from error
+            raise SandboxLost(f"cannot {what}: the sandbox's container is gone; open a new one") from error
 
     async def _is_up(self) -> bool:
         with contextlib.suppress(SandboxError):
@@ -364,12 +379,39 @@ class DockerSandbox(IsolatedSandbox):
             return self._running
         return False
 
+    async def _check_not_lost(self) -> None:
+        """Raise SandboxLost when the container ended during a command, which that command cannot have caused.
+
+        An ordinary user cannot end the container's first processes, which are root's; only a command that runs as
+        root, or one for which the kernel ran out of the container's memory, may be the cause.
+        """
+        for pause in _SETTLE_S:  # the engine tells of the command's end before that of the container
+            await asyncio.sleep(pause)
+            try:
+                what = "look at a container"
+                details = await self._call(what, self._engine.api.inspect_container, self._container)
+            except SandboxLost:
+                raise
+            except SandboxError as error:
+                raise SandboxLost(f"the sandbox's engine went away while a command ran: {error}") from error
+            state = details["State"]
+            if not state["Running"] or state["StartedAt"] != self._started:
+                break
+        else:
+            return
+        self._running = bool(state["Running"])
+        if not self._spec.as_root and not state.get("OOMKilled"):
+            raise SandboxLost("the sandbox's container was stopped or killed from outside while a command ran")
+
     async def _ensure_running(self) -> None:
         """Start the container again when it was killed."""
-        if self._running:
+        if self._running and self._started:
             return
-        await self._call("start a container again", self._engine.api.start, self._container)
-        self._running = True
+        if not self._running:
+            await self._call("start a container again", start_container, self._engine, self._container)
+        details = await self._call("look at a container", self._engine.api.inspect_container, self._container)
+        self._started = details["State"]["StartedAt"]
+        self._running, self._killing = True, False
 
     async def _kill(self) -> None:
         """Kill all that runs inside; the container can be started again."""
@@ -383,7 +425,7 @@ class DockerSandbox(IsolatedSandbox):
                 if "not running" not in str(error):
                     raise
 
-        self._running = False
+        self._running, self._killing = False, True
         await self._engine.do("kill what runs in a sandbox", kill)
 
     async def _ensure_quiet(self) -> None:
@@ -464,7 +506,7 @@ class DockerSandbox(IsolatedSandbox):
             self._check_open()
             old = self._container
             self._container, self._prepared = await self._containers.make(self._spec)
-            self._running = True
+            self._running, self._started = True, ""
             await self._containers.drop(old)
         if self._closed:
             await self._containers.drop(self._container)

@@ -34,6 +34,7 @@ from understudy.sandbox.docker.engine import (
     isolated,
     remove_container,
     remove_orphans,
+    start_container,
 )
 from understudy.sandbox.docker.files import ContainerFiles, unpack_tar
 from understudy.sandbox.docker.images import ImageStore, PreparedImage, PullProgress, log_progress
@@ -113,7 +114,7 @@ class _EngineResources:
         with engine_errors(f"open a sandbox of the image {prepared.image}"):
             container = self._create(spec, prepared)
             try:
-                self.engine.api.start(container)
+                start_container(self.engine, container)
             except BaseException:
                 remove_container(self.engine, container)
                 raise

@@ -19,7 +19,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from understudy.errors import SandboxError
+from understudy.errors import SandboxError, SandboxLost
 from understudy.sandbox.local.mounts import BOX, SYSTEM_PATH
 from understudy.sandbox.process import has_ended, kill_group, process_stamp, seal_descriptors
 
@@ -193,7 +193,7 @@ def _child(pid: int) -> int:
     """The only child of a process. Raises SandboxError when it has none."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     if not children:
-        raise SandboxError("the sandbox was killed as soon as it was open; retry, and check the machine's memory")
+        raise SandboxLost("the sandbox was killed as soon as it was open; retry, and check the machine's memory")
     return int(children[0])
 
 
@@ -239,4 +239,6 @@ async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes
             remove_group(group)
         if isinstance(error, TimeoutError):
             raise SandboxError(f"cannot open a sandbox: its mounts were not made within {START_S:g} s") from error
+        if isinstance(error, OSError):  # a process that we looked at was gone
+            raise SandboxLost(f"the sandbox was killed while it was opened: {error}; retry") from error
         raise

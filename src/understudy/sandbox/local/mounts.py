@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from understudy.errors import SandboxError
@@ -118,7 +118,7 @@ def outer(spec: SandboxSpec, *, rootless: bool) -> list[str]:
     argv = ["unshare", "--pid", "--kill-child=SIGKILL", "--mount-proc"]
     argv += ["--user", "--map-root-user", "--"] if rootless else ["--"]
     # The kernel lets the inner bubble mount a /proc only while a whole one is in sight, hence no --proc here.
-    argv += ["bwrap", "--cap-add", "ALL", "--dev-bind", "/dev", "/dev"]
+    argv += ["bwrap", "--unshare-net", "--cap-add", "ALL", "--dev-bind", "/dev", "/dev"]
     argv += ["--dev-bind", "/proc", "/proc", "--dir", "/tmp"]
     argv += ["--size", str(spec.limits.disk_bytes), "--tmpfs", "/state", "--dir", BOX, *_system()]
     argv += ["--dir", "/state/upper", "--dir", "/state/work", "--dir", "/private"]
@@ -155,15 +155,27 @@ def environment(spec: SandboxSpec, extra: Mapping[str, str] | None) -> dict[str,
     }
 
 
-def inner(spec: SandboxSpec, env: Mapping[str, str], *, cwd: str, reveal: bool) -> list[str]:
-    """Options of the bubble for one run, made inside the outer one."""
+def inner(
+    spec: SandboxSpec, env: Mapping[str, str], sealed: Sequence[str] = (), *, cwd: str, reveal: bool
+) -> list[str]:
+    """Options of the bubble for one run, made inside the outer one. `sealed` files are read-only in it."""
     args = ["--unshare-user", "--disable-userns", "--unshare-pid"]
-    args += ["--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    args += ["--unshare-ipc", "--unshare-uts"]  # the network is the outer bubble's
     args += ["--unshare-cgroup-try", "--uid", str(USER_ID), "--gid", str(USER_ID), "--hostname", "sandbox"]
     args += ["--die-with-parent", "--new-session", "--cap-drop", "ALL", "--ro-bind", BOX, "/"]
-    args += ["--proc", "/proc", "--dev", "/dev"]
+    # The first process is bubblewrap, run by the same user as the command: who writes to its memory decides what
+    # exit code it reports. Its command line and environment are those of this machine.
+    args += ["--proc", "/proc", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1", "--dev", "/dev"]
     for area in (*AREAS, spec.workdir):
         args += ["--bind", f"{BOX}{area}", area]
+    # A directory that is a mount point cannot be renamed, so each above a sealed file is one.
+    above = {
+        parent for path in sealed for parent in PurePosixPath(path).parents if below(str(parent), spec.workdir)
+    }
+    for directory in sorted(map(str, above - {PurePosixPath(spec.workdir)})):
+        args += ["--bind", f"{BOX}{directory}", directory]
+    for path in sealed:
+        args += ["--ro-bind", f"{BOX}{path}", path]
     if reveal:
         for index, mount in enumerate(spec.mounts):
             if mount.private:

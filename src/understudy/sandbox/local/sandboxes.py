@@ -2,7 +2,8 @@
 
 The tree is the lower layer of an overlay whose upper layer lies on a tmpfs, as do home and /tmp: what is written
 is bounded, and gone with the mounts. Commands run as a user without rights; they see the system's programs
-read-only, only their own processes, and a network with nothing but a loopback interface.
+read-only, only their own processes, and a network with nothing but a loopback interface, in which connections to
+other machines time out.
 
 Memory is bounded for all processes together where control groups can be made, else for each process alone.
 """
@@ -13,10 +14,12 @@ import asyncio
 import contextlib
 import json
 import os
+import platform
 import posixpath
 import shutil
 import signal
 import stat
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -27,7 +30,8 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from understudy.config import SANDBOX_UID
-from understudy.errors import SandboxError
+from understudy.errors import SandboxError, SandboxLost
+from understudy.sandbox import network
 from understudy.sandbox.base import (
     Completed,
     IsolatedSandbox,
@@ -41,10 +45,12 @@ from understudy.sandbox.local import files, mounts
 from understudy.sandbox.local.holder import (
     CHAIN_ENV,
     JOIN_GROUP,
+    START_S,
     MountHolder,
     find_group_parent,
     start_holder,
 )
+from understudy.sandbox.local.seccomp import is_supported, seccomp_filter
 from understudy.sandbox.process import exit_code_of_shell, kill_group, run_process, run_to_completion
 
 TOOLS = {
@@ -70,16 +76,20 @@ USER_NAMESPACE_SWITCHES = {
 class _SandboxRun:
     """The descriptors and the fate of one run: bubblewrap tells its first process and the exit code."""
 
-    def __init__(self, proc: int, options: Sequence[str]) -> None:
+    def __init__(self, proc: int, options: Sequence[str], filter: bytes) -> None:
         self._proc = proc
         self.status = os.memfd_create("status")
-        self.options = os.memfd_create("options")
-        os.write(self.options, b"".join(os.fsencode(option) + b"\0" for option in options))
-        os.lseek(self.options, 0, os.SEEK_SET)
+        self.options = _file_with(b"".join(os.fsencode(option) + b"\0" for option in options))
+        self.filter = _file_with(filter)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What bubblewrap inherits; it leaves none of them to the command."""
+        return self.status, self.options, self.filter
 
     def close(self) -> None:
-        os.close(self.status)
-        os.close(self.options)
+        for descriptor in self.descriptors:
+            os.close(descriptor)
 
     def reported(self, key: str) -> int | None:
         """The value that bubblewrap has written for `key`, None before it does."""
@@ -124,6 +134,13 @@ class _SandboxRun:
             os.close(children)
 
 
+def _file_with(content: bytes) -> int:
+    descriptor = os.memfd_create("content")
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
 class LocalSandbox(IsolatedSandbox, Sandbox):
     """An open sandbox: its holder process, and how to enter its namespaces."""
 
@@ -132,6 +149,7 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
         self._kind = kind
         self._holder = holder
         self._closed = False
+        self._sealed: tuple[str, ...] = ()
 
     @property
     def home(self) -> str:
@@ -141,7 +159,7 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
     def _root(self) -> int:
         """The root that commands see. Raises SandboxError when the sandbox is gone."""
         if not self._holder.alive:
-            raise SandboxError("the sandbox is closed or was killed; open a new one")
+            raise SandboxLost("the sandbox is closed or was killed; open a new one")
         return self._holder.box
 
     def _check_program(self, program: str, *, path: str, cwd: str, reveal: bool) -> None:
@@ -175,16 +193,19 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
         self._check_program(argv[0], path=environment["PATH"], cwd=where, reveal=reveal)
         if reveal:
             self._make_private_targets()
-        run = _SandboxRun(self._holder.proc, mounts.inner(self._spec, environment, cwd=where, reveal=reveal))
+        options = mounts.inner(self._spec, environment, self._sealed, cwd=where, reveal=reveal)
+        # Files in memory are counted by a control group, and by no limit of a process.
+        filter = seccomp_filter(memory_files=self._holder.group is not None)
+        run = _SandboxRun(self._holder.proc, options, filter)
         command = [*self._kind.enter(self._holder, self._spec, run), *argv]
         done, code = await run_to_completion(lambda over: self._watch(run, command, over, timeout_s, stdin))
         if done.timed_out:
             return done
+        if not self._holder.alive or (code is None and (done.exit_code or 0) < 0):
+            raise SandboxLost(f"cannot run {argv[0]!r} to its end: the sandbox was closed or killed meanwhile")
         if code is None:
             message = done.stderr.decode(errors="replace").strip()[-500:]
-            raise SandboxError(
-                f"cannot run {argv[0]!r} in {where}: {message or 'the sandbox was closed meanwhile'}"
-            )
+            raise SandboxError(f"cannot run {argv[0]!r} in {where}: {message or 'it could not be started'}")
         return replace(done, exit_code=exit_code_of_shell(code))
 
     async def _watch(
@@ -199,7 +220,7 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
                 output_bytes=self._spec.limits.output_bytes,
                 stdin=stdin,
                 env=CHAIN_ENV,
-                pass_fds=(run.status, run.options),
+                pass_fds=run.descriptors,
                 kill=run.kill,
             )
             await run.gone()
@@ -230,9 +251,14 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
                 os.symlink(f"{mounts.ATTIC.lstrip('/')}/{top}", top, dir_fd=self._root())
         await asyncio.to_thread(files.write, self._root(), absolute, data, mode, self._kind.user)
 
+    async def seal(self, paths: Sequence[str]) -> None:
+        """Mount the files, and as writable the directories above them, upon themselves in every later run."""
+        self._sealed = tuple(self._absolute(path) for path in paths)
+
     async def reset(self) -> None:
         """Open anew: the fresh holder takes the place of the old one, which dies with all that was written."""
         self._root()
+        self._sealed = ()
         closing = asyncio.create_task(self._holder.close())
         try:
             self._holder = await self._kind.hold(self._spec)
@@ -268,6 +294,11 @@ class LocalSandboxes(Sandboxes):
         """Why there can be no local sandboxes here, found by opening one when the programs are there."""
         if sys.platform != "linux":
             return [f"local sandboxes need Linux, this is {sys.platform}; run in a Linux machine or container"]
+        if not is_supported():
+            return [
+                f"local sandboxes have no filter of system calls for {platform.machine()}, expected x86_64 or "
+                "aarch64; use --sandbox docker"
+            ]
         missing = [
             f"`{tool}` is missing; install it, on Debian and Ubuntu with: apt-get install {package}"
             for tool, package in TOOLS.items()
@@ -311,11 +342,25 @@ class LocalSandboxes(Sandboxes):
         memory_bytes = spec.limits.memory_bytes + spec.limits.disk_bytes
         holder = await start_holder(mounts.outer(spec, rootless=self.user is None), self._groups[0], memory_bytes)
         try:
+            await asyncio.to_thread(self._cut_off, holder)
             self._furnish(holder, spec)
         except BaseException:
             await holder.close()
             raise
         return holder
+
+    def _cut_off(self, holder: MountHolder) -> None:
+        """Let connections to other machines time out."""
+        try:
+            if self.user is not None:
+                network.drop_packets(f"/proc/{holder.target}/ns/net")
+                return
+            # Only a process with one thread can enter a user namespace.
+            enter = ["nsenter", "--target", str(holder.target), "--user", "--preserve-credentials", "--net", "--"]
+            command = [*enter, sys.executable, "-I", network.__file__]
+            subprocess.run(command, check=True, capture_output=True, timeout=START_S, env=CHAIN_ENV)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise SandboxError(f"cannot set up the network of a sandbox: {error}") from error
 
     def _furnish(self, holder: MountHolder, spec: SandboxSpec) -> None:
         """Give the sandbox's user its writable directories, and write the generated files of /etc."""
@@ -338,12 +383,13 @@ class LocalSandboxes(Sandboxes):
     def enter(self, holder: MountHolder, spec: SandboxSpec, run: _SandboxRun) -> list[str]:
         """The helpers that lead a command into a sandbox, each replacing the one before."""
         chain = ["/bin/sh", "-c", JOIN_GROUP, "join", str(holder.group)] if holder.group else []
-        chain += ["nsenter", "--target", str(holder.target), "--mount", "--pid"]
+        chain += ["nsenter", "--target", str(holder.target), "--mount", "--pid", "--net"]
         if self.user is None:
             chain += ["--user", "--preserve-credentials"]
         else:
             chain += ["--setuid", str(self.user), "--setgid", str(self.user)]
-        chain += ["--", "bwrap", "--json-status-fd", str(run.status), "--args", str(run.options), "--"]
+        chain += ["--", "bwrap", "--seccomp", str(run.filter), "--json-status-fd", str(run.status)]
+        chain += ["--args", str(run.options), "--"]
         return [*chain, *mounts.limits(spec.limits, data_bytes=None if holder.group else spec.limits.memory_bytes)]
 
     def prepare_tree(self, tree: Path) -> None:

@@ -21,11 +21,12 @@ import msgspec
 from msgspec import Struct, field
 
 from understudy.errors import ConfigError
-from understudy.export.corpus import WORK_ROLES, Corpus, ExportSelection
+from understudy.export.corpus import Corpus, ExportSelection
 from understudy.export.formats import llamafactory as exporting
 from understudy.store import Store
 from understudy.train.options import SFTOptions
 from understudy.trajectory.roles import Role
+from understudy.types import WORK_ROLES
 
 PYTHON = "UNDERSTUDY_LLAMAFACTORY_PYTHON"
 TRAINING = "training"

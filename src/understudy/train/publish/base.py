@@ -103,7 +103,11 @@ class ControlClient:
         reason = connection.redact(answer[:_MAX_REASON].decode(errors="replace")).strip() or "no reason given"
         if status in (404, 405) and (advice := self._missing if missing is None else missing):
             raise ConfigError(f"{name}: the server has no such endpoint ({status}: {reason}); {advice}")
-        raise BackendError(f"{name}: status {status}: {reason}", status=status, body=answer[:_MAX_REASON])
+        raise BackendError(
+            f"{name}: answered with status {status}, expected 200: {reason}",
+            status=status,
+            body=answer[:_MAX_REASON],
+        )
 
     def _connection(self) -> HttpConnection:
         return HttpConnection(self._url, self._api_key, keep_alive=False)

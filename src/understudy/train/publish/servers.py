@@ -103,7 +103,10 @@ class VLLMPublisher(DiskPublisher):
         # It samples as soon as it is wholly awake.
         await self._name(version)
         if not await self._wake("kv_cache"):
-            raise BackendError(f"{self.orders.base}: the server is still asleep after /wake_up")
+            raise BackendError(
+                f"{self.orders.base}: the server is still asleep after /wake_up; see its log, "
+                "restart it, and run the same command again"
+            )
 
     async def _sleep(self) -> None:
         # Asleep it has no memory for requests that are kept.
@@ -206,4 +209,7 @@ class SGLangPublisher(DiskPublisher):
         done = self.orders.decode(path, await self.orders.post(path, order), _CommandResult)
         if not done.success:
             reason = done.error_message or done.message or "no reason given"
-            raise BackendError(f"POST {self.orders.base}{path}: the server refused: {reason}", status=200)
+            raise BackendError(
+                f"POST {self.orders.base}{path}: the server refused: {reason}; see its log for the cause",
+                status=200,
+            )

@@ -1,0 +1,130 @@
+"""Hidden test files stay what they are: laid after the install, read-only where that can be, compared at the end.
+
+Code of the patch runs while the package is installed. What it put in place of a hidden file, or beside one so
+that it would be found first, is removed before the tests start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from understudy.checks.base import CheckResult
+from understudy.errors import GraderError
+from understudy.sandbox.base import Sandbox
+from understudy.types import Evidence, Integrity, PytestChecks, SuiteChecks, Task, is_solved
+from understudy.util.diffs import parse_diff
+from understudy.util.files import tar_of
+
+HiddenFiles = Mapping[str, bytes | None]
+"""The content of each hidden file by its path in the tree; None for one that the task's test patch deletes."""
+
+_TIMEOUT_S = 120.0
+_FILE_BYTES = 64 << 20
+
+# Arguments are hidden paths. What is in the way of a directory above one is removed, and so is what was compiled
+# of a test: Python need not look at the source then.
+_CLEAR = r"""
+set -eu
+for path; do
+  above=. rest=$path
+  while [ "$rest" != "${rest#*/}" ]; do
+    above=$above/${rest%%/*} rest=${rest#*/}
+    [ ! -L "$above" ] && [ -d "$above" ] || { rm -rf "$above"; mkdir "$above"; }
+    [ -r "$above" ] && [ -w "$above" ] && [ -x "$above" ] || chmod u+rwx "$above"
+  done
+  [ ! -L "$path" ] && [ ! -d "$path" ] || rm -rf "$path"
+  [ ! -e "$above/__pycache__" ] || { chmod -R u+rwx "$above/__pycache__"; rm -rf "$above/__pycache__"; }
+done
+"""
+
+
+async def read_hidden(sandbox: Sandbox, task: Task) -> HiddenFiles:
+    """The hidden files as they lie in a sandbox where they were applied, before code of the patch ran there.
+
+    Raises SandboxError, or GraderError when one is not there.
+    """
+    if isinstance(task.checks, PytestChecks):
+        return {posixpath.normpath(name): text.encode() for name, text in task.checks.files.items()}
+    if not isinstance(task.checks, SuiteChecks):
+        return {}
+    files: dict[str, bytes | None] = {}
+    for file in parse_diff(task.checks.test_patch.encode(errors="surrogateescape")):
+        if file.old_path is not None:
+            files.setdefault(file.old_path.decode(errors="surrogateescape"), None)
+        if file.new_path is not None:
+            path = file.new_path.decode(errors="surrogateescape")
+            try:
+                files[path] = await sandbox.read(posixpath.join(sandbox.workdir, path), limit=_FILE_BYTES)
+            except FileNotFoundError as error:
+                problem = f"its test patch was applied, but {path} is not there"
+                raise GraderError(f"task {task.instance_id}: {problem}") from error
+    return files
+
+
+async def list_tree(sandbox: Sandbox) -> frozenset[str]:
+    """The paths in the tree, without what is in `.git`. Raises SandboxError, GraderError."""
+    listing = await sandbox.run(
+        ["find", ".", "-name", ".git", "-prune", "-o", "-print0"], timeout_s=_TIMEOUT_S, cwd=sandbox.workdir
+    )
+    if listing.exit_code != 0 or listing.truncated:
+        problem = (
+            "the list is longer than the sandbox's output limit"
+            if listing.truncated
+            else (listing.stderr[-300:].decode(errors="replace").strip() or f"it did not end in {_TIMEOUT_S:g} s")
+        )
+        raise GraderError(f"the files of the tree could not be listed: {problem}")
+    names = listing.stdout.split(b"\0")
+    return frozenset(name.removeprefix(b"./").decode(errors="surrogateescape") for name in names if name)
+
+
+async def lay_hidden(
+    sandbox: Sandbox, files: HiddenFiles, before: frozenset[str], is_intruder: Callable[[str], bool]
+) -> None:
+    """Lay hidden files once more after an install, and remove what appeared since that would steer the tests.
+
+    `before` is what the tree had, and `is_intruder` says of a new path whether it must not be there. Raises
+    SandboxError, GraderError.
+    """
+    if files:
+        await _run(sandbox, ["/bin/sh", "-c", _CLEAR, "sh", *files], b"")
+    new = sorted(await list_tree(sandbox) - before - files.keys())
+    intruders = [path for path in new if is_intruder(path)]
+    if intruders:
+        await _run(sandbox, ["rm", "-rf", "--", *intruders], b"")
+    changed = await changed_files(sandbox, files)
+    if gone := [path for path in changed if files[path] is None]:
+        await _run(sandbox, ["rm", "-rf", "--", *gone], b"")
+    if laid := {path: content for path in changed if (content := files[path]) is not None}:
+        await _run(sandbox, ["tar", "--unlink-first", "-x", "-f", "-"], tar_of(laid))
+
+
+async def changed_files(sandbox: Sandbox, files: HiddenFiles) -> list[str]:
+    """The hidden files that are not what they were. Raises SandboxError."""
+    changed: list[str] = []
+    for path, content in files.items():
+        now: bytes | None = None
+        with contextlib.suppress(FileNotFoundError):
+            now = await sandbox.read(posixpath.join(sandbox.workdir, path), limit=_FILE_BYTES)
+        if now != content:
+            changed.append(path)
+    return changed
+
+
+async def with_unchanged(sandbox: Sandbox, files: HiddenFiles, result: CheckResult) -> CheckResult:
+    """A result that solves the task only if the hidden files are still what they were. Raises SandboxError."""
+    if not is_solved(result.verdict.reward) or not (changed := await changed_files(sandbox, files)):
+        return result
+    reason = f"{len(changed)} hidden files were changed while the tests ran: {changed[0]}"
+    integrity = Integrity("forged", reason, tuple(Evidence(rule="sealed", path=path) for path in changed[:20]))
+    return replace(result, verdict=replace(result.verdict, reward=0.0, reason=reason, integrity=integrity))
+
+
+async def _run(sandbox: Sandbox, argv: list[str], stdin: bytes) -> None:
+    done = await sandbox.run(argv, timeout_s=_TIMEOUT_S, cwd=sandbox.workdir, stdin=stdin)
+    if done.exit_code != 0:
+        message = done.stderr[-500:].decode(errors="replace")
+        raise GraderError(f"the hidden files could not be laid (exit code {done.exit_code}): {message}")

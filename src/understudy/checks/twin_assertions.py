@@ -1,0 +1,110 @@
+"""The assertions that `twins` replaces: unittest's methods, functions of nose and numpy, and what must raise."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+from understudy.checks.twin_names import name_of
+
+METHODS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    **dict.fromkeys(
+        (
+            "assertEqual", "assertEquals", "assertListEqual", "assertDictEqual", "assertSetEqual",
+            "assertTupleEqual", "assertSequenceEqual", "assertMultiLineEqual",
+        ),
+        ("==", ("first", "second")),
+    ),
+    "assertNotEqual": ("!=", ("first", "second")),
+    "assertNotEquals": ("!=", ("first", "second")),
+    "assertCountEqual": ("count", ("first", "second")),
+    "assertItemsEqual": ("count", ("first", "second")),
+    "assertAlmostEqual": ("approx", ("first", "second")),
+    "assertAlmostEquals": ("approx", ("first", "second")),
+    "assertTrue": ("true", ("expr",)),
+    "assert_": ("true", ("expr",)),
+    "assertFalse": ("false", ("expr",)),
+    "assertIs": ("is", ("expr1", "expr2")),
+    "assertIsNot": ("is not", ("expr1", "expr2")),
+    "assertIsNone": ("none", ("obj",)),
+    "assertIsNotNone": ("not none", ("obj",)),
+    "assertIn": ("in", ("member", "container")),
+    "assertNotIn": ("not in", ("member", "container")),
+    "assertGreater": (">", ("a", "b")),
+    "assertGreaterEqual": (">=", ("a", "b")),
+    "assertLess": ("<", ("a", "b")),
+    "assertLessEqual": ("<=", ("a", "b")),
+    "assertIsInstance": ("isinstance", ("obj", "cls")),
+    "assertNotIsInstance": ("not isinstance", ("obj", "cls")),
+    "assertRegex": ("search", ("text", "expected_regex")),
+    "assertRegexpMatches": ("search", ("text", "expected_regex")),
+    "assertNotRegex": ("not search", ("text", "unexpected_regex")),
+}  # fmt: skip
+"""Methods of unittest's test cases: what they assert, and the names of their arguments."""
+
+FUNCTIONS: Mapping[str, str] = {
+    **dict.fromkeys(("assert_equal", "assert_equals", "eq_", "eq", "assert_eq", "assert_array_equal"), "=="),
+    **dict.fromkeys(("assert_allclose", "assert_almost_equal", "assert_array_almost_equal"), "approx"),
+    "ok_": "true",
+    "assert_true": "true",
+    "assert_false": "false",
+}
+"""Functions of nose and numpy, where the file does not define its own."""
+
+RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp"})
+WARNS = frozenset({"warns", "assertWarns", "assertWarnsRegex"})
+CALLED = {
+    "assert_called_once": "all",
+    "assert_called_once_with": "all",
+    "assert_not_called": "all",
+    "assert_called_with": "last",
+    "assert_awaited_once_with": "all",
+    "assert_has_calls": "all",
+}
+COMPARISONS: Mapping[type[ast.cmpop], str] = {
+    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+    ast.In: "in", ast.NotIn: "not in", ast.Is: "is", ast.IsNot: "is not",
+}  # fmt: skip
+MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<=", "in": "holds", "not in": "lacks"}
+
+
+def is_evaluable(value: ast.expr) -> bool:
+    """Whether `ast.literal_eval` takes an expression."""
+    try:
+        ast.literal_eval(value)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def expects_exception(expression: ast.expr) -> bool:
+    """Whether an expression is a call like `pytest.raises(E)`."""
+    return isinstance(expression, ast.Call) and name_of(expression) in RAISES | WARNS and bool(expression.args)
+
+
+def class_names(kinds: ast.expr | None) -> tuple[str, ...]:
+    """The names of classes, without their modules; none where they are not all named."""
+    match kinds:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return (name,)
+        case ast.Tuple(elts=elements):
+            names = [class_names(element) for element in elements]
+            return tuple(name for each in names for name in each) if all(names) else ()
+        case _:
+            return ()
+
+
+def approximation(value: ast.expr) -> ast.Call | None:
+    """The call of `approx` that a value is; None for others."""
+    return value if isinstance(value, ast.Call) and name_of(value) == "approx" and value.args else None
+
+
+def tolerances_of(call: ast.Call) -> str:
+    """The tolerances that a call names, as the source of a dict."""
+    named = {keyword.arg or "": keyword.value for keyword in call.keywords}
+    positional = ("rel", "abs") if name_of(call) == "approx" else ("", "")
+    start = 1 if name_of(call) == "approx" else 2
+    named |= {name: value for name, value in zip(positional, call.args[start:], strict=False) if name}
+    if name_of(call).startswith("assertAlmost") and len(call.args) > 2:
+        named["places"] = call.args[2]
+    return repr({name: ast.literal_eval(value) for name, value in named.items() if is_evaluable(value)})

@@ -1,0 +1,246 @@
+"""Removes from a test file what nothing reads any more, once its assertions have been replaced (see `twins`).
+
+Values that only served as expectations are replaced by None where they are written: assigned values, columns of
+tables that a loop or `parametrize` goes through, and arguments of helper functions. Ids of parametrised tests go
+too, because they may spell the expectation.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections import Counter
+from collections.abc import Iterator
+
+from understudy.checks.twin_names import is_declaration, parameter_names
+
+_ROUNDS = 4  # what is removed may have been the only reader of something else
+_PURE = frozenset(
+    {
+        "Decimal", "Fraction", "OrderedDict", "abs", "bool", "bytes", "chr", "complex", "date", "datetime",
+        "decode", "dedent", "dict", "encode", "enumerate", "float", "format", "frozenset", "int", "join",
+        "len", "list", "lower", "lstrip", "max", "min", "ord", "param", "range", "replace", "repr",
+        "reversed", "round", "rstrip", "set", "sorted", "split", "splitlines", "str", "strip", "sum",
+        "timedelta", "tuple", "upper", "zip",
+    }
+)  # fmt: skip
+"""Functions and methods that do nothing but compute, so that a call whose result is unused can be removed."""
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def cut_unused(tree: ast.Module) -> frozenset[str]:
+    """Replace unused values in a file's tree, in place; return the unused names whose values could not be."""
+    cutter = _Cutter(tree)
+    for _ in range(_ROUNDS):
+        cutter.cut()
+        if not cutter.cuts:
+            break
+        cutter = _Cutter(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _name(node.func) in ("parametrize", "param"):
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg not in ("id", "ids")]
+    return frozenset(cutter.exposed)
+
+
+class _Cutter:
+    """One pass over a file."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.cuts = 0
+        self.exposed: set[str] = set()
+        self._tree = tree
+        self._loads = _loads(tree)
+        self._definitions = Counter(node.name for node in ast.walk(tree) if isinstance(node, _Function))
+        self._module = {
+            target.id: node
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+
+    def cut(self) -> None:
+        """Replace what is unused in this pass."""
+        functions = list(_outermost(self._tree))
+        for function in functions:
+            loads = _loads(function)
+            self._parameters(function, loads)
+            self._statements(ast.walk(function), loads)
+        inside = {id(node) for function in functions for node in ast.walk(function)}
+        inside |= {
+            id(part) for each in ast.walk(self._tree) if isinstance(each, ast.ClassDef) for part in each.body
+        }
+        self._statements((node for node in ast.walk(self._tree) if id(node) not in inside), self._loads)
+
+    def _statements(self, nodes: Iterator[ast.AST], loads: Counter[str]) -> None:
+        for node in nodes:
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if not loads[name]:
+                    node.value = self._without(name, value)
+                case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if len(
+                    names
+                ) == len(values):
+                    for position, target in enumerate(names):
+                        if isinstance(target, ast.Name) and not loads[target.id]:
+                            values[position] = self._without(target.id, values[position])
+                case ast.For(target=target, iter=table) | ast.AsyncFor(target=target, iter=table):
+                    node.iter = self._loop(target, table, loads)
+                case ast.comprehension(target=target, iter=table):
+                    node.iter = self._loop(target, table, loads)
+                case _:
+                    pass
+
+    def _without(self, name: str, value: ast.expr) -> ast.expr:
+        if _is_none(value):
+            return value
+        if _removable(value):
+            self.cuts += 1
+            return ast.Constant(None)
+        if any(isinstance(node, ast.Constant) for node in ast.walk(value)):
+            self.exposed.add(name)
+        return value
+
+    def _parameters(self, function: _Function, loads: Counter[str]) -> None:
+        for decorator in function.decorator_list:
+            if not isinstance(decorator, ast.Call) or _name(decorator.func) != "parametrize":
+                continue
+            if len(decorator.args) < 2 or any(keyword.arg == "indirect" for keyword in decorator.keywords):
+                continue
+            names = parameter_names(decorator.args[0])
+            for position, name in enumerate(names):
+                if name and not loads[name]:
+                    decorator.args[1] = self._column(name, decorator.args[1], position, len(names))
+        if (
+            function.name.startswith("test")
+            or function.decorator_list
+            or self._definitions[function.name] != 1
+            or is_declaration(function)
+        ):
+            return
+        parameters = [argument.arg for argument in function.args.args if argument.arg not in ("self", "cls")]
+        for position, name in enumerate(parameters):
+            if not loads[name]:
+                self._arguments(function.name, position, name)
+
+    def _arguments(self, function: str, position: int, name: str) -> None:
+        for node in ast.walk(self._tree):
+            if not isinstance(node, ast.Call) or _name(node.func) != function:
+                continue
+            if any(isinstance(argument, ast.Starred) for argument in node.args):
+                self.exposed.add(name)
+            elif position < len(node.args):
+                node.args[position] = self._without(name, node.args[position])
+            for keyword in node.keywords:
+                if keyword.arg == name:
+                    keyword.value = self._without(name, keyword.value)
+
+    def _loop(self, target: ast.expr, table: ast.expr, loads: Counter[str]) -> ast.expr:
+        """The table of a loop, without the columns that the loop does not read."""
+        match target, table:
+            case ast.Tuple(elts=[_, inner]), ast.Call(func=ast.Name(id="enumerate"), args=[rows, *_]):
+                table.args[0] = self._loop(inner, rows, loads)
+            case ast.Tuple(elts=names), ast.Call(func=ast.Name(id="zip"), args=columns) if len(names) == len(
+                columns
+            ):
+                for position, name in enumerate(names):
+                    if isinstance(name, ast.Name) and not loads[name.id]:
+                        columns[position] = self._column(name.id, columns[position], 0, 1)
+            case ast.Tuple(elts=names), _:
+                for position, name in enumerate(names):
+                    if isinstance(name, ast.Name) and not loads[name.id]:
+                        table = self._column(name.id, table, position, len(names))
+            case _:
+                pass
+        return table
+
+    def _column(self, name: str, table: ast.expr, position: int, width: int) -> ast.expr:
+        match table:
+            case ast.List(elts=rows) | ast.Tuple(elts=rows):
+                for number, row in enumerate(rows):
+                    rows[number] = self._cell(name, row, position, width)
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                table.left = self._column(name, left, position, width)
+                table.right = self._column(name, right, position, width)
+            case ast.Call(func=ast.Attribute(value=ast.Dict() as rows, attr="items")) if position == 1:
+                rows.values = [self._without(name, value) for value in rows.values]
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=source) as rows, attr="items"), args=[]) if (
+                position == 1 and isinstance(value := self._bound(source), ast.Dict)
+            ):
+                assert isinstance(table.func, ast.Attribute)
+                table.func.value = copy.deepcopy(value)
+                self.cuts += 1
+                return self._column(name, table, position, width)
+            case ast.Name(id=source) if isinstance(value := self._bound(source), ast.List | ast.Tuple):
+                self.cuts += 1
+                return self._column(name, copy.deepcopy(value), position, width)
+            case _:
+                self.exposed.add(name)
+        return table
+
+    def _bound(self, name: str) -> ast.expr | None:
+        """The value of a name of the module that only computes, so that it can be written where it is read."""
+        stored = sum(
+            isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load)
+            for node in ast.walk(self._tree)
+        )
+        assigned = self._module.get(name)
+        return assigned.value if assigned and stored == 1 and _removable(assigned.value) else None
+
+    def _cell(self, name: str, row: ast.expr, position: int, width: int) -> ast.expr:
+        if isinstance(row, ast.Call) and _name(row.func) == "param":
+            if position < len(row.args):
+                row.args[position] = self._without(name, row.args[position])
+            return row
+        if width == 1:
+            return self._without(name, row)
+        if isinstance(row, ast.Tuple | ast.List) and len(row.elts) == width:
+            row.elts[position] = self._without(name, row.elts[position])
+        else:
+            self.exposed.add(name)
+        return row
+
+
+def _loads(tree: ast.AST) -> Counter[str]:
+    """How often each name is read below a node."""
+    loads: Counter[str] = Counter()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                loads[name] += 1
+            case ast.AugAssign(target=ast.Name(id=name)) | ast.Delete(targets=[ast.Name(id=name)]):
+                loads[name] += 1
+            case ast.Global(names=names) | ast.Nonlocal(names=names):
+                loads.update(names)
+            case _:
+                pass
+    return loads
+
+
+def _outermost(tree: ast.AST) -> Iterator[_Function]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, _Function):
+            yield node
+        else:
+            yield from _outermost(node)
+
+
+def _removable(value: ast.expr) -> bool:
+    """Whether evaluating a value does nothing but compute it."""
+    return all(
+        not isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr)
+        and (not isinstance(node, ast.Call) or _name(node.func) in _PURE)
+        for node in ast.walk(value)
+    )
+
+
+def _is_none(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value is None
+
+
+def _name(function: ast.expr) -> str:
+    match function:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case _:
+            return ""

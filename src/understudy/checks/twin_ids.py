@@ -1,0 +1,132 @@
+"""Which functions of the hidden test files decide a task, for versions of them (see `twin_run`).
+
+Versions know the test that is running as `file::Class::function`: a node. For tasks of kind pytest that is its
+node id. The ids of a suite are what its log parser reads, and name functions in the ways of their runners.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+
+from understudy.checks.base import GradingOptions
+from understudy.checks.canaries import suite_files
+from understudy.checks.seal import HiddenFiles
+from understudy.types import PytestChecks, SuiteChecks, Task
+
+_UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")
+
+
+class DecidingTests(Struct, frozen=True):
+    """The nodes that decide a task, in `files`, and the node of each of its test ids, without ids that have none.
+
+    `calls` has the number of times that a node is run, where its ids say that.
+    """
+
+    files: dict[str, str] = {}
+    fail_to_pass: tuple[str, ...] = ()
+    pass_to_pass: tuple[str, ...] = ()
+    nodes: dict[str, str] = {}
+    calls: dict[str, int] = {}
+
+
+def deciding_tests(task: Task, options: GradingOptions) -> DecidingTests:
+    """The deciding tests of a task; none where its checks can have no twins."""
+    match task.checks:
+        case PytestChecks(files=files, fail_to_pass=to_fix, pass_to_pass=to_keep):
+            return DecidingTests(files, to_fix, to_keep, {id: id for id in (*to_fix, *to_keep)})
+        case SuiteChecks() as checks:
+            return _of_suite(checks, options.twin_files)
+        case _:
+            return DecidingTests()
+
+
+def version_texts(checks: SuiteChecks, hidden: HiddenFiles) -> dict[str, str]:
+    """The text of those hidden Python files that a suite tests, by path; without files that are not UTF-8."""
+    texts: dict[str, str] = {}
+    for name in map(posixpath.normpath, suite_files(checks)):
+        try:
+            texts[name] = (hidden.get(name) or b"").decode()
+        except UnicodeDecodeError:
+            continue
+    return {name: text for name, text in texts.items() if text}
+
+
+def _of_suite(checks: SuiteChecks, files: Mapping[str, str]) -> DecidingTests:
+    functions = {name: _functions(text, name) for name, text in files.items()}
+    nodes = {
+        id: node
+        for id in (*checks.fail_to_pass, *checks.pass_to_pass)
+        if (node := _by_path(id, files) or _by_module(id, files) or _by_name(id, functions))
+    }
+    ids = Counter(nodes.values())
+    to_fix = dict.fromkeys(nodes[id] for id in checks.fail_to_pass if id in nodes)
+    to_keep = dict.fromkeys(nodes[id] for id in checks.pass_to_pass if id in nodes and nodes[id] not in to_fix)
+    calls = {node: ids[node] for id, node in nodes.items() if "[" in id}
+    return DecidingTests(dict(files), tuple(to_fix), tuple(to_keep), nodes, calls)
+
+
+def _by_path(id: str, files: Mapping[str, str]) -> str:
+    """The node of pytest's `path::Class::function[parameters]`."""
+    path, _, rest = id.partition("[")[0].replace("::()", "").partition("::")
+    found = [name for name in files if f"/{name}".endswith(f"/{path}")] if rest else []
+    return f"{found[0]}::{rest}" if len(found) == 1 else ""
+
+
+def _by_module(id: str, files: Mapping[str, str]) -> str:
+    """The node of unittest's `method (module.Class)`, where later versions add the method once more."""
+    match = _UNITTEST.fullmatch(id)
+    if match is None:
+        return ""
+    parts = match[2].removesuffix(f".{match[1]}").split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        module = "." + ".".join(parts[:end])
+        if found := [name for name in files if f".{_module(name)}".endswith(module)]:
+            return f"{found[0]}::{'::'.join((*parts[end:], match[1]))}" if len(found) == 1 else ""
+    return ""
+
+
+def _module(name: str) -> str:
+    return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _by_name(id: str, functions: Mapping[str, list[tuple[str, str]]]) -> str:
+    """The node of sympy's bare function name, or of the first line of a docstring, which unittest shows."""
+    found = [node for each in functions.values() for name, node in each if name == id]
+    return found[0] if len(found) == 1 else ""
+
+
+def _functions(text: str, file: str) -> list[tuple[str, str]]:
+    """What the functions of a file are called in logs by a bare name, and their nodes."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    found: list[tuple[str, str]] = []
+    for owner, function in functions_of_tests(tree):
+        node = "::".join((file, *owner, function.name))
+        if not owner:
+            found.append((function.name, node))
+        elif description := ast.get_docstring(function):
+            found.append((description.splitlines()[0].strip(), node))
+    return found
+
+
+def functions_of_tests(
+    tree: ast.Module | ast.ClassDef, owner: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """The functions that runners take for tests, each with the names of the classes that it is in."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield from functions_of_tests(node, (*owner, node.name))
+        elif (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.name.startswith("test")
+            and not any("fixture" in ast.unparse(decorator) for decorator in node.decorator_list)
+        ):
+            yield owner, node

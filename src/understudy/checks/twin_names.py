@@ -1,0 +1,154 @@
+"""Names in the source of tests: which have values that do not depend on the code under test, and where from."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+
+UNSTABLE = frozenset({"open", "input", "id", "hash", "print", "__import__", "object", "globals", "locals", "vars"})
+_STABLE_MODULES = (sys.stdlib_module_names | {"pytest"}) - frozenset(
+    {"random", "time", "secrets", "uuid", "tempfile", "unittest", "ctypes"}
+)
+
+
+def independent_names(
+    nodes: Iterable[ast.AST], tables: Mapping[int, ast.expr], around: frozenset[str]
+) -> frozenset[str]:
+    """The names whose values do not depend on the code under test: of those bound in `nodes` and those in
+    `around`.
+
+    A name counts that is bound only to what is made of such names, or is imported from the standard library.
+    `tables` has the values of parameters, by the id of the parameter's node.
+    """
+    bindings: dict[str, list[ast.expr | None]] = {}
+
+    def bind(target: ast.AST, value: ast.expr | None) -> None:
+        for node in ast.walk(target):
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                bindings.setdefault(node.id, []).append(value)
+
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    bind(target, value)
+            case ast.AnnAssign(target=target, value=value) | ast.AugAssign(target=target, value=value):
+                bind(target, value)
+            case ast.NamedExpr(target=target, value=value):
+                bind(target, value)
+            case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
+                bind(target, value)
+            case ast.comprehension(target=target, iter=value):
+                bind(target, value)
+            case ast.With(items=items) | ast.AsyncWith(items=items):
+                for item in items:
+                    if item.optional_vars is not None:
+                        bind(item.optional_vars, None)
+            case ast.Import(names=names):
+                for alias in names:
+                    stable = alias.name.partition(".")[0] in _STABLE_MODULES
+                    name = alias.asname or alias.name.partition(".")[0]
+                    bindings.setdefault(name, []).append(ast.Constant(0) if stable else None)
+            case ast.ImportFrom(names=names, module=module, level=level):
+                stable = not level and (module or "").partition(".")[0] in _STABLE_MODULES
+                for alias in names:
+                    bindings.setdefault(alias.asname or alias.name, []).append(ast.Constant(0) if stable else None)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                bindings.setdefault(name, []).append(None)
+            case ast.ExceptHandler(name=str(name)):
+                bindings.setdefault(name, []).append(None)
+            case ast.arg(arg=name):
+                bindings.setdefault(name, []).append(tables.get(id(node)))
+            case _:
+                pass
+    stable = set(around) | set(bindings)
+    while True:
+        dropped = {
+            name
+            for name, values in bindings.items()
+            if name in stable and not all(value is not None and _uses_only(value, stable) for value in values)
+        }
+        if not dropped:
+            return frozenset(stable)
+        stable -= dropped
+
+
+def outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a file that are not in the body of a function; functions themselves are among them."""
+    for node in ast.iter_child_nodes(tree):
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from outside_functions(node)
+
+
+def _uses_only(value: ast.expr, names: set[str]) -> bool:
+    own = {node.id for node in ast.walk(value) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return not any(
+        (isinstance(node, ast.Name) and node.id not in names and node.id not in own)
+        or isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.Lambda)
+        for node in ast.walk(value)
+    )
+
+
+def parameter_sources(tree: ast.Module) -> dict[int, ast.expr]:
+    """By id of a parameter's node: where its values come from, for tests that are parametrised and for helpers."""
+    sources: dict[int, ast.expr] = {}
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    calls: dict[str, list[ast.Call]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            calls.setdefault(name_of(node), []).append(node)
+    for function in functions:
+        names = {argument.arg: argument for argument in [*function.args.args, *function.args.kwonlyargs]}
+        for decorator in function.decorator_list:
+            if isinstance(decorator, ast.Call) and name_of(decorator) == "parametrize" and len(decorator.args) > 1:
+                for name in parameter_names(decorator.args[0]):
+                    if name in names:
+                        sources[id(names[name])] = decorator.args[1]
+        if function.name.startswith("test") or function.decorator_list:
+            continue
+        positional = [argument for argument in function.args.args if argument.arg not in ("self", "cls")]
+        for position, argument in enumerate(positional):
+            values = [_argument(call, position, argument.arg) for call in calls.get(function.name, [])]
+            found = [value for value in values if value is not None]
+            if found and len(found) == len(values):
+                sources[id(argument)] = ast.List(found, ast.Load())
+    return sources
+
+
+def _argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
+    if any(isinstance(argument, ast.Starred) for argument in call.args):
+        return None
+    if position < len(call.args):
+        return call.args[position]
+    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+
+
+def parameter_names(value: ast.expr) -> list[str]:
+    """The names in the first argument of `parametrize`."""
+    match value:
+        case ast.Constant(value=str(text)):
+            return [name.strip() for name in text.split(",") if name.strip()]
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            return [str(element.value) if isinstance(element, ast.Constant) else "" for element in elements]
+        case _:
+            return []
+
+
+def name_of(call: ast.Call) -> str:
+    """The name of what is called, without what stands before the last dot; empty where it has none."""
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case _:
+            return ""
+
+
+def is_declaration(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function only says how it is called, as in a protocol."""
+    return all(
+        isinstance(statement, ast.Pass)
+        or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+        for statement in function.body
+    )

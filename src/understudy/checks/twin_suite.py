@@ -1,0 +1,102 @@
+"""Running versions of a suite's hidden test files (see `twins`) by the suite's own command.
+
+Nothing of the suite's runner is changed or asked: each test function of a version says itself that it runs, and
+the version's files write what they observe to a file of the sandbox (`twin_driver.record`).
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import posixpath
+import secrets
+from collections.abc import Callable, Mapping
+
+from understudy.checks.base import log_tail, read_result_file, report_lines
+from understudy.checks.seal import lay_hidden, list_tree, read_hidden
+from understudy.checks.suite import install_suite, run_command
+from understudy.checks.twin_ids import DecidingTests, functions_of_tests
+from understudy.checks.twin_judge import load
+from understudy.checks.twin_run import DRIVER_MOUNT, REPORT_BYTES, VersionRun, WrittenVersion
+from understudy.checks.twins import IMPORT
+from understudy.sandbox.base import Sandbox
+from understudy.types import SuiteChecks, Task, TestOutcome
+
+_LOAD = """\
+def _load_():
+    import importlib.util
+    import sys
+    if "understudy_sites" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("understudy_sites", {driver!r})
+        module = sys.modules["understudy_sites"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.record({report!r})
+_load_()
+{imports}, running as _running_
+"""
+
+
+def self_reporting(source: str, file: str, driver: str, report: str) -> str:
+    """A version's source in which tests say that they run and end, and observations are written to `report`.
+
+    `driver` is the path of `twin_driver.py`, and `file` that of the version in the tree, which begins the names of
+    its tests. A source that is no version is returned as it is.
+    """
+    if IMPORT not in source:
+        return source
+    tree = ast.parse(source)
+    for owner, function in functions_of_tests(tree):
+        parameters = [*function.args.posonlyargs, *function.args.args]
+        names: list[ast.expr] = [ast.Constant(file), ast.Constant(function.name)]
+        if owner and parameters:  # the class may be one that inherits the test
+            names.append(ast.Name(parameters[0].arg, ast.Load()))
+        elif owner:
+            names[1] = ast.Constant("::".join((*owner, function.name)))
+        context = ast.Call(ast.Name("_running_", ast.Load()), names, [])
+        function.body = [ast.With([ast.withitem(context)], function.body)]
+    loaded = _LOAD.format(driver=driver, report=report, imports=IMPORT)
+    return ast.unparse(ast.fix_missing_locations(tree)).replace(IMPORT, loaded, 1) + "\n"
+
+
+async def run_suite_version(
+    sandbox: Sandbox,
+    task: Task,
+    checks: SuiteChecks,
+    patch: bytes,
+    version: WrittenVersion,
+    tests: DecidingTests,
+    is_intruder: Callable[[str], bool],
+) -> VersionRun:
+    """Lay a version in place of the hidden files, install if the patch requires it, and run the suite.
+
+    The gated `patch` and the test patch must have been applied in this sandbox, and no code of the patch have run.
+    Raises GraderError, SandboxError.
+    """
+    report = posixpath.join(sandbox.home, f".report-{secrets.token_hex(16)}.jsonl")
+    driver = sandbox.locate(DRIVER_MOUNT.target)
+    files = dict(await read_hidden(sandbox, task))
+    for name, text in version.files.items():
+        files[name] = (await asyncio.to_thread(self_reporting, text, name, driver, report)).encode()
+    await lay_hidden(sandbox, files, await list_tree(sandbox), is_intruder)
+    run = await install_suite(sandbox, checks, patch, files, is_intruder)
+    if run is None:
+        run = await run_command(sandbox, checks, checks.command)
+    raw = await read_result_file(sandbox, report, REPORT_BYTES) or b""
+    outcomes, seen = await asyncio.to_thread(lambda: (outcomes_of(raw, tests.calls), load(raw)))
+    return VersionRun(version.sites, outcomes, seen, run.exit_code, run.timed_out, log_tail(run.log))
+
+
+def outcomes_of(raw: bytes, calls: Mapping[str, int]) -> dict[str, TestOutcome]:
+    """By test, whether all its calls came to their end, and were as many as they must be."""
+    ended: dict[str, list[bool]] = {}
+    for line in report_lines(raw, json.loads):
+        match line:
+            case {"test": str(node), "passed": bool(passed)}:
+                ended.setdefault(node, []).append(passed)
+            case _:
+                pass
+    return {
+        node: "passed" if all(each) and calls.get(node, len(each)) == len(each) else "failed"
+        for node, each in ended.items()
+    }

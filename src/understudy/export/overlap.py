@@ -1,0 +1,139 @@
+"""What an export should not hold twice, or at all: near-duplicate sessions, and the tasks of a benchmark.
+
+Sessions are compared by their lines, of which each keeps the smallest hashes (a bottom-k sketch, as MinHash): the
+share of hashes that two sketches have in common estimates the share of lines that the sessions have in common.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self, cast
+from zlib import crc32
+
+from understudy.tasks.rows import read_rows
+
+_SKETCH = 128
+_KEYS = 16
+"""Two sessions with 80 of 100 lines in common share one of the 16 smallest hashes, but for one in 10^11."""
+_LINES = 16
+_LINE = 20
+_ADDED = 3
+
+
+def _lines(texts: Iterable[str]) -> Iterator[str]:
+    """The lines that tell something: of 20 characters or more, without blanks around."""
+    for text in texts:
+        for line in text.splitlines():
+            line = line.strip()
+            if len(line) >= _LINE:
+                yield line
+
+
+class NearDuplicates:
+    """Finds sessions of which another one, added before, has `threshold` of the lines, as a copy or a fork has.
+
+    Sessions with fewer than 16 different lines are never near-duplicates.
+    """
+
+    def __init__(self, threshold: float = 0.8) -> None:
+        self._threshold = threshold
+        self._sketches: list[tuple[str, frozenset[int]]] = []
+        self._by_hash: dict[int, list[int]] = {}
+
+    def find(self, texts: Iterable[str]) -> tuple[list[str], frozenset[int]]:
+        """The names of the near-duplicates that were added, and the sketch of the texts, for `add`."""
+        hashes = sorted({crc32(line.encode(errors="surrogatepass")) for line in _lines(texts)})
+        if len(hashes) < _LINES:
+            return [], frozenset()
+        sketch = frozenset(hashes[:_SKETCH])
+        candidates = {number for key in hashes[:_KEYS] for number in self._by_hash.get(key, ())}
+        near = [number for number in sorted(candidates) if self._similarity(sketch, number) >= self._threshold]
+        return [self._sketches[number][0] for number in near], sketch
+
+    def add(self, name: str, sketch: frozenset[int]) -> None:
+        """Add a session by the sketch that `find` made of it."""
+        for key in sorted(sketch)[:_KEYS]:
+            self._by_hash.setdefault(key, []).append(len(self._sketches))
+        self._sketches.append((name, sketch))
+
+    def _similarity(self, sketch: frozenset[int], number: int) -> float:
+        other = self._sketches[number][1]
+        smallest = sorted(sketch | other)[:_SKETCH]
+        return sum(key in sketch and key in other for key in smallest) / len(smallest)
+
+
+class Benchmark:
+    """Tasks that training data must not hold: by their ids, their repositories and the lines of their gold
+    patches.
+
+    `rows` are of a dataset in the format of SWE-bench: `instance_id`, `repo` and `patch`.
+    """
+
+    def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
+        self._ids: set[str] = set()
+        self._repositories: set[str] = set()
+        self._added: list[frozenset[str]] = []
+        for row in rows:
+            self._ids.add(str(row.get("instance_id") or ""))
+            repository = str(row.get("repo") or "").lower()
+            self._repositories |= {repository, repository.replace("/", "__")}
+            added = frozenset(
+                _lines(
+                    line[1:]
+                    for line in str(row.get("patch") or "").splitlines()
+                    if line.startswith("+") and not line.startswith("+++")
+                )
+            )
+            if len(added) >= _ADDED:
+                self._added.append(added)
+        self._ids.discard("")
+        self._repositories.discard("")
+        self._patterns = [
+            re.compile(r"(?<![\w-])(?:" + "|".join(map(re.escape, sorted(names))) + r")(?![\w-])")
+            if names
+            else None
+            for names in (self._ids, self._repositories)
+        ]
+        self._rare = self._by_line()
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The tasks in a file of rows: JSONL, JSON or Parquet. Raises TaskError or ConfigError."""
+        return cls(cast(dict[str, Any], row) for _, row in read_rows(path) if isinstance(row, dict))
+
+    def _by_line(self) -> dict[str, list[int]]:
+        by_line: dict[str, list[int]] = {}
+        for number, added in enumerate(self._added):
+            for line in added:
+                by_line.setdefault(line, []).append(number)
+        return by_line
+
+    def overlap(self, name: str, texts: Iterable[str] = ()) -> str | None:
+        """Why something is of the benchmark, or None.
+
+        `name` is a task's id or a project: it is looked at for ids and repositories (`owner/name`, or
+        `owner__name` in a path). `texts` are what a session holds: they are looked at for ids, and for gold
+        patches of which two thirds of the added lines are there, three at least.
+        """
+        ids, repositories = self._patterns
+        if ids is not None and ids.search(name):
+            return "task of the benchmark"
+        if repositories is not None and repositories.search(name.lower()):
+            return "repository of the benchmark"
+        seen: dict[int, set[str]] = {}
+        for text in texts:
+            if ids is not None and "__" in text and ids.search(text):
+                return "task of the benchmark"
+            for line in _lines([text]):
+                # Diffs and numbered listings show a line behind signs.
+                for shown in (line, _SHOWN.sub("", line)):
+                    for number in self._rare.get(shown, ()):
+                        seen.setdefault(number, set()).add(shown)
+        if any(len(lines) >= max(_ADDED, len(self._added[number]) * 2 / 3) for number, lines in seen.items()):
+            return "gold patch of the benchmark"
+        return None
+
+
+_SHOWN = re.compile(r"^(?:\d{1,6}[→:|\t]\s*|[+]\s*)+")

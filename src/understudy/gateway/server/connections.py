@@ -1,0 +1,240 @@
+"""What clients may hold of a gateway before their requests are handled: connections, heads, pipelines, memory.
+
+Nothing here depends on a key, so whoever can connect can try it: from the network, or from inside a sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+CONNECTIONS = 8192
+"""How many connections a process keeps, if it may open twice as many files: else one client could use up all that
+there are. Above it, for each new one another is closed on which nobody waits for the response to a valid key.
+"""
+HELD_LIMIT = 64 << 20
+"""How many bytes all connections of a process may hold together: heads and bodies that no handler has read yet,
+and responses that no client has read yet. Near it, those that hold most are closed until half of it is left.
+"""
+HEAD_LIMIT = 64 << 10
+HEADERS_LIMIT = 128
+"""Bytes and headers that a request may have before its body; an agent sends 4 KiB and 30."""
+PIPELINE_LIMIT = 4
+"""How many requests of a connection may wait for the response to an earlier one; HTTP clients send none."""
+UNREAD_S = 120.0
+"""After so many seconds in which the client took nothing of its response, a connection is closed."""
+CLOSE_S = 5.0
+"""How long a connection that is being closed may take to send what is left."""
+
+_REQUEST_BYTES = 4 << 10  # the objects of a request that waits: measured, and rounded up
+_HEADER_BYTES = 160  # a header is a tuple of two byte strings, however short they are
+
+
+class ConnectionTable:
+    """The connections of all listeners of one process, and what they hold."""
+
+    def __init__(self) -> None:
+        self._held_limit = HELD_LIMIT
+        self._most = min(CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        # In the order they came. Those that have shown a valid key are closed after all others.
+        self._anonymous: dict[BoundedProtocol, None] = {}
+        self._authenticated: dict[BoundedProtocol, None] = {}
+        self._estimate = 0
+
+    def add(self, connection: BoundedProtocol) -> None:
+        """Take up a new connection; where there are too many, another is closed for it, or else itself."""
+        self._anonymous[connection] = None
+        if len(self._anonymous) + len(self._authenticated) <= self._most:
+            return
+        oldest = next(iter(self._anonymous))
+        if oldest is connection:
+            oldest = next((one for one in self._authenticated if one.idle), connection)
+        oldest.drop()
+
+    def remove(self, connection: BoundedProtocol) -> None:
+        """Forget a connection that was closed."""
+        self._anonymous.pop(connection, None)
+        self._authenticated.pop(connection, None)
+
+    def authenticated(self, connection: BoundedProtocol) -> None:
+        """A request of this connection had a valid key."""
+        if connection in self._anonymous:
+            del self._anonymous[connection]
+            self._authenticated[connection] = None
+
+    def grew(self, size: int) -> None:
+        """Count bytes that a connection may hold from now on, and close the largest holders where it is too much.
+
+        The count only grows, since nobody says when bytes are released: at the limit all connections are asked.
+        """
+        self._estimate += size
+        if self._estimate <= self._held_limit:
+            return
+        held = {one: one.held_bytes() for one in (*self._anonymous, *self._authenticated)}
+        self._estimate = sum(held.values())
+        if self._estimate > self._held_limit * 3 // 4:  # else all would be asked again soon
+            for one in sorted(held, key=held.__getitem__, reverse=True):
+                one.drop()
+                self._estimate -= held[one]
+                if self._estimate <= self._held_limit // 2:
+                    break
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """HTTP/1.1 by uvicorn, with bounds on what it waits for and on what it holds."""
+
+    def __init__(self, table: ConnectionTable, head_s: float, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._table = table
+        self._head_s = head_s
+        self._head_size = 0
+        self._between = 0
+        self._got_on = False
+        self._refusal = b"400 Bad Request"
+        self._state: dict[str, Any] = {}
+        self._head_deadline: asyncio.TimerHandle | None = None
+        self._write_deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request of this connection is being answered."""
+        return self._latest is None or self._latest.response_complete
+
+    @property
+    def _latest(self) -> RequestResponseCycle | None:
+        """The latest request; None before the first, which uvicorn's types leave out."""
+        return cast(RequestResponseCycle | None, self.cycle)
+
+    def held_bytes(self) -> int:
+        """About how much memory is held for this connection."""
+        # The parser has what came of a header that is not complete.
+        held = self._head_size + self._between + self.transport.get_write_buffer_size()
+        if self._latest is not None:
+            held += len(self._latest.body)
+        for waiting, _ in self.pipeline:
+            held += _REQUEST_BYTES + len(waiting.body) + _HEADER_BYTES * HEADERS_LIMIT
+        return held
+
+    def authenticate(self) -> None:
+        """The application found the key of a request valid."""
+        self._table.authenticated(self)
+
+    def drop(self) -> None:
+        """Close at once, whatever is still to be sent."""
+        self._table.remove(self)
+        self.transport.abort()
+
+    # --- callbacks of the event loop --------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # pyright: ignore[reportArgumentType]
+        self._expect_head()
+        self._table.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._have_head()
+        self._cancel_write_deadline()
+        self._table.remove(self)
+        self.pipeline.clear()
+        self._state.clear()  # a cycle of references, which would wait for the garbage collector
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._got_on = False
+        super().data_received(data)
+        self._between = 0 if self._got_on else self._between + len(data)
+        if self._between > HEAD_LIMIT:
+            self._refuse(b"431 Request Header Fields Too Large")
+        self._table.grew(len(data) + _HEADER_BYTES)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._cancel_write_deadline()
+        self._write_deadline = self.loop.call_later(UNREAD_S, self.drop)
+        self._table.grew(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        self._cancel_write_deadline()
+        super().resume_writing()
+
+    # --- callbacks of the parser ------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._state = {"authenticate": self.authenticate}
+        self.scope["state"] = self._state
+        self._expect_head()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_deadline is None:
+            return  # it stands after a body, where nobody reads it
+        self._count_head(len(name) + len(value) + _HEADER_BYTES)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._got_on = True
+        self._have_head()
+        if len(self.pipeline) >= PIPELINE_LIMIT:
+            self._stop(b"400 Bad Request")
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._got_on = True
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        if self.idle:
+            self.cycle.body = bytearray()  # what the handler did not read, nobody will
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Called for whatever the parser refuses, and for what `_stop` does."""
+        self._refuse(self._refusal)
+
+    # --- bounds -----------------------------------------------------------------------------------------
+
+    def _expect_head(self) -> None:
+        self._have_head()
+        self._head_size = 0
+        self._head_deadline = self.loop.call_later(self._head_s, self._refuse, b"408 Request Timeout")
+
+    def _have_head(self) -> None:
+        if self._head_deadline is not None:
+            self._head_deadline.cancel()
+            self._head_deadline = None
+
+    def _count_head(self, size: int) -> None:
+        self._head_size += size
+        if self._head_size > HEAD_LIMIT + HEADERS_LIMIT * _HEADER_BYTES or len(self.headers) >= HEADERS_LIMIT:
+            self._stop(b"431 Request Header Fields Too Large")
+
+    def _stop(self, status: bytes) -> None:
+        """End the parsing of what has come: it goes on to the end of the data unless a callback raises."""
+        self._refusal = status
+        raise ValueError(status)
+
+    def _refuse(self, status: bytes) -> None:
+        """Before there is a request there is no dialect to say it in.
+
+        While an earlier response is under way the client would take the status for a part of it: it gets none.
+        """
+        self._have_head()
+        if self.pipeline or (not self.idle and self.cycle.response_started):
+            self.drop()
+        elif not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
+            self.transport.close()
+            self._cancel_write_deadline()
+            self._write_deadline = self.loop.call_later(CLOSE_S, self.drop)
+
+    def _cancel_write_deadline(self) -> None:
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None

@@ -1,0 +1,107 @@
+"""The files a patch changes, whole, as they were and as they are after it: what the audit reads."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+from msgspec import Struct
+
+from understudy.tasks.patch import MAX_PATCH_BYTES
+from understudy.tasks.prepare import git_environment, git_program
+from understudy.util.diffs import FileDiff, parse_diff
+
+_TIMEOUT_S = 60.0
+_MOST_LINES = 100_000
+
+
+class PatchedFile(Struct, frozen=True):
+    """One file of a patch under its new path; `before` is None for a new file, `after` for a deleted one."""
+
+    path: str
+    before: bytes | None
+    after: bytes | None
+
+
+def changed_files(patch: bytes, tree: Path | None) -> list[PatchedFile]:
+    """The files that a patch changes. Without the task's tree, or where git cannot apply the patch to it as it is
+    (the grader has ways that are less strict), they consist of what the patch's hunks show. Raises DiffError.
+    """
+    files = parse_diff(patch)
+    if not files:
+        return []
+    with tempfile.TemporaryDirectory(prefix="understudy-audit-") as directory:
+        root = Path(directory, "tree")
+        root.mkdir()
+        before = {path: _read(tree, path) for file in files for path in file.paths} if tree else {}
+        for path, content in before.items():
+            if content is not None:
+                target = Path(root, os.fsdecode(path))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
+        whole = (tree is not None or all(file.is_new for file in files)) and _apply(patch, root)
+        return [
+            PatchedFile(
+                os.fsdecode(file.new_path or min(file.paths)),
+                before.get(file.old_path or b""),
+                _read(root, file.new_path) if file.new_path else None,
+            )
+            if whole
+            else _of_hunks(file)
+            for file in files
+        ]
+
+
+def _apply(patch: bytes, root: Path) -> bool:
+    """Whether git could apply a patch to the files below `root`. It follows no link and runs nothing of theirs."""
+    env = git_environment(root / ".git", root)
+    del env["GIT_DIR"], env["GIT_WORK_TREE"]
+    env["GIT_CEILING_DIRECTORIES"] = str(root.parent)
+    done = subprocess.run(
+        [git_program(), "apply", "-p1", "--whitespace=nowarn"],
+        cwd=root,
+        env=env,
+        input=patch,
+        capture_output=True,
+        check=False,
+        timeout=_TIMEOUT_S,
+    )
+    return done.returncode == 0
+
+
+def _read(root: Path, path: bytes) -> bytes | None:
+    """A regular file below `root`, None when there is none; links are not followed anywhere on the way."""
+    parts = [part for part in os.fsdecode(path).split("/") if part]
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for number, part in enumerate(parts, 1):
+            kind = os.O_DIRECTORY if number < len(parts) else os.O_NONBLOCK
+            inner = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | kind, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            return file.read(MAX_PATCH_BYTES)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _of_hunks(file: FileDiff) -> PatchedFile:
+    path = os.fsdecode(file.new_path or min(file.paths))
+    before = None if file.is_new else _side(file, b" -\t")
+    return PatchedFile(path, before, _side(file, b" +\t") if file.new_path else None)
+
+
+def _side(file: FileDiff, signs: bytes) -> bytes:
+    """One side of all hunks, with empty lines between them so that each stands at its place in the new file."""
+    lines: list[bytes] = []
+    for hunk in file.hunks:
+        lines += [b""] * (min(hunk.new_start, _MOST_LINES) - 1 - len(lines))
+        lines += [line[1:] for line in hunk.lines if not line or line[:1] in signs]
+    return b"".join(line + b"\n" for line in lines)

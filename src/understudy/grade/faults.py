@@ -1,0 +1,66 @@
+"""Whose fault it is when a patch cannot be graded: the infrastructure's, or the tested code's.
+
+Tested code can take away the working directory, kill what it sees or exit like a missing program, and the
+sandbox or the grader then raises an error. Such an error is the patch's own when it comes again in another fresh
+sandbox and does not come without the patch; then the patch has reward 0. A sandbox that was killed or removed
+from outside says nothing about the patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from understudy.errors import GraderError, SandboxError, SandboxLost
+
+T = TypeVar("T")
+
+_ATTEMPTS = 3
+_SAME = 2
+
+
+class PatchFault(Exception):
+    """Grading that failed while, or after, code of a patch could run; its cause is the error."""
+
+
+@contextmanager
+def with_untrusted_code() -> Generator[None]:
+    """Turn errors that tested code can cause into PatchFault; a sandbox that was lost stays SandboxLost."""
+    try:
+        yield
+    except SandboxLost:
+        raise
+    except (SandboxError, GraderError) as error:
+        raise PatchFault(str(error)) from error
+
+
+async def attribute_faults(
+    attempt: Callable[[], Awaitable[T]], control: Callable[[], Awaitable[object]]
+) -> T | PatchFault:
+    """The result of `attempt`, or the fault that is the patch's own.
+
+    An attempt that fails is made again, in a sandbox of its own. Two faults are the patch's if `control`, the same
+    without the patch, does not fail. Raises SandboxError or GraderError when the infrastructure is at fault.
+    """
+    faults = 0
+    error: Exception = SandboxError("the patch was not graded")
+    for _ in range(_ATTEMPTS):
+        try:
+            return await attempt()
+        except SandboxLost as lost:
+            error = lost
+        except PatchFault as fault:
+            error = fault
+            faults += 1
+            if faults == _SAME:
+                break
+    if not isinstance(error, PatchFault):
+        raise error
+    if faults < _SAME:
+        raise error.__cause__ or error
+    try:
+        await control()
+    except PatchFault as same:
+        raise same.__cause__ or same from error
+    return error

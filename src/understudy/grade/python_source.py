@@ -1,0 +1,562 @@
+"""Python source as the audit reads it: decoded as Python does, aliases resolved and constants folded.
+
+Every statement becomes one line of canonical text: `from sys import _getframe as g; g(1)` and
+`getattr(__import__("s" "ys"), "_get" + "frame")(1)` both read `sys._getframe(1)`. Nothing is executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import binascii
+import codecs
+import io
+import re
+import tokenize
+import unicodedata
+from collections.abc import Callable, Iterator
+from typing import cast
+
+from msgspec import Struct, field
+
+MAX_SOURCE_BYTES = 4 << 20
+"""Larger sources are not parsed."""
+
+_FOLDED = 1 << 16  # the longest constant that folding makes
+_ALIAS_ROUNDS = 3
+_FAR = 150  # columns
+_PLAIN_CODECS = frozenset(
+    {"utf-8", "utf-8-sig", "ascii", "iso8859-1", "iso8859-15", "cp1252", "cp1251", "gbk", "gb2312", "gb18030"}
+    | {"euc_jp", "shift_jis", "euc_kr", "big5", "koi8-r", "iso8859-2", "mac-roman"}
+)
+_ROTATED = frozenset({"rot13", "rot_13", "rot-13"})
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_DYNAMIC = "?"
+
+Constant = str | bytes | int | float | None
+
+
+class SourceStatement(Struct, frozen=True):
+    """A statement, or the head of a compound one: its line, its canonical text and its node.
+
+    `at_import` is true where it runs when the module is imported, though not if the module is the main program.
+    """
+
+    line: int
+    text: str
+    node: ast.stmt
+    at_import: bool
+
+
+class PythonSource(Struct):
+    """A parsed source: its statements, and text that is no Python which could be parsed, as lines by number.
+
+    `problems` says what about the way it is written hides code from a reader.
+    """
+
+    statements: list[SourceStatement] = field(default_factory=list[SourceStatement])
+    unparsed: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    problems: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    names: Names = field(default_factory=lambda: Names())
+
+
+def decode(content: bytes) -> tuple[str, str]:
+    """The text of a source file as Python decodes it (PEP 263), and the codec's name if it is an unusual one.
+
+    What its own codec cannot decode is read as Latin-1, so that nothing is left unread.
+    """
+    try:
+        name, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+        name = codecs.lookup(name).name
+        text = content.decode(name)
+    except (SyntaxError, LookupError, ValueError):
+        return content.decode("latin-1"), "unreadable" if re.match(
+            rb"(?:.*\n)?.*coding[:=]", content[:400]
+        ) else ""
+    return text.removeprefix("\ufeff"), "" if name in _PLAIN_CODECS else name
+
+
+class ParsedSource:
+    """A source as modules of statements: one, or the pieces of it that can be parsed."""
+
+    def __init__(self, content: bytes) -> None:
+        text, self._odd_encoding = decode(content)
+        text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", " ")
+        self._lines = text.split("\n")
+        self._unparsed: list[tuple[int, str]] = []
+        self._bodies = list(_parse(text, self._unparsed))
+
+    def segments(self) -> frozenset[str]:
+        """The texts of the top-level statements, and of those of their classes."""
+        return frozenset(self._segment(node) for body in self._bodies for node in _units(body))
+
+    def _segment(self, node: ast.stmt) -> str:
+        start = min((each.lineno for each in getattr(node, "decorator_list", [])), default=node.lineno)
+        return "\n".join(self._lines[start - 1 : node.end_lineno])
+
+    def read(self, unchanged: frozenset[str] = frozenset()) -> PythonSource:
+        """What the source says; top-level statements whose text is in `unchanged` are left out, their names are
+        not.
+
+        Raises RecursionError for expressions that are nested too deeply.
+        """
+        source = PythonSource(unparsed=self._unparsed)
+        if self._odd_encoding:
+            source.problems.append((1, f"its encoding is {self._odd_encoding}"))
+        changed = [node for body in self._bodies for node in body.body if self._segment(node) not in unchanged]
+        if changed:
+            source.names.learn(self._bodies)
+            same = {id(node) for body in self._bodies for node in _units(body) if self._segment(node) in unchanged}
+            for node in changed:
+                source.statements += _statements(node, source.names, same, at_import=True)
+            source.problems += _disguises(changed, self._lines)
+        return source
+
+
+def _units(node: ast.Module | ast.ClassDef) -> Iterator[ast.stmt]:
+    for child in node.body:
+        yield child
+        if isinstance(child, ast.ClassDef):
+            yield from _units(child)
+
+
+def _parse(text: str, unparsed: list[tuple[int, str]]) -> Iterator[ast.Module]:
+    """The text as one module, or else as many pieces of it as can be parsed: blocks, then single lines."""
+    if (whole := _try_parse(text)) is not None:
+        yield whole
+        return
+    lines = text.split("\n")
+    starts = [n for n, line in enumerate(lines) if line[:1].strip() and line[:1] not in "#)]}"] or [0]
+    for start, end in zip([0, *starts], [*starts, len(lines)], strict=True):
+        block = lines[start:end]
+        if not any(line.strip() for line in block):
+            continue
+        text = "\n".join(block)
+        if (body := _try_parse(text, start) or _try_parse(f"if 1:\n{text}", start - 1)) is not None:
+            yield body
+            continue
+        for number, line in enumerate(block, start):
+            stripped = line.strip()
+            tries = (
+                stripped,
+                f"{stripped}\n    pass",
+                f"try:\n    pass\n{stripped}\n    pass",
+                stripped.rstrip(",:"),
+            )
+            parsed = next((body for each in tries if (body := _try_parse(each, number)) is not None), None)
+            if parsed is not None:
+                yield parsed
+            elif stripped and not stripped.startswith("#"):
+                unparsed.append((number + 1, unicodedata.normalize("NFKC", stripped)))
+
+
+def _try_parse(text: str, offset: int = 0) -> ast.Module | None:
+    try:
+        module = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    if offset:
+        ast.increment_lineno(module, offset)
+    return module
+
+
+def _disguises(nodes: list[ast.stmt], lines: list[str]) -> Iterator[tuple[int, str]]:
+    """Names in letters that Python reads as others, and statements far to the right of the screen."""
+    for node in nodes:
+        for inner in ast.walk(node) if not "\n".join(lines[node.lineno - 1 : node.end_lineno]).isascii() else ():
+            if isinstance(inner, ast.Name | ast.Attribute) and inner.end_col_offset:
+                name = inner.id if isinstance(inner, ast.Name) else inner.attr
+                line = lines[(inner.end_lineno or 1) - 1].encode()[: inner.end_col_offset]
+                if name.isascii() and not line.endswith(name.encode()):
+                    yield inner.lineno, "a name is written in letters that look like others"
+        for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+            line = lines[number - 1]
+            if len(line) > _FAR and re.search(r"\S[ \t]{150,}\S", line) and ";" in line:
+                yield number, "a statement stands far to the right"
+
+
+def _statements(node: ast.stmt, names: Names, same: set[int], *, at_import: bool) -> Iterator[SourceStatement]:
+    if id(node) in same:
+        return
+    inner = at_import and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
+        inner = False
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    if not is_text:
+        try:
+            text = canonical(node, names)
+        except RecursionError:
+            text = "?"
+        yield SourceStatement(node.lineno, text, node, at_import)
+    for name in ("body", "orelse", "finalbody"):
+        for child in getattr(node, name, ()):
+            if isinstance(child, ast.stmt):
+                yield from _statements(child, names, same, at_import=inner)
+    for handler in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+        for child in handler.body:
+            yield from _statements(child, names, same, at_import=inner)
+
+
+def canonical(node: ast.stmt, names: Names) -> str:
+    """A statement's text with aliases resolved and constants folded; of a compound statement only its head."""
+    match node:
+        case ast.Try() | ast.TryStar():
+            return "try:"
+        case ast.ImportFrom(module=module, level=level):
+            source = "." * level + (module or "")
+            return "import " + ", ".join(f"{source}.{alias.name}".replace("..", ".") for alias in node.names)
+        case ast.Match(subject=subject):
+            return ast.unparse(_canonical(subject, names))
+        case _:
+            head = _canonical(node, names, is_head=True)
+            return ast.unparse(head).removesuffix("\n    pass")
+
+
+class Names:
+    """What the names of a module stand for, wherever in it they are bound: dotted names, and constants."""
+
+    def __init__(self) -> None:
+        self.dotted: dict[str, str] = {}
+        self.constants: dict[str, Constant] = {}
+        self.functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda] = {}
+        self.classes: set[str] = set()
+        self._assigned: dict[str, int] = {}
+        self._parameters: set[str] = set()
+
+    def learn(self, bodies: list[ast.Module]) -> None:
+        """Take note of all imports, functions and classes, and of names that stand for what another one does."""
+        bindings: list[tuple[str, ast.expr]] = []
+        loops: list[ast.For | ast.AsyncFor | ast.comprehension] = []
+        for node in (each for body in bodies for each in ast.walk(body)):
+            match node:
+                case ast.Name():
+                    if isinstance(node.ctx, ast.Store):
+                        self._assigned[node.id] = self._assigned.get(node.id, 0) + 1
+                case ast.Import():
+                    for alias in node.names:
+                        root = alias.name.partition(".")[0]
+                        self.dotted[alias.asname or root] = alias.name if alias.asname else root
+                case ast.ImportFrom():
+                    module = "." * node.level + (node.module or "")
+                    for alias in node.names:
+                        joined = module + alias.name if module.endswith(".") else f"{module}.{alias.name}"
+                        self.dotted[alias.asname or alias.name] = joined
+                case ast.FunctionDef() | ast.AsyncFunctionDef():
+                    self.functions.setdefault(node.name, node)
+                case ast.ClassDef():
+                    self.classes.add(node.name)
+                case (
+                    ast.Assign(targets=[ast.Name(id=name)], value=value)
+                    | ast.NamedExpr(target=ast.Name(id=name), value=value)
+                ):
+                    bindings.append((name, value))
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                    bindings.append((name, value))
+                case ast.For() | ast.AsyncFor() | ast.comprehension():
+                    loops.append(node)
+                case ast.arg(arg=name):
+                    self._parameters.add(name)
+                case _:
+                    pass
+        for _ in range(_ALIAS_ROUNDS):
+            size = len(self.dotted) + len(self.constants)
+            for name, value in bindings:
+                self._bind(name, value)
+            if len(self.dotted) + len(self.constants) == size:
+                break
+        for loop in loops:
+            if _mentions_modules(loop.iter, self):
+                for target in ast.walk(loop.target):
+                    if isinstance(target, ast.Name) and target.id not in self._parameters:
+                        self.dotted.setdefault(target.id, "sys.modules.each")
+
+    def _bind(self, name: str, value: ast.expr) -> None:
+        if isinstance(value, ast.Lambda):
+            self.functions.setdefault(name, value)
+        if self._assigned.get(name, 0) == 1 and (constant := self.fold(value)) is not None:
+            self.constants.setdefault(name, constant)
+        elif (dotted := self.resolve(value)) is not None and dotted.partition(".")[0] != name:
+            if dotted.startswith("sys.modules.") and name in self._parameters:
+                return
+            self.dotted.setdefault(name, dotted)
+
+    def resolve(self, node: ast.AST) -> str | None:
+        """The dotted name that an expression stands for; None when it is no such thing."""
+        match node:
+            case ast.Name(id=name):
+                return self.dotted.get(name, name)
+            case ast.Attribute(value=ast.Name(id="builtins" | "__builtins__"), attr=attr):
+                return attr
+            case ast.Attribute(value=value, attr=attr) if (base := self.resolve(value)) is not None:
+                return f"{base}.{attr}"
+            case ast.Subscript(value=value, slice=index) if (base := self.resolve(value)) is not None:
+                own = isinstance(index, ast.Name) and self.resolve(index) == "__name__"
+                own = own or (isinstance(index, ast.Attribute) and index.attr == "__module__")
+                return None if own else self._item(base, self.fold(index))
+            case ast.Call():
+                return self._call(node)
+            case ast.NamedExpr(value=value):
+                return self.resolve(value)
+            case ast.IfExp(body=one, orelse=other):
+                return self._first(one, other)
+            case ast.BoolOp(values=values):
+                return self._first(*values)
+            case _:
+                return None
+
+    def _first(self, *nodes: ast.expr) -> str | None:
+        """What the first of several expressions stands for that is not just a name of its own."""
+        resolved = [each for node in nodes if (each := self.resolve(node)) is not None and "." in each]
+        return resolved[0] if resolved else None
+
+    def _item(self, base: str, key: Constant) -> str | None:
+        """What `base[key]` stands for, of a dictionary that holds a namespace."""
+        if base == "sys.modules":
+            return key if isinstance(key, str) else f"sys.modules.{_DYNAMIC}"
+        for suffix in (".__dict__", ".f_globals", ".f_builtins", ".__globals__"):
+            if base.endswith(suffix) and isinstance(key, str):
+                return f"{base.removesuffix('.__dict__')}.{key}"
+        if base in ("globals()", "__builtins__", "builtins.__dict__", "__builtins__.__dict__"):
+            return self.dotted.get(key, key) if isinstance(key, str) else None
+        return None
+
+    def _call(self, node: ast.Call) -> str | None:
+        """What a call returns, if it only looks something up."""
+        function = self.resolve(node.func)
+        arguments = node.args
+        first = self.fold(arguments[0]) if arguments else None
+        match function:
+            case "__import__" | "importlib.import_module" | "importlib.__import__" if isinstance(first, str):
+                return first
+            case "getattr" | "inspect.getattr_static" | "object.__getattribute__" | "type.__getattribute__" if (
+                len(arguments) > 1 and (base := self.resolve(arguments[0])) is not None
+            ):
+                name = self.fold(arguments[1])
+                if not isinstance(name, str):
+                    return f"{base}.{_DYNAMIC}"
+                return name if base == "builtins" else f"{base}.{name}"
+            case "vars" if arguments and (base := self.resolve(arguments[0])) is not None:
+                return f"{base}.__dict__"
+            case "globals" | "locals" | "vars":
+                return "globals()"
+            case "importlib.reload" if arguments:
+                return self.resolve(arguments[0])
+            case str() if (
+                function.endswith((".__dict__.get", "sys.modules.get", ".f_globals.get", ".pop")) and first
+            ):
+                return self._item(function.rpartition(".")[0], first)
+            case str() if function.endswith(".__getattribute__") and isinstance(first, str):
+                return f"{function.rpartition('.')[0]}.{first}"
+            case None if isinstance(node.func, ast.Call) and arguments:
+                getter = self.resolve(node.func.func)
+                name = self.fold(node.func.args[0]) if node.func.args else None
+                base = self.resolve(arguments[0])
+                if getter == "operator.attrgetter" and isinstance(name, str) and base is not None:
+                    return f"{base}.{name}"
+            case _:
+                pass
+        return None
+
+    def fold(self, node: ast.AST, depth: int = 0) -> Constant:
+        """The constant that an expression always is; None if that cannot be told without running it."""
+        if depth > 40:
+            return None
+        match node:
+            case ast.Constant(value=str() | bytes() | int() | float() as value):
+                return value
+            case ast.Name(id=name):
+                return self.constants.get(name)
+            case ast.BinOp(left=left, op=operator, right=right):
+                return self._binary(operator, left, right, depth)
+            case ast.JoinedStr(values=values):
+                parts = [
+                    self.fold(each.value if isinstance(each, ast.FormattedValue) else each, depth + 1)
+                    for each in values
+                ]
+                return _bounded("".join(map(str, parts))) if None not in parts else None
+            case ast.Subscript(value=value, slice=ast.Slice(lower, upper, step)):
+                bounds = [None if each is None else self.fold(each, depth + 1) for each in (lower, upper, step)]
+                if isinstance(text := self.fold(value, depth + 1), str | bytes) and _are_bounds(bounds):
+                    return text[slice(*cast("list[int | None]", bounds))]
+            case ast.UnaryOp(op=ast.USub(), operand=operand) if isinstance(
+                number := self.fold(operand, depth + 1), int
+            ):
+                return -number
+            case ast.Call():
+                return self._folded_call(node, depth + 1)
+            case _:
+                pass
+        return None
+
+    def _binary(self, operator: ast.operator, left: ast.expr, right: ast.expr, depth: int) -> Constant:
+        one = self.fold(left, depth + 1)
+        if one is None:
+            return None
+        if isinstance(operator, ast.Mod) and isinstance(one, str):
+            values = right.elts if isinstance(right, ast.Tuple) else [right]
+            folded = tuple(self.fold(each, depth + 1) for each in values)
+            try:
+                return _bounded(one % folded) if None not in folded and "*" not in one else None
+            except (TypeError, ValueError):
+                return None
+        other = self.fold(right, depth + 1)
+        if isinstance(operator, ast.Add) and isinstance(one, str) and isinstance(other, str):
+            return _bounded(one + other)
+        if isinstance(operator, ast.Add) and isinstance(one, bytes) and isinstance(other, bytes):
+            return _bounded(one + other)
+        if isinstance(operator, ast.BitXor | ast.Add | ast.Sub) and type(one) is int and type(other) is int:
+            if isinstance(operator, ast.BitXor):
+                return one ^ other
+            return one + other if isinstance(operator, ast.Add) else one - other
+        return None
+
+    def _elements(self, node: ast.expr, depth: int) -> list[Constant] | None:
+        """The constants of a display, of a reversed or mapped one, or the characters of a text."""
+        match node:
+            case ast.List(elts=elements) | ast.Tuple(elts=elements):
+                return [self.fold(each, depth) for each in elements]
+            case ast.Call(func=ast.Name(id="map"), args=[ast.Name(id=("chr" | "str") as name), inner]):
+                numbers = self._elements(inner, depth + 1)
+                if numbers is None or not all(type(each) is int and 0 <= each < 0x110000 for each in numbers):
+                    return None
+                return [(chr if name == "chr" else str)(cast("int", each)) for each in numbers]
+            case ast.Call(func=ast.Name(id="reversed" | "list" | "tuple" as name), args=[inner]):
+                elements = self._elements(inner, depth + 1)
+                return elements[::-1] if elements and name == "reversed" else elements
+            case (
+                ast.ListComp(elt=element, generators=[generator])
+                | ast.GeneratorExp(elt=element, generators=[generator])
+            ) if isinstance(element, ast.Call) and isinstance(element.func, ast.Name) and element.func.id == "chr":
+                numbers = self._elements(generator.iter, depth + 1)
+                plain = element.args and isinstance(element.args[0], ast.Name)
+                return (
+                    [chr(each) for each in numbers if type(each) is int and 0 <= each < 0x110000]
+                    if numbers and plain
+                    else None
+                )
+            case _:
+                text = self.fold(node, depth)
+                return list(text) if isinstance(text, str | bytes) else None
+
+    def _folded_call(self, node: ast.Call, depth: int) -> Constant:
+        function = self.resolve(node.func) or ""
+        arguments = [self.fold(each, depth) for each in node.args]
+        first = arguments[0] if arguments else None
+        try:
+            match function.rpartition(".")[2]:
+                case "chr" if type(first) is int:
+                    return chr(first)
+                case "str" | "intern" if len(arguments) == 1 and isinstance(first, str | int):
+                    return str(first)
+                case "bytes" | "bytearray" if len(arguments) == 1:
+                    if isinstance(first, bytes):
+                        return first
+                    numbers = self._elements(node.args[0], depth)
+                    return (
+                        bytes(cast("list[int]", numbers))
+                        if numbers and all(type(n) is int for n in numbers)
+                        else None
+                    )
+                case "fromhex" | "unhexlify" | "a2b_hex" if isinstance(first, str | bytes):
+                    return bytes.fromhex(first if isinstance(first, str) else first.decode())
+                case "b64decode" | "standard_b64decode" | "urlsafe_b64decode" if isinstance(first, str | bytes):
+                    return _bounded(base64.b64decode(first))
+                case "b32decode" | "b16decode" | "b85decode" | "a85decode" as name if isinstance(
+                    first, str | bytes
+                ):
+                    return _bounded(getattr(base64, name)(first))
+                case "decode" | "encode" if function.startswith("codecs.") and isinstance(first, str | bytes):
+                    return _recoded(first, arguments[1:])
+                case _:
+                    pass
+            if isinstance(node.func, ast.Attribute):
+                return self._method(node, node.func, arguments, depth)
+        except (ValueError, TypeError, LookupError, binascii.Error):
+            return None
+        return None
+
+    def _method(self, node: ast.Call, function: ast.Attribute, arguments: list[Constant], depth: int) -> Constant:
+        """The result of a method of a constant text that gives another text."""
+        owner = self.fold(function.value, depth)
+        if isinstance(owner, str) and function.attr == "join" and node.args:
+            parts = self._elements(node.args[0], depth)
+            joined = parts is not None and all(isinstance(each, str) for each in parts)
+            return _bounded(owner.join(cast("list[str]", parts))) if joined else None
+        if isinstance(owner, str | bytes) and function.attr in ("decode", "encode"):
+            return _recoded(owner, arguments)
+        if not isinstance(owner, str) or None in arguments:
+            return None
+        if function.attr in (
+            "lower",
+            "upper",
+            "title",
+            "swapcase",
+            "strip",
+            "casefold",
+            "capitalize",
+            "replace",
+            "format",
+        ):
+            if function.attr == "format" and re.search(r"\{[^}]*[.\[:!]", owner):
+                return None
+            return _bounded(cast("str", getattr(owner, function.attr)(*arguments)))
+        if function.attr in ("removeprefix", "removesuffix"):
+            return cast("str", getattr(owner, function.attr)(*arguments))
+        return None
+
+
+def _bounded(value: Constant) -> Constant:
+    return value if isinstance(value, str | bytes) and len(value) <= _FOLDED else None
+
+
+def _are_bounds(bounds: list[Constant]) -> bool:
+    return all(bound is None or type(bound) is int for bound in bounds) and bounds[2] != 0
+
+
+def _recoded(value: str | bytes, arguments: list[Constant]) -> Constant:
+    """A text in another encoding, by those codecs that only turn characters into others."""
+    name = str(arguments[0]).lower() if arguments else "utf-8"
+    if name in _ROTATED and isinstance(value, str):
+        return codecs.encode(value, "rot13")
+    if name in ("hex", "hex_codec"):
+        return bytes.fromhex(value if isinstance(value, str) else value.decode())
+    if name in ("base64", "base64_codec"):
+        return base64.b64decode(value)
+    if name not in ("utf-8", "utf8", "ascii", "latin-1", "latin1", "utf-16", "utf-32", "unicode_escape", "utf-7"):
+        return None
+    return value.encode(name) if isinstance(value, str) else value.decode(name)
+
+
+def _mentions_modules(node: ast.AST, names: Names) -> bool:
+    return any(
+        isinstance(each, ast.Attribute | ast.Name) and names.resolve(each) == "sys.modules"
+        for each in ast.walk(node)
+    )
+
+
+def _canonical(node: ast.AST, names: Names, *, is_head: bool = False) -> ast.AST:
+    """A copy of a node with dotted names for aliases and constants for what can be folded, without annotations."""
+    if not isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
+            dotted = names.resolve(node)
+            if dotted is not None and not (isinstance(node, ast.Name) and node.id in names.constants):
+                return ast.Name(dotted, ast.Load())
+        if isinstance(node, ast.BinOp | ast.JoinedStr | ast.Call | ast.Subscript | ast.Name):
+            constant = names.fold(node)
+            if isinstance(constant, str | bytes):
+                return ast.Constant(constant)
+    elif isinstance(node, ast.Attribute | ast.Subscript) and (base := names.resolve(node.value)) is not None:
+        whole = {**dict(ast.iter_fields(node)), "value": ast.Name(base, ast.Load())}
+        node = cast("Callable[..., ast.AST]", type(node))(**whole)
+    fields: dict[str, object] = {}
+    for name, value in ast.iter_fields(node):
+        if is_head and name in ("body", "orelse", "finalbody") and isinstance(value, list):
+            fields[name] = [ast.Pass()] if name == "body" else []
+        elif isinstance(value, list):
+            items = cast("list[object]", value)
+            fields[name] = [_canonical(each, names) if isinstance(each, ast.AST) else each for each in items]
+        elif name in ("returns", "annotation") and not isinstance(node, ast.AnnAssign):
+            fields[name] = None
+        else:
+            fields[name] = _canonical(value, names) if isinstance(value, ast.AST) else value
+    return ast.copy_location(cast("Callable[..., ast.AST]", type(node))(**fields), node)

@@ -1,0 +1,110 @@
+"""Scratch files that agents leave behind: scripts of their own that no code names and no test runner collects.
+
+A script that reproduces an issue, exits, or reads the repository's history is honest work and no part of the
+solution. It is left out of the graded tree, so what stands in it can neither help a patch nor make it suspicious.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from understudy.types import PytestChecks, ScriptChecks, SuiteChecks, Task
+from understudy.util.diffs import FileDiff
+
+_SCRIPT = re.compile(r"[^/]+\.(?:py|sh)|([^/]+)/.*\.(?:py|sh)")
+_NAMING = (".py", ".pyi", ".cfg", ".toml", ".ini", ".in", ".txt", ".sh", ".yml", ".yaml", ".json")
+_FILE_BYTES = 4 << 20
+_PRUNED = frozenset({".git", "node_modules"})
+
+
+def scratch_files(files: Iterable[FileDiff], task: Task, tree: Path, gold: frozenset[str]) -> frozenset[str]:
+    """The paths of scratch files: new scripts at the root of the tree, or in a new directory there, that are named
+    neither in the tree, nor by the hidden tests or the task's commands, nor in the rest of the patch.
+
+    None where a check script decides, which may run anything. `gold` are the paths of the gold patch, which count.
+    """
+    if isinstance(task.checks, ScriptChecks):
+        return frozenset()
+    kept: list[FileDiff] = []
+    candidates: dict[str, FileDiff] = {}
+    for file in files:
+        path = os.fsdecode(file.new_path or min(file.paths))
+        top = path.partition("/")[0]
+        is_script = file.is_new and _SCRIPT.fullmatch(path) is not None and len(file.paths) == 1
+        if is_script and path not in gold and not (tree / top).exists() and not _is_package_of(gold, top):
+            candidates[path] = file
+        else:
+            kept.append(file)
+    if not candidates:
+        return frozenset()
+    texts = [*_hidden_texts(task), *map(_added, kept)]
+    names = {_name(path) for path in candidates}
+    named = _named(names, texts)
+    if names - named:
+        named |= _named(names - named, _tree_texts(tree))
+    while True:  # what a file that counts names counts too
+        counted = [path for path in candidates if _name(path) in named]
+        more = named | _named(names - named, [_added(candidates[path]) for path in counted])
+        if more == named:
+            return frozenset(candidates) - set(counted)
+        named = more
+
+
+def _name(path: str) -> str:
+    """The module or the program that a path is known by."""
+    return path.partition("/")[0].rpartition(".")[0] or path.partition("/")[0]
+
+
+def _is_package_of(gold: frozenset[str], top: str) -> bool:
+    return any(path.partition("/")[0] == top for path in gold)
+
+
+def _named(names: Iterable[str], texts: Iterable[str]) -> set[str]:
+    """Which names are imported, or stand in quotes or in a path, in any of the texts."""
+    left = {name: _reference(name) for name in names}
+    hits: set[str] = set()
+    for text in texts:
+        hits |= {
+            name for name, pattern in left.items() if name not in hits and name in text and pattern.search(text)
+        }
+        if len(hits) == len(left):
+            break
+    return hits
+
+
+def _reference(name: str) -> re.Pattern[str]:
+    word = re.escape(name)
+    return re.compile(
+        rf"\b(?:import|from)\b[^\n#]*(?<!\w){word}(?!\w)|[\"'/]{word}(?:[\"'/.:]|$)|(?<!\w){word}\.(?:py|sh)\b|"
+        rf"^\s*{word}\s*(?:=|$)",
+        re.MULTILINE,
+    )
+
+
+def _hidden_texts(task: Task) -> Iterator[str]:
+    match task.checks:
+        case PytestChecks(files=files):
+            yield from files.values()
+        case SuiteChecks() as checks:
+            yield from (checks.test_patch, checks.before, checks.install, checks.command, *checks.files)
+        case _:
+            pass
+    yield task.gold_patch
+
+
+def _added(file: FileDiff) -> str:
+    lines = (line[1:] for hunk in file.hunks for line in hunk.lines if line[:1] in (b"+", b" "))
+    return b"\n".join(lines).decode(errors="replace")
+
+
+def _tree_texts(tree: Path) -> Iterator[str]:
+    for folder, directories, names in os.walk(tree):
+        directories[:] = [name for name in directories if name not in _PRUNED]
+        for name in names:
+            path = Path(folder, name)
+            if name.endswith(_NAMING) and path.is_file() and not path.is_symlink():
+                with path.open("rb") as file:
+                    yield file.read(_FILE_BYTES).decode(errors="replace")

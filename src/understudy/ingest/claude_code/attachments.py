@@ -1,0 +1,231 @@
+"""What the CLI sends for its `attachment` records: mentioned files, reminders, queued prompts, what hooks print.
+
+The texts were taken from recorded requests and from the programs themselves (2.0.64 to 2.1.250).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import Raw, Struct
+
+from understudy.ingest.claude_code.records import ClaudeBlock
+from understudy.ingest.claude_code.render import value_of
+from understudy.ingest.claude_code.versions import VersionBehaviour
+from understudy.ingest.json_values import items, mapping, string
+
+Parts = Sequence[str | ClaudeBlock]
+"""Texts, and blocks of images."""
+
+NOT_LOGGED = "reminders_not_logged"
+"""The note on states behind a reminder of which the log holds that it was sent, but not its text."""
+
+UNKNOWN = "attachment_unknown"
+"""The note on states behind an attachment of an unknown type, or with unknown contents."""
+
+
+class SentAttachment(Struct, frozen=True):
+    """What was sent for an attachment, and a note where that is not all of it.
+
+    `tool_use_id` names the call whose result it was sent with, where it is not the last one.
+    """
+
+    parts: Parts = ()
+    note: str | None = None
+    tool_use_id: str | None = None
+
+
+def sent_attachment(attachment: Raw, behaviour: VersionBehaviour) -> SentAttachment:
+    """What the CLI sent for an attachment; hostile values give the note `UNKNOWN`."""
+    fields = mapping(value_of(attachment))
+    kind = string(fields.get("type")) or ""
+    if kind in _NOT_SENT:
+        return SentAttachment()
+    if kind in _TEXT_IN_PROGRAM:
+        return SentAttachment(note=NOT_LOGGED)
+    parts = _file(fields, behaviour) if kind == "file" else None
+    if kind == "queued_command":
+        parts = _queued_command(fields, behaviour)
+    elif kind in _TEXTS:
+        try:
+            sent = _TEXTS[kind](fields)
+        except (KeyError, TypeError, ValueError):
+            return SentAttachment(note=UNKNOWN)
+        parts = [reminder(one) for one in ([sent] if isinstance(sent, str) else sent)]
+    if parts is None:
+        return SentAttachment(note=UNKNOWN)
+    with_reminder = (
+        kind == "file" and behaviour.adds_to_files and not any(isinstance(p, ClaudeBlock) for p in parts)
+    )
+    return SentAttachment(parts, NOT_LOGGED if with_reminder else None, string(fields.get("toolUseID")))
+
+
+def reminder(content: str) -> str:
+    """A text as the CLI wraps what is its own and not the user's."""
+    return f"<system-reminder>\n{content}\n</system-reminder>"
+
+
+def queued_text(attachment: Raw) -> str:
+    """The text of the prompt in a `queued_command` attachment; "" for another attachment."""
+    fields = mapping(value_of(attachment))
+    return _prompt_text(fields.get("prompt")) if fields.get("type") == "queued_command" else ""
+
+
+def _prompt_text(prompt: Any) -> str:
+    blocks = [prompt] if isinstance(prompt, str) else items(prompt)
+    texts = (block if isinstance(block, str) else string(mapping(block).get("text")) for block in blocks)
+    return "\n".join(filter(None, texts))
+
+
+def _queued_command(fields: dict[str, Any], behaviour: VersionBehaviour) -> Parts | None:
+    prompt = fields.get("prompt")
+    if fields.get("commandMode") == "task-notification":
+        return [reminder(f"A background agent completed a task:\n{_prompt_text(prompt)}")]
+    images = [block for block in map(mapping, items(prompt)) if block.get("type") == "image"]
+    return [_prompt_text(prompt).join(behaviour.queued), *(_image(block.get("source")) for block in images)]
+
+
+def _image(source: Any) -> ClaudeBlock:
+    return ClaudeBlock(type="image", source=Raw(json.dumps(source).encode()))
+
+
+def _call(tool: str, arguments: dict[str, str]) -> str:
+    shown = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+    return reminder(f"Called the {tool} tool with the following input: {shown}")
+
+
+def _file(fields: dict[str, Any], behaviour: VersionBehaviour) -> Parts | None:
+    """A mentioned file, as if the model had read it; None where it is neither text nor an image."""
+    content = mapping(fields.get("content"))
+    file, call = mapping(content.get("file")), _call("Read", {"file_path": str(fields.get("filename"))})
+    if content.get("type") == "image" and isinstance(file.get("base64"), str):
+        source = {"type": "base64", "media_type": file.get("type") or "image/png", "data": file["base64"]}
+        return [call, _image(source)]
+    read, first = file.get("content"), file.get("startLine")
+    if content.get("type") != "text" or not isinstance(read, str) or fields.get("truncated"):
+        return None
+    line = "{}\t{}" if behaviour.numbers_with_tab else "{:>6}→{}"
+    lines = read.replace("\r\n", "\n").split("\n") if read else []
+    numbered = (
+        line.format(number, one) for number, one in enumerate(lines, first if isinstance(first, int) else 1)
+    )
+    return [call, reminder("Result of calling the Read tool:\n" + "\n".join(numbered))]
+
+
+def _directory(fields: dict[str, Any]) -> list[str]:
+    path, listed = fields["path"], fields["content"]
+    arguments = {"command": f"ls {path}", "description": f"Lists files in {path}"}
+    shown = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+    return [
+        f"Called the Bash tool with the following input: {shown}",
+        f"Result of calling the Bash tool:\n{listed}",
+    ]
+
+
+def _agents(fields: dict[str, Any]) -> str:
+    initial = fields.get("isInitial")
+    first = "Available agent types" if initial else "New agent types are now available"
+    parts: list[str] = []
+    if added := fields.get("addedLines"):
+        parts.append(f"{first} for the Agent tool:\n" + "\n".join(added))
+    if removed := fields.get("removedTypes"):
+        parts.append("The following agent types are no longer available:\n" + "\n".join(f"- {x}" for x in removed))
+    if initial and fields.get("showConcurrencyNote"):
+        parts.append(
+            "When you launch multiple agents for independent work, send them in a single message with multiple "
+            "tool uses so they run concurrently."
+        )
+    return "\n\n".join(parts)
+
+
+def _skills(fields: dict[str, Any]) -> str | list[str]:
+    listed = fields["content"]
+    return f"The following skills are available for use with the Skill tool:\n\n{listed}" if listed else []
+
+
+def _invoked_skills(fields: dict[str, Any]) -> str | list[str]:
+    skills = "\n\n---\n\n".join(
+        f"### Skill: {skill['name']}\nPath: {skill['path']}\n\n{skill['content']}" for skill in fields["skills"]
+    )
+    about = "The following skills were invoked in this session. Continue to follow these guidelines:"
+    return f"{about}\n\n{skills}" if skills else []
+
+
+def _hook_success(fields: dict[str, Any]) -> str | list[str]:
+    sent = fields["hookEvent"] in ("SessionStart", "UserPromptSubmit") and fields["content"]
+    return f"{fields['hookName']} hook success: {fields['content']}" if sent else []
+
+
+def _hook_context(fields: dict[str, Any]) -> str | list[str]:
+    lines = "\n".join(fields["content"])
+    return f"{fields['hookName']} hook additional context: {lines}" if fields["content"] else []
+
+
+def _hook_error(fields: dict[str, Any]) -> str:
+    error = fields["blockingError"]
+    return f'{fields["hookName"]} hook blocking error from command: "{error["command"]}": {error["blockingError"]}'
+
+
+def _edited_file(fields: dict[str, Any]) -> str:
+    return (
+        f"Note: {fields['filename']} was modified, either by the user or by a linter. This change was "
+        "intentional, so make sure to take it into account as you proceed (ie. don't revert it unless the user "
+        "asks you to). Don't tell the user this, since they are already aware. Here are the relevant changes "
+        "(shown with line numbers):"
+        f"\n{fields['snippet']}"
+    )
+
+
+def _selected_lines(fields: dict[str, Any]) -> str:
+    lines = fields["content"]
+    if len(lines) > 2000:
+        lines = lines[:2000] + "\n... (truncated)"
+    return (
+        f"The user selected the lines {fields['lineStart']} to {fields['lineEnd']} from {fields['filename']}:\n"
+        f"{lines}\n\nThis may or may not be related to the current task."
+    )
+
+
+_TEXTS: dict[str, Callable[[dict[str, Any]], str | list[str]]] = {
+    "agent_listing_delta": _agents,
+    "critical_system_reminder": lambda a: a["content"],
+    "date_change": lambda a: (
+        f"The date has changed. Today's date is now {a['newDate']}. DO NOT mention this to the user explicitly "
+        "because they are already aware."
+    ),
+    "directory": _directory,
+    "edited_text_file": _edited_file,
+    "hook_additional_context": _hook_context,
+    "hook_blocking_error": _hook_error,
+    "hook_stopped_continuation": lambda a: f"{a['hookName']} hook stopped continuation: {a['message']}",
+    "hook_success": _hook_success,
+    "invoked_skills": _invoked_skills,
+    "nested_memory": lambda a: f"Contents of {a['content']['path']}:\n\n{a['content']['content']}",
+    "opened_file_in_ide": lambda a: (
+        f"The user opened the file {a['filename']} in the IDE. This may or may not be related to the current task."
+    ),
+    "plan_file_reference": lambda a: (
+        f"A plan file exists from plan mode at: {a['planFilePath']}\n\nPlan contents:\n\n{a['planContent']}\n\n"
+        "If this plan is relevant to the current work and not already complete, continue working on it."
+    ),
+    "selected_lines_in_ide": _selected_lines,
+    "skill_listing": _skills,
+    "token_usage": lambda a: f"Token usage: {a['used']}/{a['total']}; {a['remaining']} remaining",
+    "total_tokens_reminder": lambda a: a["text"],
+}
+
+_NOT_SENT_TEXT = """
+already_read_file command_permissions context_efficiency current_session_memory dynamic_skill edited_image_file
+hook_cancelled hook_deferred_tool hook_error_during_execution hook_non_blocking_error hook_permission_decision
+hook_system_message max_turns_reached prompt_snapshot structured_output teammate_shutdown_batch
+"""
+_NOT_SENT = frozenset(_NOT_SENT_TEXT.split())
+
+_UNLOGGED_TEXT = """
+auto_mode auto_mode_exit compaction_reminder output_style plan_mode plan_mode_exit plan_mode_reentry task_reminder
+todo_reminder ultrathink_effort verify_plan_reminder
+"""
+_TEXT_IN_PROGRAM = frozenset(_UNLOGGED_TEXT.split())
+"""Reminders whose texts differ by version, and stand in the program only."""

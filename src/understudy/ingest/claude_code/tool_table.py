@@ -1,0 +1,96 @@
+"""What tools versions of Claude Code offer: a table of what real ones sent (`tools.json.xz`).
+
+`scripts/record_claude_tools.py` makes the table, and its docstring says what is in it.
+"""
+
+from __future__ import annotations
+
+import calendar
+import json
+import lzma
+import re
+from bisect import bisect_right
+from collections.abc import Collection
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from msgspec import Struct
+
+_FILE = "tools.json.xz"
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+_DATE = re.compile(r"(\d{4})-(0[1-9]|1[0-2])-\d{2}")
+_DATE_MARK, _MONTH_MARK = "{{DATE}}", "{{MONTH}}"
+
+
+class RecordedTools(Struct, frozen=True):
+    """Tools in OpenAI's form, as Claude Code's `version` offers them."""
+
+    version: str
+    tools: list[dict[str, Any]]
+
+
+class _Table(Struct, frozen=True):
+    """The definitions as JSON text in OpenAI's form, their names, and of each version the lists of its modes."""
+
+    definitions: list[str]
+    names: list[str]
+    versions: dict[tuple[int, ...], list[dict[str, list[int]]]]
+
+
+def claude_tools(
+    version: str, called: Collection[str], *, subagent: bool = False, date: str | None = None
+) -> RecordedTools | None:
+    """The tools of the recorded version nearest to `version`; None where that is no version.
+
+    A version has several lists (in a terminal, in print mode, with tools that are searched for): the one that has
+    the most of the `called` tools is taken, with what else of them any version has. Where a tool's text tells the
+    day, it is `date`, an ISO date or time.
+    """
+    asked = _VERSION.match(version)
+    if asked is None:
+        return None
+    table = _table()
+    nearest = _nearest(sorted(table.versions), tuple(map(int, asked.groups())))
+    modes = table.versions[nearest[0]]
+    lists = [mode.get("subagent" if subagent else "main") or mode["main"] for mode in modes]
+    chosen = list(max(lists, key=lambda indexes: len({table.names[at] for at in indexes}.intersection(called))))
+    for name in sorted(set(called).difference(table.names[at] for at in chosen)):
+        others = (at for each in nearest for mode in table.versions[each] for at in mode["main"])
+        chosen += [at for at in others if table.names[at] == name][:1]
+    tools = [json.loads(_dated(table.definitions[at], date)) for at in chosen]
+    return RecordedTools(".".join(map(str, nearest[0])), tools)
+
+
+def _nearest(versions: list[tuple[int, ...]], asked: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The versions, in their order, from the nearest to the farthest."""
+    place = bisect_right(versions, asked)
+    beside = range(max(place - 1, 0), min(place + 1, len(versions)))
+    first = min(beside, key=lambda at: [abs(a - b) for a, b in zip(versions[at], asked, strict=True)])
+    return [versions[at] for at in sorted(range(len(versions)), key=lambda at: abs(at - first))]
+
+
+def _dated(definition: str, date: str | None) -> str:
+    """A definition with the day of a session in its texts."""
+    known = _DATE.match(date or "")
+    day, month = (known[0], f"{calendar.month_name[int(known[2])]} {known[1]}") if known else ("unknown",) * 2
+    return definition.replace(_DATE_MARK, day).replace(_MONTH_MARK, month)
+
+
+@cache
+def _table() -> _Table:
+    data = json.loads(lzma.decompress(resources.files(__package__ or "").joinpath(_FILE).read_bytes()))
+    definitions: list[dict[str, Any]] = data["definitions"]
+    return _Table(
+        definitions=[json.dumps(_openai_form(definition), ensure_ascii=False) for definition in definitions],
+        names=[definition["name"] for definition in definitions],
+        versions={
+            tuple(map(int, version.split("."))): list(modes.values())
+            for version, modes in data["versions"].items()
+        },
+    )
+
+
+def _openai_form(tool: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": tool["name"], "description": tool["description"], "parameters": tool["input_schema"]}
+    return {"type": "function", "function": function}

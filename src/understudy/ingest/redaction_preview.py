@@ -1,0 +1,114 @@
+"""What a redaction would replace, before anything is written: counts by rule, and samples with secrets masked."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from understudy.errors import ConfigError
+from understudy.ingest.formats.registry import group_batches
+from understudy.ingest.log_files import walk_logs
+from understudy.ingest.redaction import trace_texts
+from understudy.ingest.trace import Trace
+from understudy.redact.heuristics import PSEUDONYM
+from understudy.redact.redactor import Redactor, json_strings
+
+Conversation = tuple[str, list[Any]]
+"""A name, and the texts and JSON values that belong together."""
+
+_AROUND = 40
+
+
+class RedactionSample(Struct, frozen=True):
+    """A replacement: its rule, the conversation, and the redacted text around the pseudonym, on one line."""
+
+    rule: str
+    where: str
+    context: str
+
+
+class RedactionPreview(Struct, frozen=True, kw_only=True):
+    """What would be replaced. `replaced` and `values` count replacements and different secrets by rule."""
+
+    conversations: int
+    characters: int
+    replaced: dict[str, int]
+    values: dict[str, int]
+    samples: list[RedactionSample]
+
+
+def preview_redaction(
+    conversations: Iterable[Conversation], redactor: Redactor, *, samples: int = 3
+) -> RedactionPreview:
+    """Redact the conversations as an export does, write nothing, and return what was replaced.
+
+    There are at most `samples` samples of a rule, each of another secret.
+    """
+    number = characters = 0
+    rules: dict[str, str] = {}
+    chosen: list[RedactionSample] = []
+    replaced, values, sampled = Counter[str](), Counter[str](), Counter[str]()
+    for name, items in conversations:
+        number += 1
+        scope = redactor.scoped_to(items)
+        redacted = [scope.value(item, f"{name} {at}") for at, item in enumerate(items)]
+        name = scope.name(name)
+        characters += sum(len(text) for text, _ in json_strings(items))
+        fresh: set[str] = set()
+        for _, rule, pseudonym, times in redactor.report.drain():
+            replaced[rule] += times
+            if pseudonym not in rules:
+                rules[pseudonym] = rule
+                values[rule] += 1
+                fresh.add(pseudonym)
+        for text, _ in json_strings(redacted) if fresh else ():
+            for match in PSEUDONYM.finditer(text):
+                rule = rules.get(match.group(), "")
+                if match.group() in fresh and sampled[rule] < samples:
+                    fresh.discard(match.group())
+                    sampled[rule] += 1
+                    chosen.append(RedactionSample(rule, name, _context(text, match)))
+    return RedactionPreview(
+        conversations=number,
+        characters=characters,
+        replaced=dict(replaced.most_common()),
+        values=dict(values.most_common()),
+        samples=sorted(chosen, key=lambda sample: sample.rule),
+    )
+
+
+def _context(text: str, match: re.Match[str]) -> str:
+    """The line around a pseudonym."""
+    left, right = text[max(match.start() - _AROUND, 0) : match.start()], text[match.end() : match.end() + _AROUND]
+    return " ".join(f"{left}{match.group()}{right}".split())
+
+
+def trace_conversations(traces: Iterable[Trace]) -> Iterator[Conversation]:
+    """The texts of traces, as their states would show them."""
+    for trace in traces:
+        yield trace.trace_id, list(trace_texts(trace))
+
+
+def file_conversations(path: Path) -> Iterator[Conversation]:
+    """The sessions in a log, a directory or an archive of logs; of any other file its text.
+
+    Raises ConfigError when there is nothing to read at the path.
+    """
+    skipped: Counter[str] = Counter()
+    found = False
+    for batch in group_batches(walk_logs([path], skipped), skipped):
+        for conversation in trace_conversations(batch.format.read(batch.files)):
+            found = True
+            yield conversation
+    if not found:
+        try:
+            yield path.name, [path.read_text("utf-8", "replace")]
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: expected a run, a store, session logs or a text file: {error.strerror}"
+            ) from error

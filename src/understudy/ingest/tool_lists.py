@@ -1,0 +1,175 @@
+"""The tools that a model was offered: as the log has them, else as its program's version has them, else as called.
+
+A model that learns from conversations has to be shown the tools that it is to call. Few logs hold them. For
+Claude Code there is a table of what its versions offer (`claude_code/tool_table.py`); whatever else was called
+is inferred from its calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Protocol, Self
+
+from msgspec import Struct, field
+
+from understudy.ingest.claude_code.tool_table import claude_tools
+from understudy.ingest.json_values import mapping, string
+from understudy.wire.arguments import UNPARSED_INPUT, parse_object
+
+ToolsSource = Literal["logged", "version", "inferred"]
+"""Where a state's tools are from: `logged`: its log. `version`: what its agent's version offers. `inferred`: at
+least one of them is made of its calls."""
+
+NO_SUCH_TOOL = "No such tool available"
+"""In the result of a call of a tool that there was not, near its beginning (Claude Code)."""
+
+_TYPES: tuple[tuple[type, str], ...] = (
+    (bool, "boolean"),
+    (int, "number"),
+    (float, "number"),
+    (str, "string"),
+    (list, "array"),
+    (dict, "object"),
+)
+
+
+class HasTools(Protocol):
+    """What a state tells of its tools: the fields of `ToolList`."""
+
+    tools: list[dict[str, Any]] | None
+    tools_source: ToolsSource | None
+    tools_version: str | None
+    tools_inferred: tuple[str, ...]
+
+
+class ToolList(Struct, frozen=True, kw_only=True):
+    """Tools in OpenAI's form and where they are from, both None where nothing is known of any.
+
+    `version` is the version of the agent that they were recorded of, the nearest to the session's own;
+    `inferred` are the names of those that were made of calls.
+    """
+
+    tools: list[dict[str, Any]] | None = None
+    source: ToolsSource | None = None
+    version: str | None = None
+    inferred: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, state: HasTools) -> Self:
+        """The tools of a state."""
+        return cls(
+            tools=state.tools,
+            source=state.tools_source,
+            version=state.tools_version,
+            inferred=state.tools_inferred,
+        )
+
+
+class _Seen(Struct):
+    """A tool as it was called: how often, and of each argument how often, and with what types."""
+
+    calls: int = 0
+    arguments: dict[str, int] = field(default_factory=dict[str, int])
+    types: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+
+
+def tool_list(
+    messages: Iterable[Mapping[str, Any]],
+    *,
+    version: str | None = None,
+    subagent: bool = False,
+    date: str | None = None,
+) -> ToolList:
+    """The tools of a conversation whose log does not hold them.
+
+    `messages` are all of its messages; `version` is that of Claude Code, None for another program or an unknown
+    version; `date` is the session's, an ISO date or time.
+    """
+    seen = _called(messages)
+    recorded = claude_tools(version, seen, subagent=subagent, date=date) if version else None
+    tools = [] if recorded is None else recorded.tools
+    missing = sorted(seen.keys() - names_of(tools))
+    tools = [*tools, *(_inferred_tool(name, seen[name]) for name in missing)]
+    if not tools:
+        return ToolList()
+    return ToolList(
+        tools=tools,
+        source="inferred" if missing else "version",
+        version=recorded and recorded.version,
+        inferred=tuple(missing),
+    )
+
+
+def completed(offered: ToolList, messages: Iterable[Mapping[str, Any]]) -> ToolList:
+    """The list with the tools that are called in more messages; as it is where it is from the log."""
+    if offered.source == "logged":
+        return offered
+    seen = _called(messages)
+    missing = sorted(seen.keys() - names_of(offered.tools or ()))
+    if not missing:
+        return offered
+    return ToolList(
+        tools=[*(offered.tools or ()), *(_inferred_tool(name, seen[name]) for name in missing)],
+        source="inferred",
+        version=offered.version,
+        inferred=(*offered.inferred, *missing),
+    )
+
+
+def names_of(functions: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The names in tools, or in calls of them, in OpenAI's form."""
+    names = (mapping(each.get("function")).get("name") for each in functions)
+    return {name for name in names if isinstance(name, str)}
+
+
+def _called(messages: Iterable[Mapping[str, Any]]) -> dict[str, _Seen]:
+    """The tools that were called, by name, in whatever order the messages come.
+
+    A call that was told that there is no such tool does not count, and one that comes twice counts once.
+    """
+    calls: dict[tuple[str, str, str], dict[str, Any]] = {}
+    unknown: set[str] = set()
+    for message in messages:
+        content = message.get("content")
+        if message.get("role") == "tool" and isinstance(content, str) and NO_SUCH_TOOL in content[:80]:
+            unknown.add(str(message.get("tool_call_id")))
+        for call in message.get("tool_calls") or ():
+            function = mapping(call.get("function"))
+            text = str(function.get("arguments") or "")
+            arguments = parse_object(text)
+            name = string(function.get("name"))
+            if name and arguments is not None and UNPARSED_INPUT not in arguments:
+                calls[str(call.get("id")), name, text] = arguments
+    tools: dict[str, _Seen] = {}
+    for (call_id, name, _), arguments in calls.items():
+        if call_id in unknown:
+            continue
+        seen = tools.setdefault(name, _Seen())
+        seen.calls += 1
+        for argument, value in arguments.items():
+            seen.arguments[argument] = seen.arguments.get(argument, 0) + 1
+            seen.types.setdefault(argument, set()).add(_type(value))
+    return tools
+
+
+def _inferred_tool(name: str, seen: _Seen) -> dict[str, Any]:
+    """A tool that takes the arguments that it was seen with.
+
+    One that it had in each call is required, and may be of the types it had; anything more is allowed.
+    """
+    properties: dict[str, Any] = {}
+    for argument, types in sorted(seen.types.items()):
+        type_names = sorted(types - {""})
+        # Where several types were seen, or none is known, any is allowed.
+        properties[argument] = {"type": type_names[0]} if len(type_names) == 1 and "" not in types else {}
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": sorted(argument for argument, count in seen.arguments.items() if count == seen.calls),
+        "additionalProperties": True,
+    }
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def _type(value: object) -> str:
+    return next((name for kind, name in _TYPES if isinstance(value, kind)), "")

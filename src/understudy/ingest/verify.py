@@ -1,0 +1,160 @@
+"""Checks of what was read of logs that need no other source: is anything missing, or out of its order?
+
+What is found is a sign that a state lacks something that the model was sent, or that a log is damaged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from msgspec import Struct, field
+
+from understudy.ingest.batch_reader import RenderCache
+from understudy.ingest.claude_code.log_format import FORMAT_NAME, SYNTHETIC_MODEL
+from understudy.ingest.claude_code.records import QUEUED_PROMPT, read_log
+from understudy.ingest.claude_code.render import text
+from understudy.ingest.formats.base import timestamp_seconds
+from understudy.ingest.formats.registry import LogBatch
+from understudy.ingest.log_files import LogFile, readable_files
+from understudy.ingest.trace import Trace, path_to, text_of
+
+CHECKS = {
+    "unseen_citation": "the model quotes what the user wrote, and the state does not have it",
+    "queued_prompt_missing": "a prompt was queued and sent while the model worked, and no state has it",
+    "result_without_call": "a tool's result whose call is not in the state",
+    "time_backwards": "a response is older than the response before it",
+    "message_missing": "the log has a response of the model that is no state",
+}
+"""The checks, and what a finding of each says."""
+
+_MOST_FINDINGS = 1000
+_SHORTEST = 12  # letters and digits of a quotation, below which it may stand anywhere
+_QUOTED = re.compile(
+    r"\b[Tt]he user(?:'s)?\b(?! might| may| could| would)[^\"“\n.]{0,80}"
+    r"\b(?:sa(?:ys|id)|ask(?:s|ed|ing)|wr(?:ites|ote)|mention(?:s|ed)|message|request|prompt|question)\b"
+    r"[^\"“\n.]{0,20}[\"“]([^\"”\n]{12,300})[\"”]"
+)
+_LEFT_OUT = re.compile(r"\.\.\.|…|\[[^\]]{0,40}\]")
+
+
+class StateFinding(Struct, frozen=True):
+    """One thing that is wrong: which check says so, and where. `message_id` is None where it is of no turn."""
+
+    check: str
+    source: str
+    trace_id: str | None = None
+    message_id: str | None = None
+
+
+class VerifyReport(Struct):
+    """What was checked and found. `findings` are the first ones only, `counts` all of them."""
+
+    files: int = 0
+    conversations: int = 0
+    states: int = 0
+    counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(CHECKS, 0)))
+    findings: list[StateFinding] = field(default_factory=list[StateFinding])
+
+    def add(self, finding: StateFinding) -> None:
+        """Count a finding."""
+        self.counts[finding.check] += 1
+        if len(self.findings) < _MOST_FINDINGS:
+            self.findings.append(finding)
+
+
+def verify(batches: Iterable[LogBatch], tick: Callable[[int], None]) -> VerifyReport:
+    """Read all logs and check the states. `tick` is called with the number of files read so far.
+
+    A file that cannot be read is left out, as in an ingest.
+    """
+    report = VerifyReport()
+    for batch in batches:
+        files = readable_files(batch.files, Counter(), Counter())
+        traces: list[_CheckedTrace] = []
+        for trace in batch.format.read(files):
+            traces.append(_check_trace(trace, report))
+        if batch.format.name == FORMAT_NAME:
+            _check_logged(files, traces, report)
+        report.files += len(files)
+        tick(report.files)
+    return report
+
+
+class _CheckedTrace(Struct):
+    """What a batch remembers of a trace: the ids and times of its turns, and all that they were sent."""
+
+    message_ids: set[str]
+    times: list[float]
+    sent: str
+
+
+def _check_trace(trace: Trace, report: VerifyReport) -> _CheckedTrace:
+    renderer = RenderCache(trace.renderer)
+    plain: dict[int, str] = {}
+    turn_at = {node: turn for turn in trace.turns for node in turn.action}
+    path: list[int] = []
+    report.conversations += 1
+    report.states += len(trace.turns)
+    report.counts["result_without_call"] += trace.losses["result-without-call"]
+    for turn in trace.turns:
+        path = path_to(trace.nodes, turn.context, path)
+        for node in path:
+            if node not in plain:
+                messages = renderer.history(trace.nodes[node].body)
+                plain[node] = _letters(" ".join(text_of(message.get("content")) for message in messages))
+        before = next((turn_at[node] for node in reversed(path) if node in turn_at), None)
+        earlier, moment = (
+            timestamp_seconds(before.timestamp if before else None),
+            timestamp_seconds(turn.timestamp),
+        )
+        if earlier is not None and moment is not None and moment < earlier:
+            report.add(StateFinding("time_backwards", trace.source, trace.trace_id, turn.message_id))
+        thinking = trace.renderer.action([trace.nodes[node].body for node in turn.action]).thinking
+        quotations = list(_quotations(thinking or ""))
+        if quotations:
+            seen = "".join(plain[node] for node in path)
+            if any(quotation not in seen for quotation in quotations):
+                report.add(StateFinding("unseen_citation", trace.source, trace.trace_id, turn.message_id))
+    moments = (timestamp_seconds(turn.timestamp) for turn in trace.turns)
+    return _CheckedTrace(
+        {turn.message_id.partition("#")[0] for turn in trace.turns},
+        [moment for moment in moments if moment is not None],
+        "".join(plain.values()),
+    )
+
+
+def _quotations(thinking: str) -> Iterator[str]:
+    """What thinking quotes of the user, letters and digits only; of a quotation with gaps the longest part."""
+    for quoted in _QUOTED.finditer(thinking):
+        longest = max(map(_letters, _LEFT_OUT.split(quoted[1])), key=len)
+        if len(longest) >= _SHORTEST:
+            yield longest
+
+
+def _letters(content: str) -> str:
+    return "".join(filter(str.isalnum, content.lower()))
+
+
+def _check_logged(files: Sequence[LogFile], traces: Sequence[_CheckedTrace], report: VerifyReport) -> None:
+    """Compare Claude Code's records with the turns of all traces of a batch."""
+    found = {message_id for trace in traces for message_id in trace.message_ids}
+    times = [moment for trace in traces for moment in trace.times]
+    missing: dict[str, str] = {}
+    for file in files:
+        if not file.path.removesuffix(".gz").endswith(".jsonl"):
+            continue
+        for record in read_log(file).records:
+            body = record.message
+            if record.type == "assistant" and body is not None and body.model != SYNTHETIC_MODEL:
+                key = body.id or record.requestId or record.uuid or ""
+                if key not in found and not record.isApiErrorMessage:
+                    missing.setdefault(key, file.path)
+            elif record.type == QUEUED_PROMPT:
+                prompt, moment = _letters(text(record.content)), timestamp_seconds(record.timestamp)
+                answered = moment is None or any(time > moment for time in times)
+                if prompt and answered and not any(prompt in trace.sent for trace in traces):
+                    report.add(StateFinding("queued_prompt_missing", file.path))
+    for key, path in missing.items():
+        report.add(StateFinding("message_missing", path, None, key))

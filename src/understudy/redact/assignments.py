@@ -1,0 +1,254 @@
+"""Values under a name that says they are secret: `password=…`, `"api_key": "…"`, `--token …`, `<secret>…`.
+
+The name alone is not enough. In code most of what is assigned to such a name is another name, a call or a type; so
+a value without quotes is taken only where it looks random, or stands alone in a line as configuration is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from understudy.redact.heuristics import (
+    ANSI,
+    count_character_classes,
+    count_random_characters,
+    is_identifier,
+    is_password,
+    is_placeholder,
+    is_reference,
+    looks_random,
+)
+
+_STRONG = re.compile(r"(?i)passw|pwd|passphr|secret|identified")
+_AFTER = re.compile(
+    r"""(?x)
+    [\w-]{0,40}+                                      # the rest of the name
+    (?: ANSI ){0,3}+
+    (?: \\{0,7}+ ["'`] )?+ \]?+ [ \t]{0,20}+
+    (?:
+        :[ \t]{0,4} &?(?:'\w{1,20}[ ])?[A-Za-z_][\w.:]{0,30} (?: [\[<] [\w.&,' ]{1,30} [\]>] )? [?!]?
+            (?: [ ]?\|[ ]?\w{1,20} )? [ \t]{0,4} =[ \t]
+      | (?: := | ={1,3}>? | :(?!:) | -> | > | (?P<prose> (?<=[ \t])is:? (?=[ ]) ) )
+      # {name: …, value: …}
+      | (?: ["',\s] | \\{1,7}[nr"'] ){0,24} \b (?P<beside> value ) \\{0,7} ["']? [ \t]{0,4} [:=]
+      | (?P<comma> (?<=["'`]) ,[ ]{0,2} (?= \\{0,7} ["'`] ) )   # getenv("API_KEY", "…")
+      | (?P<space> (?: (?<=[ ]) | (?<=\t) | (?<==) ) )
+    )
+    [ \t]{0,12} (?: ANSI ){0,3} (?: \*\* )? (?: [fbruFBRU]{1,2} (?=["']) )?
+    (?: \\{0,7} (?P<quote> ["'`] ) )?
+    """.replace("ANSI", ANSI)
+)
+_VALUES = {
+    '"': re.compile(r'[^"\\\s\0]{6,512}'),
+    "'": re.compile(r"[^'\\\s\0]{6,512}"),
+    "`": re.compile(r"[^`\\\s\0]{6,512}"),
+    "": re.compile(r"""[^\s"'`\\;<>|\0\x1b]{6,512}"""),
+}
+_LONG = 500
+_MORE = re.compile(r"""[^\s"'`\\;<>|\0]{1,8192}""")
+_KEY_OF_DATA = re.compile(
+    r"(?i)(?:public|primary|foreign|sort(?:ing)?|cache|caching|partition|index|group(?:ing)?|order|map|dict|hash|lookup|unique|"
+    r"idempotency|dedup\w*|row|column|object|translation|i18n|registry|event|query|item|field|state|route|node|entity|record|"
+    r"shard|bucket|composite|natural|surrogate|range|list|array|config|settings?|header|metadata|param|prop|attr\w*|tag|label|"
+    r"hot|short|websocket|arrow|modifier|press|home|end|tab|enter|escape|delete|pub|gpg|pgp|fingerprint|distribution|content|parent|"
+    r"storage|s3|blob|image|file|path|commit|build|artifact|lock|source|version|trace|span|request|correlation|message)"
+    r"[_\- .]?$"
+)
+"""What stands before `key` where a key finds something and protects nothing."""
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{40,8192}={0,2}")  # which may begin as a path does
+_PUBLIC = re.compile(r"(?i)public[_\- .]?$")
+_PLAIN = re.compile(r"[\w.~+/=-]+", re.ASCII)
+_TIGHT = re.compile(r"[^()\[\]{},<>?;]+")
+"""What may stand right behind `=`: a password with signs, but no call or list."""
+_CALLED = re.compile(r"[ \t]*[(\[{]")
+_DIGIT = re.compile(r"\d")
+_HEX = re.compile(r"[0-9a-fA-F]+")
+_DIGEST_OR_ID = re.compile(
+    r"(?:[\w.-]{1,80}[-_])?[0-9a-fA-F]{32,128}|[0-9a-fA-F]+|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+)
+_ENDS = ("", "\n", "\r", "\0", "\\", '"', "'", "`", "\x1b", "&", " ", "\t", ";")
+_CONFIG_NAME = re.compile(
+    r"(?:^|[\n\r\0\"'`]|\\{1,8}[nrt]|\x1b\[[\d;]{0,16}m|(?<=[ \t])-e |--env[ =])"
+    r"(?:[ \t]{0,8}\d{1,6}[→:|\t])?[ \t+>$-]{0,40}"
+    r"(?:(?:export|set|setx|ENV|ARG|declare -x)[ \t]{1,4})?[\w.-]{0,60}$"
+)
+_ENVIRONMENT_NAME = re.compile(r"(?:.*[ \t;&|(])?[A-Z][A-Z0-9_]*$", re.S)
+"""A variable in front of a command."""
+_NAMES = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+_LOGIN = re.compile(r"\blogin[ \t]{1,4}\S{1,40}[ \t]{1,4}$")
+_LINE = re.compile(r"(?:^|[\n\r]|\\{1,7}[nr])(?:[ \t]{0,8}\d{1,6}[→:\t])?[ \t+-]{0,12}$")
+_SET = re.compile(r"(?:\bENV|\bsetx|\bset|\bARG)[ \t]{1,4}$")
+_COOKIE = re.compile(r"sessionid$|SESSIONID|SESSID|sessid$|connect\.sid$|^sid$|_session$")
+_WORD = re.compile(
+    r"(?i)passphrase|passw(?:or)?d|(?:(?<![a-z])|(?-i:(?<=[a-z])(?=P)))pass(?=\\{0,7}[\"'`]?\]?[ \t]{0,4}[:=])|"
+    r"pwd|dockerc(?:fg|onfigjson)|secret|token|key|credential|auth(?![b-np-z]|or(?!iz))|identified by"
+)
+_REST = re.compile(r"[\w-]{0,60}", re.ASCII)
+_NAME = re.compile(
+    r"(?i)passw(?:or)?d|(?:^|_|-|(?-i:(?<=[a-z])(?=P)))pass$|pwd|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|auth[_-]?key|"
+    r"(?:encryption|signing|master|account|storage|client)[_-]?key|credential|^auth$|authorization"
+)
+_NOT = re.compile(
+    r"(?i)(?:tokens|tokeniz\w*|_?sha\d*|_?hash|_?digest|_?version|_?class|_?size|_?index|_?kind|_?prefix|_?suffix|_?at|_?count|_?type|_?len\w*|_?limit|_?name|_?id|_?url|_?path|_?file|_?identifier|_?uri|_?format|_?regex|"
+    r"_?pattern|fingerprint|secretsmanager|secret-manager|extension|"
+    r"[_-]?(?:stdin|input|field|form|rules?|label|hint|message|error|title|text|prompt|placeholder|ref|selector))$"
+)
+
+
+def find_assigned(text: str, position: int) -> tuple[int, int] | None:
+    """Where the secret lies that is assigned to a name in which a word for secrets stands at `position`."""
+    word = _WORD.match(text, position)
+    match = _AFTER.match(text, word.end()) if word else None
+    if word is None or match is None:
+        return None
+    quote = match["quote"] or ""
+    before = text[max(position - 48, 0) : position].rpartition("\0")[2]
+    value = _VALUES[quote].match(text, match.end())
+    if value is None:
+        return None
+    start, secret = value.start(), value.group()
+    if quote:
+        behind = text[value.end() : value.end() + 1]
+        if behind not in (quote, "\\", "", "\n") and len(secret) < _LONG:
+            return None
+    else:
+        cut = secret.find("&")
+        if cut >= 0 and ("=" in secret[cut:] or "?" in before or "&" in before):
+            secret = secret[:cut]
+        secret = secret.rstrip("*,.;:)}]!?" if not secret.endswith("]") else ",")
+    if match["space"] is not None:
+        behind = text[start + len(secret) : start + len(secret) + 1]
+        if not _spaced(word.group(), before, quote) and not _netrc(word.group(), before, secret, behind):
+            return None
+    if match["comma"] is not None and not looks_random(secret):
+        return None
+    name = word.group().lower()
+    if len(secret) < 6 or _PUBLIC.search(before):
+        return None
+    if is_reference(secret) and (is_placeholder(secret) or not _BASE64.fullmatch(secret)):
+        return None
+    rest = _REST.match(text, position)
+    if rest is None or _NOT.search(rest.group()):
+        return None
+    if name == "key" and (_KEY_OF_DATA.search(before) or (_is_bare(before, rest.group()) and _is_hash(secret))):
+        return None
+    if word.group() == "PASS" and not before.endswith("_"):
+        return None  # what tests print: `--- PASS: TestLogin_V2 (0.02s)`
+    config = bool(quote) or _is_config_line(text, position - len(before), position, match, start + len(secret))
+    if not config and not (
+        looks_random(secret) and (_PLAIN if text[start - 1] != "=" else _TIGHT).fullmatch(secret)
+    ):
+        return None
+    if not quote and is_identifier(secret) and _CALLED.match(text, start + len(secret)):
+        return None
+    if not quote and is_identifier(secret) and not looks_random(secret) and not (config and _DIGIT.search(secret)):
+        return None
+    if not is_secret_value(name, secret, quoted=bool(quote)):
+        return None
+    if match["prose"] is not None and not any(one.isdigit() for one in secret):
+        return None
+    if len(secret) >= _LONG:
+        more = _MORE.match(text, start + len(secret))
+        return start, more.end() if more else start + len(secret)
+    return start, start + len(secret)
+
+
+def _is_bare(before: str, rest: str) -> bool:
+    """Whether a name is the word alone: `key`."""
+    return before[-1:] not in _NAMES and rest.lower() == "key"
+
+
+def _is_hash(value: str) -> bool:
+    """Whether a value has the form of a digest or an id."""
+    return _DIGEST_OR_ID.fullmatch(value) is not None
+
+
+def _is_config_line(text: str, left: int, position: int, match: re.Match[str], end: int) -> bool:
+    """Whether a line, or the text, holds a name and a value without quotes, and nothing else, as .env and YAML do.
+
+    `left` is where to look for the beginning of the line, `match` what follows the word of the name.
+    """
+    if match["beside"] is not None:
+        return True
+    if text[end : end + 1] not in _ENDS or match["prose"] is not None or match["comma"] is not None:
+        return match["space"] is not None or match["prose"] is not None
+    if _ENVIRONMENT_NAME.match(text, left, position) and text[position : match.start()].isupper():
+        return True
+    return _CONFIG_NAME.search(text, left, position) is not None or text[left:position].rstrip(_NAMES)[-1:] in (
+        "&",
+        "?",
+    )
+
+
+def _spaced(word: str, before: str, quote: str) -> bool:
+    """Whether only a space parts a name from its value: an option, SQL, a line of .netrc, Docker's ENV."""
+    if word.lower().startswith("identified"):
+        return True
+    rest = before.rstrip(_NAMES)
+    if before[len(rest) :].startswith("-") and (not rest or rest[-1] in " \t\n\"'("):
+        return True
+    if _SET.search(rest) is not None or (bool(quote) and word == "PASSWORD"):
+        return True
+    return "login" in before and _LOGIN.search(before) is not None
+
+
+def _netrc(word: str, before: str, value: str, behind: str) -> bool:
+    """Whether a line says nothing but `password` and a value, as those of .netrc may."""
+    return (
+        word == "password"
+        and behind in ("", "\n", "\r", "\\")
+        and _LINE.search(before) is not None
+        and (looks_random(value) or count_character_classes(value) > 2)
+    )
+
+
+def is_secret_value(name: str, value: str, *, quoted: bool) -> bool:
+    """Whether a value is a secret, under a name that says so: a password may be simple, a token looks random."""
+    if name == "pass":
+        return is_password(value, quoted) and (looks_random(value) or count_character_classes(value) > 2)
+    if _STRONG.search(name):
+        return is_password(value, quoted)
+    return is_token(value)
+
+
+def is_token(value: str) -> bool:
+    """Whether a value that is named a token or a key was generated: half of it is random, and it has digits."""
+    if len(value) < 16 or not _DIGIT.search(value):
+        return len(value) >= 20 and looks_random(value)
+    if _HEX.fullmatch(value):
+        return len(set(value)) >= 8 and not value.isdigit()
+    random = count_random_characters(value[:200])
+    return looks_random(value) or (random >= 8 and random * 2 >= min(len(value), 200))
+
+
+def is_secret_field(name: str, value: str) -> bool:
+    """Whether a value is a secret that stands in a field of this name."""
+    if len(value) < 6 or len(value) > 4096 or len(name) > 100 or any(one.isspace() for one in value):
+        return False
+    if _COOKIE.search(name) is not None:
+        return len(value) >= 16 and looks_random(value)
+    if _NAME.search(name) is None or _NOT.search(name) or "public" in name.lower() or is_reference(value):
+        return False
+    return is_secret_value(name, value, quoted=True)
+
+
+_DEFINED = (
+    r"(?<![\w$])(?:(?:def|class|func|fn|fun|function|struct|enum|union|trait|type|typedef|interface|protocol|record|object|"
+    r"module|namespace|package|let|const|var|val|mut|define|import|use|sub|RUN|goto)[ \t]+"
+    r"(?:\([^()\n]{0,80}\)[ \t]*)?NAME(?![\w$])"
+    r"|NAME[ \t]*(?:[(\[]|[-+*/|&^%]?=(?![=\w])|:=|\.[A-Za-z_])|(?<=[\w)\]])\.NAME(?![\w$]))"
+)
+
+
+def defined_identifiers(names: Sequence[str], texts: Iterable[str]) -> frozenset[str]:
+    """Those of the names that code in the texts defines, calls, or assigns to."""
+    found: set[str] = set()
+    patterns = {name: re.compile(_DEFINED.replace("NAME", re.escape(name))) for name in names}
+    for text in texts:
+        found.update(
+            name
+            for name, pattern in patterns.items()
+            if name not in found and name in text and pattern.search(text) is not None
+        )
+    return frozenset(found)

@@ -1,0 +1,89 @@
+"""Private keys in PEM, which are recognised by their form alone.
+
+A key may be whole or cut off, with line breaks escaped, lines numbered, or led by the signs of a diff.
+"""
+
+from __future__ import annotations
+
+import re
+
+_BEGIN = re.compile(r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
+_END = re.compile(r"-----END (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
+_LONGEST = 20_000
+_PIECE = re.compile(r"[A-Za-z0-9+/=]{16,}")
+_BETWEEN = (
+    r"""(?:\\{1,8}[nrt]|\\{1,8}$|[\s"',+>|#*`-]|\d{1,6}[→:|\t]"""
+    r"|(?:Proc-Type|DEK-Info|Version|Comment): [^\n\\]{1,80})"
+)
+_GAP = re.compile(f"{_BETWEEN}{{0,40}}")
+_LINE = re.compile(r"[A-Za-z0-9+/]{1,76}={0,2}|[A-Za-z0-9+/]{1,8000}={0,2}")
+_NUMBER = re.compile(r"\d{1,6}[→:|]?")
+_ESCAPE = re.compile(r"\\{1,8}[nrt]")
+_BREAK = re.compile(r"(?:\\{1,8}[nrt]|\s)+")
+
+
+def key_from(text: str, start: int) -> int | None:
+    """Where the private key ends whose first line begins at `start`, or the part of it that is there.
+
+    None where no such line begins there, or no key follows it.
+    """
+    begin = _BEGIN.match(text, start)
+    if begin is None:
+        return None
+    end = _END.search(text, begin.end(), begin.end() + _LONGEST)
+    if end is not None and _BEGIN.search(text, begin.end(), end.start()) is None:
+        return end.end() if _PIECE.search(text, begin.end(), end.start()) else None
+    # Cut off: as far as lines of it follow each other.
+    at = begin.end()
+    while True:
+        gap = _GAP.match(text, at)
+        line = _LINE.match(text, gap.end() if gap else at)
+        if line is None or line.end() - begin.end() > _LONGEST:
+            break
+        if len(line.group()) < 16:
+            # The last line may be short, but a word is no line.
+            if at > begin.end() and not line.group().isalpha() and (gap is None or gap.end() > at):
+                at = line.end()
+            break
+        at = line.end()
+    return at if at > begin.end() else None
+
+
+def key_until(text: str, end: int) -> tuple[int, int] | None:
+    """Where the rest of a private key lies whose last line begins at `end` and whose first one is not there."""
+    last = _END.match(text, end)
+    if last is None:
+        return None
+    begin = at = end
+    while end - at < _LONGEST:
+        left = max(at - 200, 0)
+        breaks = list(_BREAK.finditer(text, left, at))
+        if not breaks or breaks[-1].end() != at:
+            break
+        if len(breaks) > 1:
+            start = breaks[-2].end()
+        elif left == 0:
+            start = 0
+        else:
+            break
+        line = text[start : breaks[-1].start()].lstrip("+>|#*\"'`-")
+        numbered = _NUMBER.fullmatch(line) is not None
+        if not numbered and (_LINE.fullmatch(line) is None or (len(line) < 16 and begin < end)):
+            break
+        if not numbered:
+            begin = start
+        if start == 0:
+            break
+        at = start
+    return (begin, last.end()) if _PIECE.search(text, begin, end) else None
+
+
+def key_lines(key: str) -> list[str]:
+    """The lines of a private key that are long enough to be told from anything else."""
+    return [piece for piece in _PIECE.findall(_ESCAPE.sub("\n", key)) if len(piece) >= 32]
+
+
+def key_body(key: str) -> str:
+    """The key without what may differ from one place to another: line breaks, numbers, signs."""
+    body = _ESCAPE.sub("\n", _END.sub("", _BEGIN.sub("", key, count=1)))
+    return "".join(_PIECE.findall(body)) or key

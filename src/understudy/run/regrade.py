@@ -1,0 +1,87 @@
+"""Grading a run's stored patches anew with the present grader; the verdicts that were there are kept in the new
+ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, field
+
+from understudy.errors import GraderError, SandboxError, TaskError
+from understudy.grade.verdict import grade, validate
+from understudy.run.config import RunConfig
+from understudy.run.rollout_files import RolloutFiles
+from understudy.sandbox.base import Sandboxes
+from understudy.store import Store
+from understudy.store.outcomes import GradedRollout
+from understudy.tasks.environment import TaskEnvironment
+from understudy.tasks.prepare import prepare
+from understudy.types import is_solved
+
+
+class RegradeSummary(Struct, frozen=True):
+    """What grading anew came to. `changed` has the reward before and now of the rollouts where these differ, by
+    id.
+
+    `errors` are the rollouts that could not be graded, by id with the reason: their verdicts are what they were.
+    """
+
+    rollouts: int
+    solved: int = 0
+    changed: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
+    errors: dict[str, str] = field(default_factory=dict[str, str])
+
+
+async def regrade_run(
+    store: Store,
+    directory: Path,
+    *,
+    sandboxes: Sandboxes,
+    environment: TaskEnvironment,
+    cache: Path,
+    concurrency: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> RegradeSummary:
+    """Grade the patch of each decided rollout in a store again, `concurrency` at a time, and write their files
+    anew.
+
+    Each task is validated first, as a run does. `progress` gets how many are done, of how many. Raises StoreError,
+    and ConfigError when files cannot be written.
+    """
+    decided = store.outcomes.decisions()
+    summary = RegradeSummary(len(decided))
+    slots = asyncio.Semaphore(concurrency)
+    solved = done = 0
+
+    async def regrade(graded: GradedRollout) -> None:
+        nonlocal solved, done
+        rollout, attempt = graded.rollout, graded.attempt
+        reward = graded.verdict.reward
+        async with slots:
+            try:
+                task = store.runs.task(rollout.run_id, rollout.task_id)
+                prepared = await asyncio.to_thread(prepare, task, cache, sandboxes)
+                prepared = await validate(prepared, sandboxes=sandboxes, environment=environment, cache=cache)
+                patch = store.runs.patch(attempt.id) or b""
+                verdict = await grade(prepared, patch, sandboxes=sandboxes, environment=environment)
+            except (TaskError, SandboxError, GraderError) as error:
+                summary.errors[rollout.id] = str(error).splitlines()[0]
+            else:
+                await asyncio.wrap_future(store.runs.replace_verdict(attempt.id, verdict))
+                if verdict.reward != reward:
+                    summary.changed[rollout.id] = (reward, verdict.reward)
+                reward = verdict.reward
+        solved += is_solved(reward)
+        done += 1
+        progress(done, len(decided))
+
+    async with asyncio.TaskGroup() as group:
+        for graded in decided:
+            group.create_task(regrade(graded))
+    for run in store.runs.all():
+        files = RolloutFiles(store, msgspec.convert(run.config, RunConfig), directory, rewrite=True)
+        await files.finish()
+    return msgspec.structs.replace(summary, solved=solved)

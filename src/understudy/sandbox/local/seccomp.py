@@ -1,0 +1,80 @@
+"""The system calls that commands in a local sandbox are denied, as a filter for bubblewrap's `--seccomp`.
+
+None of them is needed to build or test a program: they read and change other processes, reach this machine's
+hypervisor past the private network, or hold memory that no limit of a process counts.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # BPF: load a word, two jumps, return
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data (little-endian)
+_ALLOW, _DENY = 0x7FFF0000, 0x00050000  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO
+_AF_VSOCK = 40
+_X32 = 0x40000000  # numbers of x86-64's second interface, which would lead around the filter
+
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_NUMBERS = {
+    "x86_64": {
+        "ptrace": 101,
+        "process_vm_readv": 310,
+        "process_vm_writev": 311,
+        "socket": 41,
+        "memfd_create": 319,
+    },
+    "aarch64": {
+        "ptrace": 117,
+        "process_vm_readv": 270,
+        "process_vm_writev": 271,
+        "socket": 198,
+        "memfd_create": 279,
+    },
+}
+_SHARED = {"io_uring_setup": 425, "pidfd_getfd": 438, "memfd_secret": 447}
+"""Numbers that are the same on both."""
+
+_DENIED = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd")
+_MISSING = ("io_uring_setup", "memfd_secret")  # programs fall back when the kernel does not have these
+
+
+def is_supported() -> bool:
+    """Whether there is a filter for this machine's processor."""
+    return platform.machine() in _ARCHITECTURES
+
+
+def seccomp_filter(*, memory_files: bool) -> bytes:
+    """The filter for this machine, as an array of `struct sock_filter`.
+
+    Calls of other architectures fail with ENOSYS, as do `io_uring_setup`, which makes sockets past any filter, and
+    without `memory_files` also `memfd_create`; a socket of the family AF_VSOCK fails with EAFNOSUPPORT and the
+    others with EPERM. Only where `is_supported`.
+    """
+    machine = platform.machine()
+    numbers = _NUMBERS[machine] | _SHARED
+    missing = _MISSING if memory_files else (*_MISSING, "memfd_create")
+    answers = {numbers[name]: errno.EPERM for name in _DENIED} | {numbers[name]: errno.ENOSYS for name in missing}
+    program = [
+        _instruction(_LOAD, _ARCHITECTURE),
+        _instruction(_EQUAL, _ARCHITECTURES[machine], 1, 0),
+        _instruction(_RETURN, _DENY | errno.ENOSYS),
+        _instruction(_LOAD, _NUMBER),
+    ]
+    if machine == "x86_64":
+        program += [_instruction(_AT_LEAST, _X32, 0, 1), _instruction(_RETURN, _DENY | errno.ENOSYS)]
+    for number, answer in answers.items():
+        program += [_instruction(_EQUAL, number, 0, 1), _instruction(_RETURN, _DENY | answer)]
+    program += [
+        _instruction(_EQUAL, numbers["socket"], 0, 3),
+        _instruction(_LOAD, _FIRST_ARGUMENT),
+        _instruction(_EQUAL, _AF_VSOCK, 0, 1),
+        _instruction(_RETURN, _DENY | errno.EAFNOSUPPORT),
+        _instruction(_RETURN, _ALLOW),
+    ]
+    return b"".join(program)
+
+
+def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value)

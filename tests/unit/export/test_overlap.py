@@ -1,0 +1,109 @@
+"""What an export does not hold twice, or at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from understudy.errors import TaskError
+from understudy.export.corpus import Corpus, ExportSelection, split
+from understudy.export.overlap import Benchmark, NearDuplicates
+from understudy.ingest.trace import Trace
+from understudy.redact.redactor import Redactor
+from understudy.store import Store
+
+from support.export import Log, put_sessions
+
+LINES = [f"line {number} of a file that an agent has read today" for number in range(200)]
+ROW = {
+    "instance_id": "acme__shop-17",
+    "repo": "acme/shop",
+    "patch": "--- a/x.py\n+++ b/x.py\n@@ -1 +1,4 @@\n-old = 1\n"
+    "+total = sum(item.price for item in items)\n+    if total > limit and not force:\n"
+    "+        raise LimitExceeded(total, limit)\n",
+}
+
+
+def near(first: list[str], second: list[str]) -> list[str]:
+    duplicates = NearDuplicates()
+    names, sketch = duplicates.find(first)
+    assert names == []
+    duplicates.add("first", sketch)
+    return duplicates.find(second)[0]
+
+
+def test_a_copy_with_a_few_other_lines_is_a_near_duplicate_and_other_work_is_not() -> None:
+    assert near(["\n".join(LINES)], ["\n".join(LINES[:190]), "a line that is in the copy alone, and long"]) == [
+        "first"
+    ]
+    assert near(LINES, [f"{line}, by another agent" for line in LINES]) == []
+    assert near(LINES, LINES[:100] + [f"{line}, and then" for line in LINES[100:]]) == []
+    assert near(LINES[:5], LINES[:5]) == []  # too short to tell
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("acme__shop-17", "", "task of the benchmark"),
+        ("/home/me/acme__shop", "", "repository of the benchmark"),
+        ("github.com/Acme/shop", "", "repository of the benchmark"),
+        ("mine", "please solve acme__shop-17 now", "task of the benchmark"),
+        ("mine", ROW["patch"], "gold patch of the benchmark"),
+        (
+            "mine",
+            "\n".join(f"  {at}→{line[1:]}" for at, line in enumerate(ROW["patch"].split("\n"))),
+            "gold patch",
+        ),
+        ("mine", "    if total > limit and not force:\nother", None),
+        ("acme__shop-171", "acme/shopping", None),
+    ],
+)
+def test_what_is_of_a_benchmark_is_known_by_id_repository_and_patch(
+    name: str, text: str, reason: str | None
+) -> None:
+    found = Benchmark([ROW]).overlap(name, [text])
+    assert found is None if reason is None else found is not None and found.startswith(reason)
+
+
+def stored(tmp_path: Path, projects: list[str], body: str) -> Store:
+    """A store with the same conversation in each of the projects."""
+    traces: list[Trace] = []
+    for number, project in enumerate(projects):
+        log = Log(f"s{number}", project=project)
+        log.answer(log.user(-1, body), "Done.")
+        traces.append(log.trace)
+    put_sessions(tmp_path / "store", traces)
+    return Store.open(tmp_path / "store", create=False)
+
+
+def groups(store: Store, **choices: object) -> tuple[set[str], dict[str, int]]:
+    corpus = Corpus(
+        store, ExportSelection(origins=("sessions",), **choices), Redactor(b"k" * 32, betterleaks=False)
+    )
+    return {example.group for example in corpus.examples()}, dict(corpus.counts.left_out)
+
+
+def test_splits_share_no_near_duplicates_and_copies_are_left_out_when_asked(tmp_path: Path) -> None:
+    names = [f"/srv/project{number}" for number in range(40)]
+    train = [name for name in names if split(name) == "train"][:2]
+    [test] = [name for name in names if split(name) == "test"][:1]
+    with stored(tmp_path, [*train, test], "\n".join(LINES)) as store:
+        kept, left_out = groups(store)
+        assert {split(name) for name in kept} in ({"train"}, {"test"})
+        assert sum(left_out.values()) == 3 - len(kept)
+        assert set(left_out) == {"near-duplicate of a session in the other split"}
+        assert groups(store, test_share=0.0) == ({*train, test}, {})
+        kept, left_out = groups(store, test_share=0.0, drop_near_duplicates=True)
+        assert len(kept) == 1 and left_out == {"near-duplicate of another session": 2}
+
+
+def test_an_export_holds_nothing_of_excluded_tasks(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(ROW) + "\n")
+    with stored(tmp_path, ["/srv/mine"], "please look at acme__shop-17") as store:
+        assert groups(store) == ({"/srv/mine"}, {})
+        assert groups(store, exclude_tasks=rows) == (set(), {"task of the benchmark": 1})
+        with pytest.raises(TaskError, match="nothing"):
+            groups(store, exclude_tasks=tmp_path / "nothing.jsonl")

@@ -1,0 +1,149 @@
+"""Exports of OpenCode and rollouts of NeMo Gym."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.ingest.trace import TraceParent
+
+from support.ingest import only, read
+
+
+def user(text: str, **info: Any) -> dict[str, Any]:
+    return {
+        "info": {"id": f"msg_{text}", "sessionID": "ses_1", "role": "user", **info},
+        "parts": [{"type": "text", "text": text}],
+    }
+
+
+def assistant(number: int, *parts: dict[str, Any], **info: Any) -> dict[str, Any]:
+    head = {"id": f"msg_a{number}", "sessionID": "ses_1", "role": "assistant", "modelID": "claude-sonnet-4-5"}
+    return {"info": head | {"time": {"created": 1_760_000_000_000}, **info}, "parts": list(parts)}
+
+
+def tool(number: int, name: str, **state: Any) -> dict[str, Any]:
+    return {"type": "tool", "callID": f"toolu_{number}", "tool": name, "state": {"input": {"a": number}} | state}
+
+
+SESSION = {
+    "info": {
+        "id": "ses_1",
+        "projectID": "p",
+        "directory": "/home/dev/app",
+        "version": "1.1.34",
+        "parentID": "ses_0",
+    },
+    "messages": [
+        user("fix it"),
+        assistant(
+            1,
+            {"type": "step-start"},
+            {"type": "reasoning", "text": "I look first."},
+            {"type": "text", "text": "Looking."},
+            tool(1, "read", status="completed", output="a = 1"),
+            tool(2, "bash", status="error", error="exit 1"),
+            {"type": "step-finish", "reason": "tool-calls"},
+            {"type": "step-start"},
+            tool(3, "read", status="completed", output="long ago", time={"compacted": 5}),
+            tool(4, "bash", status="running"),
+            finish="stop",
+        ),
+        user("and now?"),
+        assistant(2, {"type": "text", "text": "Done."}, finish="stop"),
+    ],
+}
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_each_step_of_an_opencode_message_is_a_response(tmp_path: Path, as_list: bool, indent: int | None) -> None:
+    (tmp_path / "session.json").write_text(json.dumps(SESSION["messages"] if as_list else SESSION, indent=indent))
+    trace, (first, second, last) = only(tmp_path / "session.json")
+    assert (trace.format, trace.session_id) == ("opencode", "ses_1")
+    if not as_list:
+        assert (trace.project, trace.version, trace.parent) == ("/home/dev/app", "1.1.34", TraceParent("ses_0"))
+    assert first.student_action.thinking == "I look first." and first.student_action.content == "Looking."
+    assert [call["function"]["name"] for call in first.student_action.tool_calls] == ["read", "bash"]
+    assert first.messages == [{"role": "user", "content": "fix it"}]
+    assert second.messages[-2:] == [
+        {"role": "tool", "content": "a = 1", "tool_call_id": "toolu_1"},
+        {"role": "tool", "content": "exit 1", "tool_call_id": "toolu_2"},
+    ]
+    contents = [message["content"] for message in last.messages if message["role"] == "tool"]
+    assert contents[2:] == ["[Old tool result content cleared]", "[Tool execution was interrupted]"]
+    assert (last.source_family, last.fidelity, last.student_action.content) == ("claude", "exact", "Done.")
+    assert trace.losses == {"result_missing": 1}
+
+
+def test_opencode_goes_on_from_a_summary_and_says_what_was_only_sent(tmp_path: Path) -> None:
+    compaction = {"info": {"id": "c", "role": "user", "sessionID": "ses_1"}, "parts": [{"type": "compaction"}]}
+    messages = [
+        user("one"),
+        assistant(1, {"type": "text", "text": "first"}, finish="tool-calls"),
+        user("queued"),
+        assistant(2, {"type": "text", "text": "second"}, finish="stop"),
+        compaction,
+        assistant(3, {"type": "text", "text": "We did one."}, summary=True, finish="stop"),
+        user("two"),
+        assistant(4, {"type": "text", "text": "third"}, finish="stop"),
+    ]
+    (tmp_path / "x.json").write_text(json.dumps({**SESSION, "messages": messages}))
+    trace, found = only(tmp_path / "x.json")
+    assert [state.student_action.content for state in found] == ["first", "second", "third"]
+    assert [message["content"] for message in found[-1].messages] == [
+        "What did we do so far?",
+        "We did one.",
+        "two",
+    ]
+    assert [state.fidelity for state in found] == ["exact", "repaired", "repaired"]
+    assert found[1].notes == ("reminders_not_logged",) and {state.branch for state in found} == {"active"}
+    assert trace.losses == {"summary_left_out": 1}
+
+
+PYTHON = {"type": "function", "name": "python", "parameters": {"type": "object"}, "strict": True}
+
+
+def rollout(number: int, **row: Any) -> dict[str, Any]:
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I try."}]}
+    output = [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hard."}]},
+        said,
+        {"type": "function_call", "call_id": "call_1", "name": "python", "arguments": '{"code": "1"}'},
+        {"type": "function_call", "call_id": "call_2", "name": "python", "arguments": '{"code": "2"}'},
+        {"type": "function_call_output", "call_id": "call_1", "output": "1"},
+        {"type": "function_call_output", "call_id": "call_2", "output": "2"},
+        {**said, "content": [{"type": "output_text", "text": "It is 9."}]},
+    ]
+    params = {
+        "input": [{"role": "system", "content": "Be exact."}, {"role": "user", "content": f"task {number}"}],
+        "tools": [PYTHON],
+    }
+    response = {"id": f"resp_{number:032x}", "object": "response", "model": "gpt-4.1", "output": output}
+    return {"responses_create_params": params, "response": response, "reward": 0.5, "task_id": "t"} | row
+
+
+def test_a_rollout_of_nemo_gym_has_its_turns_tools_and_reward(tmp_path: Path) -> None:
+    rows = [rollout(1), {**rollout(2), "response": None}, rollout(3)]
+    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    one, other = read(tmp_path / "rollouts.jsonl")
+    assert one.session_id == f"resp_{1:032x}" != other.session_id and other.losses == {"no_response": 1}
+    for row in rows[::2]:
+        row["response"]["id"] = "x"
+    (tmp_path / "same.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len({trace.session_id for trace in read(tmp_path / "same.jsonl")}) == 2, "an id that is none"
+    (tmp_path / "one.jsonl").write_text(json.dumps(rows[0]))
+    trace, (first, last) = only(tmp_path / "one.jsonl")
+    assert trace.format == "nemo-gym" and trace.outcome is not None and not trace.losses
+    assert (trace.outcome.reward, trace.outcome.task) == (0.5, "t")
+    assert trace.shape.system == "Be exact." and first.tools_source == "logged"
+    assert trace.shape.tools == [
+        {"type": "function", "function": {name: PYTHON[name] for name in ("name", "parameters", "strict")}}
+    ]
+    assert (first.student_action.content, first.student_action.thinking) == ("I try.", "Hard.")
+    assert [call["id"] for call in first.student_action.tool_calls] == ["call_1", "call_2"]
+    assert [message["content"] for message in last.messages if message["role"] == "tool"] == ["1", "2"]
+    assert (last.student_action.content, last.source_family) == ("It is 9.", "gpt")

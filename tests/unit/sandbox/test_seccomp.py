@@ -1,0 +1,89 @@
+"""The filter of system calls in a local sandbox, with the real calls."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import platform
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from understudy.sandbox.base import SandboxSpec
+from understudy.sandbox.local import seccomp
+from understudy.sandbox.local.holder import find_group_parent
+from understudy.sandbox.local.sandboxes import LocalSandboxes
+
+from support import require
+
+NUMBERS = seccomp._NUMBERS.get(platform.machine(), {}) | seccomp._SHARED  # pyright: ignore[reportPrivateUsage]
+ASK = """
+import ctypes, json, sys
+libc = ctypes.CDLL(None, use_errno=True)
+answers = []
+for number, *arguments in json.loads(sys.argv[1]):
+    ctypes.set_errno(0)
+    result = libc.syscall(number, *arguments)
+    answers.append([result, ctypes.get_errno()])
+print(json.dumps(answers))
+"""
+
+
+def answers(tree: Path, calls: list[list[int]]) -> list[list[int]]:
+    """What system calls (number and arguments) return in a sandbox, each with its errno."""
+    sandboxes = LocalSandboxes()
+    require(sandboxes.problems())
+
+    async def ask() -> bytes:
+        sandbox = await sandboxes.open(SandboxSpec(tree=tree))
+        try:
+            command = ["/usr/bin/python3", "-c", ASK, msgspec.json.encode(calls).decode()]
+            done = await sandbox.run(command, timeout_s=30)
+        finally:
+            await sandbox.close()
+        assert done.exit_code == 0, done.stderr
+        return done.stdout
+
+    return msgspec.json.decode(asyncio.run(ask()))
+
+
+def test_calls_into_other_processes_and_past_the_network_are_denied(tmp_path: Path) -> None:
+    calls = {
+        "ptrace": ([0, 0, 0, 0], errno.EPERM),  # PTRACE_TRACEME
+        "process_vm_readv": ([1, 0, 0, 0, 0, 0], errno.EPERM),
+        "process_vm_writev": ([1, 0, 0, 0, 0, 0], errno.EPERM),
+        "pidfd_getfd": ([-1, 0, 0], errno.EPERM),
+        "socket": ([40, 1, 0], errno.EAFNOSUPPORT),  # AF_VSOCK, SOCK_STREAM
+        "io_uring_setup": ([1, 0], errno.ENOSYS),
+        "memfd_secret": ([0], errno.ENOSYS),
+    }
+    got = answers(tmp_path, [[NUMBERS[name], *arguments] for name, (arguments, _) in calls.items()])
+    assert got == [[-1, error] for _, error in calls.values()]
+
+
+def test_other_sockets_work(tmp_path: Path) -> None:
+    (inet, _), (unix, _) = answers(tmp_path, [[NUMBERS["socket"], 2, 1, 0], [NUMBERS["socket"], 1, 1, 0]])
+    assert inet >= 0
+    assert unix >= 0
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="x32 is an interface of x86-64")
+def test_the_second_interface_leads_nowhere(tmp_path: Path) -> None:
+    assert answers(tmp_path, [[0x40000000 + 521, 0, 0, 0, 0]]) == [[-1, errno.ENOSYS]]  # x32's ptrace
+
+
+def test_files_in_memory_are_denied_only_where_no_control_group_counts_them(tmp_path: Path) -> None:
+    name = int.from_bytes(b"x\0", "little")  # any address will do: the filter answers before it is read
+    ((result, error),) = answers(tmp_path, [[NUMBERS["memfd_create"], name, 0]])
+    assert result == -1
+    assert error == (errno.ENOSYS if find_group_parent() is None else errno.EFAULT)
+
+
+def test_an_unknown_processor_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    (problem,) = LocalSandboxes().problems()
+    assert "riscv64" in problem
+    assert "--sandbox docker" in problem
+    with pytest.raises(KeyError):
+        seccomp.seccomp_filter(memory_files=True)
