@@ -30,6 +30,7 @@ _COMMANDS = {
     "tasks": ("tasks", "Make tasks, and check those you have."),
     "train": ("train", "Train a model on what a run gathered."),
     "report": ("report", "Show whether a policy got better, beyond chance."),
+    "view": ("view", "Look at stores in the browser, live."),
     "gateway": ("gateway", "Run the gateway on its own, give out keys, steer it."),
     "doctor": ("doctor", "Show all that a run needs, with its state."),
     "setup": ("doctor", "Fetch what a run needs and is not here yet."),

@@ -1,0 +1,274 @@
+"""The routes of the API: path, what it takes, what it answers. The server and the OpenAPI document read it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta, Struct
+
+from understudy.types import IntegrityStatus, RolloutStatus
+from understudy.view.schema.orders import (
+    GatewayView,
+    IntegrityOrder,
+    PauseOrder,
+    RedactionView,
+    StoreChange,
+    VoteList,
+    VoteOrder,
+    Written,
+)
+from understudy.view.schema.rollouts import (
+    CallPage,
+    ComparedRuns,
+    PatchView,
+    RolloutHead,
+    RolloutPage,
+    TaskGridPage,
+    TaskGroup,
+    TextRange,
+    TokenPage,
+    TurnPage,
+)
+from understudy.view.schema.sessions import PairPage, SessionPage, StatePage, StateView
+from understudy.view.schema.stores import LoopView, StoreHealth, StoreList, StoreSummary
+
+Limit = Annotated[int, Meta(ge=1, le=1_000, description="The most rows of a page; fewer where they are long.")]
+Cursor = Annotated[str, Meta(max_length=2_000, description="`next` of the page before.")]
+Start = Annotated[int, Meta(ge=0, description="The index to begin at.")]
+Identifier = Annotated[str, Meta(min_length=1, max_length=500)]
+Query = Annotated[str, Meta(max_length=500, description="Words that must be in the text; quote a phrase.")]
+
+SortKey = Literal[
+    "created", "updated", "task", "status", "reward", "turns", "prompt_tokens", "completion_tokens", "cost",
+    "seconds", "attempts",
+]  # fmt: skip
+
+
+class NoParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A route without parameters in its query."""
+
+
+class RolloutFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which rollouts, in which order. `task` matches a part of its id, `reason` of the reason or the error."""
+
+    run: Annotated[str, Meta(max_length=500)] | None = None
+    task: Annotated[str, Meta(max_length=500)] | None = None
+    status: RolloutStatus | None = None
+    outcome: Literal["solved", "unsolved", "ungraded"] | None = None
+    integrity: IntegrityStatus | None = None
+    agent: Annotated[str, Meta(max_length=500)] | None = None
+    reason: Annotated[str, Meta(max_length=500)] | None = None
+    label: Annotated[str, Meta(max_length=40)] | None = None
+    q: Query | None = None
+    sort: SortKey = "created"
+    descending: bool = False
+    cursor: Cursor | None = None
+    limit: Limit = 200
+
+
+class TaskGridQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which tasks of a store."""
+
+    run: Annotated[str, Meta(max_length=500)] | None = None
+    task: Annotated[str, Meta(max_length=500)] | None = None
+    cursor: Cursor | None = None
+    limit: Limit = 200
+
+
+class GroupQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The rollouts of a task; of a run where a store has several."""
+
+    task: Identifier
+    run: Annotated[str, Meta(max_length=500)] | None = None
+
+
+class AttemptQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An attempt of the rollout [default: the one that decided it, else its last]."""
+
+    attempt: Identifier | None = None
+
+
+class TurnQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Turns from an index on, or from the one of a call; all branches unless one is named."""
+
+    attempt: Identifier | None = None
+    branch: Annotated[str, Meta(max_length=500)] | None = None
+    call: Identifier | None = None
+    start: Start = 0
+    limit: Limit = 50
+
+
+class BodyQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of a block's text or arguments, by its `ref`."""
+
+    ref: Annotated[str, Meta(min_length=1, max_length=600)]
+    field: Literal["text", "arguments"] = "text"
+    attempt: Identifier | None = None
+    offset: Start = 0
+    length: Annotated[int, Meta(ge=1, le=200_000, description="The most characters.")] = 50_000
+
+
+class TextQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of a patch or a log, in characters."""
+
+    attempt: Identifier | None = None
+    offset: Start = 0
+    length: Annotated[int, Meta(ge=1, le=200_000, description="The most characters.")] = 50_000
+
+
+class LogQuery(TextQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of a log file of the attempt."""
+
+    name: Identifier
+
+
+class TokenQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The tokens of a call, or of its whole segment; `start` counts within the segment."""
+
+    call: Identifier
+    attempt: Identifier | None = None
+    scope: Literal["call", "segment"] = "call"
+    start: Start | None = None
+    limit: Annotated[int, Meta(ge=1, le=5_000, description="The most tokens.")] = 2_000
+
+
+class RawQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A range of bytes of a body as it was sent; the answer has `x-size`, the bytes of the whole."""
+
+    part: Literal["request", "response"] = "request"
+    offset: Start = 0
+    length: Annotated[int, Meta(ge=1, le=1_000_000, description="The most bytes.")] = 200_000
+
+
+class CompareQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Two stores, by their ids."""
+
+    before: Identifier
+    after: Identifier
+
+
+class SessionFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which conversations."""
+
+    project: Annotated[str, Meta(max_length=1_000)] | None = None
+    agent: Annotated[str, Meta(max_length=500)] | None = None
+    format: Annotated[str, Meta(max_length=500)] | None = None
+    q: Query | None = None
+    cursor: Cursor | None = None
+    limit: Limit = 100
+
+
+class StateFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which states: of a conversation, or where an SQL condition holds, as in `understudy states --where`."""
+
+    trace: Identifier | None = None
+    where: Annotated[str, Meta(max_length=2_000)] | None = None
+    cursor: Cursor | None = None
+    limit: Limit = 200
+
+
+class StateQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The messages of a state from an index on; negative `start` counts from the end."""
+
+    start: int = -20
+    limit: Limit = 50
+
+
+class PairQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which pairs, as `understudy pairs` makes them."""
+
+    origin: Literal["replay", "rollouts"] = "rollouts"
+    start: Start = 0
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+
+
+class VoteQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Votes on one kind of subject, or all."""
+
+    subject: Literal["rollout", "pair"] | None = None
+
+
+class RedactionQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rollout [default: the newest ones], with at most so many samples of a rule."""
+
+    rollout: Identifier | None = None
+    samples: Annotated[int, Meta(ge=0, le=20)] = 3
+
+
+class EventQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The store to follow [default: all]."""
+
+    store: Identifier | None = None
+
+
+class Route(Struct, frozen=True, kw_only=True):
+    """One path of the API. `name` is the function that answers; `events` and `raw` answers are no JSON."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    name: str
+    summary: str
+    query: type[Struct] = NoParameters
+    body: type[Struct] | None = None
+    answer: type[Any]
+    media: Literal["json", "events", "raw"] = "json"
+
+
+_S: Final = "/api/stores/{store}"
+_R: Final = _S + "/rollouts/{rollout}"
+
+
+def _get(path: str, name: str, answer: type[Any], summary: str, query: type[Struct] = NoParameters) -> Route:
+    return Route(method="GET", path=path, name=name, answer=answer, summary=summary, query=query)
+
+
+def _post(path: str, name: str, body: type[Struct], summary: str) -> Route:
+    return Route(method="POST", path=path, name=name, body=body, answer=Written, summary=summary)
+
+
+ROUTES: Final[tuple[Route, ...]] = (
+    _get("/api/stores", "list_stores", StoreList, "All stores below the given directories."),
+    _get(_S, "read_store", StoreSummary, "One store."),
+    _get(_S + "/health", "read_health", StoreHealth, "Phases, faults and reasons of a run."),
+    _get(_S + "/rollouts", "list_rollouts", RolloutPage, "Rollouts: filter, sort, full text.", RolloutFilter),
+    _get(_S + "/tasks", "list_tasks", TaskGridPage, "The grid of tasks and samples.", TaskGridQuery),
+    _get(_S + "/group", "read_group", TaskGroup, "All rollouts of a task, aligned.", GroupQuery),
+    _get(_R, "read_rollout", RolloutHead, "A rollout's head, or a gateway client's.", AttemptQuery),
+    _get(_R + "/turns", "list_turns", TurnPage, "Turns with their blocks.", TurnQuery),
+    _get(_R + "/calls", "list_calls", CallPage, "Calls, a line each.", TurnQuery),
+    _get(_R + "/body", "read_body", TextRange, "The rest of a long block.", BodyQuery),
+    _get(_R + "/tokens", "list_tokens", TokenPage, "Tokens of a call.", TokenQuery),
+    _get(_R + "/patch", "read_patch", PatchView, "The patch.", TextQuery),
+    _get(_R + "/log", "read_log", TextRange, "A log file of the attempt.", LogQuery),
+    Route(
+        method="GET",
+        path=_S + "/calls/{call}/raw",
+        name="read_raw",
+        answer=bytes,
+        media="raw",
+        query=RawQuery,
+        summary="Bytes of a request or a response, as sent.",
+    ),
+    _get("/api/compare", "compare_stores", ComparedRuns, "Two runs by task.", CompareQuery),
+    _get(_S + "/loop", "read_loop", LoopView, "A loop's curves and funnels."),
+    _get(_S + "/sessions", "list_sessions", SessionPage, "Logged conversations.", SessionFilter),
+    _get(_S + "/states", "list_states", StatePage, "States of conversations.", StateFilter),
+    _get(_S + "/states/{state}", "read_state", StateView, "A state with its messages.", StateQuery),
+    _get(_S + "/pairs", "list_pairs", PairPage, "Preference pairs.", PairQuery),
+    _get(_S + "/gateway", "read_gateway", GatewayView, "A gateway and its clients."),
+    _get(_S + "/votes", "list_votes", VoteList, "Votes and how far voters agree.", VoteQuery),
+    _get(_S + "/redaction", "preview_redaction", RedactionView, "What redaction would replace.", RedactionQuery),
+    _post(_S + "/votes", "write_vote", VoteOrder, "Label a rollout or a pair."),
+    _post(_S + "/integrity", "write_integrity", IntegrityOrder, "Say whether a patch is clean."),
+    _post(_S + "/gateway/pause", "pause_gateway", PauseOrder, "Pause a gateway, or let it go on."),
+    Route(
+        method="GET",
+        path="/api/events",
+        name="follow_events",
+        answer=StoreChange,
+        media="events",
+        query=EventQuery,
+        summary="Server-sent events named `change`, one for every change of a store.",
+    ),
+)
+"""Every route of the API. None of those with a body is there with --read-only."""

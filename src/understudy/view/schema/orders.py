@@ -1,0 +1,132 @@
+"""Answers about gateways and votes, the bodies that the viewer takes, and its events."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from understudy.view.schema.stores import StoreState
+
+# --- the gateway -----------------------------------------------------------------------------------------
+
+
+class GatewayClient(Struct, frozen=True, kw_only=True):
+    """A client of a gateway that runs alone: what it used of what it may use. Keys are stored as hashes only."""
+
+    name: str
+    attempt_id: str
+    created_at: float
+    expires_at: float | None
+    revoked: bool
+    budget: dict[str, Any]
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float
+
+
+class GatewayView(Struct, frozen=True, kw_only=True):
+    """A gateway. `reachable` is false where none runs or its admin key is not readable; `note` says why.
+
+    `in_flight` generations run, `waiting` requests are held by a pause.
+    """
+
+    reachable: bool
+    note: str
+    url: str | None
+    paused: bool
+    version: str | None
+    in_flight: int
+    waiting: int
+    clients: tuple[GatewayClient, ...]
+
+
+# --- what a person writes --------------------------------------------------------------------------------
+
+Subject = Literal["rollout", "pair"]
+Label = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}\Z")]
+Voter = Annotated[str, Meta(min_length=1, max_length=80)]
+Note = Annotated[str, Meta(max_length=2_000)]
+
+
+class VoteView(Struct, frozen=True, kw_only=True):
+    """A person's label on a rollout or a pair; a later one by the same voter takes its place."""
+
+    subject: Subject
+    subject_id: str
+    voter: str
+    label: str
+    note: str
+    voted_at: float
+
+
+class VoteOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A label to store: `chosen`, `rejected` or `skip` of a pair; `include`, `exclude` or another of a rollout.
+
+    Without a label the voter's vote is taken back.
+    """
+
+    subject: Subject
+    subject_id: Annotated[str, Meta(min_length=1, max_length=500)]
+    voter: Voter
+    label: Label | None
+    note: Note = ""
+
+
+class VoteList(Struct, frozen=True, kw_only=True):
+    """Votes, and how far voters agree: the share of pairs of votes on one subject with one label."""
+
+    votes: tuple[VoteView, ...]
+    agreement: float | None
+    subjects: int
+
+
+class IntegrityOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A person's decision on whether a rollout's patch is clean, and why."""
+
+    rollout_id: Annotated[str, Meta(min_length=1, max_length=500)]
+    status: Literal["clean", "suspicious"]
+    note: Annotated[str, Meta(min_length=1, max_length=2_000)]
+
+
+class PauseOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Pause a gateway, or let it go on."""
+
+    paused: bool
+    drain_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
+
+
+class Written(Struct, frozen=True):
+    """What was written is stored."""
+
+    stored: bool = True
+
+
+# --- redaction and events --------------------------------------------------------------------------------
+
+
+class RedactionLine(Struct, frozen=True, kw_only=True):
+    """A replacement that redaction would make, with the redacted text around it."""
+
+    rule: str
+    conversation: str
+    context: str
+
+
+class RedactionView(Struct, frozen=True, kw_only=True):
+    """What redaction would replace: replacements and different secrets, by rule."""
+
+    conversations: int
+    characters: int
+    replaced: dict[str, int]
+    values: dict[str, int]
+    samples: tuple[RedactionLine, ...]
+
+
+class StoreChange(Struct, frozen=True, kw_only=True):
+    """The data of an event `change`: a store was written, vanished, or is back. `counter` grows with each."""
+
+    store_id: str
+    counter: int
+    state: StoreState

@@ -1,0 +1,169 @@
+"""Answers about stores, runs as a whole, and loops; and what every answer with an error has."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+from understudy.types import (
+    RolloutStatus,
+)
+from understudy.util.statistics import ConfidenceInterval, MeanEstimate
+
+# --- errors ----------------------------------------------------------------------------------------------
+
+
+class ViewError(Struct, frozen=True):
+    """What went wrong: a `type` for programs, a `message` for people, and what to do about it (`remedy`)."""
+
+    type: str
+    message: str
+    remedy: str
+
+
+class ErrorAnswer(Struct, frozen=True):
+    """The body of every answer whose status is 400 or more."""
+
+    error: ViewError
+
+
+# --- stores ----------------------------------------------------------------------------------------------
+
+StoreKind = Literal["run", "loop", "gateway", "sessions", "empty"]
+StoreState = Literal["ok", "missing", "unreadable"]
+
+
+class StoreSummary(Struct, frozen=True, kw_only=True):
+    """A store, or a loop with the stores of its waves (whose `parent_id` is the loop's id).
+
+    `name` is the path relative to the directory that was given, `id` does not change while the path does not.
+    `rollouts` counts by status. `solve_rate` has a 95 % interval and is None where nothing is graded. `live` when
+    rollouts are on their way. `error` says why a store whose `state` is not ok cannot be read.
+    """
+
+    id: str
+    name: str
+    path: str
+    kind: StoreKind
+    state: StoreState
+    parent_id: str | None = None
+    error: ViewError | None = None
+    run_ids: tuple[str, ...] = ()
+    about: dict[str, str] = field(default_factory=dict[str, str])
+    tasks: int = 0
+    rollouts: dict[RolloutStatus, int] = field(default_factory=dict[RolloutStatus, int])
+    solved: int = 0
+    graded: int = 0
+    suspicious: int = 0
+    solve_rate: ConfidenceInterval | None = None
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float = 0.0
+    clients: int = 0
+    conversations: int = 0
+    states: int = 0
+    steps: int = 0
+    created_at: float | None = None
+    changed_at: float | None = None
+    live: bool = False
+
+
+class StoreList(Struct, frozen=True, kw_only=True):
+    """The stores below the given directories, newest first. `may_write` is false with --read-only."""
+
+    stores: tuple[StoreSummary, ...]
+    directories: tuple[str, ...]
+    may_write: bool
+    version: str
+
+
+class PhaseTimes(Struct, frozen=True, kw_only=True):
+    """How long a phase of attempts took, in seconds: the median and the 99th percentile of `attempts`."""
+
+    phase: str
+    attempts: int
+    p50: float
+    p99: float
+
+
+class BoundaryFaults(Struct, frozen=True, kw_only=True):
+    """Faults that crossed one boundary: attempts that met one, rollouts given up for it, a message."""
+
+    boundary: str
+    attempts: int
+    given_up: int
+    example: str
+
+
+class StoreHealth(Struct, frozen=True, kw_only=True):
+    """How a run goes: phases, faults by boundary, and why graded rollouts were not solved."""
+
+    phases: tuple[PhaseTimes, ...]
+    faults: tuple[BoundaryFaults, ...]
+    unsolved: dict[str, int]
+    versions: dict[str, int]
+
+
+# --- loops -----------------------------------------------------------------------------------------------
+
+
+class FunnelStage(Struct, frozen=True, kw_only=True):
+    """How many are left at one stage of a step, and why the others are not."""
+
+    stage: Literal["rollouts", "graded", "groups", "groups with signal", "groups used", "tokens"]
+    count: int
+    lost: dict[str, int] = field(default_factory=dict[str, int])
+
+
+class LoopStep(Struct, frozen=True, kw_only=True):
+    """A step of a loop. `store_id` is the store of its wave, None where it is gone.
+
+    `values` are the trainer's numbers by name (loss, mismatch, entropy, clip fraction, …).
+    """
+
+    step: int
+    phase: str
+    version: str
+    sampled_by: str
+    store_id: str | None
+    collected: int
+    solved: int
+    solve_rate: ConfidenceInterval | None
+    reward: float
+    reward_interval: MeanEstimate | None
+    groups: int
+    used: int
+    dropped: int
+    held: int
+    staleness: int
+    trained: bool
+    skipped: dict[str, int]
+    values: dict[str, float]
+    seconds: dict[str, float]
+    funnel: tuple[FunnelStage, ...]
+
+
+class LoopEvaluation(Struct, frozen=True, kw_only=True):
+    """What a version solved of the held-out tasks."""
+
+    step: int
+    version: str
+    store_id: str | None
+    solved: int
+    total: int
+    failed: int
+    rate: ConfidenceInterval
+
+
+class LoopView(Struct, frozen=True, kw_only=True):
+    """A loop: its curves and, for each step, why what was collected did or did not reach the update."""
+
+    store_id: str
+    version: str
+    planned_steps: int
+    asynchronous: bool
+    steps: tuple[LoopStep, ...]
+    evaluations: tuple[LoopEvaluation, ...]
+    refused: dict[str, str]
