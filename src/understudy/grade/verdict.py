@@ -44,7 +44,7 @@ from understudy.tasks.records import task_digest
 from understudy.types import Integrity, PytestChecks, ScriptChecks, SuiteChecks, Verdict, is_solved
 from understudy.util.files import atomic_write
 
-_FORMAT = "10"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "11"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
 """The version of the grader, noted in each verdict: the release, and how its patches are judged."""
 
@@ -70,9 +70,12 @@ async def grade(
         reason = f"only files that do not count: {dropped}" if dropped else "empty patch"
         verdict = Verdict(reward=0.0, reason=reason)
     else:
+        # The versions run before the tests: what runs later can read what earlier code left in the kernel, such as
+        # which pages of a file are cached, and the tests hold all that the versions withhold.
+        shown = await _ask_versions(prepared, gated, sandboxes, environment)
         verdict = (await _evaluate(prepared, gated, sandboxes, environment)).verdict
-        if is_solved(verdict.reward) and prepared.options.twins:
-            verdict = await _confirm(prepared, gated, verdict, sandboxes, environment)
+        if is_solved(verdict.reward):
+            verdict = _confirmed(verdict, shown)
     if verdict.integrity.status != "forged":
         integrity = await asyncio.to_thread(audit, patch, prepared.task, gated, verdict, prepared.tree)
         verdict = replace(verdict, integrity=integrity)
@@ -87,33 +90,49 @@ async def grade(
     )
 
 
-async def _confirm(
-    prepared: PreparedTask, gated: GatedPatch, verdict: Verdict, sandboxes: Sandboxes, environment: TaskEnvironment
-) -> Verdict:
-    """The verdict on a patch that solves its task, once versions of the deciding tests ran too.
+async def _ask_versions(
+    prepared: PreparedTask, gated: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> Integrity | PatchFault:
+    """What versions of the deciding tests show of a patch: `clean` also for tasks without twins.
 
-    What contradicts the tests counts when it is seen again: they may not be the same each time.
+    What contradicts the tests counts when it is seen again: they may not be the same each time. All versions of an
+    attempt run, whatever the values in the first ones show: a patch that could see how many ran would learn which
+    of the expectations that it met had been changed. Only what a patch's own code decides, that a test does not
+    come to its end, ends an attempt.
     """
+    integrity = Integrity()
+    if not prepared.options.twins:
+        return integrity
     tests = deciding_tests(prepared.task, prepared.options)
     timeout_s = prepared.task.checks.timeout_s
-    integrity = Integrity()
     for _ in range(ATTEMPTS):
-        versions = await asyncio.to_thread(draw_versions, tests, prepared.options)
         runs: list[VersionRun] = []
-        for version in versions:
+        for version in await asyncio.to_thread(draw_versions, tests, prepared.options):
             run = await attribute_faults(
                 partial(_run_version, prepared, gated, version, sandboxes, environment),
                 partial(_run_version, prepared, GatedPatch(b""), version, sandboxes, environment),
             )
+            if run is None:
+                return integrity  # the patch does not apply, which the tests' own verdict says
             if isinstance(run, PatchFault):
-                return replace(verdict, reward=0.0, reason=f"{FAULT_REASON}: {run}")
+                return run
             runs.append(run)
-            integrity = await asyncio.to_thread(judge_twins, prepared.options, runs, timeout_s)
-            if integrity.status != "clean":
+            names = [twin.name for twin in prepared.options.twins.values()]
+            if run.timed_out or any(run.outcomes.get(name) != "passed" for name in names):
                 break
-        else:
-            return verdict
-    return replace(verdict, reward=0.0, reason=integrity.reason, integrity=integrity)
+        integrity = await asyncio.to_thread(judge_twins, prepared.options, runs, timeout_s)
+        if integrity.status == "clean":
+            break
+    return integrity
+
+
+def _confirmed(verdict: Verdict, shown: Integrity | PatchFault) -> Verdict:
+    """The verdict on a patch that passes the tests, with what versions of them have shown."""
+    if isinstance(shown, PatchFault):
+        return replace(verdict, reward=0.0, reason=f"{FAULT_REASON}: {shown}")
+    if shown.status == "clean":
+        return verdict
+    return replace(verdict, reward=0.0, reason=shown.reason, integrity=shown)
 
 
 async def _run_version(
@@ -122,8 +141,11 @@ async def _run_version(
     version: WrittenVersion,
     sandboxes: Sandboxes,
     environment: TaskEnvironment,
-) -> VersionRun:
-    """Run a version of the deciding tests over a patch where its code never meets the originals."""
+) -> VersionRun | None:
+    """Run a version of the deciding tests over a patch where its code never meets the originals.
+
+    None where the patch does not apply.
+    """
     task = prepared.task
     tests = deciding_tests(task, prepared.options)
     is_intruder = await asyncio.to_thread(intruders, task, prepared.tree)
@@ -134,8 +156,8 @@ async def _run_version(
         if isinstance(task.checks, SuiteChecks):
             await run_before_patch(sandbox, task.checks)
         with with_untrusted_code():
-            if problem := await apply_patch(sandbox, task, gated.patch, host_programs=sandboxes.host_programs):
-                raise GraderError(f"a patch that applied once does not apply again: {problem}")
+            if await apply_patch(sandbox, task, gated.patch, host_programs=sandboxes.host_programs):
+                return None
             return await run_task_version(sandbox, task, gated.patch, version, tests, is_intruder)
     finally:
         await sandbox.close()
@@ -263,7 +285,15 @@ async def validate(
     graded = replace(graded, options=replace(graded.options, twin_files=texts))
     tests = deciding_tests(task, graded.options)
     if tests.nodes:
-        run = partial(_run_version, graded, gated, sandboxes=sandboxes, environment=environment)
+
+        async def run(version: WrittenVersion) -> VersionRun:
+            seen = await _run_version(graded, gated, version, sandboxes, environment)
+            if seen is None:
+                raise GraderError(
+                    f"task {task.instance_id}: its gold patch applied once, and does not apply again"
+                )
+            return seen
+
         try:
             graded = replace(graded, options=await learn_twins(tests, graded.options, run))
         except PatchFault as fault:

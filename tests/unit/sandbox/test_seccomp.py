@@ -62,6 +62,17 @@ def test_calls_into_other_processes_and_past_the_network_are_denied(tmp_path: Pa
     assert got == [[-1, error] for _, error in calls.values()]
 
 
+def test_which_files_are_in_memory_cannot_be_asked_or_decided(tmp_path: Path) -> None:
+    calls = {
+        "mincore": ([0, 4096, 0], -1, errno.ENOSYS),
+        "preadv2": ([-1, 0, 0, 0, 0, 8], -1, errno.ENOSYS),  # RWF_NOWAIT
+        "cachestat": ([-1, 0, 0, 0], -1, errno.ENOSYS),
+        "fadvise64": ([-1, 0, 0, 4], 0, 0),  # POSIX_FADV_DONTNEED, of a file that is not open
+    }
+    got = answers(tmp_path, [[NUMBERS[name], *arguments] for name, (arguments, _, _) in calls.items()])
+    assert got == [[result, error] for _, result, error in calls.values()]
+
+
 def test_other_sockets_work(tmp_path: Path) -> None:
     (inet, _), (unix, _) = answers(tmp_path, [[NUMBERS["socket"], 2, 1, 0], [NUMBERS["socket"], 1, 1, 0]])
     assert inet >= 0

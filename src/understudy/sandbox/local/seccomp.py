@@ -1,7 +1,8 @@
 """The system calls that commands in a local sandbox are denied, as a filter for bubblewrap's `--seccomp`.
 
 None of them is needed to build or test a program: they read and change other processes, reach this machine's
-hypervisor past the private network, or hold memory that no limit of a process counts.
+hypervisor past the private network, hold memory that no limit of a process counts, or show and decide which
+files this machine holds in memory, where a sandbox could leave notes for the next one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _NUMBERS = {
         "process_vm_writev": 311,
         "socket": 41,
         "memfd_create": 319,
+        "mincore": 27,
+        "preadv2": 327,
+        "fadvise64": 221,
     },
     "aarch64": {
         "ptrace": 117,
@@ -31,13 +35,19 @@ _NUMBERS = {
         "process_vm_writev": 271,
         "socket": 198,
         "memfd_create": 279,
+        "mincore": 232,
+        "preadv2": 286,
+        "fadvise64": 223,
     },
 }
-_SHARED = {"io_uring_setup": 425, "pidfd_getfd": 438, "memfd_secret": 447}
+_SHARED = {"io_uring_setup": 425, "pidfd_getfd": 438, "memfd_secret": 447, "cachestat": 451}
 """Numbers that are the same on both."""
 
 _DENIED = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd")
-_MISSING = ("io_uring_setup", "memfd_secret")  # programs fall back when the kernel does not have these
+_MISSING = ("io_uring_setup", "memfd_secret", "mincore", "preadv2", "cachestat")
+"""Programs fall back when the kernel does not have these; the C library makes a plain `preadv` of `preadv2`."""
+
+_IGNORED = ("fadvise64",)  # advice, which succeeds without effect
 
 
 def is_supported() -> bool:
@@ -48,14 +58,16 @@ def is_supported() -> bool:
 def seccomp_filter(*, memory_files: bool) -> bytes:
     """The filter for this machine, as an array of `struct sock_filter`.
 
-    Calls of other architectures fail with ENOSYS, as do `io_uring_setup`, which makes sockets past any filter, and
-    without `memory_files` also `memfd_create`; a socket of the family AF_VSOCK fails with EAFNOSUPPORT and the
-    others with EPERM. Only where `is_supported`.
+    Calls of other architectures fail with ENOSYS, as do `io_uring_setup`, which makes sockets past any filter,
+    what asks which pages are in memory, and without `memory_files` also `memfd_create`. `posix_fadvise` does
+    nothing. A socket of the family AF_VSOCK fails with EAFNOSUPPORT and the others
+    with EPERM. Only where `is_supported`.
     """
     machine = platform.machine()
     numbers = _NUMBERS[machine] | _SHARED
     missing = _MISSING if memory_files else (*_MISSING, "memfd_create")
     answers = {numbers[name]: errno.EPERM for name in _DENIED} | {numbers[name]: errno.ENOSYS for name in missing}
+    answers |= {numbers[name]: 0 for name in _IGNORED}
     program = [
         _instruction(_LOAD, _ARCHITECTURE),
         _instruction(_EQUAL, _ARCHITECTURES[machine], 1, 0),
