@@ -206,9 +206,9 @@ def test_what_is_under_way_when_the_engine_ends_fails(module: Any, token_bytes: 
     futures = [engine.submit(ask([9], 30_000)) for _ in range(9)]
     engine.close()
     for future in futures:
-        with pytest.raises(BackendError, match="the server ends"):
+        with pytest.raises(BackendError, match="the server is shutting down"):
             future.result(10)
-    with pytest.raises(BackendError, match="the server ends"):
+    with pytest.raises(BackendError, match="the server is shutting down"):
         engine.submit(ask([9]))
 
 

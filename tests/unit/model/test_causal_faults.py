@@ -143,7 +143,7 @@ def test_an_engine_that_has_ended_takes_no_orders(module: Any, token_bytes: list
     drained = engine.pause("wait", clear_cache=False)
     engine.close()
     drained.result(10)
-    with pytest.raises(BackendError, match="the server ends"):
+    with pytest.raises(BackendError, match="the server is shutting down"):
         engine.resume()
 
 

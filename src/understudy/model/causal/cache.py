@@ -1,4 +1,4 @@
-"""Keys and values: of the sequences that are being decoded, in slots, and of those that may be gone on from."""
+"""The KV cache: slots for the sequences being decoded, and a prefix cache of finished ones that may be reused."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from msgspec import Struct
 from transformers.cache_utils import Cache
 
 _STEP = 256
-"""By how many tokens slots grow at least."""
+"""Slots grow in steps of this many tokens."""
 
 Ids = npt.NDArray[np.int32]
 
 
 class CachedSequence(Struct, frozen=True):
-    """Keys and values of `ids` under the weights `owner`: a pair of [heads, tokens, size] a layer."""
+    """Keys and values of the tokens `ids` under the weights `owner`: per layer a pair of [heads, tokens, size]."""
 
     owner: str
     ids: Ids
@@ -30,16 +30,16 @@ class CachedSequence(Struct, frozen=True):
         return sum(part.numel() * part.element_size() for pair in self.layers for part in pair)
 
     def prefix(self, length: int) -> CachedSequence:
-        """A copy of its first tokens."""
+        """Return a copy that holds its first `length` tokens."""
         layers = [(keys[:, :length].clone(), values[:, :length].clone()) for keys, values in self.layers]
         return CachedSequence(self.owner, self.ids[:length], layers)
 
 
 class SlotCache(Cache):
-    """What `transformers` sees as its cache: row i of each layer's tensors is the sequence in slot i.
+    """The cache that `transformers` is given: row i of each layer's tensors is the sequence in slot i.
 
-    Tokens stand from the left; what is behind a sequence's end is whatever was there, and is masked. Before each
-    forward `aim` says which rows it is of and where their new tokens go.
+    Sequences are left-aligned. Behind a sequence's end stand stale values, which the attention mask hides.
+    Before each forward pass `target` selects the rows it computes and where their new tokens are written.
     """
 
     def __init__(self) -> None:
@@ -51,31 +51,31 @@ class SlotCache(Cache):
         self._row_range: slice | None = None
 
     def reserve(self, rows: int, length: int) -> None:
-        """Make room for sequences of `length` tokens in the first `rows` slots."""
+        """Allocate memory for sequences of `length` tokens in the first `rows` slots."""
         if rows <= self._rows and length <= self._capacity:
             return
         self._rows = max(rows, self._rows)
         if length > self._capacity:
             self._capacity = max(length, min(2 * self._capacity, self._capacity + 8 * _STEP))
             self._capacity = -(-self._capacity // _STEP) * _STEP
-        for layer, (keys, values) in enumerate(self._pairs):  # one by one: the old ones make room for the next
+        for layer, (keys, values) in enumerate(self._pairs):  # layer by layer, so that only one old copy is alive
             self._pairs[layer] = (self._grown(keys), self._grown(values))
 
     def target(self, rows: Sequence[int], starts: Sequence[int], length: int) -> None:
-        """The next forward has `length` new tokens for each of `rows`; they stand from `starts` on.
+        """Set what the next forward computes: `length` new tokens for each of `rows`, written from `starts` on.
 
-        Several rows get one token each.
+        With several rows, `length` is 1.
         """
         self._target = (rows, starts, length)
         self._indexes = None if len(rows) == 1 else (torch.tensor(rows), torch.tensor(starts))
         first, last = rows[0], rows[-1]
-        # A copy of all keys and values of the rows, unless they stand together.
+        # Adjacent rows can be read as a slice; others must be copied by index.
         self._row_range = slice(first, last + 1) if list(rows) == [*range(first, last + 1)] else None
 
     def update(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take up a layer's new keys and values; all of the rows' from their beginning."""
+        """Store a layer's new keys and values; return all keys and values of the target rows."""
         while len(self._pairs) <= layer_idx:
             self._pairs.append((self._empty(key_states), self._empty(value_states)))
         keys, values = self._pairs[layer_idx]
@@ -93,23 +93,23 @@ class SlotCache(Cache):
         return keys[chosen, :, :end], values[chosen, :, :end]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """How many tokens came before those of the next forward."""
+        """Return how many tokens precede those of the next forward pass."""
         return max(self._target[1], default=0)
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copy a sequence of so many tokens into another slot."""
+        """Copy the first `length` tokens of slot `source` into slot `target`."""
         for pair in self._pairs:
             for tensor in pair:
                 tensor[target, :, :length] = tensor[source, :, :length]
 
     def zero(self, row: int) -> None:
-        """Have zeros stand in a slot."""
+        """Fill a slot with zeros."""
         for pair in self._pairs:
             for tensor in pair:
                 tensor[row].zero_()
 
     def save(self, row: int, owner: str, ids: Ids) -> CachedSequence:
-        """A copy of the sequence in a slot, whose tokens are `ids`."""
+        """Return a copy of the sequence in a slot, whose tokens are `ids`."""
         length = len(ids)
         return CachedSequence(
             owner,
@@ -118,7 +118,7 @@ class SlotCache(Cache):
         )
 
     def load(self, row: int, sequence: CachedSequence, length: int) -> None:
-        """Lay the first `length` tokens of what was kept into a slot."""
+        """Copy the first `length` tokens of a cached sequence into a slot."""
         while len(self._pairs) < len(sequence.layers):
             keys, values = sequence.layers[len(self._pairs)]
             self._pairs.append((self._empty(keys.unsqueeze(0)), self._empty(values.unsqueeze(0))))
@@ -127,7 +127,7 @@ class SlotCache(Cache):
             values[row, :, :length] = cached_values[:, :length]
 
     def clear(self) -> None:
-        """Forget all sequences."""
+        """Drop all sequences and free their memory."""
         self._pairs = []
         self._rows = self._capacity = 0
 
@@ -142,18 +142,18 @@ class SlotCache(Cache):
 
 
 class PrefixCache:
-    """Sequences that were decoded lately, so that what begins as they do need not be computed again.
+    """Recently decoded sequences: a prompt that shares a prefix with one need not compute that prefix again.
 
-    They take at most `limit` bytes; those that were of no use for longest go first.
+    Holds at most `limit` bytes; the least recently used are evicted first.
     """
 
     def __init__(self, limit: int) -> None:
         self.size = 0
         self._limit = limit
-        self._sequences: list[CachedSequence] = []  # the latest used last
+        self._sequences: list[CachedSequence] = []  # most recently used last
 
     def find(self, owner: str, ids: Ids) -> tuple[CachedSequence | None, int]:
-        """What has the longest beginning in common with `ids`, and how many tokens that is."""
+        """Return the sequence with the longest common prefix with `ids`, or None, and that prefix's length."""
         best, length = None, 0
         for sequence in self._sequences:
             if sequence.owner == owner and (shared := common_prefix_length(sequence.ids, ids)) > length:
@@ -164,7 +164,7 @@ class PrefixCache:
         return best, length
 
     def add(self, sequence: CachedSequence) -> None:
-        """Remember a sequence, as far as there is room; those that it begins with are forgotten for it."""
+        """Add a sequence, shortened to the limit; cached sequences that are prefixes of it are dropped."""
         if sequence.size > self._limit:
             sequence = sequence.prefix(len(sequence.ids) * self._limit // sequence.size)
         if not len(sequence.ids):
@@ -180,7 +180,7 @@ class PrefixCache:
             self._remove(self._sequences[0])
 
     def clear(self, owner: str | None = None) -> None:
-        """Forget all sequences, or those under the weights of `owner`."""
+        """Drop all sequences, or only those computed with the weights `owner`."""
         for sequence in [one for one in self._sequences if owner is None or one.owner == owner]:
             self._remove(sequence)
 
@@ -194,7 +194,7 @@ class PrefixCache:
 
 
 def common_prefix_length(a: Ids, b: Ids) -> int:
-    """How many tokens two sequences begin with in common."""
+    """Return how many leading tokens two sequences share."""
     size = min(len(a), len(b))
     differs = a[:size] != b[:size]
     first = int(differs.argmax()) if size else 0

@@ -1,4 +1,4 @@
-"""The engine: a thread that reads prompts and samples completions, several at a time."""
+"""The engine: a thread that computes prompts and samples completions of several requests at a time."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class SamplingRequest(Struct, frozen=True, kw_only=True):
-    """A prompt and how to go on from it: at most `limit` tokens, of the weights that are called `model`.
+    """A prompt (token ids) and how to sample its completion from the weights named `model`.
 
-    It ends at one of the strings `stops`, at a token of `ends`, or at its limit.
+    Sampling ends at one of the strings `stops`, at a token of `end_tokens`, or after `limit` tokens.
     """
 
     prompt: list[int]
@@ -42,10 +42,11 @@ class SamplingRequest(Struct, frozen=True, kw_only=True):
 
 
 class SamplingResult(Struct, frozen=True, kw_only=True):
-    """What was sampled. `logprobs[i]` is that of `ids[i]`.
+    """A completion. `logprobs[i]` is the logprob of `ids[i]` (natural log).
 
-    `stop` is the string that was met, `stop_start` the byte of the completion at which it begins. `spans` are the
-    versions that sampled it. `cached` prompt tokens did not have to be computed.
+    `stop` is the stop string that ended it, if one did, and `stop_start` the byte offset in the completion where
+    it begins. `spans` are the model versions that sampled the tokens. `cached` counts the prompt tokens that were
+    taken from the prefix cache.
     """
 
     ids: list[int]
@@ -58,7 +59,7 @@ class SamplingResult(Struct, frozen=True, kw_only=True):
 
 
 class SamplingJob:
-    """A request under way. Of its `tokens`, prompt and completion, `fed` have keys and values in a slot."""
+    """A request in progress. `tokens` are prompt and completion; the KV cache holds the first `computed`."""
 
     def __init__(self, request: SamplingRequest) -> None:
         self.request = request
@@ -68,7 +69,7 @@ class SamplingJob:
         self.spans: list[ModelVersionSpan] = []
         self.computed = 0
         self.started = False
-        self.start_despite_pause = False  # to be begun although the engine pauses
+        self.start_despite_pause = False  # it was submitted before a pause that waits for it
         self.cached = 0
         self.random = random_source(request.seed, request.prompt)
         self._stops = [stop.encode() for stop in request.stops]
@@ -76,16 +77,16 @@ class SamplingJob:
 
     @property
     def completion(self) -> list[int]:
-        """What was sampled so far."""
+        """The token ids sampled so far."""
         return self.tokens[len(self.request.prompt) :]
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Whether the caller cancelled its future."""
         return self.future.cancelled()
 
     def add(self, token: int, data: bytes, logprob: float, version: str) -> SamplingResult | None:
-        """Take up a token that the weights of `version` sampled; the outcome, where it was the last."""
+        """Append a token sampled by the weights `version`; return the result if it was the last, else None."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         count = len(self.logprobs)
@@ -100,7 +101,7 @@ class SamplingJob:
         return self.result("length") if count >= self.request.limit else None
 
     def result(self, reason: FinishReason, stop: str | None = None, start: int = 0) -> SamplingResult:
-        """What was sampled so far, as the end of it."""
+        """Return a result of what was sampled so far."""
         return SamplingResult(
             ids=self.completion,
             logprobs=self.logprobs,
@@ -112,7 +113,7 @@ class SamplingJob:
         )
 
     def _matched_stop(self, data: bytes) -> tuple[str, int] | None:
-        """The stop string that is complete first with these bytes, and where it begins."""
+        """Return the stop string that these bytes complete first, and its byte offset; None if there is none."""
         if not self._stops:
             return None
         longest = max(map(len, self._stops))
@@ -132,22 +133,22 @@ class SamplingJob:
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
-_SHUTTING_DOWN = "the server ends"
+_SHUTTING_DOWN = "the server is shutting down"
 _UNLOADED = "the adapter was unloaded"
 
 PauseMode = Literal["abort", "wait", "keep"]
-"""What becomes of requests under way: they end with what they have, or as ever, or wait in their place."""
+"""What a pause does with requests in progress: end them with what they have, let them finish, or suspend them."""
 
 
 class ModelWeights(Struct, frozen=True):
-    """A module and the version that it samples under."""
+    """A module and the version recorded for the tokens that it samples."""
 
     module: Any
     version: str
 
 
 class EngineLimits(Struct, frozen=True, kw_only=True):
-    """Requests decoded at once, and waiting; prompt tokens read in one go; bytes of remembered sequences."""
+    """Requests decoded at once (`slots`) and queued, prompt tokens per forward, bytes of the prefix cache."""
 
     slots: int = 8
     queue: int = 1024
@@ -156,9 +157,9 @@ class EngineLimits(Struct, frozen=True, kw_only=True):
 
 
 class CausalEngine:
-    """Samples for whoever asks, from any thread. `token_bytes` are those of the tokens that may be sampled.
+    """Samples completions; safe to call from any thread. `token_bytes[i]` is the text of token i, as bytes.
 
-    A request's tokens depend on its prompt, parameters, seed and weights, and not on what is decoded beside it.
+    A request's tokens depend on its prompt, parameters, seed and weights only, never on what shares its batch.
     """
 
     def __init__(
@@ -185,11 +186,11 @@ class CausalEngine:
         return self._paused is not None
 
     def version(self, model: str) -> str:
-        """The version of the weights that are called so. Raises KeyError."""
+        """Return the version of the weights named `model`. Raises KeyError if there are none."""
         return self._weights[model].version
 
     def submit(self, request: SamplingRequest) -> Future[SamplingResult]:
-        """Ask; to cancel the future is to ask no more. Raises BackendError when too many wait already."""
+        """Queue a request; cancelling the future cancels it. Raises BackendError (503) when the queue is full."""
         job = SamplingJob(request)
         with self._wake:
             if self._closing:
@@ -203,7 +204,7 @@ class CausalEngine:
         return job.future
 
     def pause(self, mode: PauseMode, *, clear_cache: bool) -> Future[None]:
-        """Begin nothing any more; done when what is under way is as `mode` says."""
+        """Start no more requests; the future is done when those in progress are as `mode` asks."""
 
         def order() -> None:
             self._drained.append(drained)
@@ -213,7 +214,7 @@ class CausalEngine:
                     for job in self._waiting:
                         job.start_despite_pause = True
             if mode == "abort":
-                with self._wake:  # what is submitted meanwhile waits for the end of the pause
+                with self._wake:  # requests submitted from here on wait until `resume`
                     ended = [*self._active, *self._waiting]
                     self._active.clear()
                     self._waiting.clear()
@@ -227,18 +228,19 @@ class CausalEngine:
         return drained
 
     def resume(self) -> Future[None]:
-        """Go on after a pause."""
+        """End a pause."""
 
         def order() -> None:
             self._paused = None
-            self._complete_drained()  # nobody need wait for the end of a pause that is over
+            self._complete_drained()  # callers that wait for this pause must not wait for the next
 
         return self._run_between_steps(order)
 
     def set_weights(self, model: str, weights: ModelWeights | None, *, clear_cache: bool = True) -> Future[None]:
-        """Sample from other weights from the next token on; None removes them, and what is under way ends.
+        """Replace the weights of `model` from the next token on; None removes them and fails its requests.
 
-        With `clear_cache`, what the old ones read is read again. Requests that wait or are decoded go on.
+        With `clear_cache`, keys and values of the old weights are dropped and computed again. Queued and active
+        requests continue.
         """
 
         def order() -> None:
@@ -253,11 +255,11 @@ class CausalEngine:
         return self._run_between_steps(order)
 
     def clear_cache(self) -> Future[None]:
-        """Forget what was read, of finished requests and of those under way."""
+        """Drop the cached keys and values of finished and of active requests."""
         return self._run_between_steps(self._clear_cache)
 
     def close(self) -> None:
-        """End; what is under way fails."""
+        """Stop the thread; requests in progress fail with a BackendError."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -266,14 +268,14 @@ class CausalEngine:
     # --- the thread -------------------------------------------------------------------------------------
 
     def _run_between_steps(self, action: Callable[[], None]) -> Future[None]:
-        """Have the thread do something between two steps."""
+        """Run `action` on the engine's thread between two steps. Raises BackendError (503) after `close`."""
         done: Future[None] = Future()
 
         def execute() -> None:
             try:
                 action()
-            except Exception as error:  # noqa: BLE001 - who gave it is told; the thread goes on
-                _set_error(done, BackendError(f"the engine met a fault: {error}", status=500))
+            except Exception as error:  # noqa: BLE001 - the caller gets the error; the thread must go on
+                _set_error(done, BackendError(f"the engine failed: {error}", status=500))
             else:
                 _set_result(done, None)
 
@@ -299,12 +301,12 @@ class CausalEngine:
                 break
             try:
                 self._step()
-            except Exception as error:  # noqa: BLE001 - those under way end, and those that wait are served
+            except Exception as error:  # noqa: BLE001 - active requests fail; queued ones must still be served
                 _log.exception("a step of the engine failed")
-                # Whatever it was, what was computed is not to be gone on from; memory may have run out, too.
+                # The cached values may be incomplete, and memory may have run out: drop them all.
                 self._prefixes.clear()
                 self._slots.clear()
-                self._fail_jobs(list(self._active), f"the engine met a fault: {error}")
+                self._fail_jobs(list(self._active), f"the engine failed: {error}")
             if self._paused == "keep" or not (self._active or self._waits_despite_pause()):
                 self._complete_drained()
         self._fail_jobs([*self._active, *self._waiting], _SHUTTING_DOWN, status=503)
@@ -322,7 +324,7 @@ class CausalEngine:
         return gone or (not frozen and (begins or bool(self._active)))
 
     def _waits_despite_pause(self) -> bool:
-        """Whether requests wait that came before the pause which waits for them."""
+        """Whether requests are queued that were submitted before a pause in mode `wait`."""
         with self._wake:
             return bool(self._waiting) and self._waiting[0].start_despite_pause
 
@@ -354,7 +356,7 @@ class CausalEngine:
                     self._fail_jobs([job], _UNLOADED)
 
     def _prefill(self, job: SamplingJob) -> None:
-        """Read the next part of what a request has behind its `fed` tokens."""
+        """Compute the next chunk of a request's tokens that are not in the KV cache."""
         row = self._active.index(job)
         if job.computed == 0:
             self._load_cached_prefix(job, row)
@@ -367,7 +369,7 @@ class CausalEngine:
             self._add_tokens([job], logits)
 
     def _load_cached_prefix(self, job: SamplingJob, row: int) -> None:
-        """Begin with what another sequence has in common with this one, leaving at least a token to read."""
+        """Copy the longest prefix shared with a cached or active sequence; one token at least stays to compute."""
         ids: Ids = np.array(job.tokens[:-1], dtype=np.int32)
         cached, length = self._prefixes.find(job.request.model, ids)
         neighbour = None
@@ -386,7 +388,7 @@ class CausalEngine:
             job.started, job.cached = True, min(length, len(job.request.prompt) - 1)
 
     def _decode(self, jobs: list[SamplingJob]) -> None:
-        """One token for each of some requests of the same weights."""
+        """Sample one token for each of some requests of the same weights, in one forward pass."""
         rows = [self._active.index(job) for job in jobs]
         starts = [job.computed for job in jobs]
         self._slots.reserve(len(self._active), max(starts) + 1)
@@ -398,7 +400,7 @@ class CausalEngine:
         self._add_tokens(jobs, logits)
 
     def _add_tokens(self, jobs: list[SamplingJob], logits: Any) -> None:
-        """Draw a token for each of the requests, which may be their last."""
+        """Sample a token for each request from its logits, and finish the requests that it ends."""
         logits = logits[:, : len(self._bytes)]
         settings = [job.request.sampling for job in jobs]
         histories = [
@@ -415,7 +417,7 @@ class CausalEngine:
                 self._free_slot(job)
 
     def _free_slot(self, job: SamplingJob) -> None:
-        """Free a request's slot, and remember what stood there; the last slot's sequence takes its place."""
+        """Free a request's slot, adding its sequence to the prefix cache; the last slot moves into it."""
         row = self._active.index(job)
         if job.computed:
             ids: Ids = np.array(job.tokens[: job.computed], dtype=np.int32)
@@ -434,18 +436,18 @@ class CausalEngine:
             self._slots.clear()
 
     def _fail_jobs(self, jobs: Sequence[SamplingJob], message: str, *, status: int = 500) -> None:
-        """Have requests fail. What stood in their slots is not remembered."""
+        """Fail requests. Their sequences are not added to the prefix cache."""
         for job in jobs:
             _set_error(job.future, BackendError(message, status=status))
             if job in self._active:
-                # What is behind a sequence's end is masked, but what is no number shows through a mask.
+                # Stale values are masked, but a NaN passes through a mask and would spoil the next sequence.
                 self._slots.zero(self._active.index(job))
                 job.computed = 0
                 self._free_slot(job)
 
 
 def _set_result(future: Future[_T], result: _T) -> None:
-    with suppress(InvalidStateError):  # nobody waits any more
+    with suppress(InvalidStateError):  # the caller cancelled it
         future.set_result(result)
 
 

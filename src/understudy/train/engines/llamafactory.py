@@ -1,7 +1,7 @@
-"""LLaMA-Factory as what trains: its data and config are written, its own program does the rest.
+"""SFT by LLaMA-Factory: we write its data and config, and run its own program.
 
-It wants an environment of its own; UNDERSTUDY_LLAMAFACTORY_PYTHON names its python, else `llamafactory-cli` is
-looked for in PATH.
+It needs an environment of its own: UNDERSTUDY_LLAMAFACTORY_PYTHON names that environment's python, else
+`llamafactory-cli` is looked up in PATH.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from understudy.types import WORK_ROLES
 
 PYTHON = "UNDERSTUDY_LLAMAFACTORY_PYTHON"
 TRAINING = "training"
-"""The directory in the output in which all but the model is."""
+"""The directory in the output that holds data, config, log and checkpoints, everything but the model."""
 
 ADAPTER = "adapter"
 LOG = "llamafactory.log"
 
 _RUN = "from llamafactory.cli import main; main()"
-_LAST_WORDS = 2000
+_OUTPUT_TAIL = 2000
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _TEMPLATES = {
     "deepseek_v3": "deepseek3",
@@ -56,7 +56,7 @@ _TEMPLATES = {
 
 
 class LlamaFactorySummary(Struct, frozen=True, kw_only=True):
-    """What a training made; losses are of its first and last step, `left_out` counts what it was not given."""
+    """A finished training: losses of its first and last step; `left_out` counts excluded rollouts by reason."""
 
     output: str
     rows: int
@@ -88,12 +88,12 @@ def train(
     include_suspicious: bool = False,
     on_line: Callable[[str], None] | None = None,
 ) -> LlamaFactorySummary:
-    """Train the model in the directory `model` on what solved tasks in the stores `sources`; write it to `output`.
+    """Train the model in directory `model` on the solved rollouts of the stores `sources`; write it to `output`.
 
-    A source may be a data set of `understudy export llamafactory` instead, which has to be the only one. Data,
-    config and log stay in `output/training`; of a LoRA the adapter too, in `output/adapter`. `template` is
-    LLaMA-Factory's name of the model's chat template, else it follows from the kind of model; `told` is given its
-    words line by line. Raises ConfigError when it is not installed, has nothing to learn from, or fails.
+    A dataset of `understudy export llamafactory` may be given instead, as the only source. Data, config and log
+    stay in `output/training`; with LoRA the adapter stays in `output/adapter`. `template` is LLaMA-Factory's name
+    of the model's chat template (default: by model type). `on_line` gets each line of the program's output. Raises
+    ConfigError when LLaMA-Factory is not installed, there is nothing to train on, or the training fails.
     """
     began = time.monotonic()
     program = command()
@@ -141,7 +141,7 @@ def train(
 
 
 def command() -> list[str]:
-    """How LLaMA-Factory's command line is called. Raises ConfigError where it is not installed."""
+    """Return the command that runs LLaMA-Factory's CLI. Raises ConfigError where it is not installed."""
     python = os.environ.get(PYTHON)
     if python:
         if shutil.which(python) is None:
@@ -163,7 +163,9 @@ def _template(model: Path) -> str:
     try:
         kind = msgspec.json.decode((model / "config.json").read_bytes(), type=_Config).model_type
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{model} expected a model's directory: config.json: {error}") from error
+        raise ConfigError(
+            f"{model} is not a model directory: config.json: {error}; expected one that save_pretrained wrote"
+        ) from error
     if kind not in _TEMPLATES:
         raise ConfigError(
             f"{model} has the unsupported model type {kind!r}: LLaMA-Factory's name of its chat template is "
@@ -182,7 +184,7 @@ def _data(
     options: SFTOptions,
     left_out: Counter[str],
 ) -> tuple[list[str], Path, int]:
-    """The names of the data sets, the directory that they are in, and how many rows they have."""
+    """Return the names of the datasets, the directory that holds them, and their number of rows."""
     ready = [source for source in sources if (source / exporting.CONFIG).is_file()]
     if ready:
         if len(sources) > 1:
@@ -214,7 +216,7 @@ def _data(
 def _config(
     model: Path, directory: Path, names: Sequence[str], template: str, options: SFTOptions, output: Path
 ) -> str:
-    """The config of a training: what an export proposes, with what was asked for."""
+    """Return the YAML config of a training: the exporter's defaults, overridden by `options`."""
     proposed = exporting.training_config(
         stage="sft",
         model=str(model.resolve()),
@@ -249,10 +251,10 @@ def _config(
         lora = options.lora
         asked |= {"lora_rank": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
         asked |= {"lora_target": ",".join(lora.modules) or "all"}
-    # Steps of warming up were asked for, not a share.
+    # `warmup_steps` replaces the default `warmup_ratio`.
     replaced = {*asked, "warmup_ratio"}
     unchanged = [line for line in proposed.splitlines() if line.partition(":")[0] not in replaced]
-    return "\n".join([*unchanged, "### asked for", _yaml(asked)])
+    return "\n".join([*unchanged, "### from the options of this training", _yaml(asked)])
 
 
 def _merge(model: Path, adapter: Path, template: str, output: Path) -> dict[str, Any]:
@@ -266,7 +268,7 @@ def _merge(model: Path, adapter: Path, template: str, output: Path) -> dict[str,
 
 
 def _yaml(settings: Mapping[str, Any]) -> str:
-    # 1e-05 would be a string: YAML wants the dot.
+    # YAML reads 1e-05 as a string: a float needs its decimal point.
     scalars = {
         key: f"{value:.8e}" if isinstance(value, float) else json.dumps(value) for key, value in settings.items()
     }
@@ -279,8 +281,8 @@ def _has_gpu() -> bool:
 
 
 def _run(order: list[str], log: Path, on_line: Callable[[str], None] | None) -> None:
-    """Run a program, its words going to a log. Raises ConfigError with its last ones when it fails."""
-    # A directory is not to be looked for on the hub, and its check of versions knows only those of its release.
+    """Run a program with its output appended to `log`. Raises ConfigError with the output's end when it fails."""
+    # Models are local directories, and its version check rejects releases newer than itself.
     environment = {"HF_HUB_OFFLINE": "1", "DISABLE_VERSION_CHECK": "1", **os.environ}
     with log.open("a", encoding="utf-8") as file:
         try:
@@ -304,7 +306,7 @@ def _run(order: list[str], log: Path, on_line: Callable[[str], None] | None) -> 
                     if on_line is not None:
                         on_line(line.rstrip("\n"))
             except BaseException:
-                # With several GPUs it is torchrun, whose workers would go on without it.
+                # With several GPUs it runs torchrun, whose workers would outlive it.
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
     if process.returncode == 0:
@@ -317,26 +319,26 @@ def _run(order: list[str], log: Path, on_line: Callable[[str], None] | None) -> 
         )
     raise ConfigError(
         f"LLaMA-Factory ended with exit code {process.returncode}; see its output in {log}, which ends: "
-        f"{output[-_LAST_WORDS:].strip() or 'none'}"
+        f"{output[-_OUTPUT_TAIL:].strip() or 'none'}"
     )
 
 
 def _steps(model: Path) -> list[_LoggedStep]:
-    """What it logged of its steps."""
+    """Return the steps in its log, oldest first."""
     log = model / "trainer_log.jsonl"
     lines = log.read_text("utf-8").splitlines() if log.is_file() else []
-    # Python's JSON, which has NaN.
+    # json, not msgspec: the log may contain NaN.
     return [msgspec.convert(json.loads(line), _LoggedStep) for line in lines if line.strip()]
 
 
 def _put_in_place(produced: Path, model: Path, output: Path) -> None:
-    """The new model, in its output; the config comes last, for with it a directory is a model."""
+    """Move the new model into `output`; config.json goes last, since it marks a directory as a complete model."""
     if not any(produced.glob("*.safetensors")):
         raise ConfigError(
             f"LLaMA-Factory wrote no weights to {produced}; see its output in {output / TRAINING / LOG}"
         )
     for name in _TOKENIZER:
-        # As it was: only the weights are other ones.
+        # Training changes the weights only: the tokenizer files stay byte for byte the same.
         if (model / name).is_file():
             shutil.copyfile(model / name, produced / name)
         else:

@@ -1,12 +1,12 @@
-"""An agent loop of verl whose rollouts are ours: Claude Code in a sandbox, verl's own engine behind the gateway.
+"""An agent loop for verl that runs Claude Code in a sandbox, with verl's own engine behind our gateway.
 
     - name: understudy
       _target_: understudy.train.engines.verl_agent.UnderstudyLoop
       tasks: [/data/tasks.jsonl]
       output: /data/runs
 
-The rows of its dataset are those of `understudy export verl --form rl`, or any whose `extra_info` has the
-`instance_id` of one of the tasks. Understudy has to be installed beside verl.
+Its dataset is made by `understudy export verl --form rl`, or is any whose rows have a task's `instance_id` in
+`extra_info`. Understudy must be installed in verl's environment.
 """
 
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
@@ -35,16 +35,16 @@ from understudy.train.engines.verl import Bridge, BridgeResponse, BridgeSession
 from understudy.train.groups import TrainingRollout
 
 _RUN = "from understudy.cli.main import main; main()"
-_LAST_WORDS = 2000
+_OUTPUT_TAIL = 2000
 _STOP_S = 20.0
 _SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class UnderstudyLoop(AgentLoopBase):
-    """See the module. `options` are more options of `understudy run`, as ["--max-turns", "20"].
+    """Collects one graded rollout per row. `options` are passed to `understudy run`, as ["--max-turns", "20"].
 
-    `tool_format` is the syntax of the model's tool calls (docs/gateway.md), `keep` whether the directories of runs
-    stay when they have been read.
+    `tool_format` is the syntax of the model's tool calls (docs/gateway.md). With `keep`, run directories are not
+    removed after their rollout was read.
     """
 
     _bridges: ClassVar[dict[asyncio.AbstractEventLoop, asyncio.Task[Bridge]]] = {}
@@ -75,8 +75,8 @@ class UnderstudyLoop(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[Any]:
         """One graded rollout of the row's task: an AgentLoopOutput for each of its sequences.
 
-        Raises ConfigError or BackendError for a rollout that failed for other reasons than the model's; verl then
-        leaves out its group.
+        Raises ConfigError or BackendError when the infrastructure, not the model, failed; verl then drops the
+        group.
         """
         instance = (kwargs.get("extra_info") or {}).get("instance_id")
         if not instance:
@@ -99,7 +99,7 @@ class UnderstudyLoop(AgentLoopBase):
         return verl.outputs(rollout, self._lengths, steps=steps, seconds=time.monotonic() - began)
 
     def _generate(self, request_id: str) -> Any:
-        """Sampling by verl's servers; one id a rollout, so that its turns find their cache on one of them."""
+        """Return a function that samples by verl's servers; the id routes a rollout's turns to one of them."""
 
         async def generate(prompt: list[int], sampling: dict[str, Any]) -> BridgeResponse:
             limit = sampling["max_tokens"]
@@ -117,22 +117,22 @@ class UnderstudyLoop(AgentLoopBase):
         return generate
 
     async def _bridge(self) -> Bridge:
-        """The bridge of this worker, started by its first rollout and ended with its process."""
+        """Return this worker's bridge: started by its first rollout, ended with its process."""
         loop = asyncio.get_running_loop()
         if loop not in self._bridges:
             self._bridges[loop] = asyncio.create_task(Bridge(self._model, self._context).__aenter__())
         return await asyncio.shield(self._bridges[loop])
 
     async def _collect(self, instance: str, session: BridgeSession, directory: Path, seed: int) -> None:
-        """Run one rollout into `place`. Raises BackendError with the last words of a run that failed."""
+        """Run one rollout into `directory`. Raises BackendError with the output's end when the run fails."""
         await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
         config = directory / "gateway.toml"
         config.write_text(_config(self._model, session.url, self._tool_format), encoding="utf-8")
-        order = [sys.executable, "-c", _RUN, "run", "--config", str(config), "--samples", "1"]
-        order += [word for path in self._tasks for word in ("--tasks", path)]
-        order += ["--instance-ids", instance, "--seed", str(seed), "--output-dir", str(directory), "--json"]
+        command = [sys.executable, "-c", _RUN, "run", "--config", str(config), "--samples", "1"]
+        command += [word for path in self._tasks for word in ("--tasks", path)]
+        command += ["--instance-ids", instance, "--seed", str(seed), "--output-dir", str(directory), "--json"]
         process = await asyncio.create_subprocess_exec(
-            *order,
+            *command,
             *self._options,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
@@ -146,14 +146,14 @@ class UnderstudyLoop(AgentLoopBase):
             await _stop(process)
             raise
         if not (directory / "store.db").exists():
-            message = stderr[-_LAST_WORDS:].decode(errors="replace").strip()
+            message = stderr[-_OUTPUT_TAIL:].decode(errors="replace").strip()
             raise BackendError(
                 f"understudy run ended with exit code {process.returncode}: {message or 'no output'}"
             )
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End a run as Ctrl-C twice does: its sandbox is closed before it ends. One that does not is killed."""
+    """Stop a run as two Ctrl-C do, so that it closes its sandbox first; kill it after `_STOP_S` seconds."""
     try:
         async with asyncio.timeout(_STOP_S):
             for _ in range(2):
@@ -168,7 +168,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 def read(directory: Path, instance: str) -> TrainingRollout:
-    """The graded rollout in a run's output. Raises ConfigError when there is none that can be trained on."""
+    """Return the graded rollout in a run's output. Raises ConfigError when none can be trained on."""
     left_out = Counter[str]()
     rollouts = [each for group in groups.load_groups([directory], left_out=left_out) for each in group.rollouts]
     if len(rollouts) != 1:
