@@ -12,11 +12,10 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct, field
-from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from understudy.cli.output import counted
+from understudy.cli.page import PagePrinter
 from understudy.store.keys import CLIENT
 from understudy.trajectory.roles import Role
 from understudy.trajectory.samples import merge
@@ -158,7 +157,6 @@ def _exact(calls: Sequence[Call]) -> ExactFigures | None:
     return ExactFigures(prompts=count("prompt"), reasons=count("reason"), mismatches=count("mismatch"))
 
 
-_LINES, _CHARACTERS = 12, 2000
 _PASSING = ("passed", "xfailed", "skipped")
 _PATCH_STYLES = (("+++", "bold"), ("---", "bold"), ("diff ", "bold"), ("@@", "cyan"), ("+", "green"), ("-", "red"))
 _DEEP = 8
@@ -181,12 +179,8 @@ class RolloutRecord(Struct, frozen=True, kw_only=True):
     verdict: Verdict | None
 
 
-class TranscriptPrinter:
+class TranscriptPrinter(PagePrinter):
     """Prints records to a console; `full` shortens nothing."""
-
-    def __init__(self, console: Console, *, full: bool) -> None:
-        self._console = console
-        self._full = full
 
     def show(self, record: RolloutRecord, trajectory: Trajectory) -> None:
         """Print the head, a line for each branch, the instruction, every branch, the patch, tests and errors."""
@@ -196,12 +190,12 @@ class TranscriptPrinter:
         self._outline(lines)
         self._findings(record, trajectory)
         if record.task is not None:
-            self._section("instruction")
-            self._text(record.task.instruction)
+            self.section("instruction")
+            self.text(record.task.instruction)
         for line, nodes in zip(lines, trajectory.branches.values(), strict=True):
             self._branch(line, nodes)
         if record.patch is not None:
-            self._section("patch")
+            self.section("patch")
             self._patch(record.patch)
         if record.verdict is not None:
             self._integrity(record.verdict.integrity)
@@ -214,45 +208,45 @@ class TranscriptPrinter:
         rollout, verdict = record.rollout, record.verdict
         if rollout is not None and record.task is not None:
             status = Text(rollout.status, style=_STATUS_STYLES.get(rollout.status, ""))
-            self._fact("rollout", f"{rollout.id}   run {rollout.run_id}   sample {rollout.sample_index}")
-            self._fact("task", f"{record.task.instance_id}   {record.task.repo}")
-            self._fact("status", status)
-            self._fact("reward", "none" if verdict is None else f"{verdict.reward:g}   {verdict.reason}")
+            self.fact("rollout", f"{rollout.id}   run {rollout.run_id}   sample {rollout.sample_index}")
+            self.fact("task", f"{record.task.instance_id}   {record.task.repo}")
+            self.fact("status", status)
+            self.fact("reward", "none" if verdict is None else f"{verdict.reward:g}   {verdict.reason}")
             if verdict is not None and verdict.protection != "twins" and verdict.reward > 0:
-                self._fact("protection", f"{verdict.protection}   {verdict.unprotected}".rstrip())
+                self.fact("protection", f"{verdict.protection}   {verdict.unprotected}".rstrip())
             if verdict is not None and verdict.integrity.status != "clean":
-                self._fact(
+                self.fact(
                     "integrity",
                     Text(f"{verdict.integrity.status}   {visible(verdict.integrity.reason)}", style="red"),
                 )
         elif record.attempt is not None:
-            self._fact("client", record.attempt.id.removeprefix(CLIENT))
+            self.fact("client", record.attempt.id.removeprefix(CLIENT))
         for attempt in record.attempts:
             ended = "" if attempt.ended_at is None else f"   {attempt.ended_at - attempt.started_at:.1f} s"
             mark = "   (shown)" if attempt is record.attempt and len(record.attempts) > 1 else ""
-            self._fact("attempt", f"{attempt.number}   {attempt.status}{ended}{mark}")
+            self.fact("attempt", f"{attempt.number}   {attempt.status}{ended}{mark}")
 
     def _figures(self, figures: TrajectoryFigures) -> None:
         tokens = f"{figures.prompt_tokens:,} prompt tokens, {figures.completion_tokens:,} completion tokens"
         cached = f", {figures.cached_tokens:,} cached" if figures.cached_tokens else ""
-        self._fact("calls", f"{figures.calls}   {tokens}{cached}")
+        self.fact("calls", f"{figures.calls}   {tokens}{cached}")
         if figures.priced:
             partly = (
                 "" if figures.priced == figures.calls else f"   of {figures.priced} calls whose price is known"
             )
-            self._fact("cost", f"{_dollars(figures.cost_usd)}{partly}")
+            self.fact("cost", f"{_dollars(figures.cost_usd)}{partly}")
         if figures.policy_versions:
-            self._fact("policy", ", ".join(f"{version} ({n})" for version, n in figures.policy_versions.items()))
+            self.fact("policy", ", ".join(f"{version} ({n})" for version, n in figures.policy_versions.items()))
         if figures.segments:
-            self._fact("segments", counted(figures.segments))
+            self.fact("segments", counted(figures.segments))
         if figures.exact is not None:
             why = f"   because of {counted(figures.exact.reasons)}" if figures.exact.reasons else ""
-            self._fact("prompts", f"{counted(figures.exact.prompts)}{why}")
-            self._fact("audit", counted(figures.exact.mismatches) or "no mismatch")
+            self.fact("prompts", f"{counted(figures.exact.prompts)}{why}")
+            self.fact("audit", counted(figures.exact.mismatches) or "no mismatch")
 
     def _outline(self, lines: Sequence[BranchLine]) -> None:
         if lines:
-            self._section("branches")
+            self.section("branches")
         width = max((len(visible(line.name)) + 2 * min(line.depth, _DEEP) for line in lines), default=0)
         for line in lines:
             name = f"{'  ' * min(line.depth, _DEEP)}{line.name}"
@@ -265,20 +259,20 @@ class TranscriptPrinter:
             parts += [line.origin] if line.origin else []
             parts += ["superseded"] if line.superseded else []
             style = "dim" if line.superseded else _ROLE_STYLES.get(line.role, "")
-            self._line(f"{name:{width}}   {'   '.join(parts)}", style)
+            self.line(f"{name:{width}}   {'   '.join(parts)}", style)
 
     def _findings(self, record: RolloutRecord, trajectory: Trajectory) -> None:
         numbers = {node.call.id: node.call.sequence for node in trajectory.nodes}
         findings = record.attempt.findings if record.attempt else ()
         if findings:
-            self._section("findings")
+            self.section("findings")
         for finding in findings:
             where = "" if finding.call_id is None else f" (call {numbers.get(finding.call_id, finding.call_id)})"
-            self._line(f"{finding.kind}: {finding.message}{where}", "yellow")
+            self.line(f"{finding.kind}: {finding.message}{where}", "yellow")
 
     def _branch(self, line: BranchLine, nodes: Sequence[Node]) -> None:
         depth = min(line.depth, _DEEP)
-        self._section(f"branch {line.name}" + (f", {line.origin}" if line.origin else ""), depth)
+        self.section(f"branch {line.name}" + (f", {line.origin}" if line.origin else ""), depth)
         for node in nodes:
             self._turn(node, depth)
 
@@ -298,96 +292,68 @@ class TranscriptPrinter:
             note += f"   policy {' > '.join([*(s.version for s in call.policy_spans[:-1]), call.policy_version])}"
         if node.superseded:
             note += "   superseded by a retry"
-        self._line(note, "bold blue" if call.status == "ok" else "bold red", depth)
+        self.line(note, "bold blue" if call.status == "ok" else "bold red", depth)
         if call.error is not None:
-            self._line(_error(call.error), "red", depth + 1)
+            self.line(_error(call.error), "red", depth + 1)
         for block in node.answer or ():
             self._block(block, depth)
 
     def _block(self, block: Block, depth: int) -> None:
         if block.kind == "tool_use":
-            self._line(f"\u2192 {block.name}", "bold magenta", depth + 1)
+            self.line(f"\u2192 {block.name}", "bold magenta", depth + 1)
             for key, value in _arguments(block):
-                self._text(f"{key}: {value}", depth + 2)
+                self.text(f"{key}: {value}", depth + 2)
         elif block.kind == "tool_result":
-            self._line(
+            self.line(
                 "\u2190 error" if block.is_error else "\u2190 result",
                 "red" if block.is_error else "green",
                 depth + 1,
             )
-            self._text(block.text, depth + 2, style="dim")
+            self.text(block.text, depth + 2, style="dim")
         elif block.kind == "thinking":
-            self._text(block.text, depth + 1, style="italic dim")
+            self.text(block.text, depth + 1, style="italic dim")
         elif block.kind == "text":
-            self._text(block.text, depth + 1, style="" if block.role == "assistant" else "yellow")
+            self.text(block.text, depth + 1, style="" if block.role == "assistant" else "yellow")
         else:
-            self._line(f"[{block.name}]", "dim", depth + 1)
+            self.line(f"[{block.name}]", "dim", depth + 1)
 
     def _patch(self, patch: bytes) -> None:
         if not patch:
-            self._line("(empty)", "dim")
+            self.line("(empty)", "dim")
             return
         text = visible(patch.decode("utf-8", "replace"))
         for line in text.splitlines():
             style = next((style for start, style in _PATCH_STYLES if line.startswith(start)), "")
-            self._console.print(Text(line, style=style), soft_wrap=True)
+            self.console.print(Text(line, style=style), soft_wrap=True)
 
     def _integrity(self, integrity: Integrity) -> None:
         """What makes the patch suspicious, or did before it was reviewed."""
         if integrity.status == "clean" and not integrity.reason:
             return
-        self._section("integrity")
+        self.section("integrity")
         style = "red" if integrity.status != "clean" else "green"
-        self._line(f"{integrity.status}: {integrity.reason}", style)
+        self.line(f"{integrity.status}: {integrity.reason}", style)
         for evidence in integrity.evidence:
             location = f"{evidence.path}:{evidence.line}" if evidence.line else evidence.path
-            self._line(f"{evidence.rule}   {location}   {evidence.text}".rstrip(), "yellow", 1)
+            self.line(f"{evidence.rule}   {location}   {evidence.text}".rstrip(), "yellow", 1)
 
     def _tests(self, verdict: Verdict) -> None:
         if verdict.tests:
-            self._section("tests")
+            self.section("tests")
         for name, outcome in sorted(verdict.tests.items(), key=lambda item: (item[1] in _PASSING, item[0])):
-            self._line(f"{outcome:8} {name}", "green" if outcome in _PASSING else "red")
-        if verdict.log and self._full:
-            self._section("test log")
-            self._text(verdict.log)
+            self.line(f"{outcome:8} {name}", "green" if outcome in _PASSING else "red")
+        if verdict.log and self.full:
+            self.section("test log")
+            self.text(verdict.log)
 
     def _errors(self, record: RolloutRecord) -> None:
         records = [("rollout", record.rollout.error)] if record.rollout else []
         records += [(f"attempt {attempt.number}", attempt.error) for attempt in record.attempts]
         errors = [(where, error) for where, error in records if error is not None]
         if errors:
-            self._section("errors")
+            self.section("errors")
         for where, error in errors:
-            self._line(f"{where}: {_error(error)}", "red")
-
-    # --- lines -----------------------------------------------------------------------------------------
-
-    def _fact(self, name: str, value: str | Text) -> None:
-        line = Text(f"{name:9}", style="bold")
-        line.append_text(value if isinstance(value, Text) else Text(visible(value)))
-        self._console.print(line, soft_wrap=True)
-
-    def _section(self, title: str, depth: int = 0) -> None:
-        self._console.print()
-        self._line(f"\u2014\u2014 {title} \u2014\u2014", "bold", depth)
-
-    def _line(self, text: str, style: str = "", depth: int = 0) -> None:
-        self._console.print(Padding(Text(visible(text), style=style), (0, 0, 0, 2 * depth), expand=False))
-
-    def _text(self, text: str, depth: int = 0, style: str = "") -> None:
-        for line in self._shortened(visible(text)).split("\n"):
-            # A tab has no width to measure, and an empty text no line.
-            shown = Text(line.expandtabs() or " ", style=style)
-            self._console.print(Padding(shown, (0, 0, 0, 2 * depth), expand=False))
-
-    def _shortened(self, text: str) -> str:
-        if self._full:
-            return text
-        lines = text.strip("\n").split("\n")
-        cut = "\n".join(lines[:_LINES])[:_CHARACTERS]
-        left = len(text.strip("\n")) - len(cut)
-        return cut if left <= 0 else f"{cut}\n\u2026 {left:,} more characters (--full shows them)"
+            self.line(f"{where}: {_error(error)}", "red")
 
 
 def summary(record: RolloutRecord, trajectory: Trajectory) -> dict[str, Any]:

@@ -44,6 +44,7 @@ from understudy.store.sessions import (
     TraceRow,
     TurnRow,
     TurnSelection,
+    decoded,
 )
 
 TraceSource = Store | SessionRepository | Path | str
@@ -290,10 +291,10 @@ def _open_sessions(library: TraceSource) -> Generator[SessionRepository]:
 def _trace(row: TraceRow, contents: Sequence[bytes]) -> Trace:
     nodes = [TraceNode(before, StoredBody(contents[content])) for before, content in row.nodes]
     return Trace(
-        trace_id=_text(row.id),
-        session_id=_text(row.session_id),
+        trace_id=decoded(row.id),
+        session_id=decoded(row.session_id),
         format=row.format,
-        source=_text(row.source),
+        source=decoded(row.source),
         renderer=_RENDERER,
         nodes=nodes,
         turns=[_turn(turn, nodes, contents) for turn in row.turns],
@@ -320,7 +321,7 @@ def _turn(row: TurnRow, nodes: list[TraceNode], contents: Sequence[bytes]) -> Tr
     signals: dict[str, Any] = {name: getattr(row, name) for name in TurnSignals.__struct_fields__}
     signals["interrupted"] = bool(row.interrupted)
     return TraceTurn(
-        message_id=_text(row.message_id),
+        message_id=decoded(row.message_id),
         context=row.node,
         action=_action_nodes(row, nodes, contents[row.action]),
         model=text_or_none(row.model),
@@ -367,13 +368,9 @@ def _storable_or_none(text: str | None) -> TextOrBytes | None:
     return None if text is None else storable(text)
 
 
-def _text(value: TextOrBytes) -> str:
-    return value if isinstance(value, str) else value.decode(errors="surrogatepass")
-
-
 def text_or_none(value: TextOrBytes | None) -> str | None:
     """A text as the log had it, of what the store has; None for None."""
-    return None if value is None else _text(value)
+    return None if value is None else decoded(value)
 
 
 def _json(value: Any) -> bytes:

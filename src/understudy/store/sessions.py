@@ -13,7 +13,18 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import Connection, RowMapping, bindparam, delete, select, union, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    bindparam,
+    delete,
+    func,
+    or_,
+    select,
+    union,
+    update,
+)
 
 from understudy.errors import ConfigError, StoreError
 from understudy.store.contents import EMPTY, Packed, read_blobs, read_nodes
@@ -24,6 +35,7 @@ from understudy.store.sqlite import (
     compile_hot,
     filter_connection,
     insert,
+    json_field,
     json_values,
     row_id,
     sample_rank,
@@ -117,6 +129,11 @@ class TraceChanges(Struct, frozen=True):
     same: int = 0
 
 
+def decoded(value: TextOrBytes) -> str:
+    """A text of the store as it was before it was stored."""
+    return value if isinstance(value, str) else value.decode(errors="surrogatepass")
+
+
 _PLAIN = ("id", "session_id", "format", "source", "role", "project", "agent", "version")
 _BYTES = ("parent", "outcome", "losses")
 _TRACE = (*_PLAIN, *_BYTES, "system_id", "tools_id")
@@ -151,6 +168,17 @@ _PUT_SOURCE = compile_hot(
     ),
     *_SOURCE,
 )
+
+
+class SessionSummary(Struct, frozen=True, kw_only=True):
+    """A session in a list: how many conversations and states it has, and when its last turn was."""
+
+    session_id: TextOrBytes
+    format: str
+    project: TextOrBytes | None
+    conversations: int
+    states: int
+    last: TextOrBytes | None
 
 
 class TurnSelection(Mapping[int, "array[int]"]):
@@ -263,6 +291,67 @@ class SessionRepository(Repository):
         counts = (column, "count(*)", "count(DISTINCT trace_key)")
         with filter_connection(self._file) as raw:
             return [(row[0], row[1], row[2]) for row in select_turns(raw, counts, where, None, group=column)]
+
+    def ids_that_begin(self, prefix: str, most: int = 6) -> tuple[list[str], list[str]]:
+        """The ids of states and of sessions that are `prefix`, else those that begin with it, `most` of each.
+
+        A session is also named by the id of one of its traces.
+        """
+
+        def matching(column: ColumnElement[Any], *names: ColumnElement[Any]) -> list[str]:
+            for condition in (
+                or_(*(name == prefix for name in names)),
+                or_(*(func.substr(name, 1, len(prefix)) == prefix for name in names)),
+            ):
+                query = select(column).where(condition).distinct().order_by(column).limit(most)
+                if ids := [decoded(value) for value in connection.execute(query).scalars()]:
+                    return ids
+            return []
+
+        with self._reading() as connection:
+            states = matching(turns.c.state_id, turns.c.state_id)
+            sessions = matching(traces.c.session_id, traces.c.session_id, traces.c.id)
+        whole = [one for one in states if one == prefix], [one for one in sessions if one == prefix]
+        return whole if any(whole) else (states, sessions)
+
+    def summaries(self, limit: int) -> tuple[list[SessionSummary], int]:
+        """The sessions, those with the newest turns first, at most `limit`; and how many there are in all."""
+        last = func.max(turns.c.timestamp)
+        columns = {
+            "session_id": traces.c.session_id,
+            "format": func.min(traces.c.format),
+            "project": func.min(traces.c.project),
+            "conversations": func.count(traces.c.key.distinct()),
+            "states": func.count(),
+            "last": last,
+        }
+        query = (
+            select(*(column.label(name) for name, column in columns.items()))
+            .join_from(turns, traces, traces.c.key == turns.c.trace_key)
+            .group_by(traces.c.session_id)
+            .order_by(last.desc(), traces.c.session_id)
+            .limit(limit)
+        )
+        with self._reading() as connection:
+            total: int = connection.execute(select(func.count(traces.c.session_id.distinct()))).scalar_one()
+            return [SessionSummary(**row) for row in connection.execute(query).mappings()], total
+
+    def conversation_of(self, state_id: str) -> TurnSelection:
+        """All turns of the trace that a state belongs to."""
+        trace = select(turns.c.trace_key).where(turns.c.state_id == state_id)
+        return self._turns_of(turns.c.trace_key.in_(trace))
+
+    def session(self, session_id: str) -> TurnSelection:
+        """All turns of a session: of its own traces, and of those of the subagents that it started."""
+        started = json_field(traces.c.parent, "session_id") == session_id
+        own = select(traces.c.key).where(or_(traces.c.session_id == session_id, started))
+        return self._turns_of(turns.c.trace_key.in_(own))
+
+    def _turns_of(self, condition: ColumnElement[bool]) -> TurnSelection:
+        query = select(turns.c.trace_key, row_id(turns)).where(condition)
+        with self._reading() as connection:
+            rows = connection.execute(query.order_by(turns.c.trace_key, turns.c.position, row_id(turns)))
+            return TurnSelection([(trace, turn) for trace, turn in rows])
 
     def read(self, given: TurnSelection) -> Iterator[tuple[TraceRow, list[bytes]]]:
         """The traces of the chosen turns, with these turns only, and their contents; each is read when needed."""

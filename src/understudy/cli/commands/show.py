@@ -1,4 +1,4 @@
-"""`understudy show`: one rollout, or one client of a gateway, as a readable transcript; or the list of them."""
+"""`understudy show`: a rollout, a session, a state, or a client of a gateway, to be read; or the list of them."""
 
 from __future__ import annotations
 
@@ -13,35 +13,137 @@ from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy.cli.transcript import RolloutRecord
+    from understudy.ingest.trace import Trace
     from understudy.store import Store
     from understudy.types import Attempt, Rollout
 
 
+_SHOWN = 50
+"""Sessions in a list."""
+
+
 def show(
-    rollout: Annotated[
-        str | None,
+    names: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="A rollout's id or its beginning, an attempt's id, or the name of a gateway's client; without it "
-            "all are listed."
+            metavar="[DIR] [ID]",
+            help="The id of a rollout, an attempt, a session or a state, or its beginning, or the name of a "
+            "gateway's client, with the directory of the store before it; without an id all are listed.",
         ),
     ] = None,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="A run's output directory [default: the newest in ./runs].")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Print everything in full.")] = False,
+    unredacted: Annotated[
+        bool, typer.Option("--unredacted", help="Of sessions: keep secrets, names and paths.")
+    ] = False,
     json_: Json = False,
 ) -> None:
-    """Show what a rollout was asked, did and was graded.
+    """Show what a rollout was asked, did and was graded; or what a session or a state of one holds.
 
-    First a line for each branch, with its role; then turns, tools, patch, tests, errors.
+    Of a rollout: a line for each branch, with its role; then turns, tools, patch, tests, errors. Of a session:
+    where it is from, what could not be read, each turn with its signals. Of a state: the messages that the model
+    saw, its tools, and what it did then. Sessions are redacted.
     """
     from understudy.store import Store
 
-    with Store.open(directory or newest_run(Path("runs")), create=False) as store:
-        if rollout is None:
+    place, name = _store_and_name(names or [], directory)
+    with Store.open(place or newest_run(Path("runs")), create=False) as store:
+        if name is None:
             _list(store, json_)
+            return
+        state, session = (None, None) if _is_of_run(store, name) else _session_match(store, name)
+        if state is not None:
+            _show_state(store, state, full=full, unredacted=unredacted, as_json=json_)
+        elif session is not None:
+            _show_session(store, session, full=full, unredacted=unredacted, as_json=json_)
         else:
-            _show(_record(store, rollout), full=full, as_json=json_)
+            _show(_record(store, name), full=full, as_json=json_)
+
+
+def _store_and_name(names: list[str], directory: Path | None) -> tuple[Path | None, str | None]:
+    """The directory and the id among the arguments. Raises ConfigError where there are too many."""
+    from understudy.store.sqlite import FILE
+
+    if len(names) > 2 or (len(names) == 2 and directory is not None):
+        raise ConfigError(
+            f"{' '.join(names)}: expected at most a store's directory and one id; with --dir the id alone"
+        )
+    if len(names) == 2:
+        return Path(names[0]), names[1]
+    if names and directory is None and (Path(names[0]) / FILE).is_file():
+        return Path(names[0]), None
+    return directory, names[0] if names else None
+
+
+def _is_of_run(store: Store, name: str) -> bool:
+    """Whether a name is the beginning of a rollout's id, an attempt's id, or a client's name."""
+    from understudy.store.keys import CLIENT
+
+    clients = {client.id for client in store.keys.clients()}
+    rollout = name.rpartition(".")[0] if name.rpartition(".")[2].isdecimal() else name
+    return bool({CLIENT + name, name} & clients) or any(
+        each.id.startswith(name) or each.id == rollout for each in store.runs.rollouts()
+    )
+
+
+def _session_match(store: Store, name: str) -> tuple[str | None, str | None]:
+    """The one state, or the one session, whose id begins so; nothing where none does and the store has rollouts.
+
+    Raises ConfigError where several do, and where none does in a store of sessions.
+    """
+    states, sessions = store.sessions.ids_that_begin(name)
+    if len(states) + len(sessions) == 1:
+        return (states or [None])[0], (sessions or [None])[0]
+    if states or sessions:
+        kinds = (("states", states), ("sessions", sessions))
+        some = "; ".join(f"{kind} {', '.join(ids[:5])}" for kind, ids in kinds if ids)
+        raise ConfigError(f"several ids begin with {name!r}: {some}; type more of the id")
+    if store.runs.all():
+        return None, None
+    raise ConfigError(
+        f"no session's or state's id begins with {name!r}; `understudy show DIR` lists the sessions of a store, "
+        "`understudy states DIR` the states"
+    )
+
+
+def _show_session(store: Store, session_id: str, *, full: bool, unredacted: bool, as_json: bool) -> None:
+    from understudy.cli.session_page import SessionPrinter, session_record, state_ids
+    from understudy.ingest.trace_store import traces
+
+    logged = list(traces(store, store.sessions.session(session_id)))
+    shown = logged if unredacted else _redacted(logged)
+    name = next(
+        clean.session_id for clean, trace in zip(shown, logged, strict=True) if trace.session_id == session_id
+    )
+    record = session_record(name, shown, [state_ids(trace) for trace in logged])
+    if as_json:
+        _print_json(record)
+    else:
+        SessionPrinter(console(), full=full).show_session(record)
+
+
+def _show_state(store: Store, state_id: str, *, full: bool, unredacted: bool, as_json: bool) -> None:
+    from understudy.cli.session_page import SessionPrinter, chosen_state, state_ids
+    from understudy.ingest.state_files import state_line
+    from understudy.ingest.trace_store import traces
+
+    (logged,) = traces(store, store.sessions.conversation_of(state_id))
+    (trace,) = [logged] if unredacted else _redacted([logged])
+    shown = chosen_state(trace, state_ids(logged).index(state_id))
+    if as_json:
+        typer.echo(state_line(shown.state, trace), nl=False)
+    else:
+        SessionPrinter(console(), full=full).show_state(shown)
+
+
+def _redacted(traces: list[Trace]) -> list[Trace]:
+    from understudy.ingest.redaction import redact_trace
+    from understudy.redact.redactor import Redactor
+
+    redactor = Redactor.from_user_key()
+    return [redact_trace(trace, redactor) for trace in traces]
 
 
 def newest_run(runs: Path) -> Path:
@@ -109,8 +211,10 @@ def _rollout_record(store: Store, rollout: Rollout, chosen: Attempt | None = Non
 
 def _list(store: Store, as_json: bool) -> None:
     import msgspec
+    from msgspec.structs import asdict
 
     from understudy.store.keys import CLIENT
+    from understudy.store.sessions import decoded
 
     rollouts: list[dict[str, Any]] = []
     for rollout in store.runs.rollouts():
@@ -134,10 +238,16 @@ def _list(store: Store, as_json: bool) -> None:
         }
         for client in store.keys.clients()
     ]
+    sessions, number = store.sessions.summaries(_SHOWN)
+    summaries = [
+        {name: decoded(value) if isinstance(value, bytes) else value for name, value in asdict(each).items()}
+        for each in sessions
+    ]
     if as_json:
-        _print_json({"rollouts": rollouts, "clients": clients})
+        listed = {"sessions": summaries, "sessions_total": number} if number else {}
+        _print_json({"rollouts": rollouts, "clients": clients, **listed})
         return
-    if rollouts or not clients:
+    if rollouts or not (clients or summaries):
         print_table(
             ("rollout", "task", "sample", "status", "reward", "integrity", "attempts", "findings", "error"),
             [
@@ -166,6 +276,13 @@ def _list(store: Store, as_json: bool) -> None:
                 for row in clients
             ],
         )
+    if summaries:
+        head = ("session_id", "format", "project", "conversations", "states", "last")
+        print_table(
+            ("session", *head[1:5], "last turn"),
+            [tuple("" if row[name] is None else row[name] for name in head) for row in summaries],
+        )
+        typer.echo(f"{'the newest ' if len(summaries) < number else ''}{len(summaries)} of {number} sessions")
 
 
 def _print_json(value: Any) -> None:

@@ -123,6 +123,8 @@ def _print(
 
 
 def _table(sessions: SessionRepository, where: str | None, limit: int | None, seed: int) -> None:
+    from understudy.cli.session_page import signal_text
+
     rows: list[tuple[Any, ...]] = []
     sampled = None if limit is None else seed
     for row in sessions.table(_COLUMNS, where, limit=limit or _SHOWN, seed=sampled):
@@ -130,7 +132,7 @@ def _table(sessions: SessionRepository, where: str | None, limit: int | None, se
         decoded = [value.decode(errors="replace") if isinstance(value, bytes) else value for value in row]
         values: dict[str, Any] = dict(zip(_COLUMNS, decoded, strict=True))
         names = ("state_id", "model", "project", "role", "fidelity")
-        rows.append((*(values[name] or "" for name in names), values["tool_calls"], _signals(values)))
+        rows.append((*(values[name] or "" for name in names), values["tool_calls"], signal_text(values)))
     turns, traces = sessions.count(where)
     if rows:
         print_table(("state", "model", "project", "role", "fidelity", "calls", "signals"), rows)
@@ -151,25 +153,3 @@ def _counts(sessions: SessionRepository, by: str, where: str | None, as_json: bo
         print_table((by, "states", "conversations"), named)
     else:
         typer.echo("no states")
-
-
-def _signals(values: dict[str, Any]) -> str:
-    """What became of a turn, in few words."""
-    parts: list[str] = []
-    if values["tests"]:
-        parts.append(f"tests {values['tests']}")
-    if values["edits"]:
-        survived = values["edits_survived"]
-        parts.append(
-            f"{values['edits']} edits" if survived is None else f"{survived} of {values['edits']} edits last"
-        )
-    for name, label in (("commits", "commits"), ("tool_errors", "errors"), ("denied", "denied")):
-        if values[name]:
-            parts.append(f"{values[name]} {label}")
-    if values["interrupted"]:
-        parts.append("interrupted")
-    if values["feedback"]:
-        parts.append(f"{values['feedback']} feedback")
-    if values["resolved"] is not None:
-        parts.append("solved" if values["resolved"] else "unsolved")
-    return ", ".join(parts)

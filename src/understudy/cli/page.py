@@ -1,0 +1,53 @@
+"""Prints facts, headings and texts below one another, as transcripts and sessions are shown.
+
+What is printed was written by a model or a program that the model ran. Nothing of that may reach the terminal as a
+control sequence, nor rich as markup.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from understudy.util.text import visible
+
+_LINES, _CHARACTERS = 12, 2000
+
+
+class PagePrinter:
+    """Prints to a console; `full` shortens nothing."""
+
+    def __init__(self, console: Console, *, full: bool) -> None:
+        self.console = console
+        self.full = full
+
+    def fact(self, name: str, value: str | Text) -> None:
+        """A name and its value in one line."""
+        line = Text(f"{name:9}", style="bold")
+        line.append_text(value if isinstance(value, Text) else Text(visible(value)))
+        self.console.print(line, soft_wrap=True)
+
+    def section(self, title: str, depth: int = 0) -> None:
+        """A heading."""
+        self.console.print()
+        self.line(f"\u2014\u2014 {title} \u2014\u2014", "bold", depth)
+
+    def line(self, text: str, style: str = "", depth: int = 0) -> None:
+        """A text that is never shortened."""
+        self.console.print(Padding(Text(visible(text), style=style), (0, 0, 0, 2 * depth), expand=False))
+
+    def text(self, text: str, depth: int = 0, style: str = "") -> None:
+        """A text that is shortened unless all is shown in full."""
+        for line in self._shortened(visible(text)).split("\n"):
+            # A tab has no width to measure, and an empty text no line.
+            shown = Text(line.expandtabs() or " ", style=style)
+            self.console.print(Padding(shown, (0, 0, 0, 2 * depth), expand=False))
+
+    def _shortened(self, text: str) -> str:
+        if self.full:
+            return text
+        lines = text.strip("\n").split("\n")
+        cut = "\n".join(lines[:_LINES])[:_CHARACTERS]
+        left = len(text.strip("\n")) - len(cut)
+        return cut if left <= 0 else f"{cut}\n\u2026 {left:,} more characters (--full shows them)"
