@@ -24,6 +24,7 @@ from understudy.checks.log_parsers import (
     sympy,
 )
 from understudy.types import SuiteChecks
+from understudy.util.python_syntax import parse_module
 
 FAILED_CODE = 1
 """What every runner that we plant canaries for exits with when tests failed and nothing else went wrong."""
@@ -203,7 +204,7 @@ def _pytest_form(neighbours: Iterable[bytes]) -> str:
 def _imports(text: bytes) -> Iterator[str]:
     """The first names of the modules that a file imports; nothing of one that this Python cannot read."""
     try:
-        nodes = list(ast.walk(ast.parse(text)))
+        nodes = list(ast.walk(parse_module(text)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in nodes:

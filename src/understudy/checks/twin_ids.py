@@ -18,6 +18,7 @@ from understudy.checks.base import GradingOptions
 from understudy.checks.canaries import suite_files
 from understudy.checks.seal import HiddenFiles
 from understudy.types import PytestChecks, SuiteChecks, Task
+from understudy.util.python_syntax import parse_module
 
 _UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")
 
@@ -104,7 +105,7 @@ def _by_name(id: str, functions: Mapping[str, list[tuple[str, str]]]) -> str:
 def _functions(text: str, file: str) -> list[tuple[str, str]]:
     """What the functions of a file are called in logs by a bare name, and their nodes."""
     try:
-        tree = ast.parse(text)
+        tree = parse_module(text)
     except (SyntaxError, ValueError, RecursionError):
         return []
     found: list[tuple[str, str]] = []

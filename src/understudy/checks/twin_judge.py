@@ -6,7 +6,6 @@ sent at the same place, by Python's equality of builtin types, or with a literal
 
 from __future__ import annotations
 
-import ast
 import builtins
 import json
 import math
@@ -21,6 +20,7 @@ from msgspec import Struct
 
 from understudy.checks.base import report_lines
 from understudy.checks.twins import TwinSite
+from understudy.util.python_syntax import parse_literal
 
 Observation = list[Any]
 
@@ -142,7 +142,7 @@ def _holds(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observati
                 _agree(site, decode(then[1]), decode(now[1])) for then, now in zip(gold, seen, strict=True)
             )
         case "compare":
-            expected = ast.literal_eval(site.expected)
+            expected = parse_literal(site.expected)
             compare = _COMPARE[site.operator]
             return all(bool(compare(decode(each[1]), expected)) is site.want for each in seen)
         case "truth":
@@ -154,7 +154,7 @@ def _holds(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observati
                 for each in seen
             )
         case "isinstance":
-            names = set(ast.literal_eval(site.expected))
+            names = set(parse_literal(site.expected))
             return all((not names.isdisjoint(each[1])) is site.want for each in seen)
         case "raises":
             return len(seen) == len(gold) and all(
@@ -173,7 +173,7 @@ def _agree(site: TwinSite, expected: Any, actual: Any) -> bool:
         case "count":
             return Counter(map(repr, expected)) == Counter(map(repr, actual))
         case "approx":
-            return _near(expected, actual, ast.literal_eval(site.expected))
+            return _near(expected, actual, parse_literal(site.expected))
         case _:
             return bool(expected == actual)
 
@@ -221,7 +221,7 @@ def _paired(site: TwinSite, seen: Observation) -> bool:
     except ValueError:
         return bool(held)
     if site.operator == "approx":
-        tolerances: dict[str, Any] = ast.literal_eval(site.expected) if site.expected else {}
+        tolerances: dict[str, Any] = parse_literal(site.expected) if site.expected else {}
         return bool(held) and _near(expected, actual, tolerances)
     if site.operator in ("==", "!=") and left[0] != "a" and right[0] != "a":
         return bool(held) and bool(_COMPARE[site.operator](actual, expected))
@@ -243,12 +243,12 @@ def _raised(site: TwinSite, gold: Observation, seen: Observation) -> bool:
 
 
 def _is_kind(site: TwinSite, kinds: Sequence[str], text: str) -> bool:
-    names = {getattr(builtins, name, None) for name in ast.literal_eval(site.expected)}
+    names = {getattr(builtins, name, None) for name in parse_literal(site.expected)}
     aliases = {kind.__name__ for kind in names if isinstance(kind, type)}  # IOError is OSError
-    wanted = aliases | set(ast.literal_eval(site.expected))
+    wanted = aliases | set(parse_literal(site.expected))
     if wanted.isdisjoint(kinds):
         return False
-    return not site.operator or re.search(ast.literal_eval(site.operator), text[:_MOST_PATTERN]) is not None
+    return not site.operator or re.search(parse_literal(site.operator), text[:_MOST_PATTERN]) is not None
 
 
 def secret_bits(observed: Iterable[tuple[TwinSite, Sequence[Observation]]]) -> float:

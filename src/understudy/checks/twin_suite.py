@@ -22,6 +22,7 @@ from understudy.checks.twin_run import DRIVER_MOUNT, REPORT_BYTES, VersionRun, W
 from understudy.checks.twins import IMPORT
 from understudy.sandbox.base import Sandbox
 from understudy.types import SuiteChecks, Task, TestOutcome
+from understudy.util.python_syntax import parse_module
 
 _LOAD = """\
 def _load_():
@@ -45,7 +46,7 @@ def self_reporting(source: str, file: str, driver: str, report: str) -> str:
     """
     if IMPORT not in source:
         return source
-    tree = ast.parse(source)
+    tree = parse_module(source)
     for owner, function in functions_of_tests(tree):
         parameters = [*function.args.posonlyargs, *function.args.args]
         names: list[ast.expr] = [ast.Constant(file), ast.Constant(function.name)]

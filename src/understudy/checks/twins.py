@@ -48,6 +48,7 @@ from understudy.checks.twin_names import (
     outside_functions,
     parameter_sources,
 )
+from understudy.util.python_syntax import parse_module
 
 IMPORT = (
     "from understudy_sites import block as _block_, calls as _calls_, holds as _holds_, kind as _kind_, "
@@ -103,7 +104,7 @@ def write_version(
     ValueError when the file cannot be parsed.
     """
     try:
-        tree = ast.parse(text)
+        tree = parse_module(text)
         rewriter = _Rewriter(tree, first, plain, changed, seed)
         tree = rewriter.visit(tree)
         exposed = cut_unused(tree) if cut else frozenset[str]()
@@ -571,4 +572,4 @@ def _insert_import(tree: ast.Module) -> None:
         if not (isinstance(line, ast.ImportFrom) and line.module == "__future__"):
             break
         first += 1
-    tree.body[first:first] = ast.parse(IMPORT).body
+    tree.body[first:first] = parse_module(IMPORT).body

@@ -28,6 +28,7 @@ from understudy.grade.gate import GatedPatch, gold_paths
 from understudy.grade.python_source import MAX_SOURCE_BYTES, ParsedSource, PythonSource, SourceStatement, decode
 from understudy.types import Evidence, Integrity, PytestChecks, SuiteChecks, Task, Verdict
 from understudy.util.diffs import DiffError, parse_diff
+from understudy.util.python_syntax import parse_module
 
 _TEXT_CHARS = 200
 _LINE_CHARS = 4000
@@ -179,7 +180,7 @@ def _is_python(content: bytes) -> bool:
     if len(content) > _MEMBER_BYTES or b"\0" in content[:1024]:
         return False
     try:
-        body = ast.parse(decode(content)[0]).body
+        body = parse_module(decode(content)[0]).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return any(not isinstance(node, ast.Expr | ast.AnnAssign) for node in body)

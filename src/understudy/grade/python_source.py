@@ -19,6 +19,8 @@ from typing import cast
 
 from msgspec import Struct, field
 
+from understudy.util.python_syntax import parse_module
+
 MAX_SOURCE_BYTES = 4 << 20
 """Larger sources are not parsed."""
 
@@ -152,7 +154,7 @@ def _parse(text: str, unparsed: list[tuple[int, str]]) -> Iterator[ast.Module]:
 
 def _try_parse(text: str, offset: int = 0) -> ast.Module | None:
     try:
-        module = ast.parse(text)
+        module = parse_module(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     if offset:

@@ -69,7 +69,7 @@ TASK = Task(
         files={"tests/test_calc.py": HIDDEN},
         fail_to_pass=("tests/test_calc.py::test_shift",),
         pass_to_pass=("tests/test_calc.py::test_same", "tests/test_calc.py::test_known"),
-        timeout_s=20.0,
+        timeout_s=60.0,
     ),
     gold_patch=diff(MENDED),
 )

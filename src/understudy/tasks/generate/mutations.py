@@ -16,6 +16,7 @@ from typing import cast
 from msgspec import Struct
 
 from understudy.errors import TaskError
+from understudy.util.python_syntax import parse_module
 
 
 class Site(Struct, frozen=True, order=True):
@@ -37,7 +38,7 @@ class ParsedModule:
     def __init__(self, text: str) -> None:
         self.text = text
         try:
-            self.tree = ast.parse(text)
+            self.tree = parse_module(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise TaskError(f"this Python source does not parse: {error}") from error
         self._starts = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", text)), len(text)]

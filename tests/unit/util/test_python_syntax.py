@@ -1,0 +1,55 @@
+"""Parsing Python source from several threads."""
+
+import gc
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from understudy.util.python_syntax import parse_literal, parse_module
+
+SOURCE = "".join(f"def f{n}(a, b):\n    return [a + (b * {n}), {{a: (b, [{n}])}}]\n" for n in range(60))
+
+
+@pytest.fixture
+def eager_switches() -> Iterator[None]:
+    """Threads take turns at every chance, and the collector runs Python code in the midst of parsing."""
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(1e-6)
+    gc.set_threshold(50)
+
+    def on_collection(_phase: str, _info: dict[str, int]) -> None:
+        for _ in range(50):
+            pass
+
+    gc.callbacks.append(on_collection)
+    yield
+    gc.callbacks.remove(on_collection)
+    gc.set_threshold(*thresholds)
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("eager_switches")
+def test_threads_parse_at_once() -> None:
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            for _ in range(15):
+                assert len(parse_module(SOURCE).body) == 60
+        except Exception as error:  # noqa: BLE001 - whatever a thread meets fails the test
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_a_literal() -> None:
+    assert parse_literal("{'a': [1, (2.5, None)]}") == {"a": [1, (2.5, None)]}
+    with pytest.raises(ValueError, match="malformed"):
+        parse_literal("print(1)")
