@@ -19,7 +19,8 @@ from understudy.redact.heuristics import PSEUDONYM, is_distinctive, is_identifie
 from understudy.redact.private_keys import key_lines
 from understudy.redact.pseudonyms import Pseudonyms, load_key
 from understudy.redact.report import RedactionReport
-from understudy.redact.rules import SecretMatch, find_secrets
+from understudy.redact.rules import SecretMatch
+from understudy.redact.search import find_secrets
 from understudy.redact.tokens import has_token_form
 
 _FEW = 24

@@ -1,8 +1,7 @@
 """Our own rules: what is looked for in a text, where, and what of it is replaced.
 
 Credentials in HTTP headers, cookies, signed URLs, command lines, URLs and assignments; e-mail addresses and home
-directories. A rule is tried only where one of its needles stands, which a search through memory finds; so the time
-is linear in the text, whatever is in it.
+directories. A rule is tried only where one of its needles stands (`search.find_secrets`).
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -27,7 +26,7 @@ from understudy.redact.heuristics import (
 )
 from understudy.redact.private_keys import key_body, key_from, key_until
 from understudy.redact.pseudonyms import SecretKind
-from understudy.redact.tokens import BROKEN_PREFIXES, broken_token_at, tokens_in_run
+from understudy.redact.tokens import BROKEN_PREFIXES, broken_token_at
 
 
 class SecretMatch(NamedTuple):
@@ -40,18 +39,18 @@ class SecretMatch(NamedTuple):
     value: str
 
 
-class RedactionRule(NamedTuple):
-    """A rule that is tried wherever one of its needles (in lower case) occurs; `look` gets text and position."""
-
-    needles: tuple[bytes, ...]
-    look: Callable[[str, int], Iterable[SecretMatch]]
-
-
 Hits = Sequence[SecretMatch]
 _NONE: Hits = ()
 
 
-def _secret(rule: str, text: str, start: int, end: int, kind: SecretKind = "secret") -> SecretMatch:
+class RedactionRule(NamedTuple):
+    """A rule that is tried wherever one of its needles (in lower case) occurs; `look` gets text and position."""
+
+    needles: tuple[bytes, ...]
+    look: Callable[[str, int], Hits]
+
+
+def secret_at(rule: str, text: str, start: int, end: int, kind: SecretKind = "secret") -> SecretMatch:
     """The match of the characters from `start` to `end`, whose value is what is written there."""
     return SecretMatch(start, end, rule, kind, text[start:end])
 
@@ -75,29 +74,31 @@ _AZURE = re.compile(r"[A-Za-z0-9_.~-]{3}\dQ~[A-Za-z0-9_.~-]{31,34}(?![\w~-])", r
 _ESCAPED = re.compile(r"%[0-9A-Fa-f]{2}")
 
 
-def _authorization(text: str, position: int) -> Iterator[SecretMatch]:
+def _authorization(text: str, position: int) -> Hits:
+    hits: list[SecretMatch] = []
     match = _AUTHORIZATION.match(text, position)
     if match is not None:
         start, end = match.span("value")
         for part in _PART.finditer(text, start, _up_to(text, "uthorization", start, end)):
             value = part.group()
             if not is_reference(value) and (looks_random(value) or _HEX.fullmatch(value)):
-                yield _secret("authorization", text, *part.span())
+                hits.append(secret_at("authorization", text, *part.span()))
     digest = _DIGEST.match(text, position)
     if digest is not None:
-        yield _secret("authorization", text, *digest.span(1))
+        hits.append(secret_at("authorization", text, *digest.span(1)))
+    return hits
 
 
-def _cookies(text: str, position: int) -> Iterator[SecretMatch]:
+def _cookies(text: str, position: int) -> Hits:
     match = _COOKIES.match(text, position)
-    return _cookie_pairs(text, *match.span("value"), "ookie") if match else iter(())
+    return [*_cookie_pairs(text, *match.span("value"), "ookie")] if match else _NONE
 
 
 def _cookie_pairs(text: str, start: int, end: int, needle: str) -> Iterator[SecretMatch]:
     """Values behind a name that look random, as far as the next needle, which is looked at by itself."""
     for pair in _COOKIE_PAIR.finditer(text, start, _up_to(text, needle, start, end)):
         if not is_reference(pair[1]) and looks_random(_ESCAPED.sub("-", pair[1])):
-            yield _secret("cookie", text, *pair.span(1))
+            yield secret_at("cookie", text, *pair.span(1))
 
 
 def _up_to(text: str, needle: str, start: int, end: int) -> int:
@@ -105,24 +106,25 @@ def _up_to(text: str, needle: str, start: int, end: int) -> int:
     return end if at < 0 else at
 
 
-def _jar_cookie(text: str, position: int) -> Iterator[SecretMatch]:
+def _jar_cookie(text: str, position: int) -> Hits:
     """The value in a line of a cookie file."""
     match = _JAR.match(text, position)
-    if match is not None and looks_random(match[1]):
-        yield _secret("cookie", text, *match.span(1))
+    return (secret_at("cookie", text, *match.span(1)),) if match and looks_random(match[1]) else _NONE
 
 
-def _signature(text: str, position: int) -> Iterator[SecretMatch]:
+def _signature(text: str, position: int) -> Hits:
     match = _SIGNED.match(text, max(position - 1, 0))
-    if match is not None and looks_random(_ESCAPED.sub("-", match[1])):
-        yield _secret("signed-url", text, *match.span(1))
+    if match is None or not looks_random(_ESCAPED.sub("-", match[1])):
+        return _NONE
+    return (secret_at("signed-url", text, *match.span(1)),)
 
 
-def _azure_secret(text: str, position: int) -> Iterator[SecretMatch]:
+def _azure_secret(text: str, position: int) -> Hits:
     """The secret of an application of Azure, whose fifth and sixth characters the needle is."""
     match = _AZURE.match(text, position - 4) if position >= 4 else None
-    if match is not None and (position < 5 or not text[position - 5].isalnum()):
-        yield _secret("azure-secret", text, *match.span())
+    if match is None or (position > 4 and text[position - 5].isalnum()):
+        return _NONE
+    return (secret_at("azure-secret", text, *match.span()),)
 
 
 # --- command lines, .pgpass, calls that take a user and a password ---------------------------------------
@@ -163,7 +165,7 @@ def _password(text: str, start: int, end: int) -> Hits:
     value = text[start:end].rstrip(",.)]}")
     if len(value) < 6 or is_reference(value) or not is_password(value, quoted=False):
         return _NONE
-    return (_secret("command-line", text, start, start + len(value)),)
+    return (secret_at("command-line", text, start, start + len(value)),)
 
 
 # --- what names a person ---------------------------------------------------------------------------------
@@ -263,7 +265,7 @@ def _email(text: str, position: int) -> Hits:
         return _NONE
     if _IN_URL.search(text[max(start - 256, 0) : start]):
         return _NONE
-    return (_secret("email", text, start, domain.end(), "email"),)
+    return (secret_at("email", text, start, domain.end(), "email"),)
 
 
 def _home_user(text: str, position: int) -> Hits:
@@ -302,7 +304,7 @@ def _home_user(text: str, position: int) -> Hits:
         return _NONE
     if name[0] == "." or _FILE.search(name):
         return _NONE
-    return (_secret("home-path", text, match.start(1), match.start(1) + len(name), "user"),)
+    return (secret_at("home-path", text, match.start(1), match.start(1) + len(name), "user"),)
 
 
 def _inner(text: str, position: int) -> bool:
@@ -342,18 +344,6 @@ _WEBHOOK = re.compile(
     r"hooks(?:\.slack\.com/(?:services|workflows|triggers)/([A-Za-z0-9_/]{20,120})|/(\d{15,22}/[\w-]{40,100}))",
     re.ASCII,
 )
-_BESIDE = {
-    "aws-key-id": (
-        "aws-secret",
-        re.compile(
-            r"(?<![A-Za-z0-9+/])(?=[^a-z]{0,39}[a-z])(?=[^A-Z]{0,39}[A-Z])[A-Za-z0-9+/]{40}(?![A-Za-z0-9+/=])"
-        ),
-        400,
-    ),
-    "twilio-account": ("twilio-secret", re.compile(r"(?<![A-Za-z0-9])[0-9a-f]{32}(?![A-Za-z0-9])"), 120),
-}
-"""Secrets near an id: by the rule of the id, the rule and form of the secret, and the distance in characters."""
-
 _GENERIC_USERS_TEXT = """
 postgres postgresql root admin administrator user username app mysql mariadb mongo mongodb redis guest
 default sa dbuser db database test api token git oauth2 x-access-token x-token-auth __token__ oauth me
@@ -377,12 +367,12 @@ def _pem(text: str, position: int) -> Hits:
 
 
 def _url(text: str, position: int) -> Hits:
-    scheme = _SCHEME.search(text[max(position - 24, 0) : position])
-    match = _URL.match(text, position)
-    if match is None and scheme is not None:
-        # A password of a database may have been written with a slash in it, though it should not.
-        match = _LOOSE_URL.match(text, position)
+    match = _URL.match(text, position) or _LOOSE_URL.match(text, position)
     if match is None:
+        return _NONE
+    scheme = _SCHEME.search(text[max(position - 24, 0) : position])
+    # A password of a database may have been written with a slash in it, though it should not.
+    if scheme is None and match.re is _LOOSE_URL:
         return _NONE
     user, secret = match.groups()
     rule = "database-url" if scheme else "url-login"
@@ -410,7 +400,7 @@ def _bearer(text: str, position: int) -> Hits:
     match = _BEARER.match(text, position)
     if match is None or is_reference(match[1]) or not looks_random(match[1]):
         return _NONE
-    return (_secret("bearer", text, *match.span(1)),)
+    return (secret_at("bearer", text, *match.span(1)),)
 
 
 def _basic(text: str, position: int) -> Hits:
@@ -425,11 +415,13 @@ def _basic(text: str, position: int) -> Hits:
         return _NONE
     if is_example(decoded.rpartition(b":")[2].decode()):
         return _NONE
-    return (_secret("basic-auth", text, *match.span(1)),)
+    return (secret_at("basic-auth", text, *match.span(1)),)
 
 
 def _curl(text: str, position: int) -> Hits:
     hits: list[SecretMatch] = []
+    if text.find("-u", position, position + 600) < 0 and text.find("-b", position, position + 600) < 0:
+        return _NONE
     match = _CURL.search(text, position, position + 600)
     if match is not None:
         for group in (1, 2):
@@ -439,7 +431,7 @@ def _curl(text: str, position: int) -> Hits:
                 and not is_reference(value)
                 and (looks_random(value) or (group == 2 and not is_example(value)))
             ):
-                hits.append(_secret("basic-auth", text, *match.span(group)))
+                hits.append(secret_at("basic-auth", text, *match.span(group)))
     match = _CURL_COOKIES.search(text, position, position + 600)
     if match is not None:
         end = _up_to(text, "\n", match.end(), match.end() + 4096)
@@ -452,17 +444,17 @@ def _webhook(text: str, position: int) -> Hits:
     value = match and (match[1] or match[2])
     if not match or not value or is_reference(value) or not looks_random(value):
         return _NONE
-    return (_secret("webhook", text, *match.span(1 if match[1] else 2)),)
+    return (secret_at("webhook", text, *match.span(1 if match[1] else 2)),)
 
 
 def _assigned(text: str, position: int) -> Hits:
     span = find_assigned(text, position)
-    return (_secret("assignment", text, *span),) if span else _NONE
+    return (secret_at("assignment", text, *span),) if span else _NONE
 
 
 def _broken_token(text: str, position: int) -> Hits:
     token = broken_token_at(text, position)
-    return _NONE if token is None else (_secret(token[2], text, token[0], token[1]),)
+    return _NONE if token is None else (secret_at(token[2], text, token[0], token[1]),)
 
 
 RULES = (
@@ -488,49 +480,3 @@ RULES = (
     RedactionRule((b"home", b"users"), _home_user),
 )
 """What is looked for by its surroundings; what has a form is looked for in `tokens`."""
-
-_RUN = bytes(
-    ord("w") if chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in "_-") else ord(".")
-    for byte in range(256)
-)
-_LONG = b"w" * 20
-
-
-def find_secrets(text: str) -> list[SecretMatch]:
-    """Everything that the rules match in a text, in no order; matches may overlap."""
-    if len(text) < 6:
-        return []
-    # One byte a character, so that places are the same.
-    small = text.encode("latin-1", "replace").lower()
-    find = small.find
-    hits: list[SecretMatch] = []
-    for needles, look in RULES:
-        for needle in needles:
-            position = find(needle)
-            while position >= 0:
-                hits += look(text, position)
-                position = find(needle, position + 1)
-    runs = small.translate(_RUN)
-    start = runs.find(_LONG)
-    while start >= 0:
-        end = runs.find(b".", start)
-        end = len(runs) if end < 0 else end
-        hits += [_secret(rule, text, first, last) for first, last, rule in tokens_in_run(text, start, end)]
-        start = runs.find(_LONG, end)
-    if hits:
-        hits += _beside_ids(text, hits)
-    return hits
-
-
-def _beside_ids(text: str, hits: list[SecretMatch]) -> list[SecretMatch]:
-    """Secrets without a form of their own, near the ids that they belong to."""
-    near: list[SecretMatch] = []
-    for of, (rule, pattern, around) in _BESIDE.items():
-        reached = 0
-        for hit in sorted(hit for hit in hits if hit.rule == of):
-            begin = max(hit.start - around, reached)
-            for match in pattern.finditer(text, begin, min(hit.end + around, len(text))):
-                if looks_random(match.group()):
-                    near.append(_secret(rule, text, *match.span()))
-            reached = max(reached, hit.end)
-    return near

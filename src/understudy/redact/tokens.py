@@ -14,106 +14,69 @@ from understudy.redact.heuristics import count_random_characters, is_placeholder
 class TokenForm(NamedTuple):
     """A kind of token: the name of its rule, the word in its pseudonym, and what it looks like.
 
-    `dotted` says that a token is more than one run of letters, digits, `_` and `-`. Only runs of 20 or more are
-    looked at (`rules.find_secrets`), so one part of a token must be that long.
+    A token is looked for where one of its `prefixes` stands (`search.find_secrets`), in whatever case. A form
+    without prefixes is dotted: its token is several runs of letters, digits, `_` and `-` with dots between, and is
+    looked for where such a run of 20 or more stands behind a dot.
 
-    A new form without dots needs a row in `_PREFIXED_TEXT`, or an entry in `_FORMS` with its first letters in
-    `_STARTS_TEXT`: runs of which no part begins with any of these are not searched. One with dots needs what leads
-    to its first long run in `_lead`. Else it is only found where its surroundings tell, as behind `token=`.
+    A new form with a fixed prefix is a row in `_PREFIXED_TEXT`. A dotted one is an entry in `_DOTTED`, and needs
+    what leads to its first long run in `_lead`. Else it is only found where its surroundings tell, as behind
+    `token=`.
     """
 
     rule: str
     label: str
     pattern: str
-    dotted: bool = False
+    prefixes: tuple[str, ...] = ()
 
-
-_FORMS = (
-    TokenForm("aws-key-id", "AWS_KEY", r"(?:AKIA|ASIA|ABIA|ACCA|A3T[A-Z0-9])[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    TokenForm("github-token", "GITHUB_TOKEN", r"gh[pousr]_[A-Za-z0-9]{30,255}|github_pat_[A-Za-z0-9_]{22,255}"),
-    TokenForm(
-        "gitlab-token",
-        "GITLAB_TOKEN",
-        r"(?:gl(?:pat|ptt|dt|rt|cbt|oas|soat|ft|imt|agent|ffct)-|GR1348941)[\w-]{20,200}",
-    ),
-    TokenForm("slack-token", "SLACK_TOKEN", r"xox[abceoprs]-[A-Za-z0-9-]{15,250}|xapp-\d-[A-Za-z0-9-]{20,250}"),
-    TokenForm(
-        "stripe-key", "STRIPE_KEY", r"[sr]k_(?:live|test|prod)_[A-Za-z0-9]{12,250}|whsec_[A-Za-z0-9]{20,100}"
-    ),
-    TokenForm("anthropic-key", "ANTHROPIC_KEY", r"sk-ant-[a-z]+\d*-[\w-]{20,250}"),
-    TokenForm("openrouter-key", "OPENROUTER_KEY", r"sk-or-v1-[0-9a-f]{40,80}"),
-    TokenForm("openai-key", "OPENAI_KEY", r"sk-(?:proj-|svcacct-|admin-|None-)?[A-Za-z0-9][\w-]{18,250}"),
-    TokenForm("google-key", "GOOGLE_KEY", r"AIza[\w-]{35}(?![\w-])|GOCSPX-[\w-]{20,40}"),
-    TokenForm("npm-token", "NPM_TOKEN", r"npm_[A-Za-z0-9]{36,64}"),
-    TokenForm("pypi-token", "PYPI_TOKEN", r"pypi-[A-Za-z0-9_-]{50,1000}"),
-    TokenForm("huggingface-token", "HUGGINGFACE_TOKEN", r"(?:hf_|api_org_)[A-Za-z0-9]{30,80}"),
-    TokenForm("twilio-key", "TWILIO_KEY", r"SK[0-9a-f]{32}(?![A-Za-z0-9])"),
-    TokenForm("twilio-account", "TWILIO_ACCOUNT", r"AC[0-9a-f]{32}(?![A-Za-z0-9])"),
-    TokenForm("digitalocean-token", "DIGITALOCEAN_TOKEN", r"do[oprt]_v1_[0-9a-f]{64}"),
-    TokenForm("shopify-token", "SHOPIFY_TOKEN", r"shp(?:at|ca|pa|ss|tka)_[0-9a-fA-F]{32}"),
-    TokenForm("databricks-token", "DATABRICKS_TOKEN", r"dapi[0-9a-f]{32}(?:-\d)?(?![A-Za-z0-9])"),
-    TokenForm("linear-key", "LINEAR_KEY", r"lin_(?:api|oauth)_[A-Za-z0-9]{32,64}"),
-    TokenForm("notion-token", "NOTION_TOKEN", r"(?:ntn_|secret_)[A-Za-z0-9]{40,50}(?![A-Za-z0-9])"),
-    TokenForm("atlassian-token", "ATLASSIAN_TOKEN", r"AT[ACB]TT3[\w-]{20,250}"),
-    TokenForm("square-token", "SQUARE_TOKEN", r"sq0(?:atp|csp|idp)-[\w-]{22,60}|EAAA[\w-]{60}(?![\w-])"),
-    TokenForm("sendinblue-key", "BREVO_KEY", r"xkeysib-[0-9a-f]{64}-[A-Za-z0-9]{16}"),
-    TokenForm("mailgun-key", "MAILGUN_KEY", r"key-[0-9a-z]{32}(?![A-Za-z0-9])"),
-    TokenForm("groq-key", "GROQ_KEY", r"gsk_[A-Za-z0-9]{40,64}"),
-    TokenForm("xai-key", "XAI_KEY", r"xai-[A-Za-z0-9_-]{60,100}"),
-    TokenForm("perplexity-key", "PERPLEXITY_KEY", r"pplx-[A-Za-z0-9]{32,64}"),
-    TokenForm("supabase-token", "SUPABASE_TOKEN", r"sb(?:p|_secret|_service)_[\w-]{30,64}"),
-    TokenForm("docker-token", "DOCKER_TOKEN", r"dckr_(?:pat|oat)_[\w-]{24,64}"),
-    TokenForm("langsmith-key", "LANGSMITH_KEY", r"lsv2_(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{10}"),
-    TokenForm("figma-token", "FIGMA_TOKEN", r"fig[duo]r?_[\w-]{38,64}"),
-    TokenForm("rubygems-key", "RUBYGEMS_KEY", r"rubygems_[0-9a-f]{48}"),
-    TokenForm("tailscale-key", "TAILSCALE_KEY", r"tskey-[a-z]+-[A-Za-z0-9-]{16,100}"),
-    TokenForm("age-key", "AGE_KEY", r"AGE-SECRET-KEY-1[A-Z0-9]{58}"),
-    TokenForm("pulumi-token", "PULUMI_TOKEN", r"pul-[0-9a-f]{40}"),
-    TokenForm("heroku-key", "HEROKU_KEY", r"HRKU-[\w-]{36,64}"),
-    TokenForm("netlify-token", "NETLIFY_TOKEN", r"nfp_[A-Za-z0-9]{36,64}"),
-    TokenForm("render-key", "RENDER_KEY", r"rnd_[A-Za-z0-9]{26,40}"),
-    TokenForm("posthog-key", "POSTHOG_KEY", r"ph[cx]_[A-Za-z0-9]{40,64}"),
-    TokenForm("nvidia-key", "NVIDIA_KEY", r"nvapi-[\w-]{40,100}"),
-    TokenForm("tavily-key", "TAVILY_KEY", r"tvly-(?:dev-|prod-)?[A-Za-z0-9]{28,64}"),
-    TokenForm("sonar-token", "SONAR_TOKEN", r"sq[pua]_[0-9a-f]{40}"),
-    TokenForm("discord-token", "DISCORD_TOKEN", r"[MNO][\w-]{22,28}\.[\w-]{6}\.[\w-]{27,40}", dotted=True),
-    TokenForm("telegram-token", "TELEGRAM_TOKEN", r"\d{8,10}:AA[\w-]{33}(?![\w-])", dotted=True),
-    TokenForm("sendgrid-key", "SENDGRID_KEY", r"SG\.[\w-]{20,32}\.[\w-]{16,64}", dotted=True),
-    TokenForm(
-        "jwt",
-        "JWT",
-        r"eyJ[\w-]{17,}\.eyJ[\w-]{8,}(?:\.[\w-]+)?|eyJ[\w-]{17,}\.[\w-]*\.[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}",
-        dotted=True,
-    ),
-    TokenForm("google-token", "GOOGLE_TOKEN", r"ya29\.[\w-]{20,1000}", dotted=True),
-    TokenForm("vault-token", "VAULT_TOKEN", r"hv[sbr]\.[\w-]{20,300}", dotted=True),
-    TokenForm(
-        "doppler-token",
-        "DOPPLER_TOKEN",
-        r"dp\.(?:pt|st|ct|sa|scim|audit)\.(?:[a-z0-9_-]{2,35}\.)?[A-Za-z0-9]{40,44}",
-        dotted=True,
-    ),
-    TokenForm(
-        "dynatrace-token", "DYNATRACE_TOKEN", r"dt0[a-z]\d\d\.[A-Za-z0-9]{24}\.[A-Za-z0-9]{64}", dotted=True
-    ),
-    TokenForm("dropbox-token", "DROPBOX_TOKEN", r"sl\.(?:u\.)?[\w-]{60,1500}", dotted=True),
-    TokenForm("terraform-token", "TERRAFORM_TOKEN", r"[A-Za-z0-9]{14}\.atlasv1\.[\w-]{60,70}", dotted=True),
-    TokenForm("airtable-token", "AIRTABLE_TOKEN", r"pat[A-Za-z0-9]{14}\.[0-9a-f]{64}", dotted=True),
-    TokenForm(
-        "harness-token", "HARNESS_TOKEN", r"(?:pat|sat)\.[\w-]{22}\.[0-9a-f]{24}\.[A-Za-z0-9]{20}", dotted=True
-    ),
-    TokenForm("mapbox-token", "MAPBOX_TOKEN", r"[sp]k\.eyJ[\w-]{40,120}\.[\w-]{20,30}", dotted=True),
-    TokenForm("infisical-token", "INFISICAL_TOKEN", r"st\.[0-9a-f]{24}\.[0-9a-f]{32}\.[0-9a-f]{32}", dotted=True),
-    TokenForm("zoho-token", "ZOHO_TOKEN", r"1000\.[0-9a-f]{32}\.[0-9a-f]{32}", dotted=True),
-    TokenForm("slack-token", "SLACK_TOKEN", r"xoxe\.xox[bp]-\d-[A-Za-z0-9-]{60,250}", dotted=True),
-    TokenForm("openshift-token", "OPENSHIFT_TOKEN", r"sha256~[\w-]{43}(?![\w-])", dotted=True),
-    TokenForm("amazon-mws-token", "AMAZON_MWS_TOKEN", r"amzn\.mws\.[0-9a-f]{8}-[0-9a-f-]{27}", dotted=True),
-    TokenForm("yandex-token", "YANDEX_TOKEN", r"t1\.[\w-]{20,300}={0,2}\.[\w-]{60,120}={0,2}", dotted=True),
-    TokenForm("cloudflare-key", "CLOUDFLARE_KEY", r"v1\.0-[0-9a-f]{24}-[0-9a-f]{146}", dotted=True),
-    TokenForm("snyk-token", "SNYK_TOKEN", r"snyk_[a-z]{2,6}\.[0-9a-f]{8}\.[\w-]{40,120}", dotted=True),
-)
 
 _PREFIXED_TEXT = r"""
+aws-key-id         AKIA|ASIA|ABIA|ACCA                            [A-Z0-9]{16}(?![A-Za-z0-9])
+aws-key-id         A3T                                            [A-Z0-9]{17}(?![A-Za-z0-9])
+github-token       ghp_|gho_|ghu_|ghs_|ghr_                       [A-Za-z0-9]{30,255}
+github-token       github_pat_                                    [A-Za-z0-9_]{22,255}
+gitlab-token glpat-|glptt-|gldt-|glrt-|glcbt-|gloas-|glsoat-|glft-|glimt-|glagent-|glffct-|GR1348941 [\w-]{20,200}
+slack-token        xoxa-|xoxb-|xoxc-|xoxe-|xoxo-|xoxp-|xoxr-|xoxs- [A-Za-z0-9-]{15,250}
+slack-token        xapp-                                          \d-[A-Za-z0-9-]{20,250}
+stripe-key sk_live_|sk_test_|sk_prod_|rk_live_|rk_test_|rk_prod_ [A-Za-z0-9]{12,250}
+stripe-key         whsec_                                         [A-Za-z0-9]{20,100}
+anthropic-key      sk-ant-                                        [a-z]+\d*-[\w-]{20,250}
+openrouter-key     sk-or-v1-                                      [0-9a-f]{40,80}
+openai-key         sk-                                  (?:proj-|svcacct-|admin-|None-)?[A-Za-z0-9][\w-]{18,250}
+google-key         AIza                                           [\w-]{35}(?![\w-])
+google-key         GOCSPX-                                        [\w-]{20,40}
+npm-token          npm_                                           [A-Za-z0-9]{36,64}
+pypi-token         pypi-                                          [A-Za-z0-9_-]{50,1000}
+huggingface-token  hf_|api_org_                                   [A-Za-z0-9]{30,80}
+twilio-key SK0|SK1|SK2|SK3|SK4|SK5|SK6|SK7|SK8|SK9|SKa|SKb|SKc|SKd|SKe|SKf [0-9a-f]{31}(?![A-Za-z0-9])
+twilio-account AC0|AC1|AC2|AC3|AC4|AC5|AC6|AC7|AC8|AC9|ACa|ACb|ACc|ACd|ACe|ACf [0-9a-f]{31}(?![A-Za-z0-9])
+digitalocean-token doo_v1_|dop_v1_|dor_v1_|dot_v1_                [0-9a-f]{64}
+shopify-token      shpat_|shpca_|shppa_|shpss_|shptka_            [0-9a-fA-F]{32}
+databricks-token   dapi                                           [0-9a-f]{32}(?:-\d)?(?![A-Za-z0-9])
+linear-key         lin_api_|lin_oauth_                            [A-Za-z0-9]{32,64}
+notion-token       ntn_|secret_                                   [A-Za-z0-9]{40,50}(?![A-Za-z0-9])
+atlassian-token    ATATT3|ATCTT3|ATBTT3                           [\w-]{20,250}
+square-token       sq0atp-|sq0csp-|sq0idp-                        [\w-]{22,60}
+square-token       EAAA                                           [\w-]{60}(?![\w-])
+sendinblue-key     xkeysib-                                       [0-9a-f]{64}-[A-Za-z0-9]{16}
+mailgun-key        key-                                           [0-9a-z]{32}(?![A-Za-z0-9])
+groq-key           gsk_                                           [A-Za-z0-9]{40,64}
+xai-key            xai-                                           [A-Za-z0-9_-]{60,100}
+perplexity-key     pplx-                                          [A-Za-z0-9]{32,64}
+supabase-token     sbp_|sb_secret_|sb_service_                    [\w-]{30,64}
+docker-token       dckr_pat_|dckr_oat_                            [\w-]{24,64}
+langsmith-key      lsv2_pt_|lsv2_sk_                              [0-9a-f]{32}_[0-9a-f]{10}
+figma-token        figd_|figu_|figo_|figdr_|figur_|figor_         [\w-]{38,64}
+rubygems-key       rubygems_                                      [0-9a-f]{48}
+tailscale-key      tskey-                                         [a-z]+-[A-Za-z0-9-]{16,100}
+age-key            AGE-SECRET-KEY-1                               [A-Z0-9]{58}
+pulumi-token       pul-                                           [0-9a-f]{40}
+heroku-key         HRKU-                                          [\w-]{36,64}
+netlify-token      nfp_                                           [A-Za-z0-9]{36,64}
+render-key         rnd_                                           [A-Za-z0-9]{26,40}
+posthog-key        phc_|phx_                                      [A-Za-z0-9]{40,64}
+nvidia-key         nvapi-                                         [\w-]{40,100}
+tavily-key         tvly-                                          (?:dev-|prod-)?[A-Za-z0-9]{28,64}
+sonar-token        sqp_|squ_|sqa_                                 [0-9a-f]{40}
 1password-token    ops_eyJ                                        [\w+/=-]{60,2000}
 1password-key A3- [A-Z0-9]{6}-(?:[A-Z0-9]{11}|[A-Z0-9]{6}-[A-Z0-9]{5})(?:-[A-Z0-9]{5}){3}
 adobe-secret       p8e-                                           [A-Za-z0-9_-]{32}
@@ -186,20 +149,54 @@ yandex-key         AQVN                                           [\w-]{35,38}(?
 sendinblue-key     xsmtpsib-                                      [0-9a-f]{64}-[A-Za-z0-9]{16}
 """
 """Forms whose prefix is fixed: the rule, prefixes, and a pattern of what follows, apart by blanks."""
+_LABELS = {
+    "aws-key-id": "AWS_KEY",
+    "sendinblue-key": "BREVO_KEY",
+    "1password-token": "ONEPASSWORD_TOKEN",
+    "1password-key": "ONEPASSWORD_KEY",
+}
+"""The words in pseudonyms that are not the name of the rule in capitals."""
 
 
-def _prefixed(row: str) -> tuple[TokenForm, set[str]]:
-    """The form of a row, and the first three letters of the parts of a run by which its tokens are found."""
+def _prefixed(row: str) -> TokenForm:
     rule, prefixes, body = row.split()
-    form = TokenForm(
-        rule, rule.upper().replace("-", "_").replace("1PASSWORD", "ONEPASSWORD"), f"(?:{prefixes}){body}"
-    )
-    starts = {re.split("[_-]", prefix.lower())[0][:3] for prefix in prefixes.split("|")}
-    return form, starts
+    label = _LABELS.get(rule) or rule.upper().replace("-", "_")
+    return TokenForm(rule, label, f"(?:{prefixes}){body}", tuple(prefixes.split("|")))
 
 
-_ROWS = [_prefixed(row) for row in _PREFIXED_TEXT.strip().splitlines()]
-FORMS = (*_FORMS, *(form for form, _ in _ROWS))
+_PREFIXED = tuple(map(_prefixed, _PREFIXED_TEXT.strip().splitlines()))
+_DOTTED = (
+    TokenForm("discord-token", "DISCORD_TOKEN", r"[MNO][\w-]{22,28}\.[\w-]{6}\.[\w-]{27,40}"),
+    TokenForm("telegram-token", "TELEGRAM_TOKEN", r"\d{8,10}:AA[\w-]{33}(?![\w-])"),
+    TokenForm("sendgrid-key", "SENDGRID_KEY", r"SG\.[\w-]{20,32}\.[\w-]{16,64}"),
+    TokenForm(
+        "jwt",
+        "JWT",
+        r"eyJ[\w-]{17,}\.eyJ[\w-]{8,}(?:\.[\w-]+)?|eyJ[\w-]{17,}\.[\w-]*\.[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}",
+    ),
+    TokenForm("google-token", "GOOGLE_TOKEN", r"ya29\.[\w-]{20,1000}"),
+    TokenForm("vault-token", "VAULT_TOKEN", r"hv[sbr]\.[\w-]{20,300}"),
+    TokenForm(
+        "doppler-token",
+        "DOPPLER_TOKEN",
+        r"dp\.(?:pt|st|ct|sa|scim|audit)\.(?:[a-z0-9_-]{2,35}\.)?[A-Za-z0-9]{40,44}",
+    ),
+    TokenForm("dynatrace-token", "DYNATRACE_TOKEN", r"dt0[a-z]\d\d\.[A-Za-z0-9]{24}\.[A-Za-z0-9]{64}"),
+    TokenForm("dropbox-token", "DROPBOX_TOKEN", r"sl\.(?:u\.)?[\w-]{60,1500}"),
+    TokenForm("terraform-token", "TERRAFORM_TOKEN", r"[A-Za-z0-9]{14}\.atlasv1\.[\w-]{60,70}"),
+    TokenForm("airtable-token", "AIRTABLE_TOKEN", r"pat[A-Za-z0-9]{14}\.[0-9a-f]{64}"),
+    TokenForm("harness-token", "HARNESS_TOKEN", r"(?:pat|sat)\.[\w-]{22}\.[0-9a-f]{24}\.[A-Za-z0-9]{20}"),
+    TokenForm("mapbox-token", "MAPBOX_TOKEN", r"[sp]k\.eyJ[\w-]{40,120}\.[\w-]{20,30}"),
+    TokenForm("infisical-token", "INFISICAL_TOKEN", r"st\.[0-9a-f]{24}\.[0-9a-f]{32}\.[0-9a-f]{32}"),
+    TokenForm("zoho-token", "ZOHO_TOKEN", r"1000\.[0-9a-f]{32}\.[0-9a-f]{32}"),
+    TokenForm("slack-token", "SLACK_TOKEN", r"xoxe\.xox[bp]-\d-[A-Za-z0-9-]{60,250}"),
+    TokenForm("openshift-token", "OPENSHIFT_TOKEN", r"sha256~[\w-]{43}(?![\w-])"),
+    TokenForm("amazon-mws-token", "AMAZON_MWS_TOKEN", r"amzn\.mws\.[0-9a-f]{8}-[0-9a-f-]{27}"),
+    TokenForm("yandex-token", "YANDEX_TOKEN", r"t1\.[\w-]{20,300}={0,2}\.[\w-]{60,120}={0,2}"),
+    TokenForm("cloudflare-key", "CLOUDFLARE_KEY", r"v1\.0-[0-9a-f]{24}-[0-9a-f]{146}"),
+    TokenForm("snyk-token", "SNYK_TOKEN", r"snyk_[a-z]{2,6}\.[0-9a-f]{8}\.[\w-]{40,120}"),
+)
+FORMS = (*_PREFIXED, *_DOTTED)
 """All of them; `TokenForm` says what has to follow a new one. Where two fit, the first names the token."""
 
 BEFORE = (
@@ -208,24 +205,13 @@ BEFORE = (
 )
 """What a token may stand behind: no letter or digit, unless it ends an escape of JSON, a URL or a terminal."""
 
-_STARTS_TEXT = """
-aki asi abi acc aiz eaa goc gr1 hrk nra nrj nri nrr pma api dap dck dop doo dor dot fig ghp gho ghu ghs ghr
-git glp gld glr glc glo gls glf gli gla gsk hf key lin lsv npm ntn ppl psc pul pyp r8 sk rk rub sbp sb sec shp
-snt sq0 tsk whs xai xap xke xox age a3t ata atb atc sk0 sk1 sk2 sk3 sk4 sk5 sk6 sk7 sk8 sk9 ska skb skc skd
-ske skf nfp cci rnd phc phx nva tvl sqp squ sqa ac0 ac1 ac2 ac3 ac4 ac5 ac6 ac7 ac8 ac9 aca acb acd ace acf
-"""
-_STARTS = frozenset(_STARTS_TEXT.split()).union(*(starts for _, starts in _ROWS))
-"""The first three letters, in lower case, of each form without dots; fewer where `_` or `-` comes sooner."""
-
 
 def _any(before: str, forms: tuple[TokenForm, ...]) -> re.Pattern[str]:
     return re.compile(before + "(?:" + "|".join(f"({form.pattern})" for form in forms) + ")", re.ASCII)
 
 
-_IN_RUN = tuple(form for form in FORMS if not form.dotted)
-_in_run = _any("(?<![A-Za-z0-9])", _IN_RUN)
-_in_escaped = _any(BEFORE, _IN_RUN)
-_DOTTED = tuple(form for form in FORMS if form.dotted)
+_in_run = _any("(?<![A-Za-z0-9])", _PREFIXED)
+_in_escaped = _any(BEFORE, _PREFIXED)
 _dotted = _any(BEFORE, _DOTTED)
 _lead = re.compile(
     r"(?:SG|ya29|hv[sbr]|dp\.[a-z]{2,5}(?:\.[a-z0-9_-]{2,35})?|dt0[a-z]\d\d|sl|sl\.u|[A-Za-z0-9]{14}\.atlasv1|pat[A-Za-z0-9]{14}|[ps]at|st|1000|xoxe|"
@@ -236,11 +222,45 @@ _lead = re.compile(
 """What a dotted form begins with, before its first long run."""
 _LEAD_LENGTH = 48
 _DIGEST = re.compile(r"[0-9a-f]{1,31}")
+_NAMING = ("live", "test", "prod", "secret", "key", "token", "pat", "sk", "api")
 _named = re.compile(
-    r"(?i)(?<![A-Za-z0-9])[a-z][a-z0-9]{1,15}(?:[_-][a-z]{2,8})?[_-](?:live|test|prod|secret|key|token|pat|sk|api)[_-]([\w-]{16,120})",
+    rf"(?i)(?<![A-Za-z0-9])[a-z][a-z0-9]{{1,15}}(?:[_-][a-z]{{2,8}})?[_-](?:{'|'.join(_NAMING)})[_-]([\w-]{{16,120}})",
     re.ASCII,
 )
+
+
+def _token_starts() -> dict[str, re.Pattern[str]]:
+    """Literals in lower case, and what matches where one stands in a run that `tokens_in_run` should look at."""
+    bodies: dict[str, list[str]] = {}
+    for form in _PREFIXED:
+        for prefix in form.prefixes:
+            # Only `broken_token_at` can find a token whose prefix is more than one run.
+            if re.fullmatch(r"[\w-]+", prefix):
+                bodies.setdefault(prefix.lower(), []).append(form.pattern)
+    starts = {
+        prefix: re.compile(f"{BEFORE}(?:{'|'.join(patterns)})", re.ASCII) for prefix, patterns in bodies.items()
+    }
+    names = re.compile(rf"(?i)[_-](?:{'|'.join(_NAMING)})[_-](?=[\w-]{{0,119}}[0-9])[\w-]{{16}}", re.ASCII)
+    starts |= {f"{left}{name}{right}": names for name in _NAMING for left in "_-" for right in "_-"}
+    starts["eyj"] = re.compile(r"eyJ[\w-]{17}", re.ASCII)  # a JSON Web Token begins with {" in base64
+    return starts
+
+
+TOKEN_STARTS = _token_starts()
+LONG_RUN = 20
+"""How long a run must be to be looked at: one part of each token is as long."""
+
 _whole = re.compile("|".join(f"({form.pattern})" for form in FORMS), re.ASCII)
+
+
+DOTS = ".:~"
+"""What stands between the runs of a dotted token."""
+
+
+def lead_before(text: str, start: int) -> int:
+    """How many characters the first runs of a dotted token have that end at `start`; 0 where there are none."""
+    lead = _lead.search(text[max(start - _LEAD_LENGTH, 0) : start])
+    return 0 if lead is None else lead.end() - lead.start()
 
 
 def tokens_in_run(text: str, start: int, end: int) -> list[tuple[int, int, str]]:
@@ -250,25 +270,20 @@ def tokens_in_run(text: str, start: int, end: int) -> list[tuple[int, int, str]]
     """
     before = text[start - 1 : start] if start else ""
     spans: list[tuple[int, int, str]] = []
-    if before in (".", ":", "~") and (lead := _lead.search(text[max(start - _LEAD_LENGTH, 0) : start])):
-        _dotted_at(text, start - (lead.end() - lead.start()), spans)
+    if before and before in DOTS and (lead := lead_before(text, start)):
+        _dotted_at(text, start - lead, spans)
     if 22 < end - start < 30 and text[start] in "MNO" and text[end : end + 1] == ".":
         _dotted_at(text, start, spans)
-    at = text.find("eyJ", start, end)  # a JSON Web Token begins with {" in base64
+    at = text.find("eyJ", start, end)
     if at >= 0:
         _dotted_at(text, at, spans)
     if not spans:
         _named_token(text, start, end, spans)
-    escaped = before in ("\\", "%", "[")
-    if not escaped and _STARTS.isdisjoint(
-        [piece[:3] for piece in text[start:end].lower().replace("-", "_").split("_")]
-    ):
-        return spans
-    pattern = _in_escaped if escaped else _in_run
+    pattern = _in_escaped if before in ("\\", "%", "[") else _in_run
     for match in pattern.finditer(text, start, end):
         # What follows a prefix may have signs that end the run.
         match = pattern.match(text, match.start()) or match
-        rule, token = _IN_RUN[(match.lastindex or 1) - 1].rule, match.group()
+        rule, token = _PREFIXED[(match.lastindex or 1) - 1].rule, match.group()
         # `sk-` begins names of CSS classes too, `pypi-` file names.
         made = any(map(str.isdigit, token)) if len(token) < 40 else count_random_characters(token) >= 8
         if not is_placeholder(token) and (looks_random(token) or (made and rule != "openai-key")):

@@ -1,0 +1,31 @@
+"""The search for secrets: one pass over the text, in windows."""
+
+import pytest
+
+from understudy.redact.search import find_secrets
+from understudy.redact.tokens import DOTS, FORMS, LONG_RUN, TOKEN_STARTS
+
+TOKEN = "ghp_" + "k7Qd2mXz9RtLw4Vb8NcY3hPf6JsG1aTe5UoW"
+
+
+@pytest.mark.parametrize("moved", range(-44, 12, 4))
+def test_a_secret_is_found_once_wherever_it_lies_between_windows(moved: int) -> None:
+    before = "lorem ipsum " * ((1 << 18) // 12 + 1)
+    text = before[: (1 << 18) + moved] + " " + TOKEN + " dolor"
+    start = text.index(TOKEN)
+    assert [(hit.start, hit.end) for hit in find_secrets(text)] == [(start, start + len(TOKEN))]
+
+
+def test_letters_of_any_script_before_a_secret_do_not_move_it() -> None:
+    text = "ключ доступа 🔑 ıİ " + TOKEN
+    assert [hit.value for hit in find_secrets(text)] == [TOKEN]
+
+
+def test_every_form_has_a_start_that_is_searched_for_or_is_dotted() -> None:
+    assert LONG_RUN <= 20
+    for form in FORMS:
+        starts = [
+            prefix.lower() in TOKEN_STARTS for prefix in form.prefixes if prefix.isascii() and "/" not in prefix
+        ]
+        dotted = any(dot in form.pattern for dot in DOTS)
+        assert all(starts) and (starts or dotted or "1//0" in form.prefixes), form
