@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from understudy.errors import SandboxError, SandboxLost
 from understudy.sandbox.base import Completed, Sandbox
-from understudy.types import PytestChecks, SuiteChecks, TestOutcome, Verdict
+from understudy.types import Evidence, PytestChecks, SuiteChecks, TestOutcome, Verdict
 
 T = TypeVar("T")
 
@@ -22,11 +22,13 @@ class CheckResult(Struct, frozen=True):
     """The verdict of a task's checks, as they found the tree.
 
     `conflicts` counts by test id how often a deciding test failed that also passed. Only suites report them, and
-    only validation asks: it allows as many as the gold patch has.
+    only validation asks: it allows as many as the gold patch has. `events` is what was seen of the tested code
+    (see `understudy.checks.runtime_events`), and validation allows those of the gold patch.
     """
 
     verdict: Verdict
     conflicts: dict[str, int] = {}
+    events: tuple[Evidence, ...] = ()
 
 
 class TwinTest(Struct, frozen=True):
@@ -44,12 +46,13 @@ class GradingOptions(Struct, frozen=True):
 
     `as_root`: its image's programs can only be used as root. `canaries`: its suite bears tests of ours among its
     own. `conflicts`: how often deciding tests failed beside passing with the gold patch. `sealed`: hidden files
-    must not change while the tests run. `twins`: the deciding tests that have twins, by node id;
-    `partial_twins`: those whose expectations are partly known to the tested code; `twin_plain`: sites that are
-    evaluated in the process; `twin_uncut`: files that need their unused values; `twin_fixed`: sites whose
-    expectation is never changed; `twin_files`: the text of a suite's hidden test files of which versions are
-    written; `twin_seed`: decides what changed expectations are; `twin_bits`: the binary logarithm of how many
-    guesses at the expectations of `fail_to_pass` there are.
+    must not change while the tests run. `usual_events`: what the code does while the tests run with the gold
+    patch, None before that is known (see `understudy.checks.runtime_events`). `twins`: the deciding tests that
+    have twins, by node id; `partial_twins`: those whose expectations are partly known to the tested code;
+    `twin_plain`: sites that are evaluated in the process; `twin_uncut`: files that need their unused values;
+    `twin_fixed`: sites whose expectation is never changed; `twin_files`: the text of a suite's hidden test files
+    of which versions are written; `twin_seed`: decides what changed expectations are; `twin_bits`: the binary
+    logarithm of how many guesses at the expectations of `fail_to_pass` there are.
     """
 
     as_root: bool = False
@@ -64,6 +67,7 @@ class GradingOptions(Struct, frozen=True):
     twin_seed: int = 0
     twin_bits: float = 0.0
     sealed: bool = True
+    usual_events: tuple[str, ...] | None = None
 
 
 def failed_result(reason: str, log: str) -> CheckResult:

@@ -10,6 +10,7 @@ from typing import cast
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from understudy.checks import report_plugin
 from understudy.checks.base import (
@@ -20,9 +21,10 @@ from understudy.checks.base import (
     read_result_file,
     report_lines,
 )
+from understudy.checks.runtime_events import read_events
 from understudy.errors import GraderError
 from understudy.sandbox.base import Mount, Sandbox
-from understudy.types import KEEPS, SOLVES, PytestChecks, TestOutcome, Verdict
+from understudy.types import KEEPS, SOLVES, Evidence, PytestChecks, TestOutcome, Verdict
 
 PLUGIN_MOUNT = Mount(Path(report_plugin.__file__), "/opt/understudy/report_plugin.py")
 """Every sandbox in which `run_pytest` is called must have this mount; `sandbox_spec` adds it."""
@@ -35,7 +37,8 @@ class PytestReport(Struct):
     """What pytest did: outcome by node id, failures as seen from the test's file, and how the process ended.
 
     `exit_code` is None after a timeout. `finished` is true when pytest came to its own end and said so; without
-    it a test that was still running is not in `outcomes`. `log` is the end of its output.
+    it a test that was still running is not in `outcomes`. `log` is the end of its output, `events` what was seen
+    of the tested code (see `understudy.checks.runtime_events`).
     """
 
     outcomes: dict[str, TestOutcome]
@@ -44,6 +47,7 @@ class PytestReport(Struct):
     timed_out: bool
     log: str
     finished: bool = True
+    events: tuple[Evidence, ...] = ()
 
 
 class _ReportLine(Struct):
@@ -77,23 +81,26 @@ async def run_pytest(sandbox: Sandbox, files: Sequence[str], *, timeout_s: float
     report = posixpath.join(sandbox.home, f".report-{secrets.token_hex(16)}.jsonl")
     driver = sandbox.locate(PLUGIN_MOUNT.target)
     paths = [posixpath.join(sandbox.workdir, file) for file in files]
+    token = f"understudy-event-{secrets.token_hex(16)}"
     done = await sandbox.run(
         ["python", "-P", "-s", driver, report, sandbox.workdir, *paths],
         timeout_s=timeout_s,
+        stdin=f"{token}\n".encode(),
         env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         cwd=sandbox.workdir,
     )
     check_not_killed(done)
-    log = output_tail(done)
+    raw = await read_result_file(sandbox, report, _REPORT_BYTES) or b""
+    outcomes, messages, end = parse_outcomes(raw)
+    finished = end is not None and end == done.exit_code
+    stderr, events = read_events(done.stderr, token, finished=finished)
+    log = output_tail(replace(done, stderr=stderr))
     if done.exit_code in _NOT_STARTED:
         # The tested code may exit with these codes too, but then pytest can be imported.
         probe = await sandbox.run(["python", "-P", "-s", "-c", "import pytest"], timeout_s=60, cwd="/")
         if probe.exit_code != 0:
             raise GraderError(f"pytest could not be started (exit code {done.exit_code}):\n{log[-2000:]}")
-    raw = await read_result_file(sandbox, report, _REPORT_BYTES) or b""
-    outcomes, messages, end = parse_outcomes(raw)
-    finished = end is not None and end == done.exit_code
-    return PytestReport(outcomes, messages, done.exit_code, done.timed_out, log, finished)
+    return PytestReport(outcomes, messages, done.exit_code, done.timed_out, log, finished, events)
 
 
 def parse_outcomes(raw: bytes) -> tuple[dict[str, TestOutcome], dict[str, str], int | None]:

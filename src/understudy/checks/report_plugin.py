@@ -3,6 +3,10 @@
 This file is mounted into sandboxes and run there by the task's own Python, so it needs pytest and nothing of ours.
 It writes JSON lines: `{"start": version}`, one `{"id", "when", "outcome", "message"}` for every phase of every
 test or failed collection, and `{"end": exit code}`.
+
+Run as a program, it reads a line from stdin, the channel's token, and watches what happens in its process by an
+audit hook, which cannot be removed. What only somebody does who works on the tests instead of passing them is
+written to a copy of stderr, which no code can take back: lines of TOKEN RULE LINE PATH (see `runtime_events`).
 """
 
 from __future__ import annotations
@@ -17,6 +21,30 @@ NOT_STARTED = 97
 """Exit code when pytest itself cannot be imported."""
 
 _MESSAGE_CHARS = 8000
+_MOST_EVENTS = 200
+_AF_VSOCK = 40
+_WATCHED = frozenset(
+    (
+        "open",
+        "os.link",
+        "os.remove",
+        "os.rename",
+        "os.truncate",
+        "object.__setattr__",
+        "gc.get_objects",
+        "gc.get_referrers",
+        "ctypes.PyObj_FromPtr",
+        "ctypes.cdata",
+        "ctypes.dlsym",
+        "ctypes.string_at",
+        "sys.settrace",
+        "sys.setprofile",
+        "compile",
+        "code.__new__",
+        "socket.__new__",
+    )
+)
+"""The audit events that are looked at; all others, as most imports and opened files, cost one look-up."""
 
 
 class Reporter:
@@ -64,8 +92,161 @@ def _message(report: Any) -> str:
     return "\n".join(lines)[:_MESSAGE_CHARS]
 
 
-def main(report: str, root: str, *files: str, plugins: Callable[[Reporter], list[Any]] = lambda _: []) -> int:
-    """Run pytest over `files` below `root`, with the reporter and `plugins` made for it; return its exit code."""
+def watch(
+    token: str, root: str, report: str, tests: tuple[str, ...], library_paths: list[str]
+) -> Callable[[], None]:
+    """Write evidence to a copy of stderr from now on; returns what writes that the watch was not disturbed.
+
+    `report` is the file of outcomes, which must be open already. Whose code does something is decided by the
+    innermost frame that is not pytest's or of the standard library: a file of the libraries, of the `tests`, or,
+    being anything else, of the tested code.
+    """
+    import _pytest
+    import pluggy
+    import pytest
+
+    # The tested code can replace what modules and builtins hold, so the hook uses only what is bound here.
+    write, stat, fstat, getpid = os.write, os.stat, os.fstat, os.getpid
+    getframe = sys._getframe  # pyright: ignore[reportPrivateUsage]
+    string, octets, integer, truth, kind_of, function, size = str, bytes, int, bool, type, type(_message), len
+    watched, most_events, machine_family = _WATCHED, _MOST_EVENTS, _AF_VSOCK
+    failures, os_error = (TypeError, ValueError, OSError), OSError
+    channel, pid = os.dup(2), os.getpid()
+    here = os.path.abspath(__file__)  # noqa: PTH100
+    standard = os.path.dirname(os.__file__) + "/"  # noqa: PTH120
+    modules: tuple[Any, ...] = (pytest, _pytest, pluggy)
+    runner = tuple(str(os.path.dirname(each.__file__)) + "/" for each in modules)  # noqa: PTH120
+    unittest = standard + "unittest/"
+    packages = tuple(standard + name for name in ("site-packages/", "dist-packages/"))
+    libraries = tuple(entry.rstrip("/") + "/" for entry in library_paths if os.path.isdir(entry))  # noqa: PTH112
+    test_files = frozenset(tests) | {os.path.realpath(path) for path in tests}
+    base = root.rstrip("/") + "/"
+
+    def identity(path: Any) -> Any:
+        status = stat(path)
+        return status.st_dev, status.st_ino
+
+    def channel_identity() -> Any:
+        status = fstat(channel)
+        return status.st_dev, status.st_ino
+
+    report_identity, first_identity = identity(report), channel_identity()
+    hidden = frozenset(identity(path) for path in tests if os.path.exists(path))  # noqa: PTH110
+    processes = stat("/proc").st_dev if os.path.isdir("/proc/self") else None  # noqa: PTH112
+    writing = os.O_WRONLY | os.O_RDWR
+    sent: set[str] = set()
+    lost = False
+
+    def send(rule: str, path: str = "-", line: int = 0) -> None:
+        nonlocal lost
+        key = rule + " " + path
+        if key in sent or size(sent) > most_events:
+            return
+        sent.add(key)
+        text = token + " " + rule + " " + string(line) + " " + path
+        try:
+            if channel_identity() != first_identity:
+                lost = True
+            write(channel, b"\n" + text.encode("unicode_escape") + b"\n")
+        except os_error:
+            lost = True
+
+    def owner(name: str) -> str:
+        if name == here or name.startswith(runner):
+            return "runner"
+        if name in test_files:
+            return "test"
+        if name.startswith("<frozen ") or (name.startswith(standard) and not name.startswith(packages)):
+            return "standard"
+        return "library" if name.startswith(libraries) else "tested"
+
+    def accuse(rule: str, frame: Any) -> None:
+        while frame is not None:
+            name = frame.f_code.co_filename
+            whose = owner(name)
+            if whose == "tested":
+                send(rule, name[size(base) :] if name.startswith(base) else name, frame.f_lineno or 0)
+            if whose not in ("runner", "standard"):
+                return
+            frame = frame.f_back
+
+    def look_at_path(event: str, path: Any, opened_to_write: bool, frame: Any) -> None:
+        if kind_of(path) is octets:
+            path = path.decode("utf-8", "surrogateescape")
+        name = string.__str__(path)
+        try:
+            which = identity(name)
+        except os_error:
+            return
+        if which == report_identity:
+            send("report-written" if opened_to_write else "report-read")
+        elif event == "open" and which in hidden:
+            accuse("tests-read", frame)
+        elif event == "open" and which[0] == processes and (name.endswith("/mem") or name[:6] != "/proc/"):
+            accuse("memory-used", frame)
+
+    def look(event: str, args: Any, frame: Any) -> None:
+        if event == "open":
+            path, mode, flags = args
+            if kind_of(path) is not integer:
+                look_at_path(event, path, truth(flags & writing) or (mode or "r") != "r", frame)
+        elif event.startswith("os."):
+            for each in args[:2]:
+                if kind_of(each) is not integer:
+                    look_at_path(event, each, True, frame)
+        elif event == "object.__setattr__":
+            if args[1] == "__code__" and kind_of(args[0]) is function:
+                name = args[0].__code__.co_filename
+                whose = owner(name)
+                if whose == "runner" or name.startswith(unittest):
+                    accuse("runner-replaced", frame)
+                elif whose == "test":
+                    accuse("test-replaced", frame)
+        elif event in ("compile", "code.__new__"):
+            # Imports compile libraries under their own names: only who does it himself gives code a false name.
+            name = args[1]
+            if kind_of(name) is string and owner(name) in ("runner", "test", "standard"):
+                direct = owner(frame.f_code.co_filename) == "tested"
+                if direct and not name.startswith("<"):
+                    accuse("code-disguised", frame)
+        elif event == "socket.__new__":
+            if args[1] == machine_family:
+                accuse("machine-socket", frame)
+        elif event.startswith("gc."):
+            accuse("objects-searched", frame)
+        elif event.startswith("sys."):
+            accuse("trace-set", frame)
+        elif event != "ctypes.dlsym" or (kind_of(args[1]) is string and args[1].startswith(("Py", "_Py"))):
+            accuse("memory-used", frame)
+
+    def hook(event: str, args: Any) -> None:
+        if event not in watched:
+            return
+        try:
+            look(event, args, getframe(1))
+        except failures:  # arguments that no real event has: the tested code may raise events of its own
+            return
+
+    def finish() -> None:
+        if not lost and getpid() == pid:
+            send("end")
+
+    send("start")
+    sys.addaudithook(hook)
+    return finish
+
+
+def main(
+    report: str,
+    root: str,
+    *files: str,
+    plugins: Callable[[Reporter], list[Any]] = lambda _: [],
+    token: str = "",
+) -> int:
+    """Run pytest over `files` below `root`, with the reporter and `plugins` made for it; return its exit code.
+
+    With a `token` the process is watched, where Python has audit hooks (3.8).
+    """
     # The tree must not stand in for pytest: it joins the path only when pytest is loaded.
     foreign = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     tree = [entry for entry in sys.path if entry in foreign]
@@ -75,16 +256,21 @@ def main(report: str, root: str, *files: str, plugins: Callable[[Reporter], list
     except ImportError as error:
         print(f"pytest cannot be imported: {error}", file=sys.stderr)  # noqa: T201
         return NOT_STARTED
+    libraries = list(sys.path)
     sys.path[:0] = [root, *tree]
     with open(report, "w", encoding="utf-8") as file:  # noqa: PTH123
         reporter = Reporter(file)
         reporter.write(start=pytest.__version__)
         options = ["-p", "no:cacheprovider", "--color=no", "--tb=long", "--continue-on-collection-errors"]
         joined = [reporter, *plugins(reporter)]
+        watched = token and hasattr(sys, "addaudithook")
+        finish = watch(token, root, report, files, libraries) if watched else None
         code = pytest.main([*options, f"--rootdir={root}", f"--confcutdir={root}", *files], plugins=joined)
         reporter.write(end=int(code))
+        if finish is not None:
+            finish()
     return int(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:], token=sys.stdin.readline().strip()))

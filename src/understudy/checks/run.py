@@ -23,6 +23,7 @@ from understudy.checks.base import (
 )
 from understudy.checks.canaries import canary_problem, pytest_canaries
 from understudy.checks.pytest_checks import deciding_files, judge_pytest, run_pytest
+from understudy.checks.runtime_events import with_events
 from understudy.checks.seal import HiddenFiles, read_hidden, with_unchanged
 from understudy.checks.suite import run_suite
 from understudy.checks.twin_ids import DecidingTests
@@ -102,7 +103,7 @@ async def _run_pytest(
         run = (*run, canaries.path)
     await sandbox.seal(sorted(files))
     report = await run_pytest(sandbox, run, timeout_s=checks.timeout_s)
-    result = judge_pytest(checks, report)
+    result = with_events(judge_pytest(checks, report), report.events, options.usual_events)
     results = {id: (outcome.upper(),) for id, outcome in report.outcomes.items()}
     problem = canary_problem(canaries, results) if canaries else ""
     if not problem or not is_solved(result.verdict.reward):

@@ -19,6 +19,7 @@ from understudy import __version__
 from understudy.checks.base import CheckResult, GradingOptions, failed_result
 from understudy.checks.log_parsers import check_parser
 from understudy.checks.run import run_checks, run_task_version
+from understudy.checks.runtime_events import event_keys
 from understudy.checks.seal import read_hidden
 from understudy.checks.suite import run_before_patch
 from understudy.checks.twin_ids import deciding_tests, version_texts
@@ -78,7 +79,8 @@ async def grade(
             verdict = _confirmed(verdict, shown)
     if verdict.integrity.status != "forged":
         integrity = await asyncio.to_thread(audit, patch, prepared.task, gated, verdict, prepared.tree)
-        verdict = replace(verdict, integrity=integrity)
+        if integrity.evidence != verdict.integrity.evidence:  # else the verdict's own reason says it best
+            verdict = replace(verdict, integrity=integrity)
     protection, unprotected = protection_of(prepared.task, prepared.options)
     return replace(
         verdict,
@@ -261,7 +263,8 @@ async def validate(
         (graded, gold), empty = await asyncio.gather(gold_grading, empty_grading)
     finally:  # if one raises, wait for the other: its sandbox must not outlive this call
         await asyncio.wait((gold_grading, empty_grading))
-    if graded != prepared and is_solved(gold.reward):
+    needed = replace(graded, options=replace(graded.options, usual_events=prepared.options.usual_events))
+    if needed != prepared and is_solved(gold.reward):
         # The empty patch was graded without the options that the gold patch turned out to need.
         empty = await _evaluate(graded, nothing, sandboxes, environment)
     if is_solved(gold.reward) and is_solved(empty.verdict.reward) and graded.options.canaries:
@@ -334,7 +337,11 @@ async def _grade_gold(
             if result.verdict.reward != 1.0 and result.conflicts:
                 options = replace(options, conflicts=result.conflicts)
                 result = await _evaluate(replace(prepared, options=options), gated, sandboxes, environment)
+            if result.verdict.reward != 1.0 and result.events:
+                options = replace(options, usual_events=event_keys(result.events))
+                result = await _evaluate(replace(prepared, options=options), gated, sandboxes, environment)
             if is_solved(result.verdict.reward):
+                options = replace(options, usual_events=event_keys(result.events))
                 return replace(prepared, options=options), result.verdict
             first = first or result.verdict
     return prepared, first or Verdict(reward=0.0, reason="")
