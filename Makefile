@@ -1,5 +1,5 @@
 # Two commands do everything: `make demo` and `make test`. Both set up what they need first.
-.PHONY: demo demo-quick test test-services soak setup setup-train lint lock bench clean
+.PHONY: demo demo-quick test test-services soak setup setup-train lint lock bench view view-dev clean
 
 # The tests start hundreds of Python processes, which must not each compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -42,6 +42,16 @@ lint: setup-train
 # Brings requirements/*.txt, the pinned and hashed packages that `make` installs, up to pyproject.toml.
 lock: setup-train
 	@sh scripts/lock.sh
+
+# The viewer's page, from ui/ into the package. What it writes is committed, so that nobody else needs Node.js.
+view: setup
+	@sh scripts/view.sh types
+	@sh scripts/view.sh test
+	@sh scripts/view.sh build
+
+# The page with hot reload, in front of `understudy view --port 8077` (or of the address in UNDERSTUDY_VIEW).
+view-dev: setup
+	@sh scripts/view.sh dev
 
 bench: setup-train
 	@for file in bench/*.py; do .venv/bin/python $$file || exit 1; done

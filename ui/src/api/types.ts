@@ -1,0 +1,29 @@
+import type { components, operations } from "./schema";
+
+type Schemas = components["schemas"];
+
+export type BlockView = Schemas["BlockView"];
+export type BranchView = Schemas["BranchView"];
+export type CallLine = Schemas["CallLine"];
+export type ErrorAnswer = Schemas["ErrorAnswer"];
+export type FunnelStage = Schemas["FunnelStage"];
+export type GatewayView = Schemas["GatewayView"];
+export type LoopStep = Schemas["LoopStep"];
+export type LoopView = Schemas["LoopView"];
+export type PairView = Schemas["PairView"];
+export type RolloutHead = Schemas["RolloutHead"];
+export type RolloutRow = Schemas["RolloutRow"];
+export type SegmentView = Schemas["SegmentView"];
+export type SessionRow = Schemas["SessionRow"];
+export type StateRow = Schemas["StateRow"];
+export type StoreChange = Schemas["StoreChange"];
+export type StoreList = Schemas["StoreList"];
+export type StoreSummary = Schemas["StoreSummary"];
+export type TaskGridRow = Schemas["TaskGridRow"];
+export type TaskSample = Schemas["TaskSample"];
+export type TokenPage = Schemas["TokenPage"];
+export type TurnView = Schemas["TurnView"];
+export type VerdictView = Schemas["VerdictView"];
+export type VoteOrder = Schemas["VoteOrder"];
+
+export type RolloutFilter = NonNullable<operations["list_rollouts"]["parameters"]["query"]>;

@@ -1,0 +1,28 @@
+import { QueryClient, QueryClientProvider } from "@tanstack/react-query";
+import { RouterProvider } from "@tanstack/react-router";
+import { StrictMode } from "react";
+import { createRoot } from "react-dom/client";
+import { ApiError } from "./api/source";
+import { router } from "./router";
+import "./styles/base.css";
+
+const client = new QueryClient({
+  defaultOptions: {
+    queries: {
+      // The server says when a store has changed; nothing is read again for any other reason.
+      staleTime: Infinity,
+      refetchOnWindowFocus: false,
+      retry: (failures, error) => error instanceof ApiError && error.type === "unreachable" && failures < 2,
+    },
+  },
+});
+
+const root = document.getElementById("root");
+if (root === null) throw new Error('index.html has no element with the id "root"');
+createRoot(root).render(
+  <StrictMode>
+    <QueryClientProvider client={client}>
+      <RouterProvider router={router} />
+    </QueryClientProvider>
+  </StrictMode>,
+);

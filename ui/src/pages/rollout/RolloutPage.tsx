@@ -1,0 +1,121 @@
+import { useQuery } from "@tanstack/react-query";
+import { useParams } from "@tanstack/react-router";
+import { rolloutQuery, type RolloutKey } from "../../api/queries";
+import type { RolloutHead } from "../../api/types";
+import { Choice } from "../../components/controls";
+import { useKeys } from "../../components/keyboard";
+import { Stat, Stats } from "../../components/marks";
+import { Page, Tabs, Trail } from "../../components/Page";
+import { Loaded } from "../../components/Query";
+import { Text } from "../../components/Text";
+import { useUpKey } from "../../components/useUpKey";
+import { useUrlState } from "../../components/useUrlState";
+import { count, duration, money, reward, short } from "../../text/format";
+import { IntegrityBadge, StatusBadge } from "../store/badges";
+import { Transcript } from "./Transcript";
+import styles from "./RolloutPage.module.css";
+
+const VIEWS: [string, string][] = [
+  ["transcript", "Transcript"],
+];
+
+function Figures({ head }: { head: RolloutHead }) {
+  const { row } = head;
+  return (
+    <Stats>
+      {row !== null && <Stat label="Reward" value={reward(row.reward)} />}
+      <Stat label="Turns" value={count(head.turns)} />
+      {row !== null && (
+        <>
+          <Stat label="Tokens" value={`${short(row.prompt_tokens)} → ${short(row.completion_tokens)}`} />
+          <Stat label="Time" value={duration(row.seconds)} />
+          <Stat label="Cost" value={money(row.cost_usd)} />
+        </>
+      )}
+    </Stats>
+  );
+}
+
+function View({ view, body, head }: { view: string; body: RolloutKey; head: RolloutHead }) {
+  switch (view) {
+    default:
+      return <Transcript body={body} head={head} />;
+  }
+}
+
+/** One rollout, in several views of one attempt. */
+export function RolloutPage() {
+  const { store, rollout } = useParams({ from: "/s/$store/r/$rollout" });
+  const [url, setUrl] = useUrlState();
+  const body: RolloutKey = { store, rollout, attempt: url["attempt"] };
+  const result = useQuery(rolloutQuery(body));
+  const view = url["view"] ?? "transcript";
+  useUpKey("/s/$store", { store });
+  useKeys(
+    Object.fromEntries(VIEWS.map(([name], index) => [String(index + 1), () => setUrl({ view: name })])),
+  );
+  const row = result.data?.row ?? null;
+  return (
+    <Page
+      title={row === null ? rollout : `${row.task_id} #${row.sample_index}`}
+      heading={
+        <>
+          <Text>{row === null ? rollout : row.task_id}</Text>
+          {row !== null && (
+            <>
+              <span className={styles.sample}>#{row.sample_index}</span> <StatusBadge row={row} />{" "}
+              {row.integrity !== "clean" && <IntegrityBadge status={row.integrity} reviewed={row.reviewed} />}
+            </>
+          )}
+        </>
+      }
+      trail={
+        <>
+          <Trail to="/">Runs</Trail>
+          <Trail to="/s/$store" params={{ store }}>
+            Run
+          </Trail>
+        </>
+      }
+      aside={result.data && <Figures head={result.data} />}
+    >
+      <Loaded result={result}>
+        {(head) => (
+          <>
+            {(row?.error ?? null) !== null || (row?.reason ?? "") !== "" ? (
+              <p className={styles.reason}>
+                <Text>{row?.error?.message ?? row?.reason ?? ""}</Text>
+              </p>
+            ) : null}
+            <Tabs label="Views of the rollout">
+              {VIEWS.map(([name, label]) => (
+                <a
+                  key={name}
+                  href="#content"
+                  aria-current={view === name ? "page" : undefined}
+                  onClick={(event) => {
+                    event.preventDefault();
+                    setUrl({ view: name });
+                  }}
+                >
+                  {label}
+                </a>
+              ))}
+              {head.attempts.length > 1 && (
+                <span className={styles.attempt}>
+                  <Choice
+                    label="Attempt"
+                    value={url["attempt"] ?? head.attempt_id ?? undefined}
+                    options={head.attempts.map((attempt) => [attempt.id, `${attempt.number}, ${attempt.status}`] as const)}
+                    onChange={(attempt) => setUrl({ attempt, turn: undefined, call: undefined })}
+                  />
+                </span>
+              )}
+            </Tabs>
+            <View view={view} body={body} head={head} />
+          </>
+        )}
+      </Loaded>
+    </Page>
+  );
+}

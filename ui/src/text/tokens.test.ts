@@ -1,0 +1,30 @@
+import { describe, expect, it } from "vitest";
+import { IMPROBABLE, nextImprobable, surprise, tokenLabel } from "./tokens";
+
+describe("surprise", () => {
+  it("grows with improbability and says nothing where there is no logprob", () => {
+    expect(surprise(null)).toBeNull();
+    expect([0, -0.9, -1.1, -2.5, -3.5, -4.5, -40].map(surprise)).toEqual([0, 0, 1, 2, 3, 4, 4]);
+    expect(surprise(0.001)).toBe(0);
+  });
+});
+
+describe("nextImprobable", () => {
+  const logprobs = [null, -0.1, -5, -0.2, IMPROBABLE, -9];
+
+  it("goes forwards and backwards to tokens below the limit, and not at it", () => {
+    expect(nextImprobable(logprobs, -1, 1)).toBe(2);
+    expect(nextImprobable(logprobs, 2, 1)).toBe(5);
+    expect(nextImprobable(logprobs, 5, -1)).toBe(2);
+    expect(nextImprobable(logprobs, 5, 1)).toBeNull();
+    expect(nextImprobable(logprobs, 2, -1)).toBeNull();
+  });
+});
+
+describe("tokenLabel", () => {
+  it("makes whitespace visible where a token is nothing else", () => {
+    expect(tokenLabel(" \n\t")).toBe("·⏎⇥");
+    expect(tokenLabel(" word")).toBe(" word");
+    expect(tokenLabel("")).toBe("∅");
+  });
+});

@@ -1,0 +1,32 @@
+/** The logprob at and below which a token is coloured most strongly: e^-5 is a probability of 0.7 %. */
+const FLOOR = -5;
+
+/** A sampled token less probable than this (5 %) is a stop of the key that jumps to improbable tokens. */
+export const IMPROBABLE = Math.log(0.05);
+
+/** Returns how improbable a token was, from 0 (certain) to 4 (at most 0.7 %), in equal steps of logprob. */
+export function surprise(logprob: number | null | undefined): 0 | 1 | 2 | 3 | 4 | null {
+  if (logprob == null || Number.isNaN(logprob)) return null;
+  const step = Math.floor((Math.max(FLOOR, Math.min(0, logprob)) / FLOOR) * 5) + 0;
+  return Math.min(4, step) as 0 | 1 | 2 | 3 | 4;
+}
+
+/** Returns the index of the next token below `IMPROBABLE` after (or, backwards, before) `from`; null if there is none. */
+export function nextImprobable(
+  logprobs: readonly (number | null | undefined)[],
+  from: number,
+  direction: 1 | -1,
+): number | null {
+  for (let index = from + direction; index >= 0 && index < logprobs.length; index += direction) {
+    const logprob = logprobs[index];
+    if (logprob != null && logprob < IMPROBABLE) return index;
+  }
+  return null;
+}
+
+/** Returns a token's text with whitespace made visible where the whole token is whitespace. */
+export function tokenLabel(text: string): string {
+  if (text === "") return "∅";
+  if (/^\s+$/u.test(text)) return text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·");
+  return text;
+}

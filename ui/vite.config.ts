@@ -1,0 +1,36 @@
+import react from "@vitejs/plugin-react";
+import { defineConfig } from "vitest/config";
+
+const server = process.env["UNDERSTUDY_VIEW"] ?? "http://127.0.0.1:8077";
+
+export default defineConfig({
+  plugins: [react()],
+  // Pages have paths of any depth, so their assets are named by absolute paths.
+  base: "/assets/",
+  build: {
+    outDir: "../src/understudy/view/assets",
+    emptyOutDir: true,
+    target: "es2022",
+    cssCodeSplit: false,
+    modulePreload: false,
+    reportCompressedSize: false,
+    assetsInlineLimit: 0,
+    rolldownOptions: {
+      output: {
+        // One script and one stylesheet: what `understudy view --export` inlines. The names are fixed, so that a
+        // rebuild changes the files it has to change and no others.
+        codeSplitting: false,
+        entryFileNames: "viewer.js",
+        assetFileNames: "viewer[extname]",
+      },
+    },
+  },
+  server: {
+    host: "127.0.0.1",
+    proxy: {
+      // The server checks Host and Origin exactly, so requests that pass through here carry its own.
+      "/api": { target: server, changeOrigin: true, headers: { origin: server } },
+    },
+  },
+  test: { include: ["src/**/*.test.ts"] },
+});
