@@ -104,6 +104,29 @@ def textual(message: Message) -> Message:
     return message if isinstance(content, str) else {**message, "content": text_content(content)}
 
 
+def message_rows(messages: Sequence[Message]) -> list[Message]:
+    """Messages with the arguments of their tool calls as objects, which chat templates expect.
+
+    Arguments that are no JSON object, which only messages that are not trained on can have, become an object
+    that has them as text under the key "arguments".
+    """
+    rows: list[Message] = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            rows.append({**message, "tool_calls": [_call_row(call) for call in calls]})
+        else:
+            rows.append({key: value for key, value in message.items() if key != "tool_calls"})
+    return rows
+
+
+def _call_row(call: dict[str, Any]) -> dict[str, Any]:
+    function: dict[str, Any] = call["function"]
+    arguments = arguments_of(call)
+    if arguments is None:
+        arguments = {"arguments": function.get("arguments")}
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
 def _marks(message: Message) -> tuple[tuple[str, ...], str]:
     calls = tuple(str(call.get("id")) for call in message.get("tool_calls") or ())
     return calls, "".join((message.get("content") or "").split())
@@ -113,12 +136,12 @@ class Example(Struct, frozen=True, kw_only=True):
     """A conversation to learn from, messages in OpenAI form, the last one the assistant's.
 
     `trained` are the indexes in `messages` of the assistant's messages to learn, in order; the others are only
-    read. `unit` is "turn" where only the last is learned, "conversation" where a whole path is. Thinking stands
-    in `reasoning_content` of trained messages. `tools_source` tells where `tools` are from, `tools_version` of
-    which version of the agent they are where they are not from the log. `group` is the project or the task: what
-    a split must not cut through. `desirable` is whether it is to be learned from or unlearned (KTO), None where
-    nothing tells. `origin` is "session" or "rollout", `source` the log format or the dataset, `licence` of what
-    it came of, None: not known.
+    read. `answer_ids` are the ids of their states or calls. `unit` is "turn" where only the last is learned,
+    "conversation" where a whole path is. Thinking stands in `reasoning_content` of trained messages.
+    `tools_source` tells where `tools` are from, `tools_version` of which version of the agent they are where they
+    are not from the log. `group` is the project or the task: what a split must not cut through. `desirable` is
+    whether it is to be learned from or unlearned (KTO), None where nothing tells. `origin` is "session" or
+    "rollout", `source` the log format or the dataset, `licence` of what it came of, None: not known.
     """
 
     example_id: str
@@ -127,6 +150,7 @@ class Example(Struct, frozen=True, kw_only=True):
     group: str
     messages: list[Message]
     trained: tuple[int, ...]
+    answer_ids: tuple[str, ...] = ()
     tools: list[dict[str, Any]] | None = None
     tools_source: ToolsSource | None = None
     tools_version: str | None = None
@@ -190,12 +214,12 @@ def attempt_examples(
         if unit == "turn":
             for node, answer in answers:
                 messages = [*_history(node), answer]
-                yield _call_example(graded, origin, node, messages, (len(messages) - 1,), "turn")
+                yield _call_example(graded, origin, node, messages, {len(messages) - 1: node}, "turn")
             continue
         while answers:
             node, answer = answers.pop()
             messages = _history(node)
-            trained: list[int] = []
+            learned: dict[int, Node] = {}
             missed: list[tuple[Node, Message]] = []
             position = 0
             for earlier, earlier_answer in answers:
@@ -205,12 +229,12 @@ def attempt_examples(
                     missed.append((earlier, earlier_answer))
                     continue
                 messages[index] = earlier_answer
-                trained.append(index)
+                learned[index] = earlier
                 position = index + 1
             answers = missed
-            trained.append(len(messages))
+            learned[len(messages)] = node
             messages.append(answer)
-            yield _call_example(graded, origin, node, messages, tuple(trained), "conversation")
+            yield _call_example(graded, origin, node, messages, learned, "conversation")
 
 
 def _call_flaw(node: Node, answer: Message | None) -> str | None:
@@ -228,7 +252,7 @@ def _call_example(
     origin: TaskOrigin,
     node: Node,
     messages: list[Message],
-    trained: tuple[int, ...],
+    learned: dict[int, Node],
     unit: Any,
 ) -> Example:
     reward, call = graded.verdict.reward, node.call
@@ -238,7 +262,8 @@ def _call_example(
         unit=unit,
         group=origin.group,
         messages=messages,
-        trained=trained,
+        trained=tuple(learned),
+        answer_ids=tuple(one.call.id for one in learned.values()),
         tools=node.conversation.tools or None,
         tools_source="logged" if node.conversation.tools else None,
         desirable=is_solved(reward),
@@ -306,7 +331,7 @@ def _turns(trace: Trace, left_out: Counter[str]) -> Iterator[Example]:
             left_out[reason] += 1
             continue
         messages = [*map(textual, state.messages), answer]
-        yield _turn_example(trace, turn, messages, (len(messages) - 1,), "turn", offered)
+        yield _turn_example(trace, turn, messages, {len(messages) - 1: turn}, "turn", offered)
 
 
 def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterator[Example]:
@@ -331,7 +356,7 @@ def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterato
         path = node_path(trace, turn.context)
         messages, answered = _path_messages(trace, path, shape, rendered)
         positions = [position for position, _ in answered]
-        trained: set[int] = set()
+        learned: dict[int, TraceTurn] = {}
         for position, node in enumerate((-1, *path), start=-1):
             for number in by_context.get(node, ()):
                 if number not in remaining or not _same_shape(remaining[number].shape or trace.shape, shape):
@@ -339,14 +364,13 @@ def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterato
                 # A turn's answer is the first one on the path behind the node that the turn was asked at.
                 following = bisect_right(positions, position)
                 index = answered[following][1] if following < len(answered) else None
-                if index is not None and index not in trained and is_same_answer(messages[index], answers[number]):
+                if index is not None and index not in learned and is_same_answer(messages[index], answers[number]):
                     messages[index] = answers[number]
-                    trained.add(index)
-                    del remaining[number]
+                    learned[index] = remaining.pop(number)
         messages.append(answers[last])
-        indexes = (*sorted(trained), len(messages) - 1)
+        learned[len(messages) - 1] = turn
         notes["paths"] += 1
-        yield _turn_example(trace, turn, messages, indexes, "conversation", offered.of(turn))
+        yield _turn_example(trace, turn, messages, learned, "conversation", offered.of(turn))
 
 
 def _not_offered(answer: Message, offered: ToolList) -> str | None:
@@ -398,11 +422,11 @@ def _turn_example(
     trace: Trace,
     turn: TraceTurn,
     messages: list[Message],
-    trained: tuple[int, ...],
+    learned: dict[int, TraceTurn],
     unit: Any,
     offered: ToolList,
 ) -> Example:
-    outcome = trace.outcome
+    trained, outcome = tuple(sorted(learned)), trace.outcome
     reward = outcome.reward if outcome else None
     if reward is None and outcome and outcome.resolved is not None:
         reward = float(outcome.resolved)
@@ -413,6 +437,7 @@ def _turn_example(
         group=group_of(trace),
         messages=messages,
         trained=trained,
+        answer_ids=tuple(state_id(trace.trace_id, learned[index].message_id) for index in trained),
         tools=offered.tools,
         tools_source=offered.source,
         tools_version=offered.version,
@@ -428,5 +453,9 @@ def _turn_example(
             "branch": turn.branch,
             "fidelity": turn.fidelity,
             "timestamp": turn.timestamp,
+            "version": trace.version,
+            "resolved": outcome.resolved if outcome else None,
+            "task": outcome.task if outcome else None,
+            "signals": [learned[index].signals for index in trained],
         },
     )

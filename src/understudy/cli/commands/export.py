@@ -352,7 +352,7 @@ def _run_to_export(requested: str | None, store: Store, origins: tuple[Origin, .
 
 
 def _summarise(name: str, exported: ExportSummary, traits: FormatTraits, roles: tuple[Role, ...]) -> None:
-    if traits.into_run:
+    if traits.into_run and "session" not in exported.origins:
         _summarise_run(exported, roles)
         return
     typer.echo(

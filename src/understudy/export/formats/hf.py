@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import field
@@ -30,7 +30,7 @@ from understudy.export.base import (
     exporter,
     no_progress,
 )
-from understudy.export.corpus import CallSource, ClientSession, Corpus, CorpusCounts, origin_name
+from understudy.export.corpus import ORIGINS, CallSource, ClientSession, Corpus, CorpusCounts, Unit, origin_name
 from understudy.export.examples import textual
 from understudy.export.files import (
     CARD_NAME,
@@ -40,6 +40,7 @@ from understudy.export.files import (
     safe_file_name,
     write_errors,
 )
+from understudy.export.formats.hf_sessions import export_sessions
 from understudy.export.parquet import CHAT_MESSAGE, SavedDatasetWriter, schema
 from understudy.ingest.model_families import model_family
 from understudy.store.outcomes import GradedSelection
@@ -88,7 +89,6 @@ dataset = load_dataset("{output}", split="train")"""
 
 @exporter(
     FormatTraits(
-        origins=("rollouts",),
         roles=ROLES,
         chooses_solved=False,
         chooses_thinking=False,
@@ -97,8 +97,17 @@ dataset = load_dataset("{output}", split="train")"""
         clients=True,
     )
 )
-def export(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progress) -> ExportSummary:
-    """Hugging Face datasets with exact tokens, and streams of spans, one of each per task instance.
+def export(
+    corpus: Corpus,
+    output: Path,
+    *,
+    unit: Annotated[Unit, "Of sessions: a row a conversation, or a row a turn."] = "conversation",
+    report: ProgressCallback = no_progress,
+) -> ExportSummary:
+    """Hugging Face datasets: of rollouts exact tokens and streams of spans, of sessions their conversations.
+
+    Of sessions there is one dataset, whose rows have messages, tools, and what is known of the session. Of
+    rollouts there is a dataset and a stream per task instance:
 
     dataset-INSTANCE loads with datasets.load_from_disk; stream_INSTANCE.json has one span a line. An earlier
     export to the same place is replaced. Calls whose role is not chosen are in neither, nor are rollouts whose
@@ -109,6 +118,13 @@ def export(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progre
     nothing has been written. Raises ConfigError also when something cannot be written: each file is then the
     old one or the new one, never a part of one.
     """
+    if corpus.selection.origins == ORIGINS:
+        raise ConfigError(
+            "the store has sessions and rollouts, which `hf` writes in different files; choose one: "
+            "--from sessions or --from rollouts"
+        )
+    if corpus.selection.origins == ("sessions",):
+        return export_sessions(corpus, output, unit, report)
     schema(COLUMNS)
     chosen: Mapping[str, Sequence[CallSource]]
     of_clients = bool(corpus.selection.clients)

@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 
 from understudy.export.base import ExportSummary, FormatTraits, ProgressCallback, exporter, no_progress
 from understudy.export.corpus import CallSource, ClientSession, Corpus, Unit, origin_name
-from understudy.export.examples import INVALID_CALLS, Example, arguments_of, textual
+from understudy.export.examples import INVALID_CALLS, Example, message_rows, textual
 from understudy.export.files import ExportWriter
-from understudy.ingest.trace import Message
 from understudy.preference.checks import Pair, message_of
 from understudy.trajectory.samples import Sample
 
@@ -238,7 +237,7 @@ def dpo_row(pair: Pair) -> dict[str, Any]:
         "prompt": message_rows([textual(message) for message in pair.messages]),
         "chosen": message_rows([textual(message_of(pair.chosen))]),
         "rejected": message_rows([textual(message_of(pair.rejected))]),
-        "tools": _tools_json(pair.tools),
+        "tools": tools_json(pair.tools),
         **{name: getattr(pair, name) for name in (*_PAIR_COLUMNS, "evidence", "tools_source")},
     }
 
@@ -258,30 +257,7 @@ def trained_ranges(example: Example) -> list[tuple[int, int]]:
     return ranges
 
 
-def message_rows(messages: Sequence[Message]) -> list[Message]:
-    """Messages with the arguments of their tool calls as objects, which chat templates expect.
-
-    Arguments that are no JSON object, which only messages that are not trained on can have, become an object
-    that has them as text under the key "arguments".
-    """
-    rows: list[Message] = []
-    for message in messages:
-        if calls := message.get("tool_calls"):
-            rows.append({**message, "tool_calls": [_call_row(call) for call in calls]})
-        else:
-            rows.append({key: value for key, value in message.items() if key != "tool_calls"})
-    return rows
-
-
-def _call_row(call: dict[str, Any]) -> dict[str, Any]:
-    function: dict[str, Any] = call["function"]
-    arguments = arguments_of(call)
-    if arguments is None:
-        arguments = {"arguments": function.get("arguments")}
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _tools_json(tools: Sequence[dict[str, Any]] | None) -> str | None:
+def tools_json(tools: Sequence[dict[str, Any]] | None) -> str | None:
     """Tools as JSON text, which TRL decodes; None where there are none."""
     return json.dumps(tools, ensure_ascii=False) if tools else None
 
@@ -289,6 +265,6 @@ def _tools_json(tools: Sequence[dict[str, Any]] | None) -> str | None:
 def _example_fields(example: Example) -> dict[str, Any]:
     """The columns of `_EXAMPLE`."""
     return {
-        "tools": _tools_json(example.tools),
+        "tools": tools_json(example.tools),
         **{name: getattr(example, name) for name in (*_ORIGIN, "reward", *TOOLS_FROM)},
     }

@@ -1,0 +1,62 @@
+"""`export hf` of sessions: one dataset that loads, with what is known of each session and turn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from understudy.errors import ConfigError
+from understudy.export.base import ExportSummary
+from understudy.export.corpus import Corpus, ExportSelection, Origin, Unit
+from understudy.export.formats import hf
+from understudy.redact.redactor import Redactor
+from understudy.store import Store
+from understudy.trajectory.roles import ROLES
+
+from support.export import put_rollouts, put_sessions, session
+
+datasets = pytest.importorskip("datasets")
+datasets.disable_progress_bars()
+
+
+def export(
+    directory: Path, output: Path, unit: Unit = "conversation", origins: tuple[Origin, ...] = ("sessions",)
+) -> ExportSummary:
+    with Store.open(directory, create=False) as store:
+        selection = ExportSelection(origins=origins, roles=ROLES, test_share=0.0)
+        return hf.export(Corpus(store, selection, Redactor(bytes(32))), output, unit=unit)
+
+
+def test_rows_are_conversations_with_tools_and_what_is_known(tmp_path: Path):
+    put_sessions(tmp_path / "store", [session("one"), session("two", project="/home/ann/other")])
+    exported = export(tmp_path / "store", tmp_path / "out")
+    assert (exported.rows, exported.origins, exported.sources) == (4, {"session": 4}, {"chat": 4})
+    assert (exported.licences, exported.tools_sources) == ({"unknown": 4}, {"logged": 4})
+    rows = list(datasets.load_dataset(str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache")))
+    assert {row["session_id"] for row in rows} == {"session-one", "session-two"}
+    for row in rows:
+        called = {call["function"]["name"] for one in row["messages"] for call in one.get("tool_calls") or ()}
+        assert called <= {tool["function"]["name"] for tool in json.loads(row["tools"])}
+        assert len(row["trained"]) == len(row["answer_ids"]) == len(row["signals"])
+        assert all(row["messages"][index]["role"] == "assistant" for index in row["trained"])
+        assert row["answer_ids"][-1] == row["example_id"]
+        assert row["group"].endswith(("/project", "/other")) and row["fidelity"] == "exact"
+    assert [each["tests"] for row in rows for each in row["signals"]].count("passed") == 2
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| chat | 4 |" in card and "licence of the source" in card and "`signals` tell" in card
+
+
+def test_a_row_a_turn(tmp_path: Path):
+    put_sessions(tmp_path / "store", [session("one")])
+    assert export(tmp_path / "store", tmp_path / "out", "turn").rows == 4
+
+
+def test_a_store_with_both_has_to_be_told_which(tmp_path: Path):
+    put_sessions(tmp_path / "store", [session("one")])
+    put_rollouts(tmp_path / "store", tasks=1, samples=1)
+    with pytest.raises(ConfigError, match="--from sessions or --from rollouts"):
+        export(tmp_path / "store", tmp_path / "out", origins=("sessions", "rollouts"))
+    assert export(tmp_path / "store", tmp_path / "out").origins == {"session": 2}
+    assert export(tmp_path / "store", tmp_path / "both", origins=("rollouts",)).instances == 1
