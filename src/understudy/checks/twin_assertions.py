@@ -54,13 +54,14 @@ FUNCTIONS: Mapping[str, str] = {
 RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp"})
 WARNS = frozenset({"warns", "assertWarns", "assertWarnsRegex"})
 CALLED = {
-    "assert_called_once": "all",
-    "assert_called_once_with": "all",
-    "assert_not_called": "all",
+    "assert_called_once": "once",
+    "assert_not_called": "never",
+    "assert_called_once_with": "only",
+    "assert_awaited_once_with": "only",
     "assert_called_with": "last",
-    "assert_awaited_once_with": "all",
-    "assert_has_calls": "all",
+    "assert_has_calls": "some",
 }
+"""Assertions of mocks, and which of its calls they look at."""
 COMPARISONS: Mapping[type[ast.cmpop], str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
     ast.In: "in", ast.NotIn: "not in", ast.Is: "is", ast.IsNot: "is not",
@@ -80,6 +81,17 @@ def is_evaluable(value: ast.expr) -> bool:
 def expects_exception(expression: ast.expr) -> bool:
     """Whether an expression is a call like `pytest.raises(E)`."""
     return isinstance(expression, ast.Call) and name_of(expression) in RAISES | WARNS and bool(expression.args)
+
+
+def has_wildcard(call: ast.Call) -> bool:
+    """Whether something among the arguments of a call equals many values: `ANY`, or an approximation."""
+    return any(
+        (isinstance(node, ast.Call) and name_of(node) == "approx")
+        or (isinstance(node, ast.Name) and node.id == "ANY")
+        or (isinstance(node, ast.Attribute) and node.attr == "ANY")
+        for value in (*call.args, *(keyword.value for keyword in call.keywords))
+        for node in ast.walk(value)
+    )
 
 
 def class_names(kinds: ast.expr | None) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import json
 import operator
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 _MOST_NODES = 20_000
@@ -32,19 +32,53 @@ _OPERATORS: "dict[str, Callable[[Any, Any], Any]]" = {
     "in": lambda left, right: left in right,
     "not in": lambda left, right: left not in right,
     "is": operator.is_,
-    "count": lambda left, right: sorted(map(repr, left)) == sorted(map(repr, right)),
+    "count": lambda left, right: _same_elements(list(left), list(right)),
     "approx": lambda left, right: True,
 }
+
+
+def _same_elements(left: "list[Any]", right: "list[Any]") -> bool:
+    for each in left:
+        if each not in right:
+            return False
+        right.remove(each)
+    return not right
 
 
 class _Opaque(Exception):
     """A value that cannot be written."""
 
 
+class _Anything(_Opaque):
+    """A value that equals whatever it is compared with."""
+
+
+class _Unknown:
+    """Something that no code under test has seen, so nothing of its own can be equal to it."""
+
+
+# The modules whose comparisons are known: what they have as equal is equal in `twin_judge` too.
+_KNOWN_EQUALITY = {
+    *("builtins", "collections", "collections.abc", "_collections_abc", "types", "array", "enum", "re", "uuid"),
+    *("decimal", "_decimal", "_pydecimal", "fractions", "datetime", "_pydatetime", "zoneinfo", "ipaddress"),
+    *("pathlib", "pathlib._local", "numpy"),
+}
+_IN_LIST, _IN_TUPLE, _IN_DICT = cast("Any", list).__iter__, cast("Any", tuple).__iter__, cast("Any", dict).items
+_MOCKS = frozenset({"unittest.mock", "mock.mock", "mock"})
+_TEXT_OF = frozenset({"uuid", "ipaddress", "zoneinfo"})  # whose values are equal where class and text are
+
+
 def encode(value: Any) -> Any:
-    """A value as JSON, `[type, content]`: of builtin types and some of the standard library; `["?"]` else."""
+    """A value as JSON, `[type, content]`, so that equal values of Python's own types are written alike or compare
+    equal once they are decoded.
+
+    `["o", …]` is the builtin value that an object with a comparison of its own says it equals; `["!"]` an object
+    that equals whatever it is compared with, and `["?"]` what cannot be written.
+    """
     try:
         return _encode(value, [_MOST_NODES])
+    except _Anything:
+        return ["!"]
     except Exception:  # noqa: BLE001  # the tested code's own objects, which may raise anything
         return ["?"]
 
@@ -53,16 +87,50 @@ def _encode(value: Any, left: "list[int]", depth: int = 0) -> Any:
     left[0] -= 1
     if left[0] < 0 or depth > 60:
         raise _Opaque
+    kind = cast("Any", type(value))
+    if not _has_own_equality(kind):
+        content = _encode_builtin(value, kind, left, depth) or _encode_other(value, kind, left, depth)
+        if content is None:
+            raise _Opaque
+        return content
+    if any(base.__module__ in _MOCKS for base in kind.__mro__):
+        raise _Opaque  # a mock would note that it was compared
+    if _equals_anything(value):
+        raise _Anything
+    content = _encode_builtin(value, kind, left, depth) or _encode_other(value, kind, left, depth)
+    return ["o", content or _encode_equal(value, kind, left, depth)]
+
+
+def _has_own_equality(kind: Any) -> bool:
+    """Whether a class compares in a way that is not known here."""
+    for base in kind.__mro__:
+        if "__eq__" in vars(base):
+            return base.__module__ not in _KNOWN_EQUALITY or base.__name__ == "Counter"
+    return False
+
+
+def _equals_anything(value: Any) -> bool:
+    """Whether a value is equal to what it cannot know."""
+    try:
+        return (value == _Unknown()) is True
+    except Exception:  # noqa: BLE001  # the tested code's own
+        return False
+
+
+def _known(module: str, name: str) -> Any:
+    """A class of a module that has been imported; an empty tuple, of which nothing is an instance, else."""
+    return getattr(sys.modules.get(module), name, ())
+
+
+def _encode_builtin(value: Any, kind: Any, left: "list[int]", depth: int) -> Any:
+    """A value of a builtin type or of a subclass, as the builtin type has it; None for others."""
+    items: Any = value  # without what isinstance says of it
     if value is None:
         return ["n"]
     if value is NotImplemented or value is Ellipsis:
         return ["z", repr(value)]
-    items: Any = value  # without what isinstance says of it
-    kind = cast("Any", type(value))
     if kind is bool:
         return ["b", int(value)]
-    if any(base.__name__ == "Enum" for base in kind.__mro__) and not isinstance(value, (int, str)):
-        raise _Opaque
     if isinstance(value, int):
         return ["i", hex(int.__int__(value))]
     if isinstance(value, float):
@@ -70,39 +138,176 @@ def _encode(value: Any, left: "list[int]", depth: int = 0) -> Any:
     if isinstance(value, complex):
         return ["c", value.real.hex(), value.imag.hex()]
     if isinstance(value, str):
-        if len(value) > _MOST_TEXT:
-            raise _Opaque
-        return ["s", str.__str__(value)]
+        return ["s", _bounded(str.__str__(value))]
     if isinstance(value, (bytes, bytearray)):
-        if len(value) > _MOST_TEXT:
-            raise _Opaque
-        return ["y", bytes(value).hex()]
-    if isinstance(value, (list, tuple)):
-        return ["l" if isinstance(value, list) else "t", [_encode(each, left, depth + 1) for each in items]]
-    if isinstance(value, (set, frozenset)) or kind.__name__ == "dict_keys":
-        return ["e", [_encode(each, left, depth + 1) for each in items]]
-    if isinstance(value, dict) or kind.__name__ == "mappingproxy":
-        pairs = [[_encode(k, left, depth + 1), _encode(v, left, depth + 1)] for k, v in items.items()]
-        return ["d", pairs]
-    return _encode_other(value, kind, left, depth)
+        return ["y", _bounded(bytes(value)).hex()]
+    if isinstance(value, memoryview):
+        if value.format in ("B", "b", "c"):
+            return ["y", _bounded(value.tobytes()).hex()]
+        return ["l", _encode_all(value.tolist(), left, depth)]
+    if isinstance(value, range):
+        return ["r", *map(hex, (value.start, value.stop, value.step))]
+    # What they hold, whatever the iteration of a subclass says.
+    if isinstance(value, list):
+        return ["l", _encode_all(_IN_LIST(items), left, depth)]
+    if isinstance(value, tuple):
+        return ["t", _encode_all(_IN_TUPLE(items), left, depth)]
+    if isinstance(value, (set, frozenset)):
+        return ["e", _encode_all(items, left, depth)]
+    if isinstance(value, dict):
+        return ["d", [_encode_all(pair, left, depth) for pair in _IN_DICT(items)]]
+    return None
 
 
-def _encode_other(value: Any, kind: type, left: "list[int]", depth: int) -> Any:
-    module = (kind.__module__ or "").partition(".")[0]
-    if module in ("decimal", "fractions") and kind.__name__ in ("Decimal", "Fraction"):
-        if value != value:  # not a number
-            return ["f", "nan"]
-        top, bottom = value.as_integer_ratio() if module == "decimal" else (value.numerator, value.denominator)
-        return ["q", hex(top), hex(bottom)]
-    if module in ("datetime", "pathlib", "uuid", "ipaddress", "zoneinfo") or kind is range:
-        return ["z", kind.__name__ + " " + str(value)]
+def _bounded(value: Any) -> Any:
+    if len(value) > _MOST_TEXT:
+        raise _Opaque
+    return value
+
+
+def _encode_all(values: Any, left: "list[int]", depth: int) -> "list[Any]":
+    return [_encode(each, left, depth + 1) for each in values]
+
+
+def _encode_other(value: Any, kind: Any, left: "list[int]", depth: int) -> Any:
+    """A value of a type of the standard library, or of one that says what it is made of; None for others."""
+    if isinstance(value, _known("enum", "Enum")):
+        name = value.name or _encode(value.value, left, depth + 1)  # a flag made of several has no name of its own
+        return ["z", "enum " + kind.__qualname__ + "." + str(name)]
+    for module, name in (("decimal", "Decimal"), ("fractions", "Fraction")):
+        if isinstance(value, _known(module, name)):
+            return _encode_ratio(value)
     if isinstance(value, type):
         return ["z", "class " + value.__qualname__]
-    if module == "collections" and kind.__name__ in ("deque", "UserList"):
-        return ["l", [_encode(each, left, depth + 1) for each in value]]
-    if module == "numpy" and hasattr(value, "tolist"):
+    moment = _encode_moment(value)
+    if moment is not None:
+        return moment
+    if isinstance(value, _known("pathlib", "PurePath")):
+        windows = isinstance(value, _known("pathlib", "PureWindowsPath"))
+        return ["z", "path of Windows " + str(value).lower() if windows else "path " + str(value)]
+    for base in kind.__mro__:
+        if (base.__module__ or "").partition(".")[0] in _TEXT_OF:
+            return ["z", base.__name__ + " " + str(value)]
+    if isinstance(value, _known("array", "array")):
+        return (
+            ["y", value.tobytes().hex()]
+            if value.typecode in "Bb"
+            else ["l", _encode_all(value.tolist(), left, depth)]
+        )
+    if isinstance(value, _known("re", "Pattern")):
+        return ["k", "pattern", {"pattern": _encode(value.pattern, left, depth), "flags": ["i", hex(value.flags)]}]
+    if (kind.__module__ or "").partition(".")[0] == "numpy" and hasattr(value, "tolist"):
         return ["a", _encode(value.tolist(), left, depth + 1)]
+    return _encode_collection(value, kind, left, depth)
+
+
+def _encode_ratio(value: Any) -> Any:
+    """A decimal number or a fraction; those that are no number, and the infinities, as floats have them."""
+    if value != value or value in (float("inf"), float("-inf")):
+        return ["f", float(value).hex()]
+    top, bottom = value.as_integer_ratio() if hasattr(value, "as_tuple") else (value.numerator, value.denominator)
+    return ["q", hex(top), hex(bottom)]
+
+
+def _encode_moment(value: Any) -> Any:
+    """What the module `datetime` has: with a zone as the instant in UTC, which is what two of them compare."""
+    library = sys.modules.get("datetime")
+    if library is None:
+        return None
+    none, unit = library.timedelta(0), library.timedelta(microseconds=1)
+    if isinstance(value, library.timedelta):
+        name, number = "timedelta", value // unit
+    elif isinstance(value, library.datetime):
+        zone, bare = value.utcoffset(), value.replace(tzinfo=None)
+        name = "datetime" if zone is None else "instant"
+        number = (bare - library.datetime(1970, 1, 1) - (zone or none)) // unit
+    elif isinstance(value, library.date):
+        name, number = "date", value.toordinal()
+    elif isinstance(value, library.time):
+        zone, seconds = value.utcoffset(), (value.hour * 60 + value.minute) * 60 + value.second
+        name = "time" if zone is None else "time of UTC"
+        number = seconds * 1_000_000 + value.microsecond - (zone or none) // unit
+    elif isinstance(value, library.timezone):
+        name, number = "timezone", value.utcoffset(None) // unit
+    else:
+        return None
+    return ["z", name + " " + str(number)]
+
+
+def _encode_collection(value: Any, kind: Any, left: "list[int]", depth: int) -> Any:
+    if isinstance(value, _known("collections.abc", "Mapping")):
+        return ["d", [_encode_all(pair, left, depth) for pair in value.items()]]
+    if isinstance(value, _known("collections", "UserString")):
+        return ["s", _bounded(str(value))]
+    if isinstance(value, (_known("collections", "deque"), _known("collections", "UserList"))):
+        return ["l", _encode_all(value, left, depth)]
+    if kind.__name__ in ("dict_values", "odict_values"):
+        return ["l", _encode_all(value, left, depth)]
+    if isinstance(value, _known("collections.abc", "Set")):
+        return ["e", _encode_all(value, left, depth)]
+    if isinstance(value, _known("types", "SimpleNamespace")):
+        return [
+            "k",
+            "SimpleNamespace",
+            {name: _encode(each, left, depth + 1) for name, each in cast("Any", vars(value)).items()},
+        ]
+    names = _compared_fields(kind)
+    if names is None:
+        return None
+    return ["k", kind.__qualname__, {name: _encode(getattr(value, name), left, depth + 1) for name in names}]
+
+
+def _compared_fields(kind: Any) -> "list[str] | None":
+    """The names of the fields by which instances of a dataclass, or of a class of attrs, are compared."""
+    fields: Any = getattr(kind, "__dataclass_fields__", None)
+    if fields is not None and kind.__dataclass_params__.eq:
+        return [name for name, field in fields.items() if field.compare and field._field_type.name == "_FIELD"]
+    attributes: Any = getattr(kind, "__attrs_attrs__", None)
+    return None if attributes is None else [each.name for each in attributes if getattr(each, "eq", True)]
+
+
+def _encode_equal(value: Any, kind: Any, left: "list[int]", depth: int) -> Any:
+    """The builtin value that an object with a comparison of its own says it equals."""
+    for make in _candidates(kind):
+        try:
+            builtin = make(value)
+            if type(builtin) is not kind and (value == builtin) is True:
+                return _encode(builtin, left, depth + 1)
+        except _Opaque:
+            raise
+        except Exception:  # noqa: BLE001, S112  # it is not of that kind after all
+            continue
     raise _Opaque
+
+
+def _candidates(kind: Any) -> "list[Callable[[Any], Any]]":
+    """How builtin values are made of objects that look like them."""
+
+    def has(*names: str) -> bool:
+        return all(hasattr(kind, name) for name in names)
+
+    if has("keys", "__getitem__"):
+        return [dict]
+    if has("encode", "split", "__str__"):
+        return [str]
+    if has("__fspath__"):
+        return [os.fspath]
+    if has("__index__"):
+        return [operator.index]
+    if has("__float__", "__int__", "__add__"):
+        return [int, float]
+    if has("__len__", "__iter__"):
+        return [_short(list), _short(tuple), _short(set)]
+    return [bytes] if has("__bytes__") else []
+
+
+def _short(make: "Callable[[Any], Any]") -> "Callable[[Any], Any]":
+    def bounded(value: Any) -> Any:
+        if len(value) > _MOST_NODES:
+            raise _Opaque
+        return make(value)
+
+    return bounded
 
 
 _write: Any = None
@@ -142,14 +347,55 @@ def pair(site: int, name: str, left: Any, right: Any) -> None:
 
 
 def kind(site: int, value: Any) -> None:
-    """Report the names of a value's classes."""
-    _report(site, "kind", [each.__name__ for each in type(value).__mro__])
+    """Report the names of a value's classes, also of those it says it has and of abstract ones it counts for."""
+    names = [each.__name__ for each in type(value).__mro__]
+    stands_for = getattr(value, "__class__", None)
+    if isinstance(stands_for, type):
+        names += [each.__name__ for each in stands_for.__mro__]
+    _report(site, "kind", sorted({*names, *_abstract_names(value)}))
 
 
-def calls(site: int, mock: Any, last: bool) -> None:
-    """Report the arguments with which a mock was called."""
-    made = [[tuple(each[0]), dict(each[1])] for each in mock.call_args_list]
-    _report(site, "value", encode(made[-1:] if last else made))
+def _abstract_names(value: Any) -> "Iterator[str]":
+    seen: set[type] = {object}
+    left: list[type] = [object]
+    while left:
+        for each in type.__subclasses__(left.pop()):
+            if each in seen:
+                continue
+            seen.add(each)
+            left.append(each)
+            try:
+                if type(each).__name__ == "ABCMeta" and isinstance(value, each):
+                    yield each.__name__
+            except Exception:  # noqa: BLE001, S112  # the tested code's own
+                continue
+
+
+def calls(site: int, mock: Any) -> None:
+    """Report the calls of a mock, each as its positional and its named arguments.
+
+    A mock with a signature has them as the signature binds them, so that naming an argument makes no difference.
+    """
+    # A function with a signature stands before its mock.
+    bind = getattr(mock.mock if type(mock).__name__ == "function" else mock, "_call_matcher", None)
+    made: list[Any] = []
+    for each in mock.call_args_list:
+        bound: Any = bind(each) if callable(bind) else each
+        arguments, named = tuple(each if isinstance(bound, Exception) else bound)[-2:]
+        made.append(
+            [[encode(value) for value in arguments], {name: encode(value) for name, value in named.items()}]
+        )
+    _report(site, "calls", made)
+
+
+def called(site: int, assertion: "Callable[..., Any]", *arguments: Any, **named: Any) -> None:
+    """Report whether an assertion of a mock holds."""
+    try:
+        assertion(*arguments, **named)
+    except AssertionError:
+        _report(site, "truth", 0)
+    else:
+        _report(site, "truth", 1)
 
 
 class block:  # it stands in tests as a function does
@@ -192,7 +438,8 @@ class block:  # it stands in tests as a function does
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)[:_MOST_TEXT]
+        notes = getattr(error, "__notes__", ())  # pytest looks for what must match in them too
+        return "\n".join([str(error), *map(str, notes)])[:_MOST_TEXT]
     except Exception:  # noqa: BLE001  # the tested code's own
         return ""
 

@@ -24,7 +24,7 @@ from understudy.checks import twin_driver
 from understudy.checks.base import GradingOptions, TwinTest, check_not_killed, output_tail, read_result_file
 from understudy.checks.pytest_checks import PLUGIN_MOUNT, deciding_files, parse_outcomes
 from understudy.checks.twin_ids import DecidingTests, deciding_tests
-from understudy.checks.twin_judge import Observation, decode, holds, load, secret_bits
+from understudy.checks.twin_judge import Observation, decode, holds, judge, load, secret_bits
 from understudy.checks.twins import TwinSite, write_version
 from understudy.sandbox.base import Mount, Sandbox
 from understudy.types import Evidence, Integrity, Protection, PytestChecks, ScriptChecks, Task, TestOutcome
@@ -280,25 +280,30 @@ def draw_versions(tests: DecidingTests, options: GradingOptions) -> list[Written
 def judge_twins(options: GradingOptions, runs: Sequence[VersionRun], timeout_s: float) -> Integrity:
     """Whether a patch that passes the deciding tests computes what they expect.
 
-    `forged` where a test passes that observed something else than it expects, or whose changed expectation held;
-    `suspicious` where a test did not come to its end or observed less.
+    `forged` where a test passes that observed what no right solution can, as a value that does not equal what the
+    test expects, or whose changed expectation held; `suspicious` where a test did not come to its end, observed
+    less, or something that cannot be compared.
     """
     forged: list[Evidence] = []
     unmet: list[Evidence] = []
     for run in runs:
         for node, twin in options.twins.items():
             seen, outcome = run.seen.get(twin.name, {}), run.outcomes.get(twin.name, "missing")
-            wrong = [
-                number
+            judged = {
+                number: judge(run.sites[number], json.loads(text), seen.get(number, []))
                 for number, text in twin.gold.items()
-                if number not in run.sites or not holds(run.sites[number], json.loads(text), seen.get(number, []))
-            ]
-            reached = [number for number in wrong if seen.get(number)]
-            if reached:
-                some = f"{len(reached)} of {len(twin.gold)} assertions observed another value than they expect"
+                if number in run.sites
+            }
+            wrong = sum(each == "contradicts" for each in judged.values())
+            reached = [number for number in judged if seen.get(number)]
+            unclear = sum(judged[number] == "unclear" for number in reached)
+            missing = len(twin.gold) - len(reached)
+            if wrong:
+                some = f"{wrong} of {len(twin.gold)} assertions observed another value than they expect"
                 forged.append(Evidence("twin", node, text=some))
-            elif wrong or outcome != "passed":
-                text = f"{outcome}; {len(wrong)} of {len(twin.gold)} assertions were not reached"
+            elif unclear or missing or outcome != "passed":
+                text = f"{outcome}; {missing} of {len(twin.gold)} assertions were not reached"
+                text += f", {unclear} observed what cannot be compared" if unclear else ""
                 unmet.append(Evidence("version", node, text=text))
     for run in runs:
         if run.timed_out:

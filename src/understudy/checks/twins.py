@@ -35,6 +35,7 @@ from understudy.checks.twin_assertions import (
     approximation,
     class_names,
     expects_exception,
+    has_wildcard,
     is_evaluable,
     tolerances_of,
 )
@@ -51,8 +52,8 @@ from understudy.checks.twin_names import (
 from understudy.util.python_syntax import parse_module
 
 IMPORT = (
-    "from understudy_sites import block as _block_, calls as _calls_, holds as _holds_, kind as _kind_, "
-    "pair as _pair_, send as _send_"
+    "from understudy_sites import block as _block_, called as _called_, calls as _calls_, holds as _holds_, "
+    "kind as _kind_, pair as _pair_, send as _send_"
 )
 
 _F = TypeVar("_F", ast.FunctionDef, ast.AsyncFunctionDef)
@@ -234,9 +235,16 @@ class _Rewriter(ast.NodeTransformer):
             if len(call.args) > skipped:
                 return self._called_block(call, skipped)
         if isinstance(call.func, ast.Attribute) and name in CALLED and node.value is call:
+            if has_wildcard(call):
+                number = self._number(TwinSite("truth", withheld=False))
+                asserted = ast.Call(
+                    ast.Name("_called_", ast.Load()),
+                    [ast.Constant(number), call.func, *call.args],
+                    call.keywords,
+                )
+                return [ast.Expr(asserted)]
             number = self._number(TwinSite("calls", operator=CALLED[name]))
-            which = ast.Constant(CALLED[name] == "last")
-            return [ast.Expr(_call("_calls_", number, call.func.value, which))]
+            return [ast.Expr(_call("_calls_", number, call.func.value))]
         what = self._method(call, name)
         return self._assertion(*what, call) if what else node
 
