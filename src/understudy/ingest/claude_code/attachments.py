@@ -82,7 +82,7 @@ def _prompt_text(prompt: Any) -> str:
 def _queued_command(fields: dict[str, Any], behaviour: VersionBehaviour) -> Parts | None:
     prompt = fields.get("prompt")
     if fields.get("commandMode") == "task-notification":
-        return [reminder(f"A background agent completed a task:\n{_prompt_text(prompt)}")]
+        return [reminder(f"{behaviour.notification}{_prompt_text(prompt)}")]
     images = [block for block in map(mapping, items(prompt)) if block.get("type") == "image"]
     return [_prompt_text(prompt).join(behaviour.queued), *(_image(block.get("source")) for block in images)]
 

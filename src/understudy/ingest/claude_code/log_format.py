@@ -61,13 +61,19 @@ class SessionPart(Struct):
     agent_id: str | None = None
     meta: AgentMeta = AgentMeta()
     conversation: ClaudeConversation | None = None
+    logs_attachments: bool = False
 
     def built(self) -> ClaudeConversation:
         """The conversation, which is built at the first call."""
         if self.conversation is None:
             records = self.log.records
             resumed = {records[end].uuid for end in self.log.ends if 0 < end < len(records)}
-            self.conversation = build_conversation(self.records, behaviour_of(self.log.envelope.version), resumed)
+            self.conversation = build_conversation(
+                self.records,
+                behaviour_of(self.log.envelope.version),
+                resumed,
+                logs_attachments=self.logs_attachments,
+            )
         return self.conversation
 
 
@@ -449,6 +455,9 @@ def _read_cluster(
                 found[agent_id] = meta
         for agent_id, copies in logs.items():
             parts += split_by_agent(_merged_log(copies), agent_id, found.get(agent_id, AgentMeta()))
+        if any(record.type == "attachment" for part in parts for record in part.records):
+            for part in parts:
+                part.logs_attachments = True
         files.append(parts)
     ledger = None
     if any(log.ledger for _, log in read):

@@ -154,6 +154,8 @@ class ClaudeRecord(Struct, gc=False):
     content: Raw = _NOTHING
     requestRef: str | int | None = None
     operation: str | None = None
+    messageId: str | None = None
+    isSnapshotUpdate: bool | None = None
 
 
 class ClaudeEnvelope(Struct, gc=False):
@@ -172,7 +174,8 @@ class ClaudeLog(Struct):
 
     `ledger` are the lines of the request ledger as they are. `ends` are counts of records after which the program
     ended, so that the next record is of a resumed session. `losses` counts by kind what could not be read or is
-    unknown. `sidechains`: some records are of subagents. `queue` has the prompts that were not sent yet.
+    unknown. `sidechains`: some records are of subagents. `queue` has the prompts that were not sent yet,
+    `snapshots` the prompts (by uuid) that files were saved for.
     """
 
     path: str
@@ -183,6 +186,7 @@ class ClaudeLog(Struct):
     losses: Counter[str]
     sidechains: bool = False
     queue: PromptQueue = msgspec.field(default_factory=PromptQueue)
+    snapshots: set[str] = set()
 
 
 _decode = msgspec.json.Decoder(ClaudeRecord).decode
@@ -191,9 +195,10 @@ _body = msgspec.json.Decoder(ClaudeMessage).decode
 _block = msgspec.json.Decoder(ClaudeBlock | str).decode
 decode_envelope = msgspec.json.Decoder(ClaudeEnvelope).decode
 
+_SNAPSHOT = "file-history-snapshot"
 _LEDGER = ("api-request", "api-request-blob", "api-request-shape")
 _ASIDE_TEXT = """
-summary file-history-snapshot file-history-delta mode permission-mode ai-title custom-title agent-name
+summary file-history-delta mode permission-mode ai-title custom-title agent-name
 agent-color agent-setting pr-link worktree-state cost-state tag task-summary atis-latch relocated tools-used
 """
 _ASIDE = frozenset(_ASIDE_TEXT.split())
@@ -277,6 +282,8 @@ def _file_records(lines: ClaudeLog, some: bytes, new_records: list[ClaudeRecord]
             records.append(record)
         elif record.type in _LEDGER:
             ledger = True
+        elif record.type == _SNAPSHOT:
+            _file_snapshot(lines, record)
         elif record.type not in _ASIDE:
             _file_without_uuid(lines, record)
     if not lines.sidechains and True in [record.isSidechain for record in new_records]:
@@ -287,6 +294,14 @@ def _file_records(lines: ClaudeLog, some: bytes, new_records: list[ClaudeRecord]
         for line in BytesIO(some):
             if b'"api-request' in line and (record := _one_by_one(line, Counter())[0]).uuid is None:
                 lines.ledger += [line] if record.type in _LEDGER else ()
+
+
+def _file_snapshot(lines: ClaudeLog, record: ClaudeRecord) -> None:
+    """Note the snapshot of files for a prompt. A resumed session writes all of its snapshots once more."""
+    if record.messageId is not None and not record.isSnapshotUpdate:
+        if record.messageId in lines.snapshots and lines.records:
+            lines.ends.append(len(lines.records))
+        lines.snapshots.add(record.messageId)
 
 
 def _file_without_uuid(lines: ClaudeLog, record: ClaudeRecord) -> None:

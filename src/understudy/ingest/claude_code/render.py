@@ -167,6 +167,11 @@ def _user(blocks: Blocks, cleared: frozenset[str] = frozenset()) -> list[Message
 def _with_added(sent: SentRecord) -> list[Message]:
     """The messages of a record: texts that were added go into the last tool result, as long as that is a text."""
     blocks = _user_content(sent.record)
+    if sent.forgot_images:
+        blocks = [
+            f"[{block.type}]" if isinstance(block, ClaudeBlock) and block.type in ("image", "document") else block
+            for block in blocks
+        ]
     if not any(isinstance(block, ClaudeBlock) and block.tool_use_id is not None for block in blocks):
         return _user([*sent.added, *blocks])
     messages = _user(blocks, sent.cleared)

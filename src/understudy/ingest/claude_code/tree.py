@@ -45,12 +45,14 @@ class SentRecord(Struct, gc=False, frozen=True):
     """A record of the user's side that is sent otherwise than it was logged.
 
     The results of the calls with the ids `cleared` are sent as a placeholder, to save context. `added` are texts
-    and images that are sent with the record: behind the last tool result, or in front of a prompt.
+    and images that are sent with the record: behind the last tool result, or in front of a prompt. With
+    `forgot_images`, its own images are sent as the text `[image]`.
     """
 
     record: ClaudeRecord
     cleared: frozenset[str] = frozenset()
     added: tuple[str | ClaudeBlock, ...] = ()
+    forgot_images: bool = False
 
 
 class _PreservedSegment(Struct):
@@ -125,7 +127,7 @@ def path_with_cleared_results(nodes: list[TraceNode], at: int, ids: frozenset[st
     for index, body in enumerate(bodies):
         results = sent_record(body)
         if results is not None and (hit := ids.intersection(result_ids(results.record)) - results.cleared):
-            changed[index] = SentRecord(results.record, hit | results.cleared, results.added)
+            changed[index] = msgspec.structs.replace(results, cleared=hit | results.cleared)
     return _copy_path(nodes, at, bodies, changed)
 
 
@@ -141,8 +143,27 @@ def path_without(nodes: list[TraceNode], at: int, dropped: Collection[int], *, a
         if step in dropped:
             changed[index] = None
         elif added and isinstance(body, SentRecord) and body.added:
-            changed[index] = SentRecord(body.record, body.cleared)
+            changed[index] = msgspec.structs.replace(body, added=())
         step = nodes[step].parent
+    return _copy_path(nodes, at, bodies, changed)
+
+
+def has_image(record: ClaudeRecord) -> bool:
+    """Whether a prompt has an image of its own; those in results of tools do not count."""
+    content = record.message.content if record.message is not None else None
+    return isinstance(content, list) and any(
+        isinstance(block, ClaudeBlock) and block.type in ("image", "document") for block in content
+    )
+
+
+def path_without_images(nodes: list[TraceNode], at: int) -> int:
+    """A path like that to `at`, but with the images of prompts sent as text. Returns its last node."""
+    bodies = _bodies(nodes, at)
+    changed: dict[int, object] = {}
+    for index, body in enumerate(bodies):
+        sent = sent_record(body)
+        if sent is not None and not sent.forgot_images and has_image(sent.record):
+            changed[index] = msgspec.structs.replace(sent, forgot_images=True)
     return _copy_path(nodes, at, bodies, changed)
 
 

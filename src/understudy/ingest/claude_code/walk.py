@@ -22,10 +22,12 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import cast
 
+import msgspec
 from msgspec import Raw, Struct
 
 from understudy.ingest.claude_code import tree
-from understudy.ingest.claude_code.attachments import NOT_LOGGED, queued_text, sent_attachment
+from understudy.ingest.claude_code.attachments import NOT_LOGGED, sent_attachment
+from understudy.ingest.claude_code.queued import QueuedPrompts
 from understudy.ingest.claude_code.records import (
     DECODE_ERRORS,
     QUEUED_PROMPT,
@@ -36,7 +38,6 @@ from understudy.ingest.claude_code.records import (
     parents_first,
     seconds_between,
 )
-from understudy.ingest.claude_code.render import text
 from understudy.ingest.claude_code.tree import ClaudeResponse, SentRecord
 from understudy.ingest.claude_code.versions import NO_TOOL, VersionBehaviour, continuation, is_sent_hook_output
 from understudy.ingest.trace import TraceNode
@@ -63,19 +64,24 @@ class ClaudeConversation(Struct):
 
 
 def build_conversation(
-    records: Sequence[ClaudeRecord], behaviour: VersionBehaviour, resumed: Collection[str | None] = ()
+    records: Sequence[ClaudeRecord],
+    behaviour: VersionBehaviour,
+    resumed: Collection[str | None] = (),
+    *,
+    logs_attachments: bool = False,
 ) -> ClaudeConversation:
     """The conversation of one agent's records.
 
-    `resumed` has the uuids of the first records after the session was ended and resumed.
+    `resumed` has the uuids of the first records after the session was ended and resumed. `logs_attachments`: other
+    records of the session show that this version logs what it sends beside messages.
     """
     try:
-        return _Walk(records, behaviour, resumed).build()
+        return _Walk(records, behaviour, resumed, logs_attachments=logs_attachments).build()
     except _OutOfOrderError:
         # Rare, so the records are sorted only where it is needed.
         losses: Counter[str] = Counter()
         arranged = parents_first(records, losses)
-        walk = _Walk(arranged, behaviour, resumed, arranged=True)
+        walk = _Walk(arranged, behaviour, resumed, arranged=True, logs_attachments=logs_attachments)
         walk.losses = losses
         return walk.build()
 
@@ -94,10 +100,11 @@ class _Walk:
         resumed: Collection[str | None],
         *,
         arranged: bool = False,
+        logs_attachments: bool = False,
     ) -> None:
         self.behaviour = behaviour
         self.records = records
-        self._logs_attachments: bool | None = None
+        self._logs_attachments: bool | None = logs_attachments or None
         # Versions that log attachments send the same after a resume: their log holds it.
         self.resumed = () if self.logs_attachments() and not behaviour.resumes_by_parent else resumed
         self.arranged = arranged
@@ -114,16 +121,16 @@ class _Walk:
         self.boundaries: dict[str | None, tuple[int, int]] = {}
         self.snapshot: Raw | None = None
         self.last_error: ClaudeRecord | None = None  # the last error that the CLI reported
-        self.queued: list[ClaudeRecord] = []  # prompts that were sent, whose position is still unknown
+        self.queued = QueuedPrompts(records)
         self.queued_before: dict[str, list[str]] = {}  # by key of a response: queued prompts sent in front of it
         self.hurried: set[str] = set()  # keys of responses with a message in front of their last results
         self.unlogged: set[int] = set()  # nodes of messages that the CLI sent only until the user's next prompt
+        self.has_images = False  # a prompt with images was not answered yet, by a version that forgets them then
         self.moved_up: set[str | None] = set()  # uuids of results that were placed before their turn in the file
         self._prompt_uuid: str | None = None
         self._parents: set[str | None] | None = None
         self._by_uuid: dict[str, ClaudeRecord] | None = None
         self._results_by_parent: dict[str | None, ClaudeRecord] | None = None
-        self._logged_prompts: Counter[str] | None = None
 
     def build(self) -> ClaudeConversation:
         """The conversation of all records.
@@ -304,7 +311,7 @@ class _Walk:
                     at = self.add_unlogged(prompt, at)
             elif self.behaviour.doubles_first and self.nodes[above.node].parent == self.prompt_node():
                 at = tree.repeat_response(self.nodes, at, above)
-        prompts = self.take_queued_prompts(record)
+        prompts = self.queued.take_sent_before(record)
         if prompts:
             at = self.position[record.parentUuid] = self.add_queued_prompts(prompts, at)
             self.queued_before[key] = prompts
@@ -312,13 +319,28 @@ class _Walk:
         response = ClaudeResponse(key, [record], node, node, [], self.behaviour.hides_plans)
         self.nodes.append(TraceNode(at, response))
         self.responses[key] = self.response_at[node] = response
+        if self.has_images:
+            # The prompt was answered now: what follows is sent without its images.
+            response.tail = tree.path_without_images(self.nodes, node)
+            self.response_at[response.tail] = response
+            self.has_images = False
         if above is not None and above.pending:
             self.mark(node, "missing-result")
+        if above is None and at >= 0 and self.is_older_than_summary(record, at):
+            self.mark(node, "preserved_without_context")
         if record.parentUuid not in self.first_reply:
             self.first_reply[record.parentUuid] = response
-        if record.isSidechain and self.logs_attachments():
+        if record.isSidechain and above is not None and self.logs_attachments():
             self.mark(node, NOT_LOGGED)  # of what is sent to subagents with results, their logs hold nothing
         return response
+
+    def is_older_than_summary(self, record: ClaudeRecord, at: int) -> bool:
+        """Whether a response stands behind the summary at `at`, but was given before it, to what is not logged."""
+        body = self.nodes[at].body
+        if not isinstance(body, ClaudeRecord) or not body.isCompactSummary:
+            return False
+        passed = seconds_between(body.timestamp, record.timestamp)
+        return passed is not None and passed < 0
 
     def place_other(self, record: ClaudeRecord, at: int) -> int:
         if record.type == "system":
@@ -328,8 +350,7 @@ class _Walk:
         if record.type == UNREADABLE:
             return self.place_unreadable(record, at)
         if record.type == QUEUED_PROMPT:
-            if not self.is_logged_prompt(record):
-                self.queued.append(record)
+            self.queued.add(record)
             return at
         self.losses[f"unknown-type:{record.type[:40]}"] += 1
         return at
@@ -392,8 +413,8 @@ class _Walk:
         """Add a message of the user's side behind `at`, or behind the results of the response that `at` is."""
         response = self.response_at.get(at)
         broken = left_out = False
-        if self.queued:
-            prompts = self.take_queued_prompts(record)
+        if self.queued.waiting:
+            prompts = self.queued.take_sent_before(record)
             at = self.add_queued_prompts(prompts, self.end(at)) if at >= 0 and prompts else at
         if response is not None:
             waiting = len(response.pending)
@@ -409,35 +430,13 @@ class _Walk:
         if self.unlogged and record.type == "user":
             at = tree.path_without(self.nodes, at, self.unlogged)
         self.nodes.append(TraceNode(at, record))
+        if self.behaviour.forgets_images and tree.has_image(record):
+            self.has_images = True
         if broken:
             self.mark(len(self.nodes) - 1, "missing-result")
         if left_out:
             self.mark(len(self.nodes) - 1, "prompt_between_results")
         return len(self.nodes) - 1
-
-    def is_logged_prompt(self, record: ClaudeRecord) -> bool:
-        """Whether a prompt that was taken from the queue is logged as a message too; each message counts once."""
-        if self._logged_prompts is None:
-            attachments = (one.attachment for one in self.records if one.type == "attachment")
-            self._logged_prompts = Counter(filter(None, map(queued_text, attachments)))
-        prompt = text(record.content)
-        logged = self._logged_prompts[prompt] > 0
-        self._logged_prompts[prompt] -= logged
-        return logged
-
-    def take_queued_prompts(self, before: ClaudeRecord) -> list[str]:
-        """Remove the queued prompts that were sent before a record was written, and return them.
-
-        Operations on the queue are written at once, and records a little later. So such a prompt may stand in the
-        file before results that it followed; it was sent with the next request, in front of the response to it.
-        """
-        sent = [
-            record
-            for record in self.queued
-            if (passed := seconds_between(record.timestamp, before.timestamp)) is None or passed >= 0
-        ]
-        self.queued = [record for record in self.queued if record not in sent]
-        return [text(record.content) for record in sent]
 
     def add_queued_prompts(self, prompts: Sequence[str], at: int) -> int:
         """Add queued prompts behind `at`, in the last tool result where there is one; returns the last node."""
@@ -468,7 +467,7 @@ class _Walk:
             users = users[:last_result]
             first = users.pop()
             sent = tree.sent_record(self.nodes[first].body) or SentRecord(ClaudeRecord())
-            bodies: list[object] = [SentRecord(sent.record, sent.cleared, (*sent.added, *parts))]
+            bodies: list[object] = [msgspec.structs.replace(sent, added=(*sent.added, *parts))]
             step = self.nodes[first].parent
             self.damage[len(self.nodes)] = self.damage.get(first, ())
             bodies += [self.nodes[node].body for node in reversed(users)]
