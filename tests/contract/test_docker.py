@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import docker
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -26,6 +29,8 @@ from understudy.sandbox.base import Mount, Sandbox, SandboxLimits, SandboxSpec
 from understudy.sandbox.docker.engine import find_engine
 from understudy.sandbox.docker.images import ImageStore
 from understudy.sandbox.docker.sandboxes import DockerSandboxes
+from understudy.sandbox.local.seccomp import _NUMBERS, _SHARED  # pyright: ignore[reportPrivateUsage]
+from understudy.sandbox.system_calls import DENIED_CALLS, DENIED_FAMILY
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.patch import NO_PATCH, PristineRepository, extract_patch
 from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
@@ -44,6 +49,16 @@ FILES = {
     "docs/deep/more.txt": "more\n",
     ".gitignore": "build/\n",
 }
+ASK = """
+import ctypes, json, sys
+libc = ctypes.CDLL(None, use_errno=True)
+answers = []
+for number, *arguments in json.loads(sys.argv[1]):
+    ctypes.set_errno(0)
+    result = libc.syscall(number, *arguments)
+    answers.append([result, ctypes.get_errno()])
+print(json.dumps(answers))
+"""
 FUTURE = {"calc.py": "def shift(x):\n    return x + 1\n"}
 ID = "example__calc-7"
 
@@ -306,6 +321,22 @@ async def test_a_command_has_no_network_no_rights_and_no_way_to_get_any(sandbox:
     assert await sandbox.run(["test", "-e", "/usr/bin/evil"], timeout_s=20) != 0
     assert (await sh(sandbox, "kill -9 $(ls /proc | grep -E '^[0-9]+$' | grep -v $$) 2>/dev/null; true")) == ""
     assert (await sh(sandbox, "echo on")) == "on\n"
+
+
+async def test_system_calls_are_denied_as_in_local_sandboxes_and_others_work(sandbox: Sandbox) -> None:
+    numbers = _NUMBERS[platform.machine()] | _SHARED
+    calls = [[numbers[name], -1, 0, 0, 0, 0, 0] for name in DENIED_CALLS]
+    calls += [
+        [numbers["socket"], DENIED_FAMILY, 1, 0],
+        [numbers["socket"], 2, 1, 0],
+        [numbers["memfd_create"], 0, 0],
+    ]
+    done = await sandbox.run(["python", "-c", ASK, msgspec.json.encode(calls).decode()], timeout_s=60)
+    *denied, family, inet, memory = msgspec.json.decode(done.stdout, type=list[tuple[int, int]])
+    assert [code for _, code in denied] == list(DENIED_CALLS.values())
+    assert family == (-1, errno.EAFNOSUPPORT)
+    assert inet[0] >= 0
+    assert memory == (-1, errno.EFAULT), "files in memory are counted by the container's control group"
 
 
 async def test_connections_to_other_machines_time_out_also_after_a_restart(sandbox: Sandbox) -> None:

@@ -251,8 +251,10 @@ async def test_a_line_in_the_report_that_cannot_be_read_is_passed_over(
         "    with open(path, 'ab') as file:\n"
         f"        file.write({line + chr(10).encode()!r})\n"
     )
-    score, reason = await reward(prepared, diff({"calc.py": forge + MENDED["calc.py"]}), sandboxes, environment)
-    assert score == 1.0, reason
+    patch = diff({"calc.py": forge + MENDED["calc.py"]}).encode()
+    verdict = await grade(prepared, patch, sandboxes=sandboxes, environment=environment)
+    assert set(verdict.tests.values()) == {"passed"}, verdict
+    assert (verdict.reward, verdict.integrity.status) == (0.0, "forged")
 
 
 async def test_a_forged_line_beside_the_true_one_is_a_failure(

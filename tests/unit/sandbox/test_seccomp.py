@@ -11,9 +11,11 @@ import msgspec
 import pytest
 
 from understudy.sandbox.base import SandboxSpec
+from understudy.sandbox.docker.seccomp import security_options
 from understudy.sandbox.local import seccomp
 from understudy.sandbox.local.holder import find_group_parent
 from understudy.sandbox.local.sandboxes import LocalSandboxes
+from understudy.sandbox.system_calls import DENIED_CALLS
 
 from support import require
 
@@ -98,3 +100,15 @@ def test_an_unknown_processor_is_refused_in_words(monkeypatch: pytest.MonkeyPatc
     assert "--sandbox docker" in problem
     with pytest.raises(KeyError):
         seccomp.seccomp_filter(memory_files=True)
+
+
+def test_an_engine_that_takes_no_profile_applies_its_own() -> None:
+    docker = {"Components": [{"Name": "Engine"}]}
+    podman = {"Components": [{"Name": "Podman Engine"}]}
+    filtering = {"SecurityOptions": ["name=seccomp,profile=default"]}
+    plain, profile = security_options(filtering, docker)
+    assert plain == "no-new-privileges"
+    assert security_options(filtering, podman) == security_options({"SecurityOptions": []}, docker) == [plain]
+    rules = msgspec.json.decode(profile.removeprefix("seccomp="))["syscalls"]
+    for name, code in DENIED_CALLS.items():
+        assert [rule.get("errnoRet") for rule in rules if name in rule["names"]] == [code], name

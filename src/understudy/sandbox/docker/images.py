@@ -295,7 +295,7 @@ class ImageStore:
             LogConfig=log,
         )
         with engine_errors("make a container"):
-            return self._engine.api.create_container_from_config(config)["Id"]
+            return self._engine.create_container(config)
 
     def _run(self, container: str, image: str) -> tuple[int, str]:
         """Run a created container to its end; returns its exit code and the end of its output."""

@@ -123,13 +123,13 @@ class _EngineResources:
     def _create(self, spec: SandboxSpec, prepared: PreparedImage) -> str:
         config = container_config(spec, prepared, cpus=self._cpus, quota=self.quota)
         try:
-            return self.engine.api.create_container_from_config(config)["Id"]
+            return self.engine.create_container(config)
         except EngineRefused as error:
             if not self.quota or "storage-opt" not in str(error).lower():
                 raise
         self.quota = False
         config = container_config(spec, prepared, cpus=self._cpus, quota=False)
-        return self.engine.api.create_container_from_config(config)["Id"]
+        return self.engine.create_container(config)
 
     def _remove(self, container: str) -> None:
         try:
@@ -344,7 +344,7 @@ def export_tree(
     if base_commit:
         images.check_ancestry(image, path, base_commit)
     with engine_errors(f"export {path} from the image {image}"):
-        container = engine.api.create_container_from_config(isolated(image, ["/bin/true"], (), "export"))["Id"]
+        container = engine.create_container(isolated(image, ["/bin/true"], (), "export"))
     try:
         with engine_errors(f"export {path} from the image {image}"):
             files = ContainerFiles(engine, container)

@@ -1,9 +1,4 @@
-"""The system calls that commands in a local sandbox are denied, as a filter for bubblewrap's `--seccomp`.
-
-None of them is needed to build or test a program: they read and change other processes, reach this machine's
-hypervisor past the private network, hold memory that no limit of a process counts, or show and decide which
-files this machine holds in memory, where a sandbox could leave notes for the next one.
-"""
+"""What sandboxes are denied (`understudy.sandbox.system_calls`), as a filter for bubblewrap's `--seccomp`."""
 
 from __future__ import annotations
 
@@ -11,10 +6,11 @@ import errno
 import platform
 import struct
 
+from understudy.sandbox.system_calls import DENIED_CALLS, DENIED_FAMILY, MEMORY_FILES
+
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # BPF: load a word, two jumps, return
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data (little-endian)
 _ALLOW, _DENY = 0x7FFF0000, 0x00050000  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO
-_AF_VSOCK = 40
 _X32 = 0x40000000  # numbers of x86-64's second interface, which would lead around the filter
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -43,12 +39,6 @@ _NUMBERS = {
 _SHARED = {"io_uring_setup": 425, "pidfd_getfd": 438, "memfd_secret": 447, "cachestat": 451}
 """Numbers that are the same on both."""
 
-_DENIED = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd")
-_MISSING = ("io_uring_setup", "memfd_secret", "mincore", "preadv2", "cachestat")
-"""Programs fall back when the kernel does not have these; the C library makes a plain `preadv` of `preadv2`."""
-
-_IGNORED = ("fadvise64",)  # advice, which succeeds without effect
-
 
 def is_supported() -> bool:
     """Whether there is a filter for this machine's processor."""
@@ -65,9 +55,8 @@ def seccomp_filter(*, memory_files: bool) -> bytes:
     """
     machine = platform.machine()
     numbers = _NUMBERS[machine] | _SHARED
-    missing = _MISSING if memory_files else (*_MISSING, "memfd_create")
-    answers = {numbers[name]: errno.EPERM for name in _DENIED} | {numbers[name]: errno.ENOSYS for name in missing}
-    answers |= {numbers[name]: 0 for name in _IGNORED}
+    denied = DENIED_CALLS if memory_files else {**DENIED_CALLS, MEMORY_FILES: errno.ENOSYS}
+    answers = {numbers[name]: answer for name, answer in denied.items()}
     program = [
         _instruction(_LOAD, _ARCHITECTURE),
         _instruction(_EQUAL, _ARCHITECTURES[machine], 1, 0),
@@ -81,7 +70,7 @@ def seccomp_filter(*, memory_files: bool) -> bytes:
     program += [
         _instruction(_EQUAL, numbers["socket"], 0, 3),
         _instruction(_LOAD, _FIRST_ARGUMENT),
-        _instruction(_EQUAL, _AF_VSOCK, 0, 1),
+        _instruction(_EQUAL, DENIED_FAMILY, 0, 1),
         _instruction(_RETURN, _DENY | errno.EAFNOSUPPORT),
         _instruction(_RETURN, _ALLOW),
     ]
