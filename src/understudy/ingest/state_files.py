@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Se
 from contextlib import closing, contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, cast
 
 import msgspec
@@ -25,7 +26,7 @@ from understudy.ingest.trace import Message, Trace, TraceState, TurnSignals, exp
 from understudy.ingest.trace_store import TraceSource, trace_rows, traces
 from understudy.redact.redactor import Redactor
 from understudy.store.contents import Packer
-from understudy.store.sessions import LogSource, PackedTrace, SessionRepository, TraceChanges
+from understudy.store.sessions import LogSource, PackedTrace, SessionRepository, TraceChanges, TurnSelection
 from understudy.util.files import atomic_path
 
 _PIECE = 1 << 20
@@ -41,9 +42,9 @@ def state_record(state: TraceState, trace: Trace) -> dict[str, Any]:
     return {**record, "format": trace.format, "source": trace.source, **later}
 
 
-def state_line(state: TraceState, trace: Trace) -> bytes:
-    """A state as a line of JSON."""
-    value = state_record(state, trace)
+def state_line(state: TraceState, trace: Trace, more: Mapping[str, Any] = MappingProxyType({})) -> bytes:
+    """A state as a line of JSON, with `more` keys behind its own."""
+    value = {**state_record(state, trace), **more}
     try:
         return msgspec.json.encode(value) + b"\n"
     except UnicodeEncodeError:
@@ -395,7 +396,11 @@ def load_spool(
 
 
 def stored_states(
-    library: TraceSource, where: str | None, limit: int | None, seed: int | None, redactor: Redactor | None
+    library: TraceSource,
+    where: str | TurnSelection | None,
+    limit: int | None,
+    seed: int | None,
+    redactor: Redactor | None,
 ) -> Iterator[tuple[TraceState, Trace]]:
     """The states that `trace_store.traces` selects, each with its trace; redacted where a redactor is passed."""
     for trace in traces(library, where, limit=limit, seed=seed):
@@ -407,7 +412,7 @@ def stored_states(
 def extract_states(
     library: TraceSource,
     output: Path,
-    where: str | None,
+    where: str | TurnSelection | None,
     limit: int | None,
     seed: int | None,
     redactor: Redactor | None,

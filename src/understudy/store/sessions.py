@@ -341,6 +341,10 @@ class SessionRepository(Repository):
         trace = select(turns.c.trace_key).where(turns.c.state_id == state_id)
         return self._turns_of(turns.c.trace_key.in_(trace))
 
+    def whole_conversations(self, chosen: TurnSelection) -> TurnSelection:
+        """All turns of the traces that some turns were chosen of."""
+        return self._turns_of(turns.c.trace_key.in_(json_values(list(chosen))))
+
     def session(self, session_id: str) -> TurnSelection:
         """All turns of a session: of its own traces, and of those of the subagents that it started."""
         started = json_field(traces.c.parent, "session_id") == session_id

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from heapq import nsmallest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 
 from understudy.cli.output import counted, print_json, print_table
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
+    from understudy.ingest.text_search import TextMatch
     from understudy.redact.redactor import Redactor
-    from understudy.store.sessions import SessionRepository
+    from understudy.store.sessions import SessionRepository, TurnSelection
 
 _SHOWN = 50
 _COLUMNS = (
@@ -30,6 +34,14 @@ def states(
         typer.Option(
             metavar="SQL",
             help="Only states for which this condition holds, as \"tests = 'passed' AND denied = 0\".",
+        ),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORDS",
+            help="Only states with all these words in one text: the answer, the thinking, a call, or a new "
+            "message; a phrase in double quotes.",
         ),
     ] = None,
     limit: Annotated[
@@ -78,22 +90,66 @@ def states(
 
     if by is not None:
         with Store.open(directory, create=False) as store:
-            _counts(store.sessions, by, where, json_)
+            _counts(store.sessions, by, where, text, json_)
         return
-    redactor = None if unredacted or not (json_ or output) else Redactor.from_user_key()
+    redactor = None if unredacted or not (json_ or output or text) else Redactor.from_user_key()
     with Store.open(directory, create=False) as store:
+        sessions = store.sessions
+        chosen: str | TurnSelection | None = where
+        matches: dict[str, TextMatch] = {}
+        if text is not None:
+            matches = _matching(sessions, text, where, limit, seed, redactor)
+            chosen = sessions.sample(lambda row: row["state_id"] in matches, (), where, len(matches), seed)
         if output is not None:
-            _write(store.sessions, output, where, limit, seed, redactor)
+            _write(sessions, output, chosen, limit, seed, redactor)
         elif json_:
-            _print(store.sessions, where, limit, seed, redactor)
+            _print(sessions, chosen, limit, seed, redactor, matches)
+        elif text is not None:
+            _match_table(sessions, matches, where, limit)
         else:
-            _table(store.sessions, where, limit, seed)
+            _table(sessions, where, limit, seed)
+
+
+def _matching(
+    sessions: SessionRepository,
+    text: str,
+    where: str | None,
+    limit: int | None,
+    seed: int,
+    redactor: Redactor | None,
+) -> dict[str, TextMatch]:
+    """The states that have some words, by id: all of them, or a sample as --limit takes it."""
+    from understudy.ingest.text_search import search_texts
+    from understudy.store.sqlite import sample_rank
+
+    matches = {match.state_id: match for match in search_texts(sessions, text, where, redactor)}
+    if limit is None or limit >= len(matches):
+        return matches
+    sampled = set(nsmallest(limit, matches, lambda state_id: (sample_rank(state_id, seed), state_id)))
+    return {state_id: match for state_id, match in matches.items() if state_id in sampled}
+
+
+def _match_table(
+    sessions: SessionRepository, matches: dict[str, TextMatch], where: str | None, limit: int | None
+) -> None:
+    names = ("state_id", "model", "project")
+    rows = [[_decoded(value) or "" for value in row] for row in sessions.table(names, where) if row[0] in matches]
+    shown = rows[: limit or _SHOWN]
+    if shown:
+        head = ("state", "model", "project", "in", "text")
+        print_table(head, [(*row, matches[row[0]].role, matches[row[0]].snippet) for row in shown])
+    typer.echo(f"{f'the first {len(shown)} of ' if len(shown) < len(rows) else ''}{len(rows)} states")
+
+
+def _decoded(value: Any) -> Any:
+    """A value of a column: one that is no UTF-8, as SQLite allows, comes as bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _write(
     sessions: SessionRepository,
     output: Path,
-    where: str | None,
+    where: str | TurnSelection | None,
     limit: int | None,
     seed: int,
     redactor: Redactor | None,
@@ -112,13 +168,19 @@ def _write(
 
 
 def _print(
-    sessions: SessionRepository, where: str | None, limit: int | None, seed: int, redactor: Redactor | None
+    sessions: SessionRepository,
+    where: str | TurnSelection | None,
+    limit: int | None,
+    seed: int,
+    redactor: Redactor | None,
+    matches: dict[str, TextMatch],
 ) -> None:
     from understudy.ingest.state_files import state_line, stored_states
 
     stream = typer.get_binary_stream("stdout")
     for state, trace in stored_states(sessions, where, limit, seed, redactor):
-        stream.write(state_line(state, trace))
+        match = matches.get(state.state_id)
+        stream.write(state_line(state, trace, {} if match is None else {"match": asdict(match)}))
     stream.flush()
 
 
@@ -128,8 +190,7 @@ def _table(sessions: SessionRepository, where: str | None, limit: int | None, se
     rows: list[tuple[Any, ...]] = []
     sampled = None if limit is None else seed
     for row in sessions.table(_COLUMNS, where, limit=limit or _SHOWN, seed=sampled):
-        # A column that is no UTF-8, as SQLite allows, comes as bytes.
-        decoded = [value.decode(errors="replace") if isinstance(value, bytes) else value for value in row]
+        decoded = [_decoded(value) for value in row]
         values: dict[str, Any] = dict(zip(_COLUMNS, decoded, strict=True))
         names = ("state_id", "model", "project", "role", "fidelity")
         rows.append((*(values[name] or "" for name in names), values["tool_calls"], signal_text(values)))
@@ -141,11 +202,20 @@ def _table(sessions: SessionRepository, where: str | None, limit: int | None, se
     typer.echo(f"{shown}{turns} states of {traces} conversations")
 
 
-def _counts(sessions: SessionRepository, by: str, where: str | None, as_json: bool) -> None:
-    rows = [
-        (value.decode(errors="replace") if isinstance(value, bytes) else value, turns, traces)
-        for value, turns, traces in sessions.count_by(by, where)
-    ]
+def _counts(sessions: SessionRepository, by: str, where: str | None, text: str | None, as_json: bool) -> None:
+    counted_rows = sessions.count_by(by, where)
+    if text is not None:
+        from understudy.ingest.text_search import search_texts
+
+        matches = {match.state_id for match in search_texts(sessions, text, where, None)}
+        turns: Counter[Any] = Counter()
+        conversations: dict[Any, set[Any]] = {}
+        for state_id, value, trace_id in sessions.table(("state_id", by, "trace_id"), where):
+            if state_id in matches:
+                turns[value] += 1
+                conversations.setdefault(value, set()).add(trace_id)
+        counted_rows = [(value, count, len(conversations[value])) for value, count in turns.most_common()]
+    rows = [(_decoded(value), turns, traces) for value, turns, traces in counted_rows]
     if as_json:
         print_json([{by: value, "states": turns, "conversations": traces} for value, turns, traces in rows])
     elif rows:
