@@ -49,7 +49,7 @@ view: setup
 	@sh scripts/view.sh test
 	@sh scripts/view.sh build
 
-# The page with hot reload, in front of `understudy view --port 8077` (or of the address in UNDERSTUDY_VIEW).
+# The page with hot reload, in front of `understudy view --port 8585` (or of the address in UNDERSTUDY_VIEW).
 view-dev: setup
 	@sh scripts/view.sh dev
 

@@ -22,7 +22,7 @@ if ! cmp -s package-lock.json node_modules/.understudy-lock; then
 fi
 case ${1:-build} in
   build) npm run --silent build ;;
-  types) "$python" -c 'import json; from understudy.view.openapi import document; print(json.dumps(document(), sort_keys=True))' >openapi.json
+  types) "$python" -m understudy view --openapi >openapi.json
     npm run --silent types
     rm openapi.json ;;
   test) npm run --silent test ;;

@@ -1,12 +1,12 @@
 import react from "@vitejs/plugin-react";
 import { defineConfig } from "vitest/config";
 
-const server = process.env["UNDERSTUDY_VIEW"] ?? "http://127.0.0.1:8077";
+const server = process.env["UNDERSTUDY_VIEW"] ?? "http://127.0.0.1:8585";
 
 export default defineConfig({
   plugins: [react()],
   // Pages have paths of any depth, so their assets are named by absolute paths.
-  base: "/assets/",
+  base: "/",
   build: {
     outDir: "../src/understudy/view/assets",
     emptyOutDir: true,
@@ -20,8 +20,8 @@ export default defineConfig({
         // One script and one stylesheet: what `understudy view --export` inlines. The names are fixed, so that a
         // rebuild changes the files it has to change and no others.
         codeSplitting: false,
-        entryFileNames: "viewer.js",
-        assetFileNames: "viewer[extname]",
+        entryFileNames: "assets/viewer.js",
+        assetFileNames: "assets/viewer[extname]",
       },
     },
   },

@@ -9,9 +9,16 @@ import { useLive } from "./api/live";
 import { source } from "./api/source";
 import { Empty } from "./components/marks";
 import { Shell } from "./components/Shell";
+import { PairsView } from "./pages/pairs/PairsView";
 import { RolloutPage } from "./pages/rollout/RolloutPage";
 import { RunsPage } from "./pages/runs/RunsPage";
+import { RedactionView } from "./pages/sessions/RedactionView";
+import { StatesView } from "./pages/sessions/StatesView";
+import { CompareView } from "./pages/store/CompareView";
 import { GridView } from "./pages/store/GridView";
+import { GroupPage } from "./pages/store/GroupPage";
+import { HealthView } from "./pages/store/HealthView";
+import { ScatterView } from "./pages/store/ScatterView";
 import { StoreIndex } from "./pages/store/StoreIndex";
 import { StorePage } from "./pages/store/StorePage";
 import { parseSearch, stringifySearch } from "./text/address";
@@ -30,10 +37,22 @@ const runs = createRoute({ getParentRoute: () => root, path: "/", component: Run
 const store = createRoute({ getParentRoute: () => root, path: "/s/$store", component: StorePage });
 const storeIndex = createRoute({ getParentRoute: () => store, path: "/", component: StoreIndex });
 const grid = createRoute({ getParentRoute: () => store, path: "/grid", component: GridView });
+const health = createRoute({ getParentRoute: () => store, path: "/health", component: HealthView });
+const scatter = createRoute({ getParentRoute: () => store, path: "/scatter", component: ScatterView });
+const compare = createRoute({ getParentRoute: () => store, path: "/compare", component: CompareView });
+const pairs = createRoute({ getParentRoute: () => store, path: "/pairs", component: PairsView });
+const states = createRoute({ getParentRoute: () => store, path: "/states", component: StatesView });
+const redaction = createRoute({ getParentRoute: () => store, path: "/redaction", component: RedactionView });
+const group = createRoute({ getParentRoute: () => root, path: "/s/$store/task/$task", component: GroupPage });
 const rollout = createRoute({ getParentRoute: () => root, path: "/s/$store/r/$rollout", component: RolloutPage });
 
 export const router = createRouter({
-  routeTree: root.addChildren([runs, store.addChildren([storeIndex, grid]), rollout]),
+  routeTree: root.addChildren([
+    runs,
+    store.addChildren([storeIndex, grid, scatter, health, compare, pairs, states, redaction]),
+    group,
+    rollout,
+  ]),
   // A file has no paths of its own: the page's path is in the fragment there.
   history: source.isServer ? createBrowserHistory() : createHashHistory(),
   parseSearch,

@@ -213,3 +213,25 @@ export function rawQuery(store: string, call: string, part: "request" | "respons
     },
   });
 }
+
+export function loopQuery(store: string) {
+  return queryOptions({
+    queryKey: [...inStore(store), "loop"],
+    queryFn: ({ signal }) => answer(api.GET("/api/stores/{store}/loop", { params: { path: { store } }, signal })),
+  });
+}
+
+export function compareQuery(before: string, after: string) {
+  return queryOptions({
+    queryKey: ["compare", before, after],
+    queryFn: ({ signal }) => answer(api.GET("/api/compare", { params: { query: { before, after } }, signal })),
+  });
+}
+
+export function gatewayQuery(store: string) {
+  return queryOptions({
+    queryKey: [...inStore(store), "gateway"],
+    refetchInterval: 2_000, // What is in flight is in no store, so no event says that it changed.
+    queryFn: ({ signal }) => answer(api.GET("/api/stores/{store}/gateway", { params: { path: { store } }, signal })),
+  });
+}

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { IMPROBABLE, nextImprobable, surprise, tokenLabel } from "./tokens";
+import { IMPROBABLE, nextImprobable, shade, surprise, tokenLabel } from "./tokens";
 
 describe("surprise", () => {
   it("grows with improbability and says nothing where there is no logprob", () => {
@@ -26,5 +26,11 @@ describe("tokenLabel", () => {
     expect(tokenLabel(" \n\t")).toBe("·⏎⇥");
     expect(tokenLabel(" word")).toBe(" word");
     expect(tokenLabel("")).toBe("∅");
+  });
+});
+
+describe("shade", () => {
+  it("tells the sign and the size, and nothing where there is no value", () => {
+    expect([0, 0.2, 2, -0.2, -2, null].map(shade)).toEqual(["zero", "above1", "above2", "below1", "below2", null]);
   });
 });

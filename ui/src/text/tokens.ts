@@ -30,3 +30,11 @@ export function tokenLabel(text: string): string {
   if (/^\s+$/u.test(text)) return text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·");
   return text;
 }
+
+/** Returns a class for a value around 0: how far it is above (`above1`, `above2`) or below it; null for no value. */
+export function shade(value: number | null | undefined): "zero" | "above1" | "above2" | "below1" | "below2" | null {
+  if (value == null || Number.isNaN(value)) return null;
+  if (Math.abs(value) < 0.01) return "zero";
+  const step = Math.abs(value) < 0.5 ? 1 : 2;
+  return value > 0 ? `above${step}` : `below${step}`;
+}

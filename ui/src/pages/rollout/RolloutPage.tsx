@@ -12,11 +12,21 @@ import { useUpKey } from "../../components/useUpKey";
 import { useUrlState } from "../../components/useUrlState";
 import { count, duration, money, reward, short } from "../../text/format";
 import { IntegrityBadge, StatusBadge } from "../store/badges";
+import { IntegrityPage } from "./IntegrityPage";
+import { PatchPage } from "./PatchPage";
+import { RawView } from "./RawView";
+import { TimingView } from "./TimingView";
+import { TokensView } from "./TokensView";
 import { Transcript } from "./Transcript";
 import styles from "./RolloutPage.module.css";
 
 const VIEWS: [string, string][] = [
   ["transcript", "Transcript"],
+  ["tokens", "Tokens"],
+  ["patch", "Patch and tests"],
+  ["timing", "Timing"],
+  ["calls", "Raw calls"],
+  ["integrity", "Integrity"],
 ];
 
 function Figures({ head }: { head: RolloutHead }) {
@@ -38,6 +48,16 @@ function Figures({ head }: { head: RolloutHead }) {
 
 function View({ view, body, head }: { view: string; body: RolloutKey; head: RolloutHead }) {
   switch (view) {
+    case "tokens":
+      return <TokensView body={body} head={head} />;
+    case "patch":
+      return <PatchPage body={body} head={head} />;
+    case "timing":
+      return <TimingView body={body} head={head} />;
+    case "calls":
+      return <RawView body={body} />;
+    case "integrity":
+      return <IntegrityPage body={body} head={head} />;
     default:
       return <Transcript body={body} head={head} />;
   }
@@ -52,7 +72,7 @@ export function RolloutPage() {
   const view = url["view"] ?? "transcript";
   useUpKey("/s/$store", { store });
   useKeys(
-    Object.fromEntries(VIEWS.map(([name], index) => [String(index + 1), () => setUrl({ view: name })])),
+    Object.fromEntries(VIEWS.map(([name], index) => [String(index + 1), () => setUrl({ view: name, from: undefined })])),
   );
   const row = result.data?.row ?? null;
   return (
@@ -75,6 +95,11 @@ export function RolloutPage() {
           <Trail to="/s/$store" params={{ store }}>
             Run
           </Trail>
+          {row !== null && (
+            <Trail to="/s/$store/task/$task" params={{ store, task: row.task_id }}>
+              Task
+            </Trail>
+          )}
         </>
       }
       aside={result.data && <Figures head={result.data} />}
@@ -95,7 +120,7 @@ export function RolloutPage() {
                   aria-current={view === name ? "page" : undefined}
                   onClick={(event) => {
                     event.preventDefault();
-                    setUrl({ view: name });
+                    setUrl({ view: name, from: undefined });
                   }}
                 >
                   {label}

@@ -71,12 +71,7 @@ export function GridView() {
                   if (task === undefined) return null;
                   return (
                     <li key={task.task_id} className={styles.row} style={{ transform: `translateY(${item.start}px)` }}>
-                      <Link
-                        to="/s/$store"
-                        params={{ store }}
-                        search={{ task: task.task_id } as never}
-                        className={styles.task}
-                      >
+                      <Link to="/s/$store/task/$task" params={{ store, task: task.task_id }} className={styles.task}>
                         <Text>{task.task_id}</Text>
                       </Link>
                       <span className={styles.share}>

@@ -11,14 +11,28 @@ import { ApiError } from "../../api/source";
 import { count, money, percent, short } from "../../text/format";
 import { ended, rolloutsOf } from "../runs/stores";
 
-const VIEWS = [
-  ["/s/$store", "Rollouts"],
-  ["/s/$store/grid", "Tasks"],
-] as const;
+const INDEX = "/s/$store";
 
-function viewsOf(store: StoreSummary): readonly (readonly [string, string])[] {
-  return store.kind === "run" || store.kind === "empty" ? VIEWS : VIEWS.slice(0, 1);
-}
+const VIEWS: Record<StoreSummary["kind"], readonly (readonly [string, string])[]> = {
+  run: [
+    [INDEX, "Rollouts"],
+    ["/s/$store/grid", "Tasks"],
+    ["/s/$store/scatter", "Reward and cost"],
+    ["/s/$store/health", "Health"],
+    ["/s/$store/pairs", "Pairs"],
+    ["/s/$store/compare", "Compare"],
+    ["/s/$store/redaction", "Redaction"],
+  ],
+  loop: [[INDEX, "Loop"]],
+  sessions: [
+    [INDEX, "Conversations"],
+    ["/s/$store/states", "States"],
+    ["/s/$store/pairs", "Pairs"],
+    ["/s/$store/redaction", "Redaction"],
+  ],
+  gateway: [[INDEX, "Gateway"]],
+  empty: [[INDEX, "Rollouts"]],
+};
 
 function Figures({ store }: { store: StoreSummary }) {
   const total = rolloutsOf(store);
@@ -85,7 +99,7 @@ export function StorePage() {
           store.state === "ok" ? (
             <>
               <Tabs label="Views of the store">
-                {viewsOf(store).map(([to, name]) => (
+                {VIEWS[store.kind].map(([to, name]) => (
                   <Link key={to} to={to} params={{ store: id }} activeOptions={{ exact: true, includeSearch: false }}>
                     {name}
                   </Link>

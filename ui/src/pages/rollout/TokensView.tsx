@@ -1,0 +1,233 @@
+import { useQuery } from "@tanstack/react-query";
+import { memo, useEffect, useMemo } from "react";
+import { type RolloutKey, tokensQuery } from "../../api/queries";
+import type { RolloutHead, TokenPage } from "../../api/types";
+import { Button, Choice, Toolbar } from "../../components/controls";
+import { useKeys } from "../../components/keyboard";
+import { Empty, Key } from "../../components/marks";
+import { Loaded } from "../../components/Query";
+import { Text } from "../../components/Text";
+import { useUrlState } from "../../components/useUrlState";
+import { ABSENT, count, percent } from "../../text/format";
+import { nextImprobable, shade, surprise, tokenLabel } from "../../text/tokens";
+import styles from "./TokensView.module.css";
+
+const COLOURS = [
+  ["logprob", "logprob"],
+  ["version", "policy version"],
+  ["advantage", "advantage"],
+  ["ratio", "trainer's ratio"],
+] as const;
+
+type Colour = (typeof COLOURS)[number][0];
+
+/** Returns the class that colours a token; tokens of the prompt have none. */
+function classOf(page: TokenPage, index: number, colour: Colour): string {
+  if (page.mask[index] !== 1) return styles["prompt"] ?? "";
+  const trainer = page.trainer.at(-1);
+  if (colour === "version") {
+    const version = page.versions[index] ?? -1;
+    return (version < 0 ? styles["unknown"] : styles[`version${version % 4}`]) ?? "";
+  }
+  if (colour === "advantage" || colour === "ratio") {
+    const value = colour === "advantage" ? trainer?.advantages[index] : trainer?.ratios[index];
+    const step = shade(value == null ? null : colour === "ratio" ? Math.log(value) : value);
+    return (step === null ? styles["unknown"] : styles[step]) ?? "";
+  }
+  const step = surprise(page.logprobs[index]);
+  return (step === null ? styles["unknown"] : styles[`surprise${step}`]) ?? "";
+}
+
+const Tokens = memo(function Tokens(props: {
+  page: TokenPage;
+  colour: Colour;
+  selected: number | null;
+  onSelect: (index: number) => void;
+}) {
+  const { page, colour, selected } = props;
+  return (
+    <div
+      className={styles.tokens}
+      role="region"
+      aria-label="Tokens"
+      tabIndex={0}
+      onClick={(event) => {
+        const index = (event.target as HTMLElement).closest<HTMLElement>("[data-token]")?.dataset["token"];
+        if (index !== undefined) props.onSelect(Number(index));
+      }}
+    >
+      {page.ids.map((id, index) => {
+        const text = page.texts[index];
+        const label = text === undefined ? String(id) : tokenLabel(text);
+        const isCut = index > 0 && page.mask[index] !== page.mask[index - 1];
+        return (
+          <span key={index}>
+            {isCut && <span className={styles.cut} aria-hidden="true" />}
+            <span
+              data-token={index}
+              className={`${styles.token} ${classOf(page, index, colour)} ${index === selected ? styles.selected : ""}`}
+            >
+              <Text>{label}</Text>
+            </span>
+            {text?.includes("\n") === true && <br />}
+          </span>
+        );
+      })}
+    </div>
+  );
+});
+
+function Details({ page, index }: { page: TokenPage; index: number | null }) {
+  if (index === null || page.ids[index] === undefined) {
+    return (
+      <p className={styles.hint}>
+        Choose a token, or go to the next improbable one with <Key>n</Key>, the one before with <Key>p</Key>.
+      </p>
+    );
+  }
+  const logprob = page.logprobs[index];
+  const version = page.versions[index] ?? -1;
+  const rows: [string, string][] = [
+    ["Position", count(page.start + index)],
+    ["Id", String(page.ids[index])],
+    ["Text", page.texts[index] === undefined ? ABSENT : JSON.stringify(page.texts[index])],
+    ["Sampled", page.mask[index] === 1 ? "yes" : "no, part of the prompt"],
+    ["Logprob", logprob == null ? ABSENT : logprob.toFixed(4)],
+    ["Probability", logprob == null ? ABSENT : percent(Math.exp(logprob), 2)],
+    ["Policy version", version < 0 ? ABSENT : (page.policy_versions[version] ?? ABSENT)],
+  ];
+  for (const update of page.trainer) {
+    const figure = (value: number | null | undefined) => (value == null ? ABSENT : value.toFixed(4));
+    rows.push(
+      [`Step ${update.step}: trainer's logprob`, figure(update.logprobs[index])],
+      [`Step ${update.step}: ratio`, figure(update.ratios[index])],
+      [`Step ${update.step}: advantage`, figure(update.advantages[index])],
+    );
+  }
+  return (
+    <dl className={styles.details} aria-live="polite">
+      {rows.map(([name, value]) => (
+        <div key={name}>
+          <dt>{name}</dt>
+          <dd>
+            <Text>{value}</Text>
+          </dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+/** The tokens of one call: what was sampled with which probability, by which weights, and what was trained on. */
+export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead }) {
+  const [url, setUrl] = useUrlState();
+  const calls = useMemo(() => head.segments.flatMap((segment) => segment.call_ids), [head.segments]);
+  const call = url["call"] ?? calls[0];
+  const scope = url["scope"] === "segment" ? "segment" : "call";
+  const start = url["from"] === undefined ? null : Number(url["from"]) || 0;
+  const colour = (url["colour"] ?? "logprob") as Colour;
+  const result = useQuery({ ...tokensQuery(body, call ?? "", scope, start), enabled: call !== undefined });
+  const page = result.data;
+  const selected = page === undefined || url["token"] === undefined ? null : Number(url["token"]) - page.start;
+  const at = call === undefined ? -1 : calls.indexOf(call);
+
+  const select = (index: number | null) => {
+    if (page !== undefined && index !== null) setUrl({ token: String(page.start + index) });
+  };
+  const goTo = (index: number) => {
+    if (calls[index] !== undefined) setUrl({ call: calls[index], token: undefined, from: undefined });
+  };
+  const improbable = (direction: 1 | -1) => {
+    if (page === undefined) return;
+    const sampled = page.logprobs.map((logprob, index) => (page.mask[index] === 1 ? logprob : null));
+    select(nextImprobable(sampled, selected ?? (direction === 1 ? -1 : sampled.length), direction));
+  };
+  useKeys({
+    n: () => improbable(1),
+    p: () => improbable(-1),
+    ArrowRight: () => select(Math.min((page?.ids.length ?? 1) - 1, (selected ?? -1) + 1)),
+    ArrowLeft: () => select(Math.max(0, (selected ?? 1) - 1)),
+    j: () => goTo(at + 1),
+    k: () => goTo(at - 1),
+  });
+  useEffect(() => {
+    if (selected !== null) document.querySelector(`[data-token="${selected}"]`)?.scrollIntoView({ block: "nearest" });
+  }, [selected, page]);
+
+  if (call === undefined) return <Empty>The backend of this rollout gave no token ids.</Empty>;
+  return (
+    <>
+      <Toolbar>
+        <Button onClick={() => goTo(at - 1)} disabled={at <= 0}>
+          ← Call
+        </Button>
+        <span className={styles.where}>
+          {at === -1 ? "" : `${at + 1} of ${calls.length}`}
+        </span>
+        <Button onClick={() => goTo(at + 1)} disabled={at === -1 || at >= calls.length - 1}>
+          Call →
+        </Button>
+        <Choice
+          label="Show"
+          value={scope}
+          options={[
+            ["call", "this call"],
+            ["segment", "its whole segment"],
+          ]}
+          onChange={(value) => setUrl({ scope: value === "segment" ? value : undefined, from: undefined })}
+        />
+        <Choice label="Colour by" value={colour} options={COLOURS} onChange={(value) => setUrl({ colour: value })} />
+        <Button onClick={() => improbable(-1)}>← Improbable</Button>
+        <Button onClick={() => improbable(1)}>Improbable →</Button>
+        {colour === "logprob" && (
+          <ul className={styles.legend} aria-label="Colours by probability">
+            <li className={styles.surprise0}>&gt; 37%</li>
+            <li className={styles.surprise1}>37%</li>
+            <li className={styles.surprise2}>14%</li>
+            <li className={styles.surprise3}>5%</li>
+            <li className={styles.surprise4}>&lt; 2%</li>
+          </ul>
+        )}
+      </Toolbar>
+      <ol className={styles.segments} aria-label="Segments">
+        {head.segments.map((segment) => (
+          <li key={segment.index}>
+            <button
+              type="button"
+              aria-pressed={segment.call_ids.includes(call)}
+              title={`begins here: ${segment.reason}`}
+              onClick={() => setUrl({ call: segment.call_ids[0], token: undefined, from: undefined })}
+            >
+              <strong>Segment {segment.index + 1}</strong> {segment.reason}
+              <span>
+                {count(segment.sampled)} of {count(segment.tokens)} sampled
+              </span>
+            </button>
+          </li>
+        ))}
+      </ol>
+      <Loaded result={result}>
+        {(data) => (
+          <div className={styles.split}>
+            <div className={styles.main}>
+              <p className={styles.note}>
+                Tokens {count(data.start)} to {count(data.start + data.ids.length)} of {count(data.total)}
+                {data.tokenizer === null ? "; no tokenizer is known, so their ids are shown" : `, by ${data.tokenizer}`}
+              </p>
+              <Tokens page={data} colour={colour} selected={selected} onSelect={select} />
+              <div className={styles.pages}>
+                {start !== null && start > 0 && (
+                  <Button onClick={() => setUrl({ from: String(Math.max(0, start - 2000)) })}>Tokens before</Button>
+                )}
+                {data.next !== null && <Button onClick={() => setUrl({ from: String(data.next) })}>More tokens</Button>}
+              </div>
+            </div>
+            <aside className={styles.aside} aria-label="The chosen token">
+              <Details page={data} index={selected} />
+            </aside>
+          </div>
+        )}
+      </Loaded>
+    </>
+  );
+}

@@ -1,0 +1,98 @@
+import { useQuery } from "@tanstack/react-query";
+import { Link, useParams } from "@tanstack/react-router";
+import { useMayWrite, usePause } from "../../api/orders";
+import { gatewayQuery } from "../../api/queries";
+import { Button, Toolbar } from "../../components/controls";
+import { Badge, Empty, Stat, Stats } from "../../components/marks";
+import { Card } from "../../components/Page";
+import { ErrorNote, Loaded } from "../../components/Query";
+import { Text } from "../../components/Text";
+import { count, moment, money, short } from "../../text/format";
+import styles from "./HealthView.module.css";
+
+/** A gateway that runs as a service: what is in flight, its clients and their budgets; it can be paused. */
+export function GatewayView() {
+  const { store } = useParams({ from: "/s/$store" });
+  const result = useQuery(gatewayQuery(store));
+  const pause = usePause(store);
+  const mayWrite = useMayWrite();
+  return (
+    <Loaded result={result}>
+      {(gateway) => (
+        <div className={styles.page}>
+          <Card
+            title={
+              <>
+                {gateway.reachable ? (
+                  <Badge tone={gateway.paused ? "warn" : "good"}>{gateway.paused ? "paused" : "running"}</Badge>
+                ) : (
+                  <Badge>not reachable</Badge>
+                )}{" "}
+                <Text>{gateway.url ?? ""}</Text>
+              </>
+            }
+            note={<Text>{gateway.note}</Text>}
+          >
+            {gateway.reachable && (
+              <Stats>
+                <Stat label="In flight" value={count(gateway.in_flight)} />
+                <Stat label="Waiting" value={count(gateway.waiting)} />
+                <Stat label="Policy version" value={<Text>{gateway.version ?? "–"}</Text>} />
+              </Stats>
+            )}
+            {gateway.reachable && mayWrite && (
+              <Toolbar>
+                <Button disabled={pause.isPending} onClick={() => pause.mutate(!gateway.paused)}>
+                  {gateway.paused ? "Let it go on" : "Pause"}
+                </Button>
+              </Toolbar>
+            )}
+            {pause.error !== null && <ErrorNote error={pause.error} />}
+          </Card>
+          <Card title="Clients" note="Keys are stored as hashes only.">
+            {gateway.clients.length === 0 ? (
+              <Empty>No key was made.</Empty>
+            ) : (
+              <table className={styles.table}>
+                <thead>
+                  <tr>
+                    {["Client", "Calls", "Tokens", "Spend", "Budget", "Expires"].map((name) => (
+                      <th key={name} scope="col">
+                        {name}
+                      </th>
+                    ))}
+                  </tr>
+                </thead>
+                <tbody>
+                  {gateway.clients.map((client) => (
+                    <tr key={client.attempt_id}>
+                      <td>
+                        <Link to="/s/$store/r/$rollout" params={{ store, rollout: client.attempt_id }}>
+                          <Text>{client.name}</Text>
+                        </Link>{" "}
+                        {client.revoked && <Badge tone="bad">revoked</Badge>}
+                      </td>
+                      <td>{count(client.calls)}</td>
+                      <td>
+                        {short(client.prompt_tokens)} → {short(client.completion_tokens)}
+                      </td>
+                      <td>{money(client.cost_usd)}</td>
+                      <td>
+                        <Text>
+                          {Object.entries(client.budget)
+                            .map(([name, value]) => `${name.replaceAll("_", " ")} ${JSON.stringify(value)}`)
+                            .join(", ") || "none"}
+                        </Text>
+                      </td>
+                      <td>{moment(client.expires_at)}</td>
+                    </tr>
+                  ))}
+                </tbody>
+              </table>
+            )}
+          </Card>
+        </div>
+      )}
+    </Loaded>
+  );
+}

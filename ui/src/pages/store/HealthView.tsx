@@ -1,0 +1,117 @@
+import { useQuery } from "@tanstack/react-query";
+import { Link, useParams } from "@tanstack/react-router";
+import { healthQuery } from "../../api/queries";
+import { Empty } from "../../components/marks";
+import { Card } from "../../components/Page";
+import { Loaded } from "../../components/Query";
+import { Text } from "../../components/Text";
+import { count, duration } from "../../text/format";
+import styles from "./HealthView.module.css";
+
+function Amounts({ amounts, name, search }: { amounts: Record<string, number>; name: string; search?: string }) {
+  const { store } = useParams({ from: "/s/$store" });
+  const rows = Object.entries(amounts).sort(([, one], [, other]) => other - one);
+  if (rows.length === 0) return <Empty>None.</Empty>;
+  return (
+    <table className={styles.table}>
+      <thead>
+        <tr>
+          <th scope="col">{name}</th>
+          <th scope="col">Number</th>
+        </tr>
+      </thead>
+      <tbody>
+        {rows.map(([text, amount]) => (
+          <tr key={text}>
+            <td>
+              {search === undefined ? (
+                <Text>{text}</Text>
+              ) : (
+                <Link to="/s/$store" params={{ store }} search={{ [search]: text } as never}>
+                  <Text>{text}</Text>
+                </Link>
+              )}
+            </td>
+            <td>{count(amount)}</td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}
+
+/** How a run goes: where time goes, what failed at which boundary, and why rollouts were not solved. */
+export function HealthView() {
+  const { store } = useParams({ from: "/s/$store" });
+  const result = useQuery(healthQuery(store));
+  return (
+    <Loaded result={result}>
+      {(health) => (
+        <div className={styles.page}>
+          <Card title="Phases of attempts">
+            {health.phases.length === 0 ? (
+              <Empty>No attempt has ended so far.</Empty>
+            ) : (
+              <table className={styles.table}>
+                <thead>
+                  <tr>
+                    {["Phase", "Attempts", "Median", "99th percentile"].map((name) => (
+                      <th key={name} scope="col">
+                        {name}
+                      </th>
+                    ))}
+                  </tr>
+                </thead>
+                <tbody>
+                  {health.phases.map((phase) => (
+                    <tr key={phase.phase}>
+                      <td>{phase.phase}</td>
+                      <td>{count(phase.attempts)}</td>
+                      <td>{duration(phase.p50)}</td>
+                      <td>{duration(phase.p99)}</td>
+                    </tr>
+                  ))}
+                </tbody>
+              </table>
+            )}
+          </Card>
+          <Card title="Faults of the infrastructure" note="Attempts are retried; none of these is a reward of 0.">
+            {health.faults.length === 0 ? (
+              <Empty>There was none.</Empty>
+            ) : (
+              <table className={styles.table}>
+                <thead>
+                  <tr>
+                    {["Boundary", "Attempts", "Given up", "One of the messages"].map((name) => (
+                      <th key={name} scope="col">
+                        {name}
+                      </th>
+                    ))}
+                  </tr>
+                </thead>
+                <tbody>
+                  {health.faults.map((fault) => (
+                    <tr key={fault.boundary}>
+                      <td>{fault.boundary}</td>
+                      <td>{count(fault.attempts)}</td>
+                      <td>{count(fault.given_up)}</td>
+                      <td>
+                        <Text>{fault.example}</Text>
+                      </td>
+                    </tr>
+                  ))}
+                </tbody>
+              </table>
+            )}
+          </Card>
+          <Card title="Why rollouts were not solved">
+            <Amounts amounts={health.unsolved} name="Reason" search="reason" />
+          </Card>
+          <Card title="Calls by policy version">
+            <Amounts amounts={health.versions} name="Version" />
+          </Card>
+        </div>
+      )}
+    </Loaded>
+  );
+}
