@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import StoreError
-from understudy.store import Store
+from understudy.store import Store, sqlite
 from understudy.store.schema import metadata
 from understudy.store.sqlite import open_engine
 from understudy.types import (
@@ -225,6 +225,23 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) ->
     assert (tmp_path / "store.db").read_bytes() == content
 
 
+@pytest.mark.parametrize("create", [False, True])
+def test_an_empty_file_is_no_empty_store(tmp_path: Path, create: bool) -> None:
+    (tmp_path / "store.db").touch()
+    with pytest.raises(StoreError, match=r"store\.db is empty \(0 bytes\).*restore it"):
+        Store.open(tmp_path, create=create)
+    assert (tmp_path / "store.db").stat().st_size == 0
+
+
+def test_a_new_store_appears_with_content_and_alone(tmp_path: Path) -> None:
+    sqlite._make_database(tmp_path / "store.db")  # pyright: ignore[reportPrivateUsage]
+    assert [path.name for path in tmp_path.iterdir()] == ["store.db"]
+    first = (tmp_path / "store.db").read_bytes()
+    assert first
+    with Store.open(tmp_path) as store:  # as after a kill before the tables were made
+        assert store.runs.rollouts() == []
+
+
 def test_another_programs_database_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "store.db") as other:
         other.execute("CREATE TABLE bookmarks (url)")
@@ -250,7 +267,7 @@ def test_damage_is_told_as_damage(store: Store) -> None:
     with sqlite3.connect(store.directory / "store.db") as raw:
         raw.execute("UPDATE blobs SET data = x'00' WHERE codec = 1")
     raw.close()
-    with Store.open(store.directory) as again, pytest.raises(StoreError, match="damaged"):
+    with Store.open(store.directory) as again, pytest.raises(StoreError, match=r"store\.db: .*damaged"):
         list(again.calls.of_attempt(attempt.id))
 
 

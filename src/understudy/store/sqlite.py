@@ -6,12 +6,14 @@ of the writer (`WriteContext.raw`).
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import math
 import os
 import sqlite3
 import stat
+import tempfile
 import threading
 import time
 from collections.abc import Generator, Sequence
@@ -82,9 +84,13 @@ def to_store_error(error: Exception, file: Path) -> StoreError:
 
 @contextmanager
 def translate_errors(file: Path) -> Generator[None]:
-    """Raise what SQLAlchemy, sqlite3 and msgspec raise inside as a StoreError that names the file."""
+    """Raise what SQLAlchemy, sqlite3, msgspec and readers raise inside as a StoreError that names the file."""
     try:
         yield
+    except StoreError as error:
+        if str(file) in str(error):
+            raise
+        raise StoreError(f"{file}: {error}") from error
     except (SQLAlchemyError, sqlite3.Error, msgspec.MsgspecError) as error:
         raise to_store_error(error, file) from error
 
@@ -157,13 +163,30 @@ def _make_private(directory: Path, file: Path) -> None:
     """
     if not file.exists():
         directory_is_ours = not any(directory.iterdir())
-        os.close(os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        _make_database(file)
     else:
         directory_is_ours = True
     for path in (directory, file) if directory_is_ours else (file,):
         status = path.stat()
         if status.st_uid == os.geteuid() and status.st_mode & 0o077:
             path.chmod(stat.S_IMODE(status.st_mode) & ~0o077)
+
+
+def _make_database(file: Path) -> None:
+    """Put a database without tables where there is no file; one that another process puts there first stays.
+
+    It appears as a whole, so a file without content is never a store that was about to be made.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{FILE}-", dir=file.parent)
+    os.close(handle)
+    try:
+        with contextlib.closing(sqlite3.connect(name)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")  # writes the first page
+        with _alone(file.parent):
+            if not file.exists():
+                Path(name).rename(file)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def open_engine(directory: Path, *, create: bool) -> Engine:
@@ -182,7 +205,12 @@ def open_engine(directory: Path, *, create: bool) -> Engine:
                 f"{directory} holds no store ({FILE} is not there); give a directory that `understudy run` or "
                 "`understudy ingest` wrote"
             )
-    except OSError as error:
+        if file.stat().st_size == 0:
+            raise StoreError(
+                f"{file} is empty (0 bytes), which no store is: what was in it is lost; restore it from a copy, "
+                "or remove the file to begin anew"
+            )
+    except (OSError, sqlite3.Error) as error:
         raise StoreError(f"{directory} cannot hold a store: {error}; give one that can be written") from error
     writable = is_writable(file)
     address = str(file) if writable else reading_uri(file)

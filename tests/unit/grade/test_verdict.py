@@ -253,7 +253,7 @@ async def test_a_line_in_the_report_that_cannot_be_read_is_passed_over(
     )
     patch = diff({"calc.py": forge + MENDED["calc.py"]}).encode()
     verdict = await grade(prepared, patch, sandboxes=sandboxes, environment=environment)
-    assert set(verdict.tests.values()) == {"passed"}, verdict
+    assert set(verdict.tests.values()) == {"passed", "xfailed"}, verdict
     assert (verdict.reward, verdict.integrity.status) == (0.0, "forged")
 
 
