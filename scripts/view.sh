@@ -22,7 +22,7 @@ if ! cmp -s package-lock.json node_modules/.understudy-lock; then
 fi
 case ${1:-build} in
   build) npm run --silent build ;;
-  types) "$python" -m understudy view --openapi >openapi.json
+  types) "${python%python}understudy" view --openapi >openapi.json
     npm run --silent types
     rm openapi.json ;;
   test) npm run --silent test ;;

@@ -28,8 +28,9 @@ export function Stats({ children }: { children: ReactNode }) {
   return <dl className={styles.stats}>{children}</dl>;
 }
 
-/** A share between 0 and 1 with its confidence interval, as a bar and in figures. */
-export function Rate({ value, low, high }: { value: number | null; low?: number | null; high?: number | null }) {
+/** A share between 0 and 1 with its confidence interval, as a bar and in figures unless it is `isBare`. */
+export function Rate(props: { value: number | null; low?: number | null; high?: number | null; isBare?: boolean }) {
+  const { value, low, high } = props;
   if (value == null) return <span className={styles.absent}>–</span>;
   const interval = low != null && high != null;
   const label = interval ? `${percent(value)}, 95% interval ${percent(low)} to ${percent(high)}` : percent(value);
@@ -42,7 +43,7 @@ export function Rate({ value, low, high }: { value: number | null; low?: number 
         )}
         <rect x={Math.min(98, value * 100)} y="0" width="2" height="12" className={styles.point} />
       </svg>
-      <span>{percent(value)}</span>
+      {!props.isBare && <span>{percent(value)}</span>}
     </span>
   );
 }

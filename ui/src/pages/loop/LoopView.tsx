@@ -13,7 +13,7 @@ import { Text } from "../../components/Text";
 import { useUrlState } from "../../components/useUrlState";
 import { joinList, splitList, toggled } from "../../text/address";
 import { count, duration, percent } from "../../text/format";
-import { evaluationsAt, funnelBars, stepsOf, valueNames } from "./curves";
+import { evaluationsAt, figure, funnelBars, stepsOf, valueNames } from "./curves";
 import styles from "./LoopView.module.css";
 
 const SHOWN_VALUES = 4;
@@ -158,7 +158,7 @@ export function LoopView() {
     return [
       { label: "Solve rate, 95 %", series: solved, range: [0, 1] as [number, number], format: (value: number) => percent(value) },
       { label: "Mean reward, 95 %", series: rewards, range: [0, 1] as [number, number], format: (value: number) => value.toFixed(2) },
-      { label: "Groups", series: groups, range: [0, 1] as [number, number], format: (value: number) => String(Math.round(value)) },
+      { label: "Groups", series: groups, range: [0, 1] as [number, number], format: (value: number) => (Number.isInteger(value) ? String(value) : "") },
     ];
   }, [loop, x]);
   const values = useMemo(() => {
@@ -207,7 +207,7 @@ export function LoopView() {
                   label={name}
                   x={x}
                   series={series}
-                  format={(value) => (Math.abs(value) >= 100 ? value.toFixed(0) : value.toPrecision(3))}
+                  format={(value) => figure(value)}
                   onPoint={(index) => setUrl({ step: String(x[index]) })}
                 />
               ))}

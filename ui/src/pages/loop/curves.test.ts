@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { FunnelStage, LoopStep, LoopView } from "../../api/types";
-import { evaluationsAt, funnelBars, stepsOf, valueNames } from "./curves";
+import { evaluationsAt, figure, funnelBars, stepsOf, valueNames } from "./curves";
 
 const step = (number: number, values: Record<string, number>) => ({ step: number, values }) as LoopStep;
 const rate = { estimate: 0.5, low: 0.2, high: 0.8 };
@@ -19,6 +19,19 @@ describe("curves", () => {
     const steps = stepsOf(loop as unknown as LoopView);
     expect(steps).toEqual([0, 1, 2]);
     expect(evaluationsAt(loop as unknown as LoopView, steps).values).toEqual([0.5, null, 0.5]);
+  });
+});
+
+describe("figure", () => {
+  it("is short whatever the size", () => {
+    expect([0, -8.04e-9, 0.25, 5.2512, 123.4, 1_234_567].map(figure)).toEqual([
+      "0",
+      "-8.0e-9",
+      "0.25",
+      "5.25",
+      "123",
+      "1.2e6",
+    ]);
   });
 });
 

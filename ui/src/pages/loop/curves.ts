@@ -31,3 +31,11 @@ export function funnelBars(stages: readonly FunnelStage[]): { stage: FunnelStage
     return { stage, share: kind === undefined ? Math.min(1, stage.count) : stage.count / most(kind) };
   });
 }
+
+/** Returns a trainer's number in at most seven characters, for an axis. */
+export function figure(value: number): string {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size < 0.001 || size >= 100_000) return value.toExponential(1).replace("e+", "e");
+  return size >= 100 ? value.toFixed(0) : String(Number(value.toPrecision(3)));
+}

@@ -10,7 +10,7 @@ import { difference } from "../../text/difference";
 import { bytes, count } from "../../text/format";
 import { languageOf } from "../../text/highlight";
 import { terminalText } from "../../text/terminal";
-import { argumentsOf, commandOf, editsOf, firstLine } from "./conversation";
+import { argumentsOf, commandOf, editsOf, fieldsOf, firstLine } from "./conversation";
 import styles from "./Block.module.css";
 
 /** Longer texts are folded to their first lines until they are opened. */
@@ -129,6 +129,23 @@ function ToolCall({ block, body }: { block: BlockView; body: RolloutKey }) {
           />
         </div>
       ),
+    );
+  }
+  const fields = input === null ? null : fieldsOf(input);
+  if (fields !== null) {
+    return (
+      <dl className={styles.fields}>
+        {fields.map(([name, value]) => (
+          <div key={name}>
+            <dt>
+              <Text>{name}</Text>
+            </dt>
+            <dd>
+              <Text>{value}</Text>
+            </dd>
+          </div>
+        ))}
+      </dl>
     );
   }
   const whole = input === null ? block.arguments : JSON.stringify(input, null, 2);

@@ -70,11 +70,13 @@ function Tests({ verdict }: { verdict: VerdictView }) {
       title="Tests that decide"
       note={`${count(verdict.tests.length - failed.length)} passed, ${count(failed.length)} did not; checks ran ${duration(verdict.checks_s)}`}
     >
-      <Toolbar>
-        <Button aria-pressed={onlyFailed} onClick={() => setUrl({ tests: onlyFailed ? undefined : "failed" })}>
-          Only what did not pass
-        </Button>
-      </Toolbar>
+      {failed.length > 0 && (
+        <Toolbar>
+          <Button aria-pressed={onlyFailed} onClick={() => setUrl({ tests: onlyFailed ? undefined : "failed" })}>
+            Only what did not pass
+          </Button>
+        </Toolbar>
+      )}
       <table className={styles.tests}>
         <thead>
           <tr>

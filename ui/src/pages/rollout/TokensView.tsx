@@ -38,6 +38,12 @@ function classOf(page: TokenPage, index: number, colour: Colour): string {
   return (step === null ? styles["unknown"] : styles[`surprise${step}`]) ?? "";
 }
 
+/** Returns where to begin so that a call's sampled tokens are shown, if they are not on the page; else null. */
+function nearSampled(page: TokenPage): number | null {
+  const end = page.start + page.ids.length;
+  return page.call_start + 20 > end && page.call_start < page.total ? Math.max(0, page.call_start - 200) : null;
+}
+
 const Tokens = memo(function Tokens(props: {
   page: TokenPage;
   colour: Colour;
@@ -65,7 +71,7 @@ const Tokens = memo(function Tokens(props: {
             {isCut && <span className={styles.cut} aria-hidden="true" />}
             <span
               data-token={index}
-              className={`${styles.token} ${classOf(page, index, colour)} ${index === selected ? styles.selected : ""}`}
+              className={`${text === undefined ? styles.id : ""} ${styles.token} ${classOf(page, index, colour)} ${index === selected ? styles.selected : ""}`}
             >
               <Text>{label}</Text>
             </span>
@@ -126,7 +132,11 @@ export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead
   const scope = url["scope"] === "segment" ? "segment" : "call";
   const start = url["from"] === undefined ? null : Number(url["from"]) || 0;
   const colour = (url["colour"] ?? "logprob") as Colour;
-  const result = useQuery({ ...tokensQuery(body, call ?? "", scope, start), enabled: call !== undefined });
+  const first = useQuery({ ...tokensQuery(body, call ?? "", scope, start), enabled: call !== undefined });
+  // What the call sampled may come after a long prompt: without an index in the address the page begins near it.
+  const jump = start === null && first.data !== undefined ? nearSampled(first.data) : null;
+  const second = useQuery({ ...tokensQuery(body, call ?? "", scope, jump), enabled: call !== undefined && jump !== null });
+  const result = jump === null ? first : second;
   const page = result.data;
   const selected = page === undefined || url["token"] === undefined ? null : Number(url["token"]) - page.start;
   const at = call === undefined ? -1 : calls.indexOf(call);
@@ -151,7 +161,10 @@ export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead
     k: () => goTo(at - 1),
   });
   useEffect(() => {
-    if (selected !== null) document.querySelector(`[data-token="${selected}"]`)?.scrollIntoView({ block: "nearest" });
+    if (page === undefined) return;
+    const index = selected ?? page.mask.indexOf(1);
+    const block = selected === null ? "center" : "nearest";
+    document.querySelector(`[data-token="${index}"]`)?.scrollIntoView({ block });
   }, [selected, page]);
 
   if (call === undefined) return <Empty>The backend of this rollout gave no token ids.</Empty>;

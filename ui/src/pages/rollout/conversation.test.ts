@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { BlockView, TurnView } from "../../api/types";
-import { argumentsOf, commandOf, editsOf, kindOf, summaryOf } from "./conversation";
+import { argumentsOf, commandOf, editsOf, fieldsOf, kindOf, summaryOf } from "./conversation";
 
 function block(changes: Partial<BlockView>): BlockView {
   const empty = { ref: "0", role: "assistant", kind: "text", text: "", id: "", name: "", arguments: "" } as const;
@@ -34,6 +34,16 @@ describe("commandOf", () => {
     expect(commandOf({ command: "ls -l" })).toBe("ls -l");
     expect(commandOf({ command: ["bash", "-c", "ls"] })).toBe("bash -c ls");
     expect(commandOf({ command: "view", path: "/x" })).toBeNull();
+  });
+});
+
+describe("fieldsOf", () => {
+  it("shows few short arguments in a line, and no others", () => {
+    expect(fieldsOf({ file_path: "/a.py", limit: 3 })).toEqual([
+      ["file_path", "/a.py"],
+      ["limit", "3"],
+    ]);
+    expect([fieldsOf({}), fieldsOf({ text: "two\nlines" }), fieldsOf({ text: "x".repeat(200) })]).toEqual([null, null, null]);
   });
 });
 

@@ -52,6 +52,16 @@ export function commandOf(input: Record<string, unknown>): string | null {
   return null;
 }
 
+/** Returns the arguments of a tool call as names and texts, where they are few and short; null where they are not. */
+export function fieldsOf(input: Record<string, unknown>): [string, string][] | null {
+  const fields = Object.entries(input).map(([name, value]): [string, string] => [
+    name,
+    typeof value === "string" ? value : (JSON.stringify(value) ?? ""),
+  ]);
+  const isShort = fields.every(([, value]) => value.length <= 120 && !value.includes("\n"));
+  return fields.length > 0 && fields.length <= 6 && isShort ? fields : null;
+}
+
 /** Returns the first line of a text, at most `length` characters of it. */
 export function firstLine(text: string, length = 160): string {
   const line = text.trimStart().split("\n", 1)[0] ?? "";

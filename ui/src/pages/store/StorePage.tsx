@@ -55,6 +55,7 @@ function Figures({ store }: { store: StoreSummary }) {
               value={store.solve_rate?.estimate ?? null}
               low={store.solve_rate?.low ?? null}
               high={store.solve_rate?.high ?? null}
+              isBare
             />
           }
         />
