@@ -7,7 +7,8 @@ of itself is believed: a role decides what is learned from, and an agent that li
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
@@ -43,13 +44,23 @@ CONTINUED = re.compile(
 """What Claude Code and Codex put before the summary when they go on from it."""
 
 
+QUOTED = 8
+"""From how many characters on a text that comes back shows that two chats without sessions belong together."""
+
+_REMEMBERED = 200
+
+
 def assign(nodes: Sequence[Node]) -> None:
     """Give every node its role. `nodes` are in the order of their calls, with their parents set."""
     with_tools = {node.call.session_id for node in nodes if node.conversation.has_tools}
+    questions = _questions(nodes)
+    inputs: deque[str] = deque(maxlen=_REMEMBERED)
     for node in nodes:
+        if node.call.session_id is None:
+            inputs += (value for value in _inputs(node) if len(value) >= QUOTED)
         if _sums_up(node):
             node.role = "compaction"
-        elif _is_beside(node, with_tools):
+        elif _is_beside(node, with_tools, (*questions, *inputs)):
             node.role = "auxiliary"
         elif node.parent is not None:
             node.role = node.parent.role
@@ -76,8 +87,30 @@ def _sums_up(node: Node) -> bool:
     return node.conversation.aside or (not node.children and _is_summary(node))
 
 
-def _is_beside(node: Node, with_tools: Collection[str | None]) -> bool:
-    """A single question with no tools to work with, or one to use; or one forked off a conversation."""
+def _questions(nodes: Sequence[Node]) -> tuple[str, ...]:
+    """What the conversations that have tools and no session begin with."""
+    texts = (
+        block.text
+        for node in nodes
+        if node.call.session_id is None and node.parent is None and node.conversation.has_tools
+        for block in node.conversation.blocks
+        if block.role == "user" and block.kind == "text" and len(block.text) >= QUOTED
+    )
+    return tuple(dict.fromkeys(texts))[:_REMEMBERED]
+
+
+def _inputs(node: Node) -> Iterator[str]:
+    for block in node.answer or ():
+        if block.kind == "tool_use":
+            yield from (value for value in block.inputs().values() if isinstance(value, str))
+
+
+def _is_beside(node: Node, with_tools: Collection[str | None], quotable: Collection[str]) -> bool:
+    """A single question with no tools to work with, or one to use; or one forked off a conversation.
+
+    What has no tools is beside a conversation of its session that has some. Without sessions, chats that have
+    nothing to do with each other may share a key, so it has to quote something that is `quotable`.
+    """
     conversation = node.conversation
     if _has_history(node):
         return any(_BESIDE.match(text) for text in _last_user_text(node))
@@ -85,7 +118,10 @@ def _is_beside(node: Node, with_tools: Collection[str | None]) -> bool:
         return False
     if conversation.has_tools:
         return conversation.forced
-    return conversation.formatted or node.call.session_id in with_tools
+    if conversation.formatted or node.call.session_id is not None:
+        return conversation.formatted or node.call.session_id in with_tools
+    question = "\n".join(block.text for block in conversation.blocks)
+    return any(text in question for text in quotable)
 
 
 def _has_history(node: Node) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal
 
-from understudy.trajectory.roles import CONTINUED, Role, assign, goes_on
+from understudy.trajectory.roles import CONTINUED, QUOTED, Role, assign, goes_on
 from understudy.types import Call
 from understudy.wire.arguments import comparable_arguments
 from understudy.wire.decoding import canonical
@@ -258,18 +258,24 @@ def _link_roots(nodes: Sequence[Node]) -> None:
             summaries[line] = node
         elif node.role == "auxiliary" and node.parent is None:
             node.spawned_by = next((n for n in reversed(before) if _asks_for(n, node)), None)
-        elif node.origin not in (None, "retry", "sibling") and line in summaries:
+        elif node.origin not in (None, "retry", "sibling") and line in summaries and _may_continue(node):
             node.origin, node.continues = "compaction", summaries.pop(line)
         before.append(node)
 
 
+def _may_continue(node: Node) -> bool:
+    """Whether a root may go on after a summary: without a session, another chat of the key may begin here."""
+    return node.call.session_id is not None or node.origin == "compaction"
+
+
 def _asks_for(node: Node, helper: Node) -> bool:
     """Whether what a tool call of `node` gives is in the question of `helper`."""
+    shortest = QUOTED if helper.call.session_id is None else 3
     if (node.call.session_id, node.call.agent_id) != (helper.call.session_id, helper.call.agent_id):
         return False
     question = "\n".join(block.text for block in helper.conversation.blocks)
     return any(
-        isinstance(value, str) and len(value) > 2 and value in question
+        isinstance(value, str) and len(value) >= shortest and value in question
         for block in node.answer or ()
         if block.kind == "tool_use"
         for value in block.inputs().values()

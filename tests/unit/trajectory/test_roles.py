@@ -153,6 +153,36 @@ def test_an_agent_that_never_has_tools_is_main():
     assert {node.role for node in build([changed(call, tools=None) for call in calls]).nodes} == {"main"}
 
 
+def headerless(*calls: Call) -> list[Call]:
+    return [msgspec.structs.replace(call, session_id=None) for call in calls]
+
+
+def test_chats_without_sessions_do_not_get_each_others_roles():
+    session = Session()
+    work = session.ask([user(text("Mend the parser."))], [tool_use("t1", path="src", prompt="Which year is it?")])
+    chat = changed(session.ask([user(text("What is in src?"))], [text("Files.")], system="C"), tools=None)
+    title = changed(
+        session.ask([user(text("Name this: Mend the parser."))], [text("Mending")], system="T"), tools=None
+    )
+    page = changed(session.ask([user(text("Page…\nWhich year is it?"))], [text("1999")], system="P"), tools=None)
+    tree = build(headerless(work, chat, title, page))
+    assert [node.role for node in tree.nodes] == ["main", "main", "auxiliary", "auxiliary"]
+    assert tree.nodes[1].spawned_by is None
+    assert tree.nodes[3].spawned_by is tree.nodes[0]
+    assert [node.role for node in build([work, chat]).nodes] == ["main", "auxiliary"], (
+        "in one session it is beside"
+    )
+
+
+def test_a_chat_without_a_session_does_not_go_on_from_anothers_summary():
+    session = compacted()
+    session.ask([user(text("Another matter."))], [text("Yes?")])
+    session.ask([GO_ON], [tool_use("t2")])
+    *_, summary, other, continued = build(headerless(*session.calls)).nodes
+    assert (other.origin, other.continues) == ("first call", None)
+    assert (continued.origin, continued.continues) == ("compaction", summary)
+
+
 def test_roles_can_be_left_out_of_samples():
     session = Session()
     session.ask([ASK], [tool_use("t1")], prompt=[1], completion=[2])
