@@ -91,6 +91,11 @@ Pair = namedtuple("Pair", "x y")
 @dataclasses.dataclass
 class Made:
     x: int = 1
+def show():
+    import logging, traceback
+    warnings.warn("y", stacklevel=3)
+    traceback.format_stack()
+    logging.warning("z", stack_info=True)
 """
 
 
@@ -149,7 +154,8 @@ async def test_hiding_it_does_not_help(
 async def test_what_packages_do_is_no_evidence(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> None:
-    verdict = await graded(prepared, HONEST + RIGHT, sandboxes, environment)
+    text = HONEST + RIGHT.replace("    return", "    show()\n    return")
+    verdict = await graded(prepared, text, sandboxes, environment)
     assert verdict.reward == 1.0, verdict
     assert not rules(verdict) & set(REASONS), verdict.integrity
 

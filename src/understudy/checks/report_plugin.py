@@ -116,6 +116,7 @@ def watch(
     standard = os.path.dirname(os.__file__) + "/"  # noqa: PTH120
     modules: tuple[Any, ...] = (pytest, _pytest, pluggy)
     runner = tuple(str(os.path.dirname(each.__file__)) + "/" for each in modules)  # noqa: PTH120
+    lines, showing = standard + "linecache.py", (standard + "traceback.py", standard + "warnings.py")
     unittest = standard + "unittest/"
     packages = tuple(standard + name for name in ("site-packages/", "dist-packages/"))
     libraries = tuple(entry.rstrip("/") + "/" for entry in library_paths if os.path.isdir(entry))  # noqa: PTH112
@@ -170,6 +171,16 @@ def watch(
                 return
             frame = frame.f_back
 
+    def shows_lines(frame: Any) -> bool:
+        by_lines = False
+        while frame is not None and owner(frame.f_code.co_filename) == "standard":
+            name = frame.f_code.co_filename
+            if by_lines and name != lines:
+                return name in showing
+            by_lines = by_lines or name == lines
+            frame = frame.f_back
+        return False
+
     def look_at_path(event: str, path: Any, opened_to_write: bool, frame: Any) -> None:
         if kind_of(path) is octets:
             path = path.decode("utf-8", "surrogateescape")
@@ -181,7 +192,8 @@ def watch(
         if which == report_identity:
             send("report-written" if opened_to_write else "report-read")
         elif event == "open" and which in hidden:
-            accuse("tests-read", frame)
+            if not shows_lines(frame):  # a traceback or a warning shows the line of the test that called
+                accuse("tests-read", frame)
         elif event == "open" and which[0] == processes and (name.endswith("/mem") or name[:6] != "/proc/"):
             accuse("memory-used", frame)
 

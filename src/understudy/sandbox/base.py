@@ -34,9 +34,10 @@ class SandboxLimits(Struct, frozen=True):
 
     The wall-clock limit is `run`'s own. What enforces the others:
 
-    - local: `disk_bytes` is the size of the one tmpfs that all writes go to. That is memory too, so a control
-      group bounds the sum of `memory_bytes` and `disk_bytes`; where no such group can be made, each process gets
-      `memory_bytes` of data. `processes` are counted by the kernel.
+    - local: `disk_bytes` is the size of the one tmpfs that all writes go to, with one file for every 8 KiB. That
+      is memory too, so a control group bounds the sum of `memory_bytes` and `disk_bytes`; where no such group can
+      be made, each process gets `memory_bytes` of data, and calls that make memory which no process has fail.
+      `processes` are counted by the kernel.
     - docker: the engine bounds `memory_bytes` and `processes`. No single file is larger than `disk_bytes`; the sum
       is bounded by the engine's storage where that has quotas, else it is measured every few seconds and a command
       that wrote more is killed.
@@ -191,6 +192,10 @@ class Sandboxes(Protocol):
 
     def problems(self) -> list[str]:
         """Why this kind cannot work here, each with what to do about it; empty when it can."""
+        return []
+
+    def warnings(self) -> list[str]:
+        """What this kind does not enforce here although it works, each with what to do about it."""
         return []
 
     def export_tree(self, image: str, path: str, base_commit: str, into: Path) -> None:

@@ -28,5 +28,5 @@ DENIED_CALLS = {
 DENIED_FAMILY = 40
 """AF_VSOCK: sockets of this family fail with EAFNOSUPPORT."""
 
-MEMORY_FILES = "memfd_create"
-"""Fails with ENOSYS where no control group counts the memory of a sandbox."""
+MEMORY_CALLS = ("memfd_create", "shmget")
+"""They make memory that no process has: ENOSYS where no control group counts the memory of a sandbox."""

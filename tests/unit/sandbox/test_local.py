@@ -284,6 +284,14 @@ print(alive)
     assert done.exit_code == -9 or int(done.stdout) <= 3, done
 
 
+async def test_files_without_content_are_bounded(kind: LocalSandboxes, tree: Path) -> None:
+    sandbox = await kind.open(SandboxSpec(tree=tree, limits=SandboxLimits(disk_bytes=32 * MIB)))
+    code = "import os\nfor number in range(5000):\n    os.mknod(f'/tmp/{number}')"
+    done = await sandbox.run([PYTHON, "-c", code], timeout_s=60)
+    await sandbox.close()
+    assert b"No space left on device" in done.stderr
+
+
 @pytest.mark.parametrize("place", [".", "/tmp", "/home/agent", "/var/tmp", "/dev/shm"])
 async def test_a_disk_flood_is_bounded(sandbox: LocalSandbox, place: str) -> None:
     done = await sh(sandbox, f"head -c 100000000 /dev/zero > {place}/flood")

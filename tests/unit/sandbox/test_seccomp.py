@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import platform
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -91,6 +93,26 @@ def test_files_in_memory_are_denied_only_where_no_control_group_counts_them(tmp_
     ((result, error),) = answers(tmp_path, [[NUMBERS["memfd_create"], name, 0]])
     assert result == -1
     assert error == (errno.ENOSYS if find_group_parent() is None else errno.EFAULT)
+
+
+def test_memory_that_no_process_has_is_denied_where_nothing_counts_it() -> None:
+    require(LocalSandboxes().problems())
+    calls = [[NUMBERS["shmget"], 0, 4096, 0o600], [NUMBERS["memfd_create"], 0, 0]]
+    for memory_files, expected in ((False, [errno.ENOSYS, errno.ENOSYS]), (True, [0, errno.EFAULT])):
+        program = os.memfd_create("filter")
+        os.write(program, seccomp.seccomp_filter(memory_files=memory_files))
+        os.lseek(program, 0, os.SEEK_SET)
+        command = ["bwrap", "--dev-bind", "/", "/", "--unshare-ipc", "--seccomp", str(program), "/usr/bin/python3"]
+        command += ["-c", ASK, msgspec.json.encode(calls).decode()]
+        done = subprocess.run(command, pass_fds=[program], capture_output=True, check=True, timeout=60)
+        os.close(program)
+        assert [code for _, code in msgspec.json.decode(done.stdout)] == expected
+
+
+def test_what_is_not_bounded_without_control_groups_is_said() -> None:
+    warnings = LocalSandboxes().warnings()
+    assert bool(warnings) == (find_group_parent() is None)
+    assert all("memory is bounded for each process alone" in warning for warning in warnings)
 
 
 def test_an_unknown_processor_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,9 +95,13 @@ def _git() -> _Result:
 
 def _sandbox(kind: str) -> _Result:
     from understudy import plugins
+    from understudy.sandbox.base import Sandboxes
 
-    problems: tuple[str, ...] = plugins.load("sandboxes", kind)().problems()
-    return not problems, "does not work here" if problems else "works", "; ".join(problems)
+    sandboxes: Sandboxes = plugins.load("sandboxes", kind)()
+    if problems := sandboxes.problems():
+        return False, "does not work here", "; ".join(problems)
+    warnings = sandboxes.warnings()
+    return True, "works, with less protection" if warnings else "works", "; ".join(warnings)
 
 
 def _npm() -> _Result:

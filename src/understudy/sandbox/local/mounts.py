@@ -46,7 +46,12 @@ ETC_WRITTEN = {
     "hosts": "127.0.0.1 localhost\n::1 localhost\n",
 }
 
+_BYTES_PER_FILE = 8192
+_FEWEST_FILES = 4096
+
 SETUP = """set -e
+mount --options-mode=ignore -o "remount,nosuid,nodev,nr_inodes=$1" /state
+shift
 mount -t overlay overlay -o "$1" "$2"
 shift 2
 while [ $# -gt 0 ]; do
@@ -57,7 +62,8 @@ done
 echo ready
 read -r _
 """
-"""Run by the outer bubble: the overlay and what lies upon it, then nothing until our end of stdin closes."""
+"""Run by the outer bubble: a bound for files, which hold memory when they are empty too, the overlay and what lies
+upon it, then nothing until our end of stdin closes."""
 
 
 def check(spec: SandboxSpec) -> None:
@@ -140,7 +146,19 @@ def outer(spec: SandboxSpec, *, rootless: bool) -> list[str]:
                 argv += ["--dir", f"{BOX}{parent}"]
             argv += ["--ro-bind", str(mount.source.absolute()), f"{BOX}{mount.target}"]
     options = "lowerdir=/lower,upperdir=/state/upper,workdir=/state/work" + (",userxattr" if rootless else "")
-    return [*argv, "--", "/bin/sh", "-c", SETUP, "sandbox", options, f"{BOX}{spec.workdir}", *late]
+    most_files = max(_FEWEST_FILES, spec.limits.disk_bytes // _BYTES_PER_FILE)
+    return [
+        *argv,
+        "--",
+        "/bin/sh",
+        "-c",
+        SETUP,
+        "sandbox",
+        str(most_files),
+        options,
+        f"{BOX}{spec.workdir}",
+        *late,
+    ]
 
 
 def environment(spec: SandboxSpec, extra: Mapping[str, str] | None) -> dict[str, str]:

@@ -314,6 +314,15 @@ class LocalSandboxes(Sandboxes):
             return [f"{error}; {hint}" for hint in self._hints()]
         return []
 
+    def warnings(self) -> list[str]:
+        """Without control groups, the memory of all processes of a sandbox together is not bounded."""
+        if find_group_parent() is not None:
+            return []
+        return [
+            "memory is bounded for each process alone, not for a sandbox, as no control group can be made here; "
+            "run as root, in a container with --privileged, or under: systemd-run --user --scope -p Delegate=yes"
+        ]
+
     def _hints(self) -> list[str]:
         if self.user is not None:
             return [

@@ -6,7 +6,7 @@ import errno
 import platform
 import struct
 
-from understudy.sandbox.system_calls import DENIED_CALLS, DENIED_FAMILY, MEMORY_FILES
+from understudy.sandbox.system_calls import DENIED_CALLS, DENIED_FAMILY, MEMORY_CALLS
 
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # BPF: load a word, two jumps, return
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data (little-endian)
@@ -21,6 +21,7 @@ _NUMBERS = {
         "process_vm_writev": 311,
         "socket": 41,
         "memfd_create": 319,
+        "shmget": 29,
         "mincore": 27,
         "preadv2": 327,
         "fadvise64": 221,
@@ -31,6 +32,7 @@ _NUMBERS = {
         "process_vm_writev": 271,
         "socket": 198,
         "memfd_create": 279,
+        "shmget": 194,
         "mincore": 232,
         "preadv2": 286,
         "fadvise64": 223,
@@ -49,13 +51,13 @@ def seccomp_filter(*, memory_files: bool) -> bytes:
     """The filter for this machine, as an array of `struct sock_filter`.
 
     Calls of other architectures fail with ENOSYS, as do `io_uring_setup`, which makes sockets past any filter,
-    what asks which pages are in memory, and without `memory_files` also `memfd_create`. `posix_fadvise` does
+    what asks which pages are in memory, and without `memory_files` also `MEMORY_CALLS`. `posix_fadvise` does
     nothing. A socket of the family AF_VSOCK fails with EAFNOSUPPORT and the others
     with EPERM. Only where `is_supported`.
     """
     machine = platform.machine()
     numbers = _NUMBERS[machine] | _SHARED
-    denied = DENIED_CALLS if memory_files else {**DENIED_CALLS, MEMORY_FILES: errno.ENOSYS}
+    denied = DENIED_CALLS if memory_files else DENIED_CALLS | dict.fromkeys(MEMORY_CALLS, errno.ENOSYS)
     answers = {numbers[name]: answer for name, answer in denied.items()}
     program = [
         _instruction(_LOAD, _ARCHITECTURE),
