@@ -22,7 +22,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from understudy.grade.audit_rules import WHY, Suspicion, shapes, text_findings
+from understudy.grade.audit_rules import WHY, Suspicion, is_standard, shapes, text_findings
 from understudy.grade.changed_files import PatchedFile, changed_files
 from understudy.grade.gate import GatedPatch, gold_paths
 from understudy.grade.python_source import MAX_SOURCE_BYTES, ParsedSource, PythonSource, SourceStatement, decode
@@ -49,6 +49,8 @@ _STEERS = re.compile(
 _PICKLED_CODE = re.compile(
     r"(?:builtins|__builtin__|os|posix|nt|subprocess|sys|runpy|types|marshal|importlib\w*|_pytest\w*)\b"
 )
+_LOADED_MODULE = re.compile(r"sys\.modules\['(\w+)[\w.]*'\]\s*=|sys\.modules\.setdefault\('(\w+)[\w.]*',")
+_HOOKS = re.compile(r"\b(?:autouse|collect_ignore\w*|pytest_\w+)\b")
 _MEMBER_BYTES = 1 << 20
 _MEMBERS = 200
 _WEAK_NEEDED = 2
@@ -99,7 +101,7 @@ def _suspicions(patch: bytes, task: Task, tree: Path | None) -> list[_Located]:
             continue
         gone, come = _file_findings(file, names)
         before.update((each.rule, each.text) for each in gone)
-        places += [_Located(file.path, each) for each in come]
+        places += [_Located(file.path, each) for each in come if not _loads_its_own(file.path, each)]
     new: list[_Located] = []
     for each in places:
         key = (each.finding.rule, each.finding.text)
@@ -108,6 +110,15 @@ def _suspicions(patch: bytes, task: Task, tree: Path | None) -> list[_Located]:
         else:
             new.append(each)
     return new
+
+
+def _loads_its_own(path: str, finding: Suspicion) -> bool:
+    """Whether a finding is that a package gives one of its own modules another name, as `six.moves` has."""
+    if finding.rule != "module-tampering" or (match := _LOADED_MODULE.match(finding.text)) is None:
+        return False
+    root = match[1] or match[2]
+    parts = [part.removesuffix(".py") for part in path.split("/")]
+    return root in parts and not is_standard(root)
 
 
 def _file_findings(file: PatchedFile, names: set[str]) -> tuple[list[Suspicion], list[Suspicion]]:
@@ -226,8 +237,19 @@ def _steering(patch: bytes, gated: GatedPatch) -> Iterator[Evidence]:
             yield from (
                 _evidence(_Located(path, Suspicion("steering-file", n, text.strip()))) for n, text in found
             )
+        elif path.rpartition("/")[2] == "conftest.py":
+            yield from _conftest_evidence(path, list(_added(patch, path)))
         elif not _CACHED.fullmatch(path):
             yield Evidence(rule="steering-file", path=path)
+
+
+def _conftest_evidence(path: str, added: list[tuple[int, str]]) -> Iterator[Evidence]:
+    """What in a dropped conftest.py steers tests. Fixtures for tests of its own are none of it."""
+    content = "\n".join(text for _, text in added).encode()
+    findings = [each for each in _python_findings(b"", content, set(), by_tests=False)[1] if not each.weak]
+    findings += [Suspicion("steering-file", number, text) for number, text in added if _HOOKS.search(text)]
+    for each in findings:
+        yield _evidence(_Located(path, Suspicion("steering-file", each.line, each.text)))
 
 
 def _test_names(task: Task) -> set[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+import sys
 from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
@@ -68,8 +69,8 @@ RULES = (
     _rule(
         "process-exit",
         "the process may end before the tests do",
-        r"\bos\._exit\b|\b_exit\b|\bos\.abort\b|\bos\.exec[lv]\w*\b|\bos\.getppid\b",
-        r"\bos\.kill(?:pg)?\((?:os\.|0|-1)|\bsignal\.(?:raise_signal|pthread_kill|setitimer|alarm)\b",
+        r"\b(?:os|posix|nt|each|\?)\._exit\b|\bos\.abort\b|\bos\.exec[lv]\w*\b|\bos\.getppid\b",
+        r"\bos\.kill(?:pg)?\((?:os\.|0|-1)|\bsignal\.(?:raise_signal|pthread_kill)\b",
         r"\bfaulthandler\._\w+|\bfaulthandler\.dump_traceback_later\b",
         by_tests=True,
     ),
@@ -128,6 +129,12 @@ RULES = (
         r"\blinecache\.\w+|\binspect\.(?:getsource\w*|findsource|getframeinfo)\b|\bdis\.\w+\(",
         weak=True,
     ),
+    _rule(
+        "exit-named",
+        "it calls something of the name of what ends a process",
+        r"(?<!self)(?<!cls)(?<!super\(\))\._exit\(",
+        weak=True,
+    ),
     _rule("descriptors", "it leads one file descriptor to another", r"\bos\.dup2\b", weak=True),
     _rule(
         "heap-search",
@@ -145,7 +152,8 @@ RULES = (
         r"\bsys\.(?:orig_)?argv\b.*(?:pytest|test_)|[\"']pytest[\"'].*\bsys\.(?:orig_)?argv\b",
         r"\b(?:open|i?glob|rglob|listdir|scandir|walk|Path|getlines?|read_text)\s*\(.*"
         r"[\"'/*](?:test_|tests?/|testing/|\*?_test\.py|conftest)",
-        r"\b(?:open|i?glob|rglob|listdir|scandir|walk|Path)\s*\(.*[\"']tests?[\"']",
+        # A comparison with the name leaves the tests out; it does not read them.
+        r"\b(?:open|i?glob|rglob|listdir|scandir|walk|Path)\s*\(.*(?<![!=]= )[\"']tests?[\"'](?! (?:not )?in\b)",
         in_strings=True,
     ),
     _rule(
@@ -229,7 +237,7 @@ RULES = (
         r"\batexit\.\w+\b|\bsys\.exitfunc\b",
         r"\b_thread\b|\bos\.fork(?:pty)?\b|\bthreading\.(?:Thread|Timer)\(",
         r"\bimport (?:posix|nt|_posixsubprocess)$|\bposix\.\w+",
-        r"\bsignal\.signal\(|\bresource\.setrlimit\b|\bsys\.setswitchinterval\b",
+        r"\bsignal\.(?:signal\(|setitimer\b|alarm\b)|\bresource\.setrlimit\b|\bsys\.setswitchinterval\b",
         weak=True,
     ),
 )
@@ -308,6 +316,8 @@ def shapes(source: PythonSource, changed: Iterable[SourceStatement]) -> Iterator
         if _DECODES.search(statement.text) or _READS_DATA.search(statement.text):
             hides.append(statement)
         yield from _stores(statement, source.names)
+        if _calls_bare_exit(node, source.names):
+            yield Suspicion("process-exit", statement.line, statement.text)
         if statement.at_import and _ends_process(node):
             yield Suspicion("process-exit", statement.line, statement.text)
         for other in ast.walk(node) if not hasattr(node, "body") else ():
@@ -338,6 +348,18 @@ def _ends_process(node: ast.stmt) -> bool:
             return True
         case _:
             return False
+
+
+def _calls_bare_exit(node: ast.stmt, names: Names) -> bool:
+    """Whether `_exit` is called that is none of the file's own functions: it is from `from os import *`."""
+    return (
+        not hasattr(node, "body")
+        and "_exit" not in names.functions
+        and any(
+            isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id == "_exit"
+            for each in ast.walk(node)
+        )
+    )
 
 
 def _stores(statement: SourceStatement, names: Names) -> Iterator[Suspicion]:
@@ -402,6 +424,11 @@ def _is_foreign(dotted: str, names: Names) -> bool:
         return True
     imported = {each.partition(".")[0] for each in names.dotted.values()}
     return root in imported and _STANDARD.match(dotted) is not None
+
+
+def is_standard(module: str) -> bool:
+    """Whether a module is one of the standard library or of a test runner."""
+    return module in sys.stdlib_module_names or _STANDARD.match(module) is not None
 
 
 def _class_comparisons(node: ast.ClassDef, names: Names) -> Iterator[Suspicion]:
