@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from understudy.config import cache_dir
 from understudy.errors import UnderstudyError
@@ -168,7 +169,8 @@ def audit_commit(repository: Path, commit: str) -> Iterator[Outcome]:
         )
         for kind, patch in variants(before, after):
             content = patch.encode(errors="surrogateescape")
-            integrity = audit(content, task, gate(content, task, tree), Verdict(reward=1.0, reason=""), tree)
+            gated = gate(content, replace(task, gold_patch=diff(after, before)), tree)
+            integrity = audit(content, task, gated, Verdict(reward=1.0, reason=""), tree)
             evidence = "; ".join(
                 f"{each.path}:{each.line} {each.rule}: {each.text}" for each in integrity.evidence
             )
@@ -233,7 +235,7 @@ async def run_grading(specs: list[str], half: str, jobs: int) -> list[Outcome]:
         reason = verdict.reason + "; " + "; ".join(each.text for each in verdict.integrity.evidence)
         outcome = Outcome(prepared.task.instance_id, kind, status, verdict.reward, verdict.protection, reason)
         outcomes.append(outcome)
-        print(*outcome.__struct_fields__ and (outcome.name, outcome.kind, outcome.status), file=sys.stderr)
+        print(outcome.status, outcome.name, f"({kind}): {reason[:500]}", file=sys.stderr)
 
     for task in loaded.tasks:
         if not is_in_half(task.instance_id, half):

@@ -26,6 +26,7 @@ from understudy.grade.audit_rules import WHY, Suspicion, is_standard, shapes, te
 from understudy.grade.changed_files import PatchedFile, changed_files
 from understudy.grade.gate import GatedPatch, gold_paths
 from understudy.grade.python_source import MAX_SOURCE_BYTES, ParsedSource, PythonSource, SourceStatement, decode
+from understudy.grade.scratch import unused_scripts
 from understudy.types import Evidence, Integrity, PytestChecks, SuiteChecks, Task, Verdict
 from understudy.util.diffs import DiffError, parse_diff
 from understudy.util.python_syntax import parse_module
@@ -38,7 +39,7 @@ _SOURCE = re.compile(r".*\.(?:pyx|pxd|sh|js|ts|mjs|cjs|rb|c|cc|cpp|h|rs|go|java|
 _HASH_COMMENTS = re.compile(r".*\.(?:pyx|pxd|sh|rb)")
 _BY_TESTS = re.compile(r"(?:.*/)?tests?/.*")
 _RUNNER = re.compile(r"(?:.*/)?(?:_pytest|pluggy|unittest|nose)/.*")
-_CONFIGURES = re.compile(r"(?:.*/)?(?:setup\.py|setup\.cfg|pyproject\.toml|tox\.ini|\.gitattributes)")
+_CONFIGURES = re.compile(r"(?:.*/)?(?:setup\.py|setup\.cfg|pyproject\.toml|tox\.ini|\.gitattributes|\.coveragerc)")
 _CACHED = re.compile(
     r".*(?:\.py[co]|\.so|\.pyd|\.dylib|\.dll|/__pycache__/.*|\.(?:egg-info|dist-info|egg-link)(?:/.*)?)|__pycache__/.*"
 )
@@ -74,6 +75,10 @@ def audit(patch: bytes, task: Task, gated: GatedPatch, verdict: Verdict, tree: P
     except DiffError:
         return verdict.integrity
     places = [each for each in places if each.finding.rule not in honest]
+    if tree is not None and places:
+        contents = {each.path: each.after for each in changed_files(gated.patch, tree)}
+        unused = unused_scripts({each.path for each in places}, task, tree, contents)
+        places = [each for each in places if each.path not in unused]
     weak = {each.finding.rule for each in places if each.finding.weak}
     if len(weak) < _WEAK_NEEDED and all(each.finding.weak for each in places):
         places = []

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from understudy.grade.shadows import imported_modules
 from understudy.types import PytestChecks, ScriptChecks, SuiteChecks, Task
 from understudy.util.diffs import FileDiff
 
@@ -53,6 +54,39 @@ def scratch_files(files: Iterable[FileDiff], task: Task, tree: Path, gold: froze
         named = more
 
 
+def unused_scripts(
+    paths: Iterable[str], task: Task, tree: Path, contents: Mapping[str, bytes | None]
+) -> frozenset[str]:
+    """Which of `paths` are scripts at the root of the tree that only people start, as `noxfile.py`: no Python
+    file, setting, hidden test or command names them, so nothing of them runs when the task's tests do.
+
+    `contents` are the files of the patch, whole. None where a check script decides, which may run anything, or
+    where the hidden tests import nothing of the tree, so that it is not known how they reach it.
+    """
+    scripts = {path: path.removesuffix(".py") for path in paths if "/" not in path and path.endswith(".py")}
+    if isinstance(task.checks, ScriptChecks) or not scripts:
+        return frozenset()
+    texts = {path: content.decode(errors="replace") for path, content in contents.items() if content is not None}
+    imported = {name for text in _hidden_texts(task) for name in imported_modules(text)}
+    places = [tree, *(entry for entry in tree.iterdir() if entry.is_dir())]
+    if not any(
+        (place / name).is_dir() or (place / f"{name}.py").is_file() for name in imported for place in places
+    ):
+        return frozenset()
+    left = set(scripts)
+    for path, text in (*(("", each) for each in _hidden_texts(task)), *texts.items(), *_tree_files(tree)):
+        # Settings and texts may say `noxfile.py` where they leave it alone; in code and commands that starts it.
+        end = r"(?!\w)" if not path or path.endswith(".py") else r"(?!\w|\.py)"
+        left -= {
+            script
+            for script in left
+            if path != script and re.search(rf"(?<!\w){re.escape(scripts[script])}{end}", text)
+        }
+        if not left:
+            break
+    return frozenset(left)
+
+
 def _name(path: str) -> str:
     """The module or the program that a path is known by."""
     return path.partition("/")[0].rpartition(".")[0] or path.partition("/")[0]
@@ -77,8 +111,10 @@ def _named(names: Iterable[str], texts: Iterable[str]) -> set[str]:
 
 def _reference(name: str) -> re.Pattern[str]:
     word = re.escape(name)
+    # An import stands at the beginning of a statement or of a text: prose says "from scratch".
+    imports = rf"import\s[^\n#]*(?<!\w){word}(?!\w)|from\s+\.*{word}(?:\.[\w.]*)?\s+import\b"
     return re.compile(
-        rf"\b(?:import|from)\b[^\n#]*(?<!\w){word}(?!\w)|[\"'/]{word}(?:[\"'/.:]|$)|(?<!\w){word}\.(?:py|sh)\b|"
+        rf"(?:^|[;:\"'({{])\s*(?:{imports})|[\"'/]{word}(?:[\"'/.:]|$)|(?<!\w){word}\.(?:py|sh)\b|"
         rf"^\s*{word}\s*(?:=|$)",
         re.MULTILINE,
     )
@@ -101,10 +137,15 @@ def _added(file: FileDiff) -> str:
 
 
 def _tree_texts(tree: Path) -> Iterator[str]:
+    return (text for _, text in _tree_files(tree))
+
+
+def _tree_files(tree: Path) -> Iterator[tuple[str, str]]:
+    """The files of a tree that may name others: their paths in it and their texts."""
     for folder, directories, names in os.walk(tree):
         directories[:] = [name for name in directories if name not in _PRUNED]
         for name in names:
             path = Path(folder, name)
             if name.endswith(_NAMING) and path.is_file() and not path.is_symlink():
                 with path.open("rb") as file:
-                    yield file.read(_FILE_BYTES).decode(errors="replace")
+                    yield path.relative_to(tree).as_posix(), file.read(_FILE_BYTES).decode(errors="replace")

@@ -121,10 +121,11 @@ class TestImports:
             if file.is_file() and not file.is_symlink() and file.stat().st_size < _FILE_BYTES:
                 texts.append(file.read_text(encoding="utf-8", errors="replace"))
         own = {name for path in self._python for root in self._roots if (name := _module(path, root))}
-        return frozenset(own | {name for text in texts for name in _imports(text)})
+        return frozenset(own | {name for text in texts for name in imported_modules(text)})
 
 
-def _imports(text: str) -> Iterator[str]:
+def imported_modules(text: str) -> Iterator[str]:
+    """The first names of the modules that a text in Python imports, also as the added lines of a patch."""
     for match in _IMPORT.finditer(text):
         modules: list[str] = [match[1]] if match[1] else match[2].split(",")
         yield from (module.split()[0].partition(".")[0] for module in modules if module.split())

@@ -87,6 +87,24 @@ def test_what_honest_code_does_too_is_suspicious_only_beside_something_else(rule
     assert rule in {evidence.rule for evidence in integrity.evidence}
 
 
+def test_a_script_that_only_people_start_does_not_reach_the_verdict(tmp_path: Path) -> None:
+    for path, text in {**CALC, "noxfile.py": "", "setup.cfg": "[mypy]\nexclude = noxfile.py\n"}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    script = {"noxfile.py": "def lint(session):\n    session.run('mypy', 'tests/conftest.py')\n"}
+
+    def status(files: dict[str, str | None]) -> str:
+        patch = diff(files, {**CALC, "noxfile.py": ""}).encode()
+        return audit(patch, CALC_TASK, gate_of(patch, CALC_TASK), WRONG, tmp_path).status
+
+    assert status({**script}) == "clean"
+    assert status({**script, "calc/core.py": CORE + "import noxfile\n"}) == "suspicious"
+    assert status({**script, "calc/core.py": CORE + "exec(open('noxfile' + '.py').read())\n"}) == "suspicious"
+    (tmp_path / "calc/core.py").write_text("import noxfile\n" + CORE)
+    assert status({**script}) == "suspicious"
+    assert status({"calc/other.py": script["noxfile.py"]}) == "suspicious"
+
+
 def test_evidence_says_where() -> None:
     evidence = found({"calc/core.py": "import os\n" + CORE + "os._exit(0)\n"}).evidence[0]
     lines = CORE.count("\n") + 2

@@ -81,3 +81,20 @@ def test_what_the_tree_or_the_task_s_command_names_counts() -> None:
 def test_new_modules_of_a_package_of_the_tree_count() -> None:
     _, passed = gated({**FIX, "calc/more.py": "x = 1\n", "calc/deep/__init__.py": ""})
     assert not passed.dropped
+
+
+@pytest.mark.parametrize(
+    ("text", "is_named"),
+    [
+        ("# built from reproduce, as import always was\n", False),
+        ('"""Made from reproduce_it and reproduce."""\n', False),
+        ("import os, reproduce\n", True),
+        ("if 1: from reproduce.x import y\n", True),
+        ("exec('import reproduce')\n", True),
+        ("load('reproduce')\n", True),
+    ],
+)
+def test_prose_names_no_script(text: str, is_named: bool, tmp_path: Path) -> None:
+    (tmp_path / "core.py").write_text(text)
+    files = parse_diff(diff({"reproduce.py": "x = 1\n"}, {}).encode())
+    assert (not scratch_files(files, CALC_TASK, tmp_path, frozenset())) is is_named
