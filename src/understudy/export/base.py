@@ -15,6 +15,7 @@ from typing import TypeVar
 from msgspec import Struct, field
 
 from understudy.export.corpus import ORIGINS, Origin
+from understudy.export.lengths import LengthFigures
 from understudy.trajectory.roles import Role
 from understudy.types import WORK_ROLES
 
@@ -26,7 +27,7 @@ class ExportSummary(Struct, frozen=True, kw_only=True):
     """What an export wrote: `rows` in `files`, by split in `splits`; `left_out` counts by why what it did not.
 
     `origins`, `sources`, `licences`, `families` and `tools_sources` (where the tools are from)
-    count rows. `redaction` counts by rule what was replaced;
+    count rows, `lengths` tells how long they are. `redaction` counts by rule what was replaced;
     `unredacted`: there are sessions in it that were not redacted. `notes` are sentences for a person, `load` is
     how to load it.
 
@@ -55,6 +56,7 @@ class ExportSummary(Struct, frozen=True, kw_only=True):
     families: dict[str, int] = field(default_factory=dict[str, int])
     tools_sources: dict[str, int] = field(default_factory=dict[str, int])
     redaction: dict[str, int] = field(default_factory=dict[str, int])
+    lengths: LengthFigures | None = None
     unredacted: bool = False
     notes: list[str] = field(default_factory=list[str])
     load: str = ""
@@ -63,10 +65,10 @@ class ExportSummary(Struct, frozen=True, kw_only=True):
 class FormatTraits(Struct, frozen=True, kw_only=True):
     """What the command line does for a format: `origins` it can write, and what it takes unless told otherwise.
 
-    `into_run`: written to the run's own directory where no other is named. `splits`: it has a train and a test
-    part. `chooses_thinking`: its answers can be without their thinking. `chooses_solved`: it can leave out what
-    did not solve its task, which it does unless told otherwise where `solved_only`. `clients`: it can be of the
-    calls of a gateway's clients.
+    `cuts`: its conversations can be cut at turns, and are measured. `into_run`: written to the run's own
+    directory where no other is named. `splits`: it has a train and a test part. `chooses_thinking`: its answers
+    can be without their thinking. `chooses_solved`: it can leave out what did not solve its task, which it does
+    unless told otherwise where `solved_only`. `clients`: it can be of the calls of a gateway's clients.
     """
 
     origins: tuple[Origin, ...] = ORIGINS
@@ -77,6 +79,7 @@ class FormatTraits(Struct, frozen=True, kw_only=True):
     into_run: bool = False
     splits: bool = True
     clients: bool = False
+    cuts: bool = False
 
 
 _E = TypeVar("_E", bound=Callable[..., ExportSummary])

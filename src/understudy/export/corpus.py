@@ -27,11 +27,12 @@ from understudy.export.examples import (
     trace_examples,
     with_thinking,
 )
+from understudy.export.lengths import LengthFigures, LengthRule, length_figures
 from understudy.export.overlap import Benchmark, NearDuplicates
 from understudy.ingest import trace_store
 from understudy.ingest.redaction import redact_trace, trace_texts
 from understudy.ingest.trace import Trace
-from understudy.preference.checks import LOSSY, NO_THINKING, Checks, Pair, PairCounts, Thinking
+from understudy.preference.checks import LOSSY, NO_THINKING, Checks, Pair, PairCounts, Template, Thinking
 from understudy.preference.pairs import replay_pairs
 from understudy.preference.rollouts import rollout_pairs
 from understudy.redact.redactor import Redactor, json_strings
@@ -73,6 +74,8 @@ class ExportSelection(Struct, frozen=True, kw_only=True):
     chosen by `seed`, go to the split "test". A session that nearly is another one, as a copy, is left out
     where the two are of different splits, with `drop_near_duplicates` wherever they are. `exclude_tasks` is a file
     of tasks (rows with `instance_id`, `repo`, `patch`) of which nothing is exported: see `overlap.Benchmark`.
+    Conversations of more than `cut_tokens`, or `cut_chars`, are cut at turns (see `lengths.LengthRule`);
+    `tokenizer` names the one that counts tokens.
 
     With `clients`, the names of keys of a gateway that ran alone, it is their calls instead that began in
     [since, until), in Unix seconds; `origins` is empty then.
@@ -90,6 +93,9 @@ class ExportSelection(Struct, frozen=True, kw_only=True):
     seed: int = 0
     drop_near_duplicates: bool = False
     exclude_tasks: Path | None = None
+    cut_tokens: int | None = None
+    cut_chars: int | None = None
+    tokenizer: str | None = None
     clients: tuple[str, ...] = ()
     since: float = -math.inf
     until: float = math.inf
@@ -129,6 +135,7 @@ class CorpusCounts(Struct, kw_only=True):
     tools_sources: Counter[str] = field(default_factory=Counter[str])
     left_out: Counter[str] = field(default_factory=Counter[str])
     notes: Counter[str] = field(default_factory=Counter[str])
+    lengths: Counter[int] = field(default_factory=Counter[int])
 
     def count(self, origin: str, source: str, licence: str | None, family: str | None, times: int = 1) -> None:
         """Count something that is exported, or with -1 take it back."""
@@ -142,6 +149,8 @@ class CorpusCounts(Struct, kw_only=True):
         """Count an example or a pair."""
         if isinstance(item, Example):
             origin, source, licence = item.origin, item.source, item.licence
+            if item.length is not None:
+                self.lengths[item.length] += times
         else:
             origin, source, licence = "session" if item.origin == "replay" else "rollout", item.origin, None
         self.count(origin, source, licence, item.family, times)
@@ -184,9 +193,14 @@ class Corpus:
         redactor: Redactor | None = None,
         *,
         unredacted: bool = False,
+        template: Template | None = None,
     ) -> None:
         self.store = store
         self.selection = selection or ExportSelection()
+        self.template = template
+        self.length_rule = LengthRule(
+            template, max_tokens=self.selection.cut_tokens, max_chars=self.selection.cut_chars
+        )
         self.redactor = None if unredacted else redactor
         self.unredacted = unredacted and bool("sessions" in self.selection.origins or self.selection.clients)
         self.counts = CorpusCounts()
@@ -204,6 +218,18 @@ class Corpus:
             raise ConfigError(
                 f"--test-share: expected a number from 0 to below 1, got {self.selection.test_share}"
             )
+
+    def with_selection(self, selection: ExportSelection) -> Corpus:
+        """The corpus that another selection makes of the same store."""
+        return Corpus(self.store, selection, self.redactor, unredacted=self.unredacted, template=self.template)
+
+    def refuse_lengths(self, rows: str) -> None:
+        """Raise ConfigError where lengths are asked for of rows that are not measured or cut."""
+        chosen = self.selection
+        flags = {"max-tokens": chosen.cut_tokens, "max-chars": chosen.cut_chars, "tokenizer": chosen.tokenizer}
+        for flag, value in flags.items():
+            if value is not None:
+                raise ConfigError(f"--{flag}: is for conversations to learn; {rows} are not cut: leave it out")
 
     def split(self, group: str) -> Split:
         """The split that a group of the corpus belongs to."""
@@ -234,8 +260,9 @@ class Corpus:
             if shown is None:
                 tally.left_out[NO_THINKING] += 1
                 continue
-            tally.count_item(shown)
-            yield shown
+            for piece in self.length_rule.pieces(shown, tally.left_out, tally.notes):
+                tally.count_item(piece)
+                yield piece
 
     def samples(self) -> Iterator[tuple[GradedRollout, Sample]]:
         """The token sequences of the rollouts, with the exact tokens that were sampled."""
@@ -354,6 +381,12 @@ class Corpus:
         """The name of the group that a rollout belongs to; empty where one agent worked on its task alone."""
         rollout = graded.rollout
         return group_name(rollout.task_id, rollout.agent) if rollout.task_id in self.shared_tasks else ""
+
+    @property
+    def lengths(self) -> LengthFigures | None:
+        """How long the conversations of the latest iteration are; None where it gave none."""
+        rule = self.length_rule
+        return length_figures(self.counts.lengths, rule.unit, self.selection.tokenizer, rule.limit)
 
     @property
     def redaction(self) -> dict[str, int]:

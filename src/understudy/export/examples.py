@@ -141,7 +141,8 @@ class Example(Struct, frozen=True, kw_only=True):
     `tools_source` tells where `tools` are from, `tools_version` of which version of the agent they are where they
     are not from the log. `group` is the project or the task: what a split must not cut through. `desirable` is
     whether it is to be learned from or unlearned (KTO), None where nothing tells. `origin` is "session" or
-    "rollout", `source` the log format or the dataset, `licence` of what it came of, None: not known.
+    "rollout", `source` the log format or the dataset, `licence` of what it came of, None: not known. `length` is
+    in the units of `lengths.LengthRule`, None: not measured.
     """
 
     example_id: str
@@ -160,6 +161,7 @@ class Example(Struct, frozen=True, kw_only=True):
     family: str | None = None
     source: str = ""
     licence: str | None = None
+    length: int | None = None
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
 
 

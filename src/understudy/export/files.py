@@ -25,6 +25,7 @@ from understudy import __version__
 from understudy.errors import ConfigError
 from understudy.export.base import ExportSummary, ProgressCallback
 from understudy.export.corpus import SPLITS, Corpus, ExportSelection, Split, positive_counts
+from understudy.export.lengths import CUT, PIECES, LengthFigures
 from understudy.export.parquet import Columns, ExportParquetWriter, JsonLinesWriter
 from understudy.util.files import atomic_write
 
@@ -78,9 +79,25 @@ def render_card(
     ]
     if exported.left_out:
         parts.append(_table("left out", "how many", exported.left_out))
+    if exported.lengths is not None:
+        parts += ["## Lengths", _lengths(exported.lengths)]
     parts += [f"- {note}" for note in exported.notes]
     parts += ["## Redaction", _redaction(exported, selection)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+_CUT = (
+    "Longer conversations were cut to {limit:,} {unit} at turns: the system prompt and the first user message "
+    "stay, and of the turns before the last answer the newest that fit, whole, each call with its results. "
+    "Answers that this cuts off stand in rows of their own; what is too long even with one turn before it is left "
+    "out."
+)
+
+
+def _lengths(figures: LengthFigures) -> str:
+    summary = f"{figures.summary()[:1].upper()}{figures.summary()[1:]}."
+    rule = "" if figures.limit is None else " " + _CUT.format(limit=figures.limit, unit=figures.unit)
+    return f"{_cell(summary)}{rule}\n\n" + _table(figures.unit, "rows", figures.histogram)
 
 
 def _configs(data: Mapping[str, Sequence[str]]) -> list[str]:
@@ -248,7 +265,10 @@ class ExportWriter:
             raise ConfigError(
                 f"there is nothing to export as {self._name}; left out: {why or 'nothing, the store has none'}"
             )
-        all_notes = list(notes)
+        all_notes = [
+            *notes,
+            *(f"{corpus.counts.notes[kind]} {kind}." for kind in (CUT, PIECES) if counts.notes[kind]),
+        ]
         with write_errors(self._output):
             while self._open:
                 self._open.popitem()[1].close()
@@ -272,6 +292,7 @@ class ExportWriter:
                 left_out=positive_counts(counts.left_out),
                 **counts.tables(),
                 redaction=corpus.redaction,
+                lengths=corpus.lengths,
                 unredacted=corpus.unredacted,
                 notes=all_notes,
                 load=fill_load(load, self._output),
@@ -363,6 +384,7 @@ def _manifest(
     later = {"include_lossy": selection.include_lossy, "thinking": selection.thinking}
     if "sessions" not in selection.origins:
         later |= {"drop_near_duplicates": selection.drop_near_duplicates, "exclude_tasks": selection.exclude_tasks}
+    later |= {name: getattr(selection, name) for name in ("cut_tokens", "cut_chars", "tokenizer")}
     bounds = dict(_bounds(selection))
     later |= {"clients": selection.clients, **{name: math.isfinite(bounds[name]) for name in bounds}}
     chosen = {key: value for key, value in msgspec.structs.asdict(selection).items() if later.get(key, True)}
@@ -371,6 +393,7 @@ def _manifest(
         "made_with": f"understudy {__version__}",
         **{key: getattr(exported, key) for key in keys},
         **({"tools_sources": exported.tools_sources} if exported.tools_sources else {}),
+        **({"lengths": exported.lengths} if exported.lengths else {}),
         "selection": chosen,
         "files": {
             each: {"bytes": (source / each).stat().st_size, "sha256": sha256_of(source / each)}

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from understudy.cli.app import app
 from understudy.errors import ConfigError
 from understudy.export.base import ExportSummary
 from understudy.export.corpus import Corpus, ExportSelection, Origin, Unit
@@ -56,7 +58,7 @@ def test_a_row_a_turn(tmp_path: Path):
 def test_a_store_with_both_has_to_be_told_which(tmp_path: Path):
     put_sessions(tmp_path / "store", [session("one")])
     put_rollouts(tmp_path / "store", tasks=1, samples=1)
-    with pytest.raises(ConfigError, match="--from sessions or --from rollouts"):
-        export(tmp_path / "store", tmp_path / "out", origins=("sessions", "rollouts"))
+    done = CliRunner().invoke(app, ["export", "hf", str(tmp_path / "store"), "--output", str(tmp_path / "none")])
+    assert isinstance(done.exception, ConfigError) and "--from sessions or --from rollouts" in str(done.exception)
     assert export(tmp_path / "store", tmp_path / "out").origins == {"session": 2}
     assert export(tmp_path / "store", tmp_path / "both", origins=("rollouts",)).instances == 1

@@ -153,6 +153,28 @@ def _of_answers(
     """The options about what of a session, and of its answers, is learned."""
 
 
+def _of_lengths(
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            min=1,
+            metavar="N",
+            help="Cut longer conversations at turns: the system prompt, the first user message and the newest "
+            "turns that fit stay; needs --tokenizer.",
+        ),
+    ] = None,
+    max_chars: Annotated[
+        int | None, typer.Option("--max-chars", min=1, metavar="N", help="The same in characters.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(metavar="MODEL_DIR", help="Measure in tokens, by this tokenizer and its chat template."),
+    ] = None,
+) -> None:
+    """The options about how long rows may be."""
+
+
 def _command(name: str, function: Callable[..., ExportSummary]) -> Any:
     """The command of a format: the common options that it has a use for, then its own.
 
@@ -167,8 +189,8 @@ def _command(name: str, function: Callable[..., ExportSummary]) -> Any:
         _export(name, function, traits, options, own)
 
     own_options = _own_options(function)
-    groups = (_common, _overlap, _of_clients, _of_answers)
-    common = [parameter for group in groups for parameter in _parameters(group)]
+    groups = (_common, _overlap, _of_clients, _of_answers, _of_lengths)
+    common = [each for group in groups for each in _parameters(group) if each.name not in own_options]
     parameters = [_with_default(each, traits) for each in common if _applies(each.name, traits)]
     parameters += own_options.values()
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -187,6 +209,7 @@ def _applies(name: str, traits: FormatTraits) -> bool:
         "drop_near_duplicates": "sessions" in traits.origins,
         "include_lossy": "sessions" in traits.origins,
         "thinking": traits.chooses_thinking,
+        **dict.fromkeys(("max_tokens", "max_chars", "tokenizer"), traits.cuts),
         **dict.fromkeys(("key", "since", "until"), traits.clients),
         "unredacted": "sessions" in traits.origins or traits.clients,
         "test_share": traits.splits,
@@ -245,13 +268,15 @@ def _export(
     options: Mapping[str, Any],
     own: Mapping[str, Any],
 ) -> None:
+    from understudy.cli.templates import chat_template
     from understudy.export.corpus import Corpus, ExportSelection
     from understudy.redact.redactor import Redactor
     from understudy.store import Store
 
     roles = roles_of(options["roles"], traits.roles)
     clients, since, until = _chosen_clients(options)
-    with Store.open(options["directory"], create=False) as store:
+    tokenizer: Path | None = options.get("tokenizer")
+    with Store.open(options["directory"], create=False) as store, chat_template(tokenizer) as template:
         origins = () if clients else _origins(options.get("from_", "all"), traits, store)
         unredacted: bool = options.get("unredacted", False)
         selection = ExportSelection(
@@ -267,12 +292,15 @@ def _export(
             seed=options.get("seed", 0),
             drop_near_duplicates=options.get("drop_near_duplicates", False),
             exclude_tasks=options.get("exclude_tasks"),
+            cut_tokens=options.get("max_tokens"),
+            cut_chars=options.get("max_chars"),
+            tokenizer=tokenizer and tokenizer.resolve().name,
             clients=clients,
             since=since,
             until=until,
         )
         redactor = Redactor.from_user_key() if "sessions" in origins and not unredacted else None
-        corpus = Corpus(store, selection, redactor, unredacted=unredacted)
+        corpus = Corpus(store, selection, redactor, unredacted=unredacted, template=template)
         exported = function(corpus, options["output"] or options["directory"], report=ExportProgress(), **own)
     if options["json_"]:
         print_json(exported)
@@ -334,7 +362,13 @@ def _origins(requested: str, traits: FormatTraits, store: Store) -> tuple[Origin
             return traits.origins
         there = {"sessions": store.sessions.count()[0] > 0, "rollouts": bool(store.runs.all())}
         # Without anything, rollouts: what is missing is then said in their words.
-        return tuple(origin for origin in traits.origins if there[origin]) or ("rollouts",)
+        chosen: tuple[Origin, ...] = tuple(each for each in traits.origins if there[each]) or ("rollouts",)
+        if traits.into_run and len(chosen) > 1:
+            raise ConfigError(
+                "the store has sessions and rollouts, which this format writes in different files; choose one: "
+                "--from sessions or --from rollouts"
+            )
+        return chosen
     for origin in ORIGINS:
         if requested == origin:
             return (origin,)
@@ -371,6 +405,8 @@ def _summarise(name: str, exported: ExportSummary, traits: FormatTraits, roles: 
             typer.echo(f"{title}: {counted(counts)}")
     for note in exported.notes:
         typer.echo(note)
+    if exported.lengths is not None:
+        typer.echo(exported.lengths.summary() + "\n" + "\n".join(exported.lengths.bars()))
     if exported.left_out:
         typer.echo(f"left out: {counted(exported.left_out)}", err=True)
     if exported.load:

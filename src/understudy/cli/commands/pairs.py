@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 import typer
@@ -19,9 +18,9 @@ from understudy.cli.options import command
 from understudy.cli.output import Json, counted, print_json
 from understudy.cli.progress import LiveStatus, live
 from understudy.cli.settings import thinking_of
-from understudy.errors import BackendError, ConfigError
+from understudy.cli.templates import chat_template
+from understudy.errors import ConfigError
 from understudy.export.parquet import json_bytes
-from understudy.gateway.exact.codec import LocalCodec
 from understudy.preference.checks import Checks, Limits, Pair, PairCounts
 from understudy.preference.consensus import MINIMUM
 from understudy.preference.pairs import replay_pairs
@@ -111,10 +110,10 @@ def pairs(
     try:
         with (
             Store.open(directory, create=False) as store,
-            _RenderingTemplate(settings.tokenizer) as template,
+            chat_template(settings.tokenizer) as template,
             live(PairProgress(tallies), sys.stderr),
         ):
-            checks = Checks(limits, None if settings.tokenizer is None else template, thinking)
+            checks = Checks(limits, template, thinking)
             found_pairs = _pairs(store, settings, redactor, checks, tallies)
             if output is None:
                 for _ in found_pairs:
@@ -184,36 +183,6 @@ class PairProgress(LiveStatus):
         """How many were compared, and the pairs so far; nothing before the first."""
         compared, made = sum(each.compared for each in self._tallies), sum(each.pairs for each in self._tallies)
         return f"compared {compared}, {made} pairs" if compared else ""
-
-
-class _RenderingTemplate:
-    """The chat template of a tokenizer's directory, as `checks.Template` has it."""
-
-    def __init__(self, directory: Path | None) -> None:
-        if directory is not None and not directory.is_dir():
-            raise ConfigError(
-                f"--tokenizer: {directory} is not a directory; expected one with a model's tokenizer.json"
-            )
-        self._codec: LocalCodec | None = None
-        if directory is not None:
-            self._codec = LocalCodec.load(str(directory))
-        self._runner = asyncio.Runner()
-
-    def __enter__(self) -> _RenderingTemplate:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._runner.close()
-
-    def render(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, generation_prompt: bool
-    ) -> Sequence[int] | None:
-        """See `checks.Template`."""
-        assert self._codec is not None
-        try:
-            return self._runner.run(self._codec.render(messages, tools, generation_prompt=generation_prompt))
-        except BackendError:
-            return None
 
 
 def _print_summary(

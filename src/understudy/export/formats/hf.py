@@ -30,7 +30,7 @@ from understudy.export.base import (
     exporter,
     no_progress,
 )
-from understudy.export.corpus import ORIGINS, CallSource, ClientSession, Corpus, CorpusCounts, Unit, origin_name
+from understudy.export.corpus import CallSource, ClientSession, Corpus, CorpusCounts, Unit, origin_name
 from understudy.export.examples import textual
 from understudy.export.files import (
     CARD_NAME,
@@ -94,6 +94,7 @@ dataset = load_dataset("{output}", split="train")"""
         chooses_thinking=False,
         into_run=True,
         splits=False,
+        cuts=True,
         clients=True,
     )
 )
@@ -105,6 +106,8 @@ def export(
     report: ProgressCallback = no_progress,
 ) -> ExportSummary:
     """Hugging Face datasets: of rollouts exact tokens and streams of spans, of sessions their conversations.
+
+    It is of sessions where they are the only origin chosen, else of rollouts.
 
     Of sessions there is one dataset, whose rows have messages, tools, and what is known of the session. Of
     rollouts there is a dataset and a stream per task instance:
@@ -118,13 +121,9 @@ def export(
     nothing has been written. Raises ConfigError also when something cannot be written: each file is then the
     old one or the new one, never a part of one.
     """
-    if corpus.selection.origins == ORIGINS:
-        raise ConfigError(
-            "the store has sessions and rollouts, which `hf` writes in different files; choose one: "
-            "--from sessions or --from rollouts"
-        )
     if corpus.selection.origins == ("sessions",):
         return export_sessions(corpus, output, unit, report)
+    corpus.refuse_lengths("exact tokens of rollouts")
     schema(COLUMNS)
     chosen: Mapping[str, Sequence[CallSource]]
     of_clients = bool(corpus.selection.clients)

@@ -44,7 +44,7 @@ _ABOUT = (
 _LOAD = f"llamafactory-cli train {{quoted}}/{CONFIG}"
 
 
-@exporter(FormatTraits(solved_only=True))
+@exporter(FormatTraits(solved_only=True, cuts=True))
 def export(
     corpus: Corpus,
     output: Path,
@@ -79,6 +79,8 @@ def export(
     test = f"{name}_test"
     if cutoff is not None and cutoff < 1:
         raise ConfigError(f"--cutoff: expected at least 1 token, got {cutoff}")
+    if stage == "dpo":
+        corpus.refuse_lengths("preference pairs")
     check_names(output, {name: f"{name}/", test: f"{name}/"})
     rules = template_rules(template)
     count_tokens = RowLengthCounter(model)
@@ -86,7 +88,7 @@ def export(
     if stage != "sft":
         unit = "turn"
         both_ends = msgspec.structs.replace(corpus.selection, solved_only=False)
-        corpus = Corpus(corpus.store, both_ends, corpus.redactor, unredacted=corpus.unredacted)
+        corpus = corpus.with_selection(both_ends)
     longest = 0
     about = _ABOUT.format(stage=stage, form=form, template=template, name=name)
     json_lines = AlpacaWriter if form == "alpaca" else JsonLinesWriter

@@ -107,7 +107,7 @@ def _load(trainer: str) -> str:
 # --- The formats --------------------------------------------------------------------------------------------
 
 
-@exporter(FormatTraits(solved_only=True))
+@exporter(FormatTraits(solved_only=True, cuts=True))
 def export_sft(
     corpus: Corpus,
     output: Path,
@@ -168,7 +168,7 @@ def export_dpo(corpus: Corpus, output: Path, *, report: ProgressCallback = no_pr
         return writing.finish(_DPO_ABOUT, _load("DPO"))
 
 
-@exporter(FormatTraits(chooses_solved=False))
+@exporter(FormatTraits(chooses_solved=False, cuts=True))
 def export_kto(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progress) -> ExportSummary:
     """Turns with a label, desirable or not, for TRL's KTOTrainer.
 

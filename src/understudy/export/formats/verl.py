@@ -84,7 +84,7 @@ _LOAD: dict[Form, str] = {
 }
 
 
-@exporter(FormatTraits(solved_only=True))
+@exporter(FormatTraits(solved_only=True, cuts=True))
 def export(
     corpus: Corpus,
     output: Path,
@@ -100,8 +100,9 @@ def export(
     Raises ConfigError when there is nothing to write, or it cannot be written.
     """
     if form != "sft":
+        corpus.refuse_lengths(f"rows of --form {form}")
         selection = msgspec.structs.replace(corpus.selection, solved_only=False, origins=("rollouts",))
-        corpus = Corpus(corpus.store, selection, corpus.redactor, unredacted=corpus.unredacted)
+        corpus = corpus.with_selection(selection)
     columns = COLUMNS[form] | (tools_columns(corpus) if form == "sft" else {})
     with ExportWriter(corpus, output, f"verl-{form}", report, columns=columns) as writing:
         for group, row in _rows(corpus, form, unit):

@@ -1,0 +1,240 @@
+"""How long the conversations of an export are, and how those that are too long are cut at turns.
+
+A trainer that truncates cuts through a message or takes away the end, which is what is learned. Here the system
+prompt and the first user message stay, and of the rest the newest turns that fit, whole.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from understudy.errors import ConfigError
+from understudy.export.examples import Example, message_rows
+from understudy.ingest.trace import Message
+from understudy.preference.checks import NOT_RENDERED, Template
+
+LengthUnit = Literal["tokens", "characters"]
+
+CANNOT_BE_CUT = "answers that are too long even with the turn before them alone"
+CUT = "conversations that were too long and were cut at turns"
+PIECES = "rows that were made of them"
+
+_SMALLEST_BUCKET = 256
+_BAR = 40
+
+
+class LengthFigures(Struct, frozen=True, kw_only=True):
+    """How long the rows of an export are, in `unit`s; `histogram` counts rows by the range that they are in.
+
+    `limit` is what longer rows were cut to, `tokenizer` the name of the directory whose tokenizer counted.
+    """
+
+    unit: LengthUnit
+    tokenizer: str | None
+    limit: int | None
+    shortest: int
+    median: int
+    p90: int
+    longest: int
+    total: int
+    histogram: dict[str, int]
+
+    def summary(self) -> str:
+        """The figures as a sentence."""
+        by = f" by the tokenizer {self.tokenizer}" if self.tokenizer else ""
+        return (
+            f"lengths in {self.unit}{by}: shortest {self.shortest:,}, median {self.median:,}, "
+            f"90 % up to {self.p90:,}, longest {self.longest:,}, together {self.total:,}"
+        )
+
+    def bars(self) -> Iterator[str]:
+        """The histogram as lines of text."""
+        most = max(self.histogram.values())
+        width = max(map(len, self.histogram))
+        for name, count in self.histogram.items():
+            yield f"{name:>{width}} {'#' * -(-_BAR * count // most):{_BAR}} {count:,}"
+
+
+def length_figures(
+    lengths: Counter[int], unit: LengthUnit, tokenizer: str | None, limit: int | None
+) -> LengthFigures | None:
+    """The figures of rows, counted by their length; None where there are none."""
+    counts = sorted((length, count) for length, count in lengths.items() if count)
+    if not counts:
+        return None
+    rows = list(accumulate(count for _, count in counts))
+    histogram: dict[str, int] = {}
+    bound = _SMALLEST_BUCKET
+    for length, count in counts:
+        while length > bound:
+            bound *= 2
+            if histogram:  # an empty range between two others is shown, one in front of all is not
+                histogram[f"to {bound:,}"] = 0
+        histogram[f"to {bound:,}"] = histogram.get(f"to {bound:,}", 0) + count
+
+    def quantile(share: float) -> int:
+        return counts[bisect_left(rows, share * rows[-1])][0]
+
+    return LengthFigures(
+        unit=unit,
+        tokenizer=tokenizer,
+        limit=limit,
+        shortest=counts[0][0],
+        median=quantile(0.5),
+        p90=quantile(0.9),
+        longest=counts[-1][0],
+        total=sum(length * count for length, count in counts),
+        histogram=histogram,
+    )
+
+
+class LengthRule:
+    """Measures conversations, in tokens where there is a template, else in characters, and cuts long ones.
+
+    Raises ConfigError for a limit in tokens without a tokenizer, or two limits.
+    """
+
+    def __init__(
+        self, template: Template | None = None, *, max_tokens: int | None = None, max_chars: int | None = None
+    ) -> None:
+        if max_tokens is not None and template is None:
+            raise ConfigError(
+                "--max-tokens: the tokens of which tokenizer? name its directory: --tokenizer MODEL_DIR"
+            )
+        if max_chars is not None and template is not None:
+            raise ConfigError(
+                "--max-chars: with --tokenizer lengths are in tokens; give --max-tokens, or no tokenizer"
+            )
+        self._template = template
+        self.limit = max_chars if template is None else max_tokens
+        self.unit: LengthUnit = "characters" if template is None else "tokens"
+
+    def measure(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> int | None:
+        """How long a conversation with its tools is; None where the chat template refuses it."""
+        if self._template is None:
+            return sum(map(_characters, messages)) + (len(json.dumps(tools, ensure_ascii=False)) if tools else 0)
+        tokens = self._template.render(
+            [_renderable(each) for each in messages], tools or (), generation_prompt=False
+        )
+        return None if tokens is None else len(tokens)
+
+    def pieces(self, example: Example, left_out: Counter[str], notes: Counter[str]) -> Iterator[Example]:
+        """The example with its length; one that is too long as pieces that are not.
+
+        Each answer that it teaches is taught by one piece. A piece ends with an answer, and has the system
+        prompt, the first user message, and of the turns before the answer the newest that fit, at least one. A
+        turn is a user message, or an answer with the results of its calls. What cannot be cut is left out and
+        counted; `notes` count what was cut.
+        """
+        length = self.measure(example.messages, example.tools)
+        if length is None:
+            left_out[NOT_RENDERED] += 1
+        elif self.limit is None or length <= self.limit:
+            yield replace(example, length=length)
+        else:
+            notes[CUT] += 1
+            for piece in self._cut(example, length, self.limit, left_out):
+                notes[PIECES] += 1
+                yield piece
+
+    def _cut(self, example: Example, length: int, limit: int, left_out: Counter[str]) -> Iterator[Example]:
+        messages = example.messages
+        head = _head_length(messages)
+        turns = [at for at in range(head, len(messages)) if messages[at]["role"] in ("assistant", "user")]
+        sizes = list(accumulate(map(_characters, messages), initial=0))
+        characters_a_unit = max(sizes[-1], 1) / max(length, 1)
+        pending = list(example.trained)
+        while pending:
+            last = pending[-1]
+            starts = [at for at in turns if at < last] or [last]
+
+            def measured(start: int, end: int = last + 1) -> int | None:
+                return self.measure(_joined(messages, head, start, end)[0], example.tools)
+
+            # About where the cut has to be, if all messages had as many characters a token.
+            room = sizes[last + 1] - (limit * characters_a_unit - sizes[head])
+            guess = min(bisect_left([sizes[at] for at in starts], room), len(starts) - 1)
+            start, size = _earliest(starts, guess, limit, measured)
+            if size is None:
+                left_out[CANNOT_BE_CUT] += 1
+                pending.pop()
+                continue
+            piece, shift = _joined(messages, head, start, last + 1)
+            # The turn that a piece begins with is only read: what it answers to may be cut off.
+            learned = [at for at in pending if at > start or at == last or at == start == head]
+            names = dict(zip(example.trained, example.answer_ids, strict=True))
+            yield replace(
+                example,
+                example_id=names[last],
+                messages=piece,
+                trained=tuple(at - shift for at in learned),
+                answer_ids=tuple(names[at] for at in learned),
+                length=size,
+            )
+            pending = [at for at in pending if at not in learned]
+
+
+def _earliest(
+    starts: Sequence[int], guess: int, limit: int, measure: Callable[[int], int | None]
+) -> tuple[int, int | None]:
+    """The first of the starts from which a piece fits, and its length; None where it fits from none."""
+    at, size = guess, measure(starts[guess])
+    while (size is None or size > limit) and at + 1 < len(starts):
+        at += 1
+        size = measure(starts[at])
+    if size is None or size > limit:
+        return starts[at], None
+    while at == guess and at > 0 and (more := measure(starts[at - 1])) is not None and more <= limit:
+        at, size, guess = at - 1, more, guess - 1
+    return starts[at], size
+
+
+def _head_length(messages: Sequence[Message]) -> int:
+    """How many messages in front are never cut off: the system prompt, and the first user message."""
+    first = next((at for at, message in enumerate(messages) if message["role"] not in ("system", "developer")), 0)
+    return first + 1 if first < len(messages) and messages[first]["role"] == "user" else first
+
+
+def _joined(messages: Sequence[Message], head: int, start: int, end: int) -> tuple[list[Message], int]:
+    """The head and the messages from `start` to `end`, and by how much smaller the indexes of these are there.
+
+    A user message right behind that of the head is joined with it, since chat templates want turns to alternate.
+    """
+    first, rest = list(messages[:head]), list(messages[start:end])
+    if start > head and first and first[-1]["role"] == "user" and rest[0]["role"] == "user":
+        first[-1] = {**first[-1], "content": f"{first[-1]['content']}\n\n{rest[0]['content']}"}
+        return [*first, *rest[1:]], start + 1 - head
+    return [*first, *rest], start - head
+
+
+def _characters(message: Message) -> int:
+    """The characters of a message: its text, its thinking, and its calls."""
+    calls = (call["function"] for call in message.get("tool_calls") or ())
+    return (
+        len(message.get("content") or "")
+        + len(message.get("reasoning_content") or "")
+        + sum(len(call["name"]) + len(call["arguments"]) for call in calls)
+    )
+
+
+def _renderable(message: Message) -> Message:
+    """The message with the arguments of its calls as a chat template writes the objects that rows have.
+
+    Some templates take text as it is, and the white space of the text that a model wrote would count.
+    """
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [_as_template_writes(call) for call in calls]} if calls else message
+
+
+def _as_template_writes(call: dict[str, Any]) -> dict[str, Any]:
+    (row,) = message_rows([{"tool_calls": [call]}])
+    function = row["tool_calls"][0]["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
