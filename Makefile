@@ -1,5 +1,5 @@
 # Two commands do everything: `make demo` and `make test`. Both set up what they need first.
-.PHONY: demo demo-quick test test-services soak setup setup-train lint lock bench view view-dev clean
+.PHONY: demo demo-quick test test-services soak setup setup-train lint lock bench view view-dev screenshots clean
 
 # The tests start hundreds of Python processes, which must not each compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -52,6 +52,10 @@ view: setup
 # The page with hot reload, in front of `understudy view --port 8585` (or of the address in UNDERSTUDY_VIEW).
 view-dev: setup
 	@sh scripts/view.sh dev
+
+# Pictures of the viewer for the documentation, of the stores that `make demo` has made; needs chromium.
+screenshots: setup
+	@.venv/bin/python scripts/screenshots.py runs
 
 bench: setup-train
 	@for file in bench/*.py; do .venv/bin/python $$file || exit 1; done

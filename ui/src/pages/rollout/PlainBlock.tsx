@@ -1,13 +1,13 @@
 import type { BlockView } from "../../api/types";
-import { Code } from "../../components/Code";
 import { Text } from "../../components/Text";
 import { bytes } from "../../text/format";
+import { ToolCall } from "./ToolCall";
 import styles from "./PlainBlock.module.css";
 
 /** A block without the rest of its text, for lists in which a look is enough; what is cut shows its size. */
 export function PlainBlock({ block }: { block: BlockView }) {
   const isCall = block.kind === "tool_use";
-  const cut = isCall ? block.arguments_size - block.arguments.length : block.text_size - block.text.length;
+  const cut = isCall ? 0 : block.text_size - block.text.length;
   return (
     <div className={`${styles.block} ${styles[block.kind] ?? ""}`}>
       <p className={styles.title}>
@@ -15,7 +15,7 @@ export function PlainBlock({ block }: { block: BlockView }) {
         {block.is_error && <span className={styles.bad}> error</span>}
       </p>
       {isCall ? (
-        <Code text={block.arguments} language="json" />
+        <ToolCall block={block} />
       ) : (
         <pre className={styles.text}>
           <Text>{block.text}</Text>

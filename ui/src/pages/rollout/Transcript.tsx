@@ -126,12 +126,23 @@ export function Transcript({ body, head }: { body: RolloutKey; head: RolloutHead
     // eslint-disable-next-line react-hooks/exhaustive-deps
   }, [loaded, chunks.join()]);
 
-  const isFirst = useRef(true);
+  // Turns change their height when they are read, which moves the selected one: it is brought back into view until
+  // the reader scrolls.
+  const isPinned = useRef(true);
+  const alignment = useRef<"start" | "auto">("start");
+  const height = virtualizer.getTotalSize();
   useEffect(() => {
-    if (selected === null) return;
-    virtualizer.scrollToIndex(selected, { align: isFirst.current ? "start" : "auto" });
-    isFirst.current = false;
-  }, [selected, virtualizer]);
+    isPinned.current = true;
+    return () => {
+      alignment.current = "auto";
+    };
+  }, [selected]);
+  useEffect(() => {
+    if (selected !== null && isPinned.current) virtualizer.scrollToIndex(selected, { align: alignment.current });
+  }, [selected, virtualizer, loaded, height]);
+  const release = () => {
+    isPinned.current = false;
+  };
 
   const select = (index: number) => {
     const next = Math.min(total - 1, Math.max(0, index));
@@ -177,8 +188,18 @@ export function Transcript({ body, head }: { body: RolloutKey; head: RolloutHead
         </label>
       </Toolbar>
       {failure !== null && <ErrorNote error={failure} />}
-      <div ref={scroller} className={styles.scroller} tabIndex={0} role="region" aria-label="Transcript">
-        <div className={styles.list} style={{ height: virtualizer.getTotalSize() }}>
+      <div
+        ref={scroller}
+        className={styles.scroller}
+        tabIndex={0}
+        role="region"
+        aria-label="Transcript"
+        onWheel={release}
+        onTouchMove={release}
+        onPointerDown={release}
+        onKeyDown={(event) => /^(Page|Home|End| )/.test(event.key) && release()}
+      >
+        <div className={styles.list} style={{ height }}>
           {items.map((item) => {
             const turn = turns.get(item.index);
             return (
